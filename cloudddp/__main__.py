@@ -1,0 +1,83 @@
+"""The edge: runs the command line and turns every error into a sentence, a next step and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from cloudddp.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CloudDDPError
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: as Ctrl-C, but nobody is there to be asked."""
+
+
+class HungUp(Terminated):
+    """SIGHUP: the terminal went away."""
+
+
+def _raise(error: type[KeyboardInterrupt]) -> NoReturn:
+    raise error
+
+
+def run() -> int:
+    """Run the command line and return the exit code."""
+    import click
+
+    from cloudddp.cli import main as group
+
+    signal.signal(signal.SIGTERM, lambda *_: _raise(Terminated))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, lambda *_: _raise(HungUp))
+    try:
+        return group.main(prog_name="cloudddp", standalone_mode=False) or 0
+    except click.exceptions.Exit as exit_:
+        return int(exit_.exit_code)
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE if isinstance(error, click.UsageError) else EXIT_FAILED
+    except (KeyboardInterrupt, click.Abort):
+        _tell("interrupted")
+        return EXIT_INTERRUPTED
+    except CloudDDPError as error:
+        _tell(error.message, error.hint)
+        return error.exit_code
+    except BrokenPipeError:  # `cloudddp ls | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as error:
+        return _bug(error)
+
+
+def _tell(message: str, hint: str = "") -> None:
+    import click
+
+    click.secho(f"cloudddp: {message}", fg="red", err=True)
+    if hint:
+        click.secho(f"  -> {hint}", err=True)
+
+
+def _bug(error: Exception) -> int:
+    """Keep the traceback in a file: it is for us, not for the user."""
+    import traceback
+
+    from cloudddp import state
+
+    path = state.home() / "debug.log"
+    try:
+        state.write_atomic(path, f"{' '.join(sys.argv)}\n{traceback.format_exc()}")
+        where = f"the details are in {path}"
+    except OSError:
+        where = "".join(traceback.format_exception_only(error)).strip()
+    _tell(f"a bug in cloudddp: {type(error).__name__}: {error}", f"{where}; `cloudddp down` still works")
+    return EXIT_FAILED
+
+
+def main() -> NoReturn:
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

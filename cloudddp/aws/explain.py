@@ -1,0 +1,82 @@
+"""AWS's errors in a user's words: what was refused, and what to type next. Codes are AWS's own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from cloudddp.errors import AWSError, CloudDDPError, UsageError
+
+CREDENTIALS_HINT = (
+    "run `aws configure`, or set AWS_PROFILE; to try cloudddp without an account: `cloudddp --sim up`"
+)
+POLICY_HINT = "your AWS user or role lacks this permission; ask for ec2:* on cloudddp's resources"
+
+# code -> what to do next
+HINTS = {
+    "AuthFailure": CREDENTIALS_HINT,
+    "InvalidClientTokenId": CREDENTIALS_HINT,
+    "UnrecognizedClientException": CREDENTIALS_HINT,
+    "SignatureDoesNotMatch": CREDENTIALS_HINT,
+    "ExpiredToken": "your credentials have expired: log in again (`aws sso login`), then repeat the command",
+    "ExpiredTokenException": "your credentials have expired: log in again (`aws sso login`), then repeat the command",
+    "RequestExpired": "your credentials or your clock are out of date: log in again, check the time",
+    "UnauthorizedOperation": POLICY_HINT,
+    "AccessDenied": POLICY_HINT,
+    "AccessDeniedException": POLICY_HINT,
+    "OptInRequired": "enable the region or EC2 for this account in the AWS console",
+    "VcpuLimitExceeded": "ask for a higher EC2 vCPU quota of this family in the Service Quotas console, or use fewer nodes",
+    "InstanceLimitExceeded": "ask for a higher EC2 quota in the Service Quotas console, or use fewer nodes",
+    "MaxSpotInstanceCountExceeded": "ask for a higher spot quota in the Service Quotas console, or leave out --spot",
+    "PendingVerification": "AWS is verifying the account; it writes an e-mail when that is done",
+    "InsufficientInstanceCapacity": "AWS has none free in this zone now: try another --zone or --instance-type, or later",
+    "InsufficientHostCapacity": "AWS has none free in this zone now: try another --zone or --instance-type, or later",
+    "Unsupported": "this zone does not offer the type: try another --zone",
+    "SpotMaxPriceTooLow": "leave out --spot",
+    "InsufficientFreeAddressesInSubnet": "the subnet is full: give another --subnet",
+    "RequestLimitExceeded": "AWS throttles this account: wait a minute and repeat the command",
+    "Throttling": "AWS throttles this account: wait a minute and repeat the command",
+    "InvalidAMIID.NotFound": "the image does not exist in this region: see `image` in cloudddp.toml",
+    "InvalidAMIID.Malformed": "see `image` in cloudddp.toml",
+    "InvalidSubnetID.NotFound": "see `subnet` in cloudddp.toml, and the region",
+    "InvalidVpcID.NotFound": "see `vpc` in cloudddp.toml, and the region",
+    "InvalidInstanceType": "see `instance_type` in cloudddp.toml",
+    "ParameterNotFound": "see `image` in cloudddp.toml: no such SSM parameter in this region",
+    "OperationNotPermitted": "the instance is protected against termination: switch that off in the AWS console",
+}
+
+
+@contextlib.contextmanager
+def explain(call: str, region: str) -> Iterator[None]:
+    """Turn any error of botocore inside the block into ours."""
+    from botocore import exceptions
+    from botocore.parsers import ResponseParserError
+
+    try:
+        yield
+    except exceptions.ClientError as error:
+        raise _refused(call, error.response.get("Error", {})) from None
+    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError):
+        raise CloudDDPError("no AWS credentials were found", hint=CREDENTIALS_HINT) from None
+    except (
+        exceptions.TokenRetrievalError,
+        exceptions.SSOError,
+        exceptions.CredentialRetrievalError,
+    ) as error:
+        raise CloudDDPError(
+            f"AWS credentials cannot be had: {error}", hint="log in again (`aws sso login`)"
+        ) from None
+    except (exceptions.EndpointConnectionError, exceptions.HTTPClientError) as error:
+        raise AWSError(
+            f"AWS cannot be reached for {call} in {region}: {error}",
+            hint="is the network up, and the region right? With AWS_ENDPOINT_URL set: is that endpoint running?",
+        ) from None
+    except exceptions.ParamValidationError as error:
+        raise UsageError(f"{call}: {error}") from None
+    except (exceptions.BotoCoreError, ResponseParserError) as error:
+        raise AWSError(f"{call} in {region} failed: {error}") from None
+
+
+def _refused(call: str, error: dict[str, str]) -> AWSError:
+    code, message = error.get("Code", ""), error.get("Message", "")
+    return AWSError(f"AWS refused {call}: {code}: {message}", hint=HINTS.get(code, ""), code=code)

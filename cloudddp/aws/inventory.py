@@ -1,0 +1,211 @@
+"""What exists of a cluster, found by tag, and how it is taken away. The journal and the laptop do not matter here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cloudddp.aws.client import AWS
+from cloudddp.errors import AWSError
+from cloudddp.plan import TAG_CLUSTER, TAG_CREATED, TAG_EXPIRES, TAG_ID, TAG_NODE_RANK, TAG_OWNER
+
+LIVE = ("pending", "running", "stopping", "stopped")
+GOING = ("shutting-down", "terminated")
+POLL_SECONDS = 2.0
+IN_USE = ("DependencyViolation", "InvalidGroup.InUse")
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """An EC2 instance of a cluster, as its tags and AWS describe it."""
+
+    id: str
+    state: str
+    reason: str
+    cluster: str
+    cluster_id: str
+    type: str
+    zone: str
+    image: str
+    key_name: str
+    spot: bool
+    private_ip: str
+    public_ip: str
+    created: str
+    expires: str
+    owner: str
+    fixed_rank: int | None
+
+    @property
+    def live(self) -> bool:
+        return self.state in LIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Thing:
+    """Anything else that a cluster consists of: its kind, its id, and what identifies it to a person."""
+
+    kind: str
+    id: str
+    cluster_id: str
+    detail: str = ""
+
+
+# Which clusters are meant, as EC2 filters.
+Where = list[dict[str, Any]]
+
+
+def named(cluster: str | None) -> Where:
+    """Return the filter for the clusters of that name, or for every cluster of the account."""
+    if cluster is None:
+        return [{"Name": "tag-key", "Values": [TAG_CLUSTER]}]
+    return [{"Name": f"tag:{TAG_CLUSTER}", "Values": [cluster]}]
+
+
+def with_id(cluster_id: str) -> Where:
+    """Return the filter for one cluster, of several that may share a name."""
+    return [{"Name": f"tag:{TAG_ID}", "Values": [cluster_id]}]
+
+
+def _tags(item: dict[str, Any]) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in item.get("Tags", []) or item.get("TagSet", [])}
+
+
+def instances(aws: AWS, where: Where) -> list[Instance]:
+    """Return the instances of a cluster (or of all clusters), terminated ones included while AWS shows them.
+
+    One call however many there are. In node order: by tag where set, else by private address as a string, which
+    is how torchrun's c10d rendezvous orders nodes, so that node 0 runs rank 0.
+    """
+    found = [
+        _instance(item)
+        for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=where)
+        for item in reservation["Instances"]
+    ]
+    return sorted(found, key=lambda i: (i.cluster, i.cluster_id, _last(i.fixed_rank), i.private_ip, i.id))
+
+
+def _last(rank: int | None) -> int:
+    return 1 << 30 if rank is None else rank
+
+
+def _instance(item: dict[str, Any]) -> Instance:
+    tags = _tags(item)
+    rank = tags.get(TAG_NODE_RANK, "")
+    reason = item.get("StateReason", {}).get("Message") or item.get("StateTransitionReason", "")
+    return Instance(
+        id=item["InstanceId"],
+        state=item["State"]["Name"],
+        reason=reason,
+        cluster=tags.get(TAG_CLUSTER, ""),
+        cluster_id=tags.get(TAG_ID, ""),
+        type=item.get("InstanceType", ""),
+        zone=item.get("Placement", {}).get("AvailabilityZone", ""),
+        image=item.get("ImageId", ""),
+        key_name=item.get("KeyName", ""),
+        spot=item.get("InstanceLifecycle") == "spot",
+        private_ip=item.get("PrivateIpAddress", "") or "",
+        public_ip=item.get("PublicIpAddress", "") or "",
+        created=tags.get(TAG_CREATED, ""),
+        expires=tags.get(TAG_EXPIRES, ""),
+        owner=tags.get(TAG_OWNER, ""),
+        fixed_rank=int(rank) if rank.isdigit() else None,
+    )
+
+
+def things(aws: AWS, where: Where) -> list[Thing]:
+    """Return everything of a cluster that is not an instance: groups, keys, volumes, interfaces."""
+    listings = (
+        ("security group", "describe_security_groups", "SecurityGroups", "GroupId", "GroupName"),
+        ("key pair", "describe_key_pairs", "KeyPairs", "KeyPairId", "KeyName"),
+        ("volume", "describe_volumes", "Volumes", "VolumeId", "State"),
+        (
+            "network interface",
+            "describe_network_interfaces",
+            "NetworkInterfaces",
+            "NetworkInterfaceId",
+            "Status",
+        ),
+    )
+    found = []
+    for kind, method, key, id_key, detail_key in listings:
+        found += [
+            Thing(kind, item[id_key], _tags(item).get(TAG_ID, ""), str(item.get(detail_key, "")))
+            for item in _listing(aws, method, key, where)
+        ]
+    return found
+
+
+def groups(aws: AWS, where: Where) -> list[dict[str, Any]]:
+    """Return the security groups of a cluster, as AWS describes them."""
+    return aws.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=where)
+
+
+def _listing(aws: AWS, method: str, key: str, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if method == "describe_key_pairs":  # the one listing of these without pages
+        return list(aws.call("ec2", method, Filters=filters)[key])
+    return aws.pages("ec2", method, key, Filters=filters)
+
+
+def terminate(aws: AWS, ids: list[str]) -> None:
+    """Ask for the end of these instances; those already gone are no error."""
+    try:
+        aws.call("ec2", "terminate_instances", InstanceIds=ids)
+    except AWSError as error:
+        if error.code != "InvalidInstanceID.NotFound" or len(ids) == 1:
+            if error.code == "InvalidInstanceID.NotFound":
+                return
+            raise
+        for one in ids:  # one unknown id fails the whole batch
+            terminate(aws, [one])
+
+
+def wait_terminated(
+    aws: AWS,
+    where: Where,
+    *,
+    timeout: float = 600.0,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[Instance]:
+    """Wait until no instance of the cluster is left but terminated ones; return those that still are.
+
+    Own poll: botocore's waiter takes 15 s steps and fails where an instance has already vanished.
+    """
+    deadline = time.monotonic() + timeout
+    pause = 0.2
+    while True:
+        left = [i for i in instances(aws, where) if i.state != "terminated"]
+        if not left or time.monotonic() > deadline:
+            return left
+        progress(len(left))
+        time.sleep(pause)
+        pause = min(pause * 1.5, POLL_SECONDS)
+
+
+def delete(aws: AWS, thing: Thing, *, timeout: float = 120.0) -> AWSError | None:
+    """Delete one thing, waiting while AWS says that it is still in use. Return the error that remains, or None."""
+    calls: dict[str, tuple[str, dict[str, str]]] = {
+        "security group": ("delete_security_group", {"GroupId": thing.id}),
+        "key pair": ("delete_key_pair", {"KeyName": thing.detail}),
+        "volume": ("delete_volume", {"VolumeId": thing.id}),
+        "network interface": ("delete_network_interface", {"NetworkInterfaceId": thing.id}),
+    }
+    method, params = calls[thing.kind]
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            aws.call("ec2", method, **params)
+            return None
+        except AWSError as error:
+            if ".NotFound" in error.code:
+                return None
+            waits = error.code in IN_USE or error.code in (
+                "VolumeInUse",
+                "InvalidParameterValue",
+                "InvalidNetworkInterface.InUse",
+            )
+            if not waits or time.monotonic() > deadline:
+                return error
+        time.sleep(POLL_SECONDS)

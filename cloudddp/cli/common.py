@@ -1,0 +1,317 @@
+"""What the verbs share: the global options, the settings they lead to, progress on stderr, data on stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from cloudddp.aws.client import AWS
+    from cloudddp.nodes import Runner
+    from cloudddp.spec import Config, Layer
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass
+class Session:
+    """What the global options said. Everything else follows from it when a verb asks."""
+
+    cluster: str | None = None
+    config: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    sim: bool = False
+    verbose: bool = False
+    flags: list[tuple[str, str, str, Any]] = field(default_factory=list)
+
+    @property
+    def root(self) -> Path:
+        """The project: the folder of --config, else the current one."""
+        return Path(self.config).absolute().parent if self.config else Path.cwd()
+
+    def flag(self, name: str, section: str, key: str, value: Any) -> None:
+        """Note a verb's flag as a setting; None and () mean that it was not given."""
+        if value is not None and value != ():
+            self.flags.append((name, section, key, value))
+
+    def settings(self, *, rehearsed: bool = False) -> Config:
+        """Return the validated settings. Raises UsageError before anything is called.
+
+        With --sim the simulator is started next, since its SSH port is a setting; not for a rehearsal.
+        """
+        checked = self._resolve()
+        if not self.sim or rehearsed:
+            return checked
+        self._enter_simulator()
+        return self._resolve()
+
+    def _resolve(self) -> Config:
+        from cloudddp import spec
+
+        flags = [
+            *self.flags,
+            *([("--cluster", "cluster", "name", self.cluster)] if self.cluster is not None else []),
+            *([("--region", "cluster", "region", self.region)] if self.region is not None else []),
+        ]
+        layers = [spec.Layer(n, {s: {k: v}}, textual=True) for n, s, k, v in reversed(flags)]
+        layers += spec.environment_layers(os.environ)
+        layers += [spec.read_toml(path) for path in self._files()]
+        return spec.resolve(self._for_simulator(layers))
+
+    def _files(self) -> list[Path]:
+        from cloudddp.spec import CONFIG_NAME
+
+        if self.config:
+            return [Path(self.config)]
+        import platformdirs
+
+        user = Path(platformdirs.user_config_dir("cloudddp")) / "config.toml"
+        return [path for path in (self.root / CONFIG_NAME, user) if path.exists()]
+
+    def _for_simulator(self, layers: list[Layer]) -> list[Layer]:
+        """The simulator has one region and one SSH port: they win over what is meant for AWS."""
+        if not self.sim:
+            return layers
+        from cloudddp import spec
+
+        ours = spec.Layer("the simulator", {"cluster": {"region": os.environ.get("AWS_REGION", "us-east-1")}})
+        port = [layer for layer in layers if layer.origin == "environment variable CLOUDDDP_SSH_PORT"]
+        return [ours, *port, *layers]
+
+    def _enter_simulator(self) -> None:
+        """Start the simulator where it does not run, and point this process at it."""
+        from cloudddp import state
+        from cloudddp.sim import control
+
+        found = control.find(state.home())
+        if found is None:
+            note("starting the simulator (cloudddp sim stop ends it)")
+            found = control.start(state.home())
+        for name in control.HIDDEN:
+            os.environ.pop(name, None)
+        os.environ.update(control.environment(found))
+
+    def aws(self, settings: Config) -> AWS:
+        from cloudddp.aws.client import AWS
+
+        region = settings.cluster.region or os.environ.get("AWS_REGION")
+        return AWS(region=region, profile=None if self.sim else self.profile)
+
+    @contextlib.contextmanager
+    def open(self, settings: Config) -> Iterator[tuple[Any, Runner]]:
+        """Yield (cluster, connections to its nodes) and close them."""
+        from cloudddp import cluster
+
+        found = cluster.get(self.aws(settings), settings.cluster.name)
+        runner = cluster.connect(found, settings.cluster)
+        try:
+            yield found, runner
+        finally:
+            runner.close()
+
+
+def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def callback(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
+        session = ctx.find_root().ensure_object(Session)
+        if value is not None and value is not False:
+            setattr(session, key, value)
+        return value
+
+    return callback
+
+
+def global_options(function: F) -> F:
+    """Give a command the global options. They may stand before the verb or after it."""
+    for decorate in reversed(_global_decorators(hidden=False)):
+        function = decorate(function)
+    return function
+
+
+def _global_decorators(*, hidden: bool) -> list[Callable[[F], F]]:
+    common: dict[str, Any] = {"expose_value": False, "hidden": hidden}
+    return [
+        click.option("-c", "--cluster", metavar="NAME", callback=_remember("cluster"), help="Name of the cluster.", **common),
+        click.option("--config", metavar="FILE", envvar="CLOUDDDP_CONFIG", callback=_remember("config"), help="Configuration instead of ./cloudddp.toml; its folder is the project.", **common),
+        click.option("--region", metavar="REGION", callback=_remember("region"), help="AWS region.", **common),
+        click.option("--profile", metavar="PROFILE", envvar="CLOUDDDP_PROFILE", callback=_remember("profile"), help="AWS profile.", **common),
+        click.option("--sim", is_flag=True, envvar="CLOUDDDP_SIM", callback=_remember("sim"), help="Use the simulator on this computer instead of AWS.", **common),
+        click.option("-v", "--verbose", is_flag=True, callback=_remember("verbose"), help="Say more.", **common),
+    ]  # fmt: skip
+
+
+def verb(name: str, *, passes_arguments: bool = False) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function that takes the Session first; the global options work after its name too."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            context = click.get_current_context()
+            return function(context.find_root().ensure_object(Session), *args, **kwargs)
+
+        entry.__doc__ = function.__doc__
+        entry.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+        wrapped: Any = entry
+        for decorator in _global_decorators(hidden=True):
+            wrapped = decorator(wrapped)
+        settings: dict[str, Any] = {**CONTEXT, "allow_interspersed_args": not passes_arguments}
+        return click.command(name, context_settings=settings)(wrapped)
+
+    return decorate
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, with stable keys.")
+yes_option = click.option("-y", "--yes", is_flag=True, envvar="CLOUDDDP_YES", help="Do not ask.")
+dry_run_option = click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Rehearse in this process: print every AWS call and node command, call nothing. Needs no account.",
+)
+
+
+def setting(
+    section: str, key: str, *names: str, metavar: str | None = None, is_flag: bool = False
+) -> Callable[[F], F]:
+    """Return an option for a setting. Its value is checked with the settings, not by click."""
+
+    def callback(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        given = list(value) if isinstance(value, tuple) and value else value
+        if is_flag:
+            given = True if value else None
+        session = ctx.find_root().ensure_object(Session)
+        session.flag(parameter.opts[-1], section, key, given)
+        return value
+
+    def decorate(function: F) -> F:
+        option = click.option(
+            *names,
+            metavar=metavar,
+            is_flag=is_flag,
+            expose_value=False,
+            callback=callback,
+            help=_SETTING_HELP[(section, key)],
+        )
+        return option(function)
+
+    return decorate
+
+
+# Said again here, shorter, because reading them from spec.py would import msgspec for `--help`.
+_SETTING_HELP = {
+    ("cluster", "nodes"): "How many nodes.",
+    ("cluster", "instance_type"): "EC2 instance type of every node.",
+    ("cluster", "max_hours"): "The nodes end themselves after so many hours (default 8).",
+    ("cluster", "max_cost"): "Most that the cluster may cost; becomes an earlier deadline.",
+    ("cluster", "price"): "USD per node and hour, where cloudddp does not know it.",
+    ("cluster", "spot"): "Ask for spot capacity.",
+    ("cluster", "allow_cpu"): "Accept an instance type without a GPU.",
+    ("cluster", "zone"): "Availability zone.",
+    ("cluster", "subnet"): "Subnet id.",
+    ("cluster", "vpc"): "VPC id.",
+    ("cluster", "image"): "Image id, or SSM parameter that holds one.",
+    ("cluster", "ssh_from"): "Address block that may use SSH (default: this computer's own address).",
+    ("cluster", "disk_gb"): "Root volume, GiB.",
+    ("job", "nproc_per_node"): "Ranks on each node: a number, a list such as 4,2, or 'gpu'.",
+    ("job", "rendezvous"): "c10d, static or direct.",
+}
+
+
+# -- output ------------------------------------------------------------------------------------------------
+
+
+def note(text: str) -> None:
+    """Say something about what is going on: on stderr, never mixed with data."""
+    click.secho(text, err=True, dim=sys.stderr.isatty())
+
+
+class Progress:
+    """Says what is being done. On a terminal the current step spins with its time; else one line a step."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._status: Any = None
+        self._step = ""
+        self._since = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __call__(self, text: str) -> None:
+        if not self._live or text.startswith("warning"):
+            note(text)
+            return
+        if self._status is None:
+            from rich.console import Console
+
+            self._status = Console(stderr=True, highlight=False).status("")
+            self._status.start()
+        self._done()
+        self._step, self._since = text, time.monotonic()
+        self._status.update(f"[dim]{_escaped(text)}[/dim]")
+
+    def _done(self) -> None:
+        if self._step:
+            spent = time.monotonic() - self._since
+            click.secho(f"{self._step}  ({spent:.1f} s)", err=True, dim=True)
+
+    def stop(self) -> None:
+        """End the last step; what is printed next stands on a clean line."""
+        if self._status is not None:
+            self._status.stop()
+            self._done()
+        self._status, self._step = None, ""
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return aligned columns, in plain text, so that it reads the same in a pipe."""
+    everything = [list(header), *map(list, rows)]
+    widths = [max(len(row[i]) for row in everything) for i in range(len(header))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in everything
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+def dollars(amount: float | None) -> str:
+    return "price unknown" if amount is None else f"${amount:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in the two units that matter."""
+    seconds = max(int(seconds), 0)
+    hours, minutes = seconds // 3600, seconds % 3600 // 60
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {seconds % 60:02} s" if minutes else f"{seconds} s"
+
+
+def must_confirm(question: str, *, yes: bool, session: Session) -> None:
+    """Ask, unless told not to, or nothing real is at stake. Raises click.Abort, or UsageError without a terminal."""
+    if yes or session.sim:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask on; add -y")
+    click.confirm(question, abort=True, err=True)

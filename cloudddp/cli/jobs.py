@@ -1,0 +1,339 @@
+"""The verbs on jobs: launch, run, logs, jobs, cancel."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cloudddp.cli import clusters
+from cloudddp.cli.common import (
+    Progress,
+    Session,
+    dry_run_option,
+    duration,
+    json_option,
+    note,
+    print_json,
+    setting,
+    table,
+    verb,
+    yes_option,
+)
+
+if TYPE_CHECKING:
+    from cloudddp.cluster import Cluster
+    from cloudddp.nodes import Runner
+    from cloudddp.ranks import Script
+    from cloudddp.spec import Config
+    from cloudddp.watch import Finished
+
+COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
+LAUNCHER = -1
+
+
+def job_settings(function: Any) -> Any:
+    """The flags that shape a job, for `launch` and `run`."""
+    for decorate in reversed(
+        [
+            click.option("-m", "module", is_flag=True, help="SCRIPT is a module, as for `python -m`."),
+            setting("job", "nproc_per_node", "--nproc-per-node", metavar="K"),
+            setting("job", "rendezvous", "--rendezvous", metavar="HOW"),
+            click.option(
+                "--env", "-e", "variables", multiple=True, metavar="K=V", help="Set a variable in every rank."
+            ),
+            click.argument("script"),
+            click.argument("args", nargs=-1, type=click.UNPROCESSED),
+        ]
+    ):
+        function = decorate(function)
+    return function
+
+
+def _prepare(
+    session: Session,
+    module: bool,
+    variables: tuple[str, ...],
+    script: str,
+    args: tuple[str, ...],
+    *,
+    rehearsed: bool = False,
+) -> tuple[Config, Script]:
+    """Return settings and script, checked. Raises UsageError before anything is called."""
+    from cloudddp import job
+    from cloudddp.errors import UsageError
+    from cloudddp.ranks import Script
+
+    for variable in variables:
+        name, equals, value = variable.partition("=")
+        if not equals:
+            raise UsageError(f"--env {variable!r} has no '='", hint="for example --env NCCL_DEBUG=INFO")
+        session.flag("--env", "job", "env", {name: value})
+    settings = session.settings(rehearsed=rehearsed)
+    wanted = Script(script, args, module)
+    job.check_script(session.root, wanted)
+    job.check_inputs(session.root, settings)
+    return settings, wanted
+
+
+@verb("launch", passes_arguments=True)
+@click.option("-d", "--detach", is_flag=True, help="Start the job and return; `cloudddp logs -f` follows it.")
+@dry_run_option
+@job_settings
+def launch(
+    session: Session,
+    detach: bool,
+    dry_run: bool,
+    module: bool,
+    variables: tuple[str, ...],
+    script: str,
+    args: tuple[str, ...],
+) -> int:
+    """Run SCRIPT with ARGS on every node: sync the project, start the ranks, show their logs.
+
+    The exit code is the job's own: that of the rank which failed first.
+
+    \b
+    Examples:
+      cloudddp launch train.py --epochs 10
+      cloudddp launch --nproc-per-node 4 -m train.main --epochs 10
+    """
+    settings, wanted = _prepare(session, module, variables, script, args, rehearsed=dry_run)
+    if dry_run:
+        from cloudddp.cli import rehearsal
+
+        rehearsal.launch(settings, wanted, session.root)
+        return 0
+    with session.open(settings) as (cluster, runner):
+        job_id = _start(runner, cluster, settings, wanted, session)
+        if detach:
+            click.echo(job_id)
+            note(f"next: cloudddp logs -f {job_id}   (cloudddp cancel {job_id} ends it)")
+            return 0
+        return _foreground(runner, cluster, settings, job_id)
+
+
+def _start(runner: Runner, cluster: Cluster, settings: Config, script: Script, session: Session) -> str:
+    from cloudddp import job
+
+    with Progress() as say:
+        return job.launch(runner, cluster, settings, script, root=session.root, say=say).id
+
+
+def _foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) -> int:
+    """Show the job's logs to its end; Ctrl-C asks once and cancels it everywhere. Return its exit code."""
+    from cloudddp.watch import Watch
+
+    began = time.monotonic()
+    watch = Watch(runner, job_id, len(cluster.nodes), on_line=printer())
+    while True:
+        try:
+            finished = watch.run(
+                stop_on_failure=True, restarts=settings.job.max_restarts, grace=settings.job.stop_grace
+            )
+            break
+        except KeyboardInterrupt as interrupt:
+            if _wants_cancel(interrupt):
+                _cancel_now(runner, job_id, settings)
+                return 130
+    return _report(finished, time.monotonic() - began)
+
+
+def _wants_cancel(interrupt: KeyboardInterrupt) -> bool:
+    from cloudddp.__main__ import HungUp
+
+    if isinstance(interrupt, HungUp):
+        raise interrupt  # the terminal is gone; the job is not ours to end
+    if type(interrupt) is not KeyboardInterrupt or not sys.stdin.isatty():
+        return True
+    try:
+        return click.confirm("\nCancel the job on every node?", default=True, err=True)
+    except (click.Abort, KeyboardInterrupt):
+        return True
+
+
+def _cancel_now(runner: Runner, job_id: str, settings: Config) -> None:
+    from cloudddp import job
+    from cloudddp.errors import Interrupted
+
+    note(f"cancelling job {job_id} on every node")
+    record = job.JobRecord(job_id, "running", None, "", None, None, (), None)
+    ended = job.cancel(runner, record, grace=settings.job.stop_grace)
+    raise Interrupted(
+        f"job {job_id} cancelled, {ended} processes ended; the cluster is still up",
+        hint="cloudddp down ends the bill",
+    )
+
+
+def printer(only: frozenset[int] | None = None, launcher: bool = False) -> Callable[[int, int, str], None]:
+    """Return what prints a log line as `[rank 3 | node 1] text`, in a colour a rank on a terminal."""
+
+    def show(node: int, rank: int, line: str) -> None:
+        if rank == LAUNCHER:
+            if launcher:
+                click.echo(click.style(f"[launcher | node {node}]", dim=True) + f" {line}")
+            return
+        if only is None or rank in only:
+            click.echo(
+                click.style(f"[rank {rank} | node {node}]", fg=COLOURS[rank % len(COLOURS)]) + f" {line}"
+            )
+
+    return show
+
+
+def _report(finished: Finished, seconds: float) -> int:
+    """Say how the job ended, and return its exit code."""
+    if finished.survivors:
+        nodes = ", ".join(f"node {node}" for node in sorted(finished.survivors))
+        click.secho(
+            f"cloudddp: could not check that every process is gone on {nodes}; `cloudddp cancel {finished.job}`",
+            fg="red",
+            err=True,
+        )
+    if finished.state == "succeeded":
+        note(f"job {finished.job} finished: {finished.ranks} ranks, {duration(seconds)}")
+        return 0
+    if finished.state == "running":
+        note(f"job {finished.job} is still running")
+        return 0
+    click.secho(f"cloudddp: job {finished.job} {finished.state}: {finished.cause}", fg="red", err=True)
+    if finished.last_lines:
+        click.secho("its last lines:", err=True)
+        for line in finished.last_lines:
+            click.echo(f"  | {line}", err=True)
+    return finished.exit_code
+
+
+@verb("run", passes_arguments=True)
+@clusters.cluster_settings
+@yes_option
+@job_settings
+def run(
+    session: Session, yes: bool, module: bool, variables: tuple[str, ...], script: str, args: tuple[str, ...]
+) -> int:
+    """up + launch + pull + down: the whole job, and nothing left whatever happens.
+
+    \b
+    Example:
+      cloudddp run -n 2 -t g5.12xlarge --max-cost 20 train.py --epochs 10
+    """
+    from cloudddp import cluster
+    from cloudddp.errors import CloudDDPError, Interrupted
+
+    settings, wanted = _prepare(session, module, variables, script, args)
+    aws = session.aws(settings)
+    if any(c.nodes for c in cluster.find(aws, settings.cluster.name)):
+        raise CloudDDPError(
+            f"cluster {settings.cluster.name!r} is there already; `run` makes and removes its own",
+            hint="use `cloudddp launch`, or another name with -c",
+        )
+    clusters.bring_up(session, settings, yes=yes)
+    code = 1
+    try:
+        with session.open(settings) as (found, runner):
+            job_id = _start(runner, found, settings, wanted, session)
+            try:
+                code = _foreground(runner, found, settings, job_id)
+            finally:
+                _bring_back(session, runner, settings, job_id)
+    except Interrupted as interrupted:
+        interrupted.message = interrupted.message.replace(
+            "; the cluster is still up", "; the cluster is taken down"
+        )
+        interrupted.hint = ""
+        raise
+    finally:
+        report = clusters.take_down(session, settings)
+        note(clusters.describe_down(report, settings.cluster.name, simulated=session.sim))
+    return code
+
+
+def _bring_back(session: Session, runner: Runner, settings: Config, job_id: str) -> None:
+    """Bring results home before the nodes go; a failure here must not stop the teardown."""
+    from cloudddp import job
+    from cloudddp.errors import CloudDDPError
+
+    try:
+        record = job.find(job.jobs(runner), job_id)
+        to = session.root / job.RESULTS / job_id
+        count, size = job.pull(runner, settings.job.outputs, node=record.rank_zero or 0, to=to)
+        note(f"{count} files, {size / 2**20:.1f} MiB, brought to {to}")
+    except CloudDDPError as error:
+        note(f"warning: results were not brought back: {error.message}")
+
+
+@verb("logs")
+@click.argument("job_id", metavar="[JOB]", required=False)
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on until the job ends; the exit code is then the job's."
+)
+@click.option(
+    "--rank", "only", multiple=True, type=int, metavar="R", help="This rank alone; may be repeated."
+)
+def logs(session: Session, job_id: str | None, follow: bool, only: tuple[int, ...]) -> int:
+    """Show the logs of a job (the newest by default), from its beginning."""
+    from cloudddp import job
+    from cloudddp.watch import Watch
+
+    settings = session.settings()
+    with session.open(settings) as (cluster, runner):
+        record = job.find(job.jobs(runner), job_id)
+        began = time.monotonic()
+        show = printer(frozenset(only) if only else None, launcher=session.verbose)
+        watch = Watch(runner, record.id, len(cluster.nodes), on_line=show, wait=follow)
+        finished = watch.run(stop_on_failure=follow, grace=settings.job.stop_grace)
+        if not follow:
+            return 0
+        since = began if record.started is None else began - (time.time() - record.started)
+        return _report(finished, time.monotonic() - since)
+
+
+@verb("jobs")
+@json_option
+def jobs(session: Session, as_json: bool) -> None:
+    """List the jobs of the cluster, newest last."""
+    from cloudddp import job
+
+    settings = session.settings()
+    with session.open(settings) as (_, runner):
+        known = job.jobs(runner)
+    if as_json:
+        keys = ("id", "state", "exit_code", "script", "started", "ended", "nodes", "rank_zero")
+        print_json([{key: getattr(record, key) for key in keys} for record in known])
+        return
+    if not known:
+        note("no jobs")
+        return
+    rows = [
+        (
+            r.id,
+            r.state,
+            "-" if r.exit_code is None else str(r.exit_code),
+            duration((r.ended or time.time()) - r.started) if r.started else "-",
+            r.script,
+        )
+        for r in known
+    ]
+    click.echo(table(("JOB", "STATE", "EXIT", "TIME", "SCRIPT"), rows))
+
+
+@verb("cancel")
+@click.argument("job_id", metavar="[JOB]", required=False)
+def cancel(session: Session, job_id: str | None) -> None:
+    """End a job (the newest by default): every rank on every node. The cluster stays up."""
+    from cloudddp import job
+
+    settings = session.settings()
+    with session.open(settings) as (_, runner):
+        record = job.find(job.jobs(runner), job_id)
+        ended = job.cancel(runner, record, grace=settings.job.stop_grace)
+    if ended:
+        click.echo(f"job {record.id}: {ended} processes ended")
+    else:
+        click.echo(f"job {record.id}: it had ended already ({record.state})")
+
+
+COMMANDS = (launch, run, logs, jobs, cancel)

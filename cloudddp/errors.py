@@ -1,0 +1,62 @@
+"""What can go wrong, in the three parts a user needs: what happened, to which thing, what to type next.
+
+Every room raises these; only the command line's edge turns them into text and an exit code. An exception
+that is none of these is a bug of ours and is reported as one.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_LEFTOVERS = 3
+EXIT_INTERRUPTED = 130
+
+
+class CloudDDPError(Exception):
+    """Something failed. `hint` is what to type or change next; it is printed on a line of its own."""
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(CloudDDPError):
+    """Bad usage or configuration, found before anything was called."""
+
+    exit_code = EXIT_USAGE
+
+
+class AWSError(CloudDDPError):
+    """AWS refused a call, or could not be reached. `code` is AWS's own error code, or ''."""
+
+    def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+class NodeError(CloudDDPError):
+    """A node could not be reached, or a command on it failed."""
+
+
+class ConnectError(NodeError):
+    """No SSH connection to a node. `retryable` says whether time alone may mend it (a node still booting)."""
+
+    def __init__(self, message: str, *, hint: str = "", retryable: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.retryable = retryable
+
+
+class Leftovers(CloudDDPError):
+    """Something is left running or billing after a teardown: the one failure that costs money."""
+
+    exit_code = EXIT_LEFTOVERS
+
+
+class Interrupted(CloudDDPError):
+    """Ctrl-C, SIGTERM or SIGHUP, after everything that had to be undone was undone."""
+
+    exit_code = EXIT_INTERRUPTED

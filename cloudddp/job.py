@@ -1,0 +1,388 @@
+"""The verbs on jobs: launch, sync, cancel, jobs, pull. They return data and raise; they print only progress.
+
+At most three batched steps a node before ranks run: probe (which ships the agent and compares files), apply and
+set-up where something changed, start. Jobs live on the nodes, so any laptop with the key sees the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tarfile
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cloudddp import nodes, ranks, sync
+from cloudddp.cluster import PROJECT, Cluster, Say, probe
+from cloudddp.errors import CloudDDPError, NodeError, UsageError
+from cloudddp.nodes import Runner
+from cloudddp.ranks import Host, NodePlan, Script
+from cloudddp.spec import Config
+from cloudddp.watch import ENDED
+
+RESULTS = "results"  # where `pull` puts what it brings; never sent back to the nodes
+CLOCK_SKEW = 5.0  # seconds; more confuses "which rank failed first", and certificates
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job that was started: what runs on each node, in node order."""
+
+    id: str
+    plans: tuple[NodePlan, ...]
+
+    @property
+    def world_size(self) -> int:
+        return sum(plan.ranks for plan in self.plans)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as its nodes remember it. Times are seconds since the epoch; `nodes` are node ranks."""
+
+    id: str
+    state: str
+    exit_code: int | None
+    script: str
+    started: float | None
+    ended: float | None
+    nodes: tuple[int, ...]
+    rank_zero: int | None  # the node that ran rank 0
+
+
+def check_script(root: Path, script: Script) -> None:
+    """Raise UsageError for a script that is not in the project. Calls nothing."""
+    if script.module:
+        path = root / Path(*script.target.split("."))
+        if not (root / script.target.split(".")[0]).is_dir():
+            return  # a module that is installed on the nodes
+        if not path.with_suffix(".py").is_file() and not (path / "__main__.py").is_file():
+            raise UsageError(f"there is no module {script.target} in {root}")
+        return
+    path = root / script.target
+    if not path.is_file():
+        raise UsageError(
+            f"script not found: {script.target} (in {root})",
+            hint="give its path within the project, or -m MODULE",
+        )
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise UsageError(
+            f"script {script.target} lies outside the project {root}, so the nodes would not have it"
+        )
+
+
+def check_inputs(root: Path, config: Config) -> None:
+    """Raise UsageError for set-up inputs that do not exist. Calls nothing."""
+    for name in config.setup.inputs:
+        if not (root / name).is_file():
+            raise UsageError(f"setup.inputs names {name}, which is not in {root}")
+
+
+def snapshot(root: Path, config: Config) -> sync.Snapshot:
+    """Return the project's files as they will be on the nodes."""
+    project = sync.snapshot(root, exclude=config.sync.exclude, keep_out=(*config.job.outputs, RESULTS))
+    if len(project.manifest) == 0:
+        raise UsageError(f"{root} has no files to send", hint="run cloudddp in the folder of your project")
+    return project
+
+
+def launch(runner: Runner, cluster: Cluster, config: Config, script: Script, *, root: Path, say: Say) -> Job:
+    """Sync, set up and start the script's ranks on every node; return when all have been started.
+
+    Raises UsageError, NodeError. When one node cannot start, what the others started is ended again.
+    """
+    project = snapshot(root, config)
+    if not script.module and script.target not in project.manifest:
+        raise UsageError(
+            f"script {script.target} is ignored by git or sync.exclude, so the nodes would not have it"
+        )
+    found = _synced(runner, cluster, config, project, say)
+    _check(found, say)
+    _set_up(runner, config, say)
+    job_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    plans = ranks.plan(config.job, _hosts(cluster, found), script, job_id=job_id, cluster=cluster.name)
+    say(f"starting job {job_id}: {sum(p.ranks for p in plans)} ranks on {len(plans)} nodes")
+    _start(runner, config, script, job_id, plans)
+    return Job(job_id, tuple(plans))
+
+
+def sync_only(runner: Runner, cluster: Cluster, config: Config, *, root: Path, say: Say) -> None:
+    """Bring the project's files to every node."""
+    _synced(runner, cluster, config, snapshot(root, config), say)
+
+
+def _synced(
+    runner: Runner, cluster: Cluster, config: Config, project: sync.Snapshot, say: Say
+) -> dict[int, dict[str, Any]]:
+    """Probe the nodes and make their project folders like ours. Two round trips, one where nothing changed."""
+    found = probe(runner, cluster, manifest=project.digest, python=config.job.python)
+    todo = {
+        rank: sync.difference(project.manifest, answer["manifest"])
+        for rank, answer in found.items()
+        if answer["manifest"] is not None
+    }
+    if not todo:
+        say(f"files are up to date on every node ({len(project.manifest)} files)")
+        return found
+    largest = max(todo.values(), key=lambda difference: difference.size)
+    sync.check_size(project, largest, config.sync.max_mb)
+    for rank, difference in todo.items():
+        if found[rank]["disk_free"] < difference.size + (64 << 20):
+            raise NodeError(
+                f"node {rank}: {found[rank]['disk_free'] >> 20} MiB free, too little for the project"
+            )
+    say(
+        f"sending {len(largest.send)} files, {_size(largest.size)}, to {len(todo)} node{'s' * (len(todo) != 1)}"
+        + (f"; deleting {len(largest.delete)}" if largest.delete else "")
+    )
+    runner.each(
+        lambda rank: (
+            nodes.call(
+                runner,
+                rank,
+                "apply",
+                f"--project={PROJECT}",
+                stdin=sync.stream(project, todo[rank]),
+                timeout=600,
+            )
+            if rank in todo
+            else None
+        )
+    ).all()
+    return found
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+
+
+def _check(found: dict[int, dict[str, Any]], say: Say) -> None:
+    now = datetime.now(UTC).timestamp()
+    for rank, answer in found.items():
+        if answer["running"]:
+            job = answer["running"][0]
+            raise CloudDDPError(
+                f"job {job} is still running on node {rank}",
+                hint=f"`cloudddp logs -f {job}` shows it, `cloudddp cancel {job}` ends it",
+            )
+        if not answer["python"]:
+            raise NodeError(f"node {rank}: no Python found", hint="set job.python to its path on the nodes")
+        if abs(answer["time"] - now) > CLOCK_SKEW:
+            say(
+                f"warning: the clock of node {rank} differs from this computer's by {answer['time'] - now:+.0f} s"
+            )
+    counts = {answer["gpus"] for answer in found.values()}
+    if len(counts) > 1:
+        say(f"warning: the nodes show different numbers of GPUs: {sorted(counts)}")
+
+
+def _hosts(cluster: Cluster, found: dict[int, dict[str, Any]]) -> list[Host]:
+    return [
+        Host(
+            rank=rank,
+            private_ip=cluster.nodes[rank].private_ip,
+            interface=answer["interface"],
+            gpus=answer["gpus"],
+            cpus=answer["cpus"],
+            python=answer["python"],
+            free_port=answer["free_port"],
+        )
+        for rank, answer in sorted(found.items())
+    ]
+
+
+def _set_up(runner: Runner, config: Config, say: Say) -> None:
+    if not config.setup.run:
+        return
+    say("running the set-up commands where they have not run yet")
+    wanted = {"commands": config.setup.run, "inputs": config.setup.inputs, "env": config.job.env}
+    answers = runner.each(
+        lambda rank: nodes.call(
+            runner, rank, "setup", f"--project={PROJECT}", stdin=json.dumps(wanted).encode(), timeout=3600
+        )
+    ).all()
+    for rank, answer in answers.items():
+        if answer["exit_code"]:
+            raise NodeError(
+                f"node {rank}: set-up command exited {answer['exit_code']}: {answer['command']}\n"
+                + "\n".join(f"  | {line}" for line in answer["output"].splitlines()[-40:]),
+                hint="mend it in [setup] of cloudddp.toml and repeat the launch; files are already there",
+            )
+
+
+def _start(runner: Runner, config: Config, script: Script, job_id: str, plans: Sequence[NodePlan]) -> None:
+    common = {
+        "job": job_id,
+        "project": PROJECT,
+        "script": " ".join(script.argv),
+        "stop_grace": config.job.stop_grace,
+    }
+    stdin = {plan.node: json.dumps({**plan.to_json(), **common}).encode() for plan in plans}
+    try:
+        nodes.call_all(runner, "start", stdin=stdin)
+    except BaseException:  # also Ctrl-C: some nodes may have begun
+        runner.each(
+            lambda rank: nodes.call(runner, rank, "kill", f"--job={job_id}", "--cancel", "--grace=1"),
+            fatal=lambda _: False,
+        )
+        raise
+
+
+# -- looking back ------------------------------------------------------------------------------------------
+
+
+def jobs(runner: Runner) -> list[JobRecord]:
+    """Return the jobs that the nodes know, newest last."""
+    answers = nodes.call_all(runner, "jobs", ship=True)
+    merged: dict[str, dict[int, dict[str, Any]]] = {}
+    for node, states in answers.items():
+        for state in states:
+            merged.setdefault(state["job"], {})[node] = state
+    return [_record(job_id, states) for job_id, states in sorted(merged.items())]
+
+
+def _record(job_id: str, states: dict[int, dict[str, Any]]) -> JobRecord:
+    words = [state["state"] for state in states.values()]
+    state = next(
+        (word for word in ("running", "starting", "lost", "cancelled", "failed") if word in words), words[0]
+    )
+    failed = [
+        (float(rank["ended"]), int(rank["exit_code"]))
+        for one in states.values()
+        for rank in one.get("ranks", ())
+        if rank["exit_code"]
+    ]
+    codes = [one["exit_code"] for one in states.values() if one.get("exit_code")]
+    code = (
+        min(failed)[1]
+        if failed and state == "failed"
+        else next(iter(codes), 0 if state == "succeeded" else None)
+    )
+    rank_zero = [n for n, one in states.items() for rank in one.get("ranks", ()) if rank["rank"] == 0]
+    any_state = next(iter(states.values()))
+    return JobRecord(
+        id=job_id,
+        state=state,
+        exit_code=code if state in ENDED else None,
+        script=any_state.get("script", ""),
+        started=min((s["started"] for s in states.values() if s.get("started")), default=None),
+        ended=max((s["ended"] or 0 for s in states.values()), default=None) if state in ENDED else None,
+        nodes=tuple(sorted(states)),
+        rank_zero=rank_zero[0] if rank_zero else None,
+    )
+
+
+def find(known: Sequence[JobRecord], wanted: str | None) -> JobRecord:
+    """Return the job of that id (or its unique beginning), or the newest. Raises CloudDDPError for none."""
+    if not known:
+        raise CloudDDPError(
+            "no job has been launched on this cluster", hint="start one: cloudddp launch SCRIPT"
+        )
+    if wanted is None:
+        return known[-1]
+    matching = [record for record in known if record.id.startswith(wanted)]
+    exact = [record for record in matching if record.id == wanted]
+    if len(exact or matching) != 1:
+        raise UsageError(
+            f"no single job {wanted!r} on this cluster", hint="jobs: " + ", ".join(r.id for r in known)
+        )
+    return (exact or matching)[0]
+
+
+def cancel(runner: Runner, record: JobRecord, *, grace: float) -> int:
+    """End every rank of a job on every node; return how many processes were ended.
+
+    Raises NodeError where processes are left, or a node could not be asked.
+    """
+    outcome = runner.each(
+        lambda rank: nodes.call(
+            runner, rank, "kill", f"--job={record.id}", "--cancel", f"--grace={grace:g}", timeout=grace + 60
+        ),
+        fatal=lambda _: False,
+    )
+    answers = outcome.all()
+    left = {rank: answer["left"] for rank, answer in answers.items() if answer["left"]}
+    if left:
+        raise NodeError(
+            "processes are left: " + ", ".join(f"{count} on node {rank}" for rank, count in left.items()),
+            hint="repeat the cancel; `cloudddp down` ends everything",
+        )
+    return sum(int(answer["ended"]) for answer in answers.values())
+
+
+def pull(runner: Runner, names: Sequence[str], *, node: int, to: Path) -> tuple[int, int]:
+    """Copy files and folders of the project on one node into the folder `to`; return (files, bytes).
+
+    Files arrive in a folder beside it first and are moved when all are there, so that a broken transfer never
+    leaves half a snapshot under a good name. Raises NodeError.
+    """
+    for name in names:
+        if name.startswith(("/", "~")) or ".." in name.split("/"):
+            raise UsageError(f"{name!r} is not a path inside the project")
+    to.mkdir(parents=True, exist_ok=True)
+    incoming = Path(tempfile.mkdtemp(prefix=".incoming-", dir=to))
+    try:
+        _receive(runner, names, node, incoming)
+        return _settle(incoming, to)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
+
+
+def _receive(runner: Runner, names: Sequence[str], node: int, folder: Path) -> None:
+    reading, writing = os.pipe()
+    problems: list[Exception] = []
+
+    def unpack() -> None:
+        try:
+            with os.fdopen(reading, "rb") as source, tarfile.open(fileobj=source, mode="r|") as archive:
+                for member in archive:
+                    archive.extract(member, folder, filter="data")  # refuses names that leave the folder
+                while source.read(1 << 16):
+                    pass  # the archive's padding: leave the sender no broken pipe
+        except Exception as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=unpack, daemon=True)
+    thread.start()
+    command = nodes.command("pack", f"--project={PROJECT}", *names)
+    try:
+        with os.fdopen(writing, "wb", buffering=0) as sink:
+            result = runner.run(
+                node, command, command_timeout=120, on_stdout=lambda data: _write_all(sink, data)
+            )
+    except BrokenPipeError:
+        thread.join()
+        raise NodeError(
+            f"node {node}: the files cannot be unpacked here: {problems[0] if problems else ''}"
+        ) from None
+    thread.join()
+    if result.exit_code:
+        raise NodeError(f"node {node}: {nodes.last_words(result)}")
+    if problems:
+        raise NodeError(f"node {node}: the files cannot be unpacked here: {problems[0]}")
+
+
+def _write_all(sink: Any, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[sink.write(view) :]
+
+
+def _settle(incoming: Path, to: Path) -> tuple[int, int]:
+    count = size = 0
+    for path in sorted(incoming.rglob("*")):
+        target = to / path.relative_to(incoming)
+        if path.is_dir() and not path.is_symlink():
+            target.mkdir(parents=True, exist_ok=True)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        count, size = count + 1, size + path.lstat().st_size
+        path.replace(target)
+    return count, size

@@ -1,0 +1,291 @@
+"""Ties moto's instances to nodes: states that take time and mean something.
+
+An instance is `pending` until its node answers, `shutting-down` until everything the node ran has ended, and is
+ended at the deadline its user data set. Knows moto's Instance and a node backend; what a node is made of is the
+backend's business alone, so that another kind of node can stand behind the same server.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from base64 import b64decode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from cloudddp.sim import userdata
+from cloudddp.sim.aws import LOCK, gpus
+
+_TICK = 0.2  # seconds between looks at the deadlines
+_CODES = {"pending": 0, "running": 16, "shutting-down": 32, "stopping": 64, "stopped": 80}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """What a node has to be: one instance as the API describes it. Addresses are IPv4; keys are OpenSSH lines."""
+
+    instance_id: str
+    private_ip: str
+    public_ip: str | None
+    gpus: tuple[str, ...]
+    login_keys: tuple[str, ...]
+    user_data: userdata.UserData
+
+
+class Nodes(Protocol):
+    """A kind of node. Calls block, come from any thread, and never twice at once for one instance."""
+
+    def boot(self, spec: NodeSpec) -> None:
+        """Return when the node's SSH answers on every address; raise OSError or ValueError if it cannot."""
+
+    def halt(self, instance_id: str) -> None:
+        """End every process of the node and stop answering; keep its files. Unknown nodes are no error."""
+
+    def remove(self, instance_id: str) -> None:
+        """As `halt`, and the files too."""
+
+    def describe(self, instance_id: str) -> dict[str, Any]:
+        """What the backend knows of a node: ssh_port, home, processes."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """One instance's turn-taking: `turn` is held while its node changes, `hurry` cuts a boot's waiting short."""
+
+    instance: Any
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    hurry: threading.Event = field(default_factory=threading.Event)
+    deadline: datetime | None = None
+
+
+class Lifecycle:
+    """The instances of all regions and their nodes. `install` once, before the first request."""
+
+    def __init__(self, nodes: Nodes, *, pending_seconds: float = 0.0) -> None:
+        self._nodes = nodes
+        self._pending_seconds = pending_seconds
+        self._lives: dict[str, _Life] = {}
+        self._terminate: Callable[[Any], Any] = lambda _instance: None
+
+    def install(self) -> None:
+        """Hook moto's Instance, and start the thread that watches the deadlines."""
+        from moto.ec2.models import EC2Backend
+        from moto.ec2.models.instances import Instance
+
+        self._terminate = Instance.terminate
+        launch, create = EC2Backend.run_instances, Instance.__init__
+
+        @functools.wraps(create)
+        def born(instance: Any, *args: Any, **kwargs: Any) -> None:
+            create(instance, *args, **kwargs)
+            _set(instance, "pending")
+
+        @functools.wraps(launch)
+        def run_instances(backend: Any, *args: Any, **kwargs: Any) -> Any:
+            with LOCK:
+                reservation = launch(backend, *args, **kwargs)
+                for instance in reservation.instances:
+                    self._lives[instance.id] = _Life(instance)
+            for instance in reservation.instances:
+                self._in_background(self._boot, instance.id)
+            return reservation
+
+        hooks: dict[str, Callable[[Any], Any]] = {
+            "__init__": born,
+            "terminate": self._on_terminate,
+            "stop": self._on_stop,
+            "start": self._on_start,
+            "reboot": self._on_reboot,
+        }
+        for name, hook in hooks.items():
+            # A bound method would not bind the instance; a plain function does.
+            setattr(Instance, name, _plain(hook))
+        for owner, name in ((EC2Backend, "run_instances"),):
+            setattr(owner, name, run_instances)
+        threading.Thread(target=self._watch, name="deadlines", daemon=True).start()
+
+    def describe(self) -> list[dict[str, Any]]:
+        """One record per instance that is not terminated; see control.nodes."""
+        return [
+            {
+                "instance_id": instance_id,
+                "state": life.instance.state,
+                "private_ip": life.instance.private_ip,
+                "public_ip": life.instance.public_ip,
+                "deadline": life.deadline.strftime("%Y-%m-%dT%H:%M:%SZ") if life.deadline else None,
+                **self._nodes.describe(instance_id),
+            }
+            for instance_id, life in list(self._lives.items())
+            if life.instance.state != "terminated"
+        ]
+
+    def end_all(self) -> None:
+        """Remove every node, whatever its instance's state; for when the instances themselves are forgotten."""
+        for instance_id in list(self._lives):
+            self._on_terminate(self._lives[instance_id].instance)
+        while any(life.instance.state != "terminated" for life in self._lives.values()):
+            time.sleep(0.01)
+        self._lives.clear()
+
+    def _on_terminate(self, instance: Any) -> Any:
+        with LOCK:
+            previous = instance._state
+            if previous.name in ("shutting-down", "terminated"):
+                return previous
+            life = self._lives.get(instance.id)
+            if life is None:  # never launched: moto undoes a launch that failed half way
+                return self._terminate(instance)
+            _set(instance, "shutting-down")
+            life.hurry.set()
+        self._in_background(self._end, instance.id)
+        return previous
+
+    def _on_stop(self, instance: Any) -> Any:
+        with LOCK:
+            previous = instance._state
+            if previous.name in ("stopping", "stopped"):
+                return previous
+            _refuse(instance, "stopped", unless=("pending", "running"))
+            _set(instance, "stopping")
+            self._lives[instance.id].hurry.set()
+        self._in_background(self._halt, instance.id)
+        return previous
+
+    def _on_start(self, instance: Any) -> Any:
+        with LOCK:
+            previous = instance._state
+            if previous.name in ("pending", "running"):
+                return previous
+            _refuse(instance, "started", unless=("stopped",))
+            for interface in instance.nics.values():
+                interface.start()
+            instance._reason = ""
+            _set(instance, "pending")
+            self._lives[instance.id].hurry.clear()
+        self._in_background(self._boot, instance.id)
+        return previous
+
+    def _on_reboot(self, instance: Any) -> None:
+        with LOCK:
+            _refuse(instance, "rebooted", unless=("pending", "running"))
+        self._in_background(self._reboot, instance.id)
+
+    def _in_background(self, act: Callable[[_Life], None], instance_id: str) -> None:
+        life = self._lives[instance_id]
+
+        def turn() -> None:
+            with life.turn:
+                act(life)
+
+        threading.Thread(target=turn, name=f"{act.__name__} {instance_id}", daemon=True).start()
+
+    def _boot(self, life: _Life) -> None:
+        if life.instance.state != "pending":
+            return
+        due = time.monotonic() + self._pending_seconds
+        try:
+            spec = _spec(life.instance)
+            life.deadline = spec.user_data.deadline
+            self._nodes.boot(spec)
+        except (OSError, ValueError) as error:
+            print(f"{life.instance.id} does not boot: {error}", file=sys.stderr, flush=True)
+            self._give_up(life, str(error))
+            return
+        life.hurry.wait(max(0.0, due - time.monotonic()))
+        with LOCK:
+            if life.instance.state == "pending":
+                _set(life.instance, "running")
+
+    def _give_up(self, life: _Life, why: str) -> None:
+        self._nodes.remove(life.instance.id)
+        with LOCK:
+            self._terminate(life.instance)
+            life.instance.state_reason.code = "Server.InternalError"
+            life.instance.state_reason.message = f"Server.InternalError: Internal error on launch ({why})"
+
+    def _end(self, life: _Life) -> None:
+        self._nodes.remove(life.instance.id)
+        with LOCK:
+            self._terminate(life.instance)
+
+    def _halt(self, life: _Life) -> None:
+        from moto.core.utils import utcnow
+
+        if life.instance.state != "stopping":
+            return
+        self._nodes.halt(life.instance.id)
+        with LOCK:
+            if life.instance.state != "stopping":
+                return
+            for interface in life.instance.nics.values():
+                interface.stop()
+            life.instance._reason = f"User initiated ({utcnow():%Y-%m-%d %H:%M:%S} UTC)"
+            _set(life.instance, "stopped")
+
+    def _reboot(self, life: _Life) -> None:
+        if life.instance.state != "running":
+            return
+        self._nodes.halt(life.instance.id)
+        try:
+            self._nodes.boot(_spec(life.instance))
+        except (OSError, ValueError) as error:
+            self._give_up(life, str(error))
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(_TICK)
+            now = datetime.now(UTC)
+            for life in list(self._lives.values()):
+                if life.deadline and life.deadline <= now and life.instance.state == "running":
+                    self._power_off(life)
+
+    def _power_off(self, life: _Life) -> None:
+        """What `poweroff` on the node comes to: the instance's own shutdown behaviour."""
+        print(f"{life.instance.id} reached its deadline", file=sys.stderr, flush=True)
+        if life.instance.instance_initiated_shutdown_behavior == "terminate":
+            self._on_terminate(life.instance)
+        else:
+            self._on_stop(life.instance)
+
+
+def _plain(hook: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda instance, *args, **kwargs: hook(instance, *args, **kwargs)
+
+
+def _set(instance: Any, name: str) -> None:
+    # A new object each time: moto hands the old one out as "previous state".
+    instance._state = type(instance._state)(name, _CODES[name])
+
+
+def _refuse(instance: Any, what: str, *, unless: tuple[str, ...]) -> None:
+    from moto.ec2.exceptions import EC2ClientError
+
+    if instance.state not in unless:
+        raise EC2ClientError(
+            "IncorrectInstanceState",
+            f"The instance '{instance.id}' is not in a state from which it can be {what}.",
+        )
+
+
+def _spec(instance: Any) -> NodeSpec:
+    pair = instance.ec2_backend.key_pairs.get(instance.key_name)
+    try:
+        user_data = userdata.parse(b64decode(str(instance.user_data or "")))
+    except (ValueError, OSError, EOFError) as error:
+        # cloud-init, too, boots a machine whose user data it cannot read.
+        print(f"{instance.id}: {error}", file=sys.stderr, flush=True)
+        user_data = userdata.UserData()
+    material = pair.material_public if pair else b""
+    key = material.decode() if isinstance(material, bytes) else str(material)
+    return NodeSpec(
+        instance_id=instance.id,
+        private_ip=instance.private_ip,
+        public_ip=instance.public_ip,
+        gpus=tuple(gpus(instance.instance_type)),
+        login_keys=tuple(filter(None, [key.strip(), *user_data.login_keys])),
+        user_data=user_data,
+    )

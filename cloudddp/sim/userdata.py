@@ -1,0 +1,83 @@
+"""What the simulator reads out of an instance's user data: a host key, a deadline, login keys.
+
+Reads, never executes: user data holds `systemctl` and `poweroff`, which are meant for a machine of its own.
+Knows the cloud-config format and nothing of nodes.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import PurePosixPath
+from typing import Any
+
+_CALENDAR = re.compile(r"^\s*OnCalendar=(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class UserData:
+    """The parts that matter here; each is empty where the user data does not say."""
+
+    host_key: str = ""  # private key, OpenSSH format
+    login_keys: tuple[str, ...] = ()
+    timer: str = ""  # name of the systemd timer that holds the deadline
+    deadline: datetime | None = None
+
+
+def parse(raw: bytes) -> UserData:
+    """What `raw` says, as cloud-init would take it; anything that is no cloud-config says nothing.
+
+    Raises ValueError if it claims to be a cloud-config and cannot be read as one.
+    """
+    if raw.startswith(b"\x1f\x8b"):
+        raw = gzip.decompress(raw)
+    if not raw.startswith(b"#cloud-config"):
+        return UserData()
+    config = _mapping(_load(raw))
+    timer, deadline = _deadline(config.get("write_files"))
+    return UserData(
+        host_key=str(_mapping(config.get("ssh_keys")).get("ed25519_private") or ""),
+        login_keys=tuple(str(key) for key in _sequence(config.get("ssh_authorized_keys"))),
+        timer=timer,
+        deadline=deadline,
+    )
+
+
+def _load(raw: bytes) -> Any:
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        return yaml.safe_load(raw)
+    except yaml.YAMLError as error:
+        raise ValueError(f"user data is no valid cloud-config: {error}") from error
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sequence(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _deadline(files: Any) -> tuple[str, datetime | None]:
+    for entry in map(_mapping, _sequence(files)):
+        path = PurePosixPath(str(entry.get("path", "")))
+        if path.suffix != ".timer":
+            continue
+        if found := _CALENDAR.search(_content(entry)):
+            return path.name, datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    return "", None
+
+
+def _content(entry: dict[str, Any]) -> str:
+    content = str(entry.get("content", ""))
+    encoding = str(entry.get("encoding", "")).lower()
+    if encoding in ("b64", "base64"):
+        return base64.b64decode(content).decode()
+    if encoding in ("gz+b64", "gz+base64", "gzip+b64", "gzip+base64"):
+        return gzip.decompress(base64.b64decode(content)).decode()
+    return content

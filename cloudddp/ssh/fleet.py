@@ -1,0 +1,197 @@
+"""Many nodes at once: a bounded set of threads, one kept connection a node, results that are never lost.
+
+The answer to "do this on every node" is an `Outcome`: node -> value, and node -> error, whatever happened. The
+first fatal error, or Ctrl-C, ends the waiting at once; threads are daemons and are not joined, since the
+slowest host must not hold the user.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from cloudddp.errors import CloudDDPError, ConnectError, NodeError
+from cloudddp.ssh.connection import Connection, Result, Target
+
+WIDTH = 32  # threads; 64 connections took 0.88 s with 32 and 0.75 s with 64
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Outcome(Generic[T]):
+    """What a piece of work gave on each node. A node in neither was still at it when the others were stopped."""
+
+    values: dict[int, T] = field(default_factory=dict)
+    errors: dict[int, Exception] = field(default_factory=dict)
+
+    def all(self) -> dict[int, T]:
+        """Return every node's value in node order; raise the first error, naming how many nodes share it."""
+        if not self.errors:
+            return dict(sorted(self.values.items()))
+        first = min(self.errors)
+        error = self.errors[first]
+        others = len(self.errors) - 1
+        if others and isinstance(error, CloudDDPError):
+            error.message += f" (and {others} more node{'s' * (others > 1)})"
+        raise error
+
+
+def each(
+    work: Mapping[int, Callable[[], T]],
+    *,
+    fatal: Callable[[Exception], bool] = lambda _: True,
+    on_stop: Callable[[], None] = lambda: None,
+    width: int = WIDTH,
+) -> Outcome[T]:
+    """Run one piece of work a node, at most `width` at a time.
+
+    Returns once all have ended, or at the first error that `fatal` says ends the rest: then `on_stop` is called
+    (to close connections, which ends the others) and nothing is waited for. KeyboardInterrupt likewise.
+    """
+    outcome: Outcome[T] = Outcome()
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, T | None, Exception | None]] = queue.SimpleQueue()
+    stopped = threading.Event()
+    for node in work:
+        todo.put(node)
+
+    def worker() -> None:
+        while not stopped.is_set():
+            try:
+                node = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((node, work[node](), None))
+            except Exception as error:
+                done.put((node, None, error))
+
+    for _ in range(min(width, len(work))):
+        threading.Thread(target=worker, daemon=True).start()
+    try:
+        for _ in work:
+            node, value, error = _take(done)
+            if error is None:
+                outcome.values[node] = value  # type: ignore[assignment]
+                continue
+            outcome.errors[node] = error
+            if fatal(error):
+                stopped.set()
+                on_stop()
+                return _rest(outcome, done)
+    except BaseException:
+        stopped.set()
+        on_stop()
+        raise
+    return outcome
+
+
+def _take(
+    done: queue.SimpleQueue[tuple[int, T | None, Exception | None]],
+) -> tuple[int, T | None, Exception | None]:
+    while True:  # a wait without a timeout would not see Ctrl-C
+        try:
+            return done.get(timeout=0.2)
+        except queue.Empty:
+            continue
+
+
+def _rest(outcome: Outcome[T], done: queue.SimpleQueue[tuple[int, T | None, Exception | None]]) -> Outcome[T]:
+    """Keep the values that had come by the time of the stop; errors after it are the stop's own doing."""
+    while True:
+        try:
+            node, value, error = done.get_nowait()
+        except queue.Empty:
+            return outcome
+        if error is None:
+            outcome.values[node] = value  # type: ignore[assignment]
+
+
+class Fleet:
+    """Open connections to every node of a cluster, by node rank."""
+
+    def __init__(self, targets: Mapping[int, Target]) -> None:
+        self.targets = dict(targets)
+        self._connections: dict[int, Connection] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def connect(self, *, within: float = 0.0, connect_timeout: float = 10.0) -> None:
+        """Connect to every node. With `within`, keep trying nodes that may still boot for so many seconds."""
+        self.each(lambda node: self._connect_one(node, within=within, connect_timeout=connect_timeout)).all()
+
+    def _connect_one(self, node: int, *, within: float, connect_timeout: float) -> None:
+        deadline = time.monotonic() + within
+        while True:
+            try:
+                remaining = max(deadline - time.monotonic(), 0.0) if within else connect_timeout
+                limit = min(connect_timeout, max(remaining, 1.0))
+                connection = Connection.open(self.targets[node], connect_timeout=limit)
+                break
+            except ConnectError as error:
+                if not error.retryable or time.monotonic() >= deadline:
+                    if within and error.retryable:
+                        error.message += f"; gave up after {within:g} s"
+                    raise
+                time.sleep(0.25 if within < 30 else 1.0)
+        with self._lock:
+            if not self._closed:
+                self._connections[node] = connection
+                return
+        connection.close()  # the others were stopped while this one was connecting
+
+    def each(
+        self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
+    ) -> Outcome[T]:
+        """Run `work(node rank)` for every node. A fatal error closes every connection of the fleet."""
+        return each(
+            {node: (lambda node=node: work(node)) for node in self.targets},  # type: ignore[misc]
+            fatal=fatal,
+            on_stop=self.close,
+        )
+
+    def __getitem__(self, node: int) -> Connection:
+        with self._lock:
+            connection = self._connections.get(node)
+        if connection is None:
+            raise NodeError(f"{self.targets[node].label}: not connected")
+        return connection
+
+    def run(
+        self,
+        node: int,
+        command: str,
+        *,
+        stdin: bytes | Iterable[bytes] = b"",
+        command_timeout: float = 60.0,
+        on_stdout: Callable[[bytes], None] | None = None,
+    ) -> Result:
+        """Run a command on one node: Connection.run."""
+        return self[node].run(command, stdin=stdin, command_timeout=command_timeout, on_stdout=on_stdout)
+
+    def reconnect(self, node: int) -> None:
+        """Replace a broken connection by a new one."""
+        connection = Connection.open(self.targets[node])
+        with self._lock:
+            old = self._connections.get(node)
+            self._connections[node] = connection
+        if old is not None:
+            old.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            connections, self._connections = list(self._connections.values()), {}
+        for connection in connections:
+            connection.close()

@@ -1,0 +1,270 @@
+"""Following a job on all its nodes: merge the logs, learn the states, stop the rest when one rank has failed.
+
+One thread a node reads the agent's frames and survives broken connections; the caller's thread merges them, so
+Ctrl-C reaches it at once. What is printed, and how, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudddp import nodes
+from cloudddp.errors import NodeError
+from cloudddp.nodes import Runner
+
+ENDED = ("succeeded", "failed", "cancelled", "lost")
+LAUNCHER = -1  # the rank number under which torchrun's own output comes
+SILENCE = 60.0  # seconds without a beat after which a connection counts as broken; beats come every 5
+LOST_AFTER = 60.0  # seconds of failed reconnecting after which a node counts as lost
+EXIT_RACE = 10.0  # torchrun may linger at its exit barrier after every rank has finished
+FAIL_GRACE = 5.0  # the others of a failed job get this long, at most, between SIGTERM and SIGKILL
+LAST_LINES = 20
+
+OnLine = Callable[[int, int, str], None]  # node, rank, line
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank ended. `ended` is seconds since the epoch by its node's clock; signal is None or a number."""
+
+    rank: int
+    node: int
+    exit_code: int
+    signal: int | None
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a job ended. `cause` is one sentence for a person; `first` the rank that failed first, if any did."""
+
+    job: str
+    state: str
+    exit_code: int
+    ranks: int
+    cause: str
+    first: RankEnd | None
+    last_lines: tuple[str, ...]
+    survivors: dict[int, int] = field(default_factory=dict)  # node -> processes that could not be ended
+
+
+class Frames:
+    """Cuts the agent's byte stream into frames: ("log", rank, offset, data), ("state", dict), ("end",)."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[Any, ...]]:
+        self._buffer += data
+        while (cut := self._buffer.find(b"\n")) >= 0:
+            words = bytes(self._buffer[:cut]).split(b" ", 3)
+            end = cut + 1
+            if words[0] == b"log":
+                rank, offset, length = (int(word) for word in words[1:4])
+                if len(self._buffer) < end + length:
+                    return
+                body = bytes(self._buffer[end : end + length])
+                end += length
+                yield "log", rank, offset, body
+            elif words[0] == b"state":
+                yield "state", json.loads(bytes(self._buffer[6:cut]))
+            elif words[0] == b"end":
+                yield ("end",)
+            del self._buffer[:end]
+
+
+def lines_of(data: bytes) -> list[str]:
+    """Return the lines of a piece of log as a terminal would show them: what a `\\r` overwrote is left out."""
+    text = data.decode("utf-8", errors="replace")
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines]
+
+
+class Watch:
+    """Follows one job. `wait=False` reads what there is and returns."""
+
+    def __init__(self, runner: Runner, job: str, count: int, *, on_line: OnLine, wait: bool = True) -> None:
+        self._runner = runner
+        self._job = job
+        self._on_line = on_line
+        self._wait = wait
+        self._events: queue.SimpleQueue[tuple[int, tuple[Any, ...]]] = queue.SimpleQueue()
+        self._open = set(range(count))
+        self._states: dict[int, dict[str, Any]] = {}
+        self._lost: dict[int, str] = {}
+        self._tails: dict[tuple[int, int], deque[str]] = {}
+        self._stopping: threading.Thread | None = None
+        self._survivors: dict[int, int] = {}
+        self._all_done_since: float | None = None
+
+    def run(self, *, stop_on_failure: bool, restarts: int = 0, grace: float = FAIL_GRACE) -> Finished:
+        """Follow to the end and return how it ended. With `stop_on_failure`, the first failure ends every node."""
+        for node in sorted(self._open):
+            threading.Thread(target=self._follow, args=(node,), daemon=True).start()
+        while self._open:
+            try:
+                node, event = self._events.get(timeout=0.2)
+            except queue.Empty:
+                self._end_exit_race()
+                continue
+            self._take(node, event)
+            if stop_on_failure and self._stopping is None and self._failed(restarts):
+                self._stop("--grace", f"{min(grace, FAIL_GRACE):g}")
+        if self._stopping is not None:
+            self._stopping.join(grace + 30)
+        return self._finished()
+
+    def _follow(self, node: int) -> None:
+        """Read one node's frames into the queue; reconnect and go on where a connection broke."""
+        offsets: dict[int, int] = {}
+        broken_since: float | None = None
+        while True:
+            frames = Frames()
+            ended = False
+
+            def keep(data: bytes, frames: Frames = frames) -> None:
+                nonlocal ended, broken_since
+                broken_since = None
+                for frame in frames.feed(data):
+                    if frame[0] == "log":
+                        offsets[frame[1]] = frame[2] + len(frame[3])
+                    ended = ended or frame[0] == "end"
+                    self._events.put((node, frame))
+
+            try:
+                arguments = [
+                    "--job",
+                    self._job,
+                    "--offsets",
+                    json.dumps(offsets),
+                    *(["--wait"] if self._wait else []),
+                ]
+                command = nodes.command("follow", *arguments)
+                result = self._runner.run(node, command, command_timeout=SILENCE, on_stdout=keep)
+                if ended:
+                    return
+                raise NodeError(f"node {node}: {nodes.last_words(result)}")
+            except Exception as error:
+                broken_since = broken_since or time.monotonic()
+                if not self._wait or not self._try_again(node, broken_since):
+                    self._events.put((node, ("lost", str(error))))
+                    return
+
+    def _try_again(self, node: int, since: float) -> bool:
+        while time.monotonic() - since < LOST_AFTER:
+            time.sleep(1.0)
+            try:
+                self._runner.reconnect(node)
+                return True
+            except Exception:  # noqa: S112  tried again until LOST_AFTER; the first error is the one told
+                continue
+        return False
+
+    def _take(self, node: int, event: tuple[Any, ...]) -> None:
+        kind = event[0]
+        if kind == "log":
+            tail = self._tails.setdefault((node, event[1]), deque(maxlen=LAST_LINES))
+            for line in lines_of(event[3]):
+                tail.append(line)
+                self._on_line(node, event[1], line)
+        elif kind == "state":
+            self._states[node] = event[1]
+        elif kind == "lost":
+            self._lost[node] = event[1]
+            self._open.discard(node)
+        elif kind == "end":
+            self._open.discard(node)
+
+    def _failed(self, restarts: int) -> bool:
+        if self._lost:
+            return True
+        for state in self._states.values():
+            if state["state"] in ("failed", "lost", "cancelled"):
+                return True
+            if not restarts and any(record["exit_code"] for record in state["ranks"]):
+                return True
+        return False
+
+    def _end_exit_race(self) -> None:
+        """End torchrun where every rank of every node has finished and it still waits for its peers."""
+        states = self._states
+        done = self._wait and len(states) == len(self._open | set(states)) and all(
+            len(state["ranks"]) == state.get("expected") and all(r["exit_code"] == 0 for r in state["ranks"])
+            for state in states.values()
+        )  # fmt: skip
+        if not done or not self._open:
+            self._all_done_since = None
+            return
+        self._all_done_since = self._all_done_since or time.monotonic()
+        if self._stopping is None and time.monotonic() - self._all_done_since > EXIT_RACE:
+            self._stop("--finished", "--grace", "1")
+
+    def _stop(self, *arguments: str) -> None:
+        """End the job on every node, beside the reading of its last lines."""
+
+        def work() -> None:
+            def one(node: int) -> Any:
+                if node in self._lost:
+                    return {"left": 0}
+                return nodes.call(self._runner, node, "kill", "--job", self._job, *arguments, timeout=60)
+
+            outcome = self._runner.each(one, fatal=lambda _: False)
+            self._survivors = {
+                node: answer["left"] for node, answer in outcome.values.items() if answer["left"]
+            }
+            self._survivors.update(dict.fromkeys(outcome.errors, -1))
+
+        self._stopping = threading.Thread(target=work, daemon=True)
+        self._stopping.start()
+
+    # -- the verdict ---------------------------------------------------------------------------------------
+
+    def _finished(self) -> Finished:
+        ends = [
+            RankEnd(r["rank"], node, r["exit_code"], r.get("signal"), r["ended"])
+            for node, state in self._states.items()
+            for r in state["ranks"]
+            if r["exit_code"] is not None
+        ]
+        first = min((end for end in ends if end.exit_code), key=lambda end: end.ended, default=None)
+        state, code, cause, tail = self._verdict(first)
+        return Finished(self._job, state, code, len(ends), cause, first, tail, dict(self._survivors))
+
+    def _verdict(self, first: RankEnd | None) -> tuple[str, int, str, tuple[str, ...]]:
+        states = {node: state["state"] for node, state in self._states.items()}
+        if self._lost:
+            node, why = min(self._lost.items())
+            return "failed", 1, f"node {node} was lost: {why}", ()
+        if "cancelled" in states.values():
+            return "cancelled", 130, "cancelled", ()
+        if all(state == "succeeded" for state in states.values()):
+            return "succeeded", 0, "", ()
+        if first is not None:
+            how = f"was ended by signal {first.signal}" if first.signal else f"exited {first.exit_code}"
+            tail = tuple(self._tails.get((first.node, first.rank), ()))
+            return "failed", first.exit_code, f"rank {first.rank} on node {first.node} {how} first", tail
+        running = [node for node, state in states.items() if state not in ENDED]
+        if running:
+            return "running", 0, "", ()
+        return self._launcher_failed()
+
+    def _launcher_failed(self) -> tuple[str, int, str, tuple[str, ...]]:
+        """No rank failed, yet the job did: torchrun itself, or what was to be started, did not work."""
+        bad = [state for state in self._states.values() if state["state"] != "succeeded"]
+        worst = min(bad, key=lambda state: float(state.get("ended") or 1e18))
+        node = int(worst["node"])
+        why = (
+            worst.get("error")
+            or f"the launcher ended with {worst.get('exit_code')} before its ranks had finished"
+        )
+        tail = tuple(self._tails.get((node, LAUNCHER), ()))
+        return "failed", int(worst.get("exit_code") or 1), f"node {node}: {why}", tail

@@ -1,0 +1,701 @@
+"""cloudddp's program on a node: looks at the machine, receives files, starts ranks, keeps their logs and ends.
+
+One file, standard library only, Python 3.9 or newer. The laptop copies it over SSH and calls it once a step;
+between calls nothing of it runs but one supervisor a job, so the laptop may go away and come back. What is
+true of a job lies in JSON files that are replaced whole, under ~/.cloudddp/jobs/JOB/. It knows nothing of AWS,
+and nothing of torch: it starts what it is told to.
+
+    probe   look at the machine; say what a job must know of it
+    apply   delete and write files of the project, from a stream on stdin
+    setup   run the project's set-up commands, once per content
+    start   start one job's processes on this node, detached
+    follow  write a job's logs and states to stdout as they come, to the end
+    kill    end every process of a job, and check that none is left
+    jobs    list the jobs that this node knows
+    pack    write files of the project to stdout, as a tar stream
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
+
+ROOT = Path.home() / ".cloudddp"
+TASK = "CLOUDDDP_TASK"  # marks every process of a job on this node; children inherit it
+RANK_WRAPPER = "@RANK@"
+ENDED = ("succeeded", "failed", "cancelled", "lost")
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file whole, so that no reader sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value))
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> Dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def reply(value: Any) -> None:
+    """Answer the laptop: one JSON object on stdout."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def project_folder(name: str) -> Path:
+    """Return the project's folder in the home of the login user. `name` comes from the laptop: one plain word."""
+    if not re.match(r"^[A-Za-z0-9._-]+$", name) or name in (".", ".."):
+        raise SystemExit(f"not a project name: {name!r}")
+    return Path.home() / name
+
+
+# -- the machine -------------------------------------------------------------------------------------------
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that carries an IPv4 address, or ''.
+
+    Asks the kernel (SIOCGIFADDR) instead of a program, so it needs no iproute2. The whole of a loopback
+    interface's network belongs to it: 127.77.0.4 is `lo` though `lo` lists 127.0.0.1/8.
+    """
+    import fcntl
+
+    wanted = struct.unpack("!I", socket.inet_aton(address))[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                own = struct.unpack("!I", fcntl.ioctl(probe, 0x8915, request)[20:24])[0]  # SIOCGIFADDR
+                mask = struct.unpack("!I", fcntl.ioctl(probe, 0x891B, request)[20:24])[0]  # SIOCGIFNETMASK
+            except OSError:
+                continue  # an interface without an IPv4 address
+            if own == wanted or (own >> 24 == 127 and own & mask == wanted & mask):
+                return name
+    return _secondary_interface_of(address)
+
+
+def _secondary_interface_of(address: str) -> str:
+    """SIOCGIFADDR tells the first address of an interface only; `ip` tells all."""
+    listing = run_quietly(["ip", "-o", "-4", "addr", "show"])
+    for line in listing.splitlines():
+        words = line.split()
+        if len(words) > 3 and words[3].split("/")[0] == address:
+            return words[1]
+    return ""
+
+
+def run_quietly(argv: List[str]) -> str:
+    """Return a program's stdout, or '' where it is missing, fails, or takes more than 20 s."""
+    try:
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def find_python(wanted: str) -> str:
+    """Return the Python that ranks run with: as told, or the Deep Learning AMI's, or the one on PATH."""
+    if wanted:
+        return (
+            wanted if os.path.isabs(wanted) and os.access(wanted, os.X_OK) else (shutil.which(wanted) or "")
+        )
+    image = "/opt/pytorch/bin/python"
+    return image if os.access(image, os.X_OK) else (shutil.which("python3") or "")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_for_boot(seconds: float) -> None:
+    """Wait until cloud-init has done all of the user data: SSH answers before the deadline is armed."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            ["cloud-init", "status", "--wait"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, timeout=seconds, check=False,
+        )  # fmt: skip
+
+
+def probe(options: argparse.Namespace) -> None:
+    """Everything the laptop asks before a job, in one answer."""
+    folder = project_folder(options.project)
+    ROOT.mkdir(mode=0o700, exist_ok=True)
+    if options.wait_boot:
+        wait_for_boot(options.wait_boot)
+    timer = run_quietly(
+        ["systemctl", "show", "cloudddp-deadline.timer", "-p", "ActiveState,NextElapseUSecRealtime"]
+    )
+    answer = {
+        "hostname": socket.gethostname(),
+        "interface": interface_of(options.private_ip),
+        "gpus": sum(line.startswith("GPU ") for line in run_quietly(["nvidia-smi", "-L"]).splitlines()),
+        "cpus": len(os.sched_getaffinity(0)),
+        "python": find_python(options.python),
+        "free_port": free_port(),
+        "time": time.time(),
+        "disk_free": shutil.disk_usage(str(Path.home())).free,
+        "timer": dict(line.split("=", 1) for line in timer.splitlines() if "=" in line),
+        "running": [job["job"] for job in list_jobs() if job["state"] not in ENDED],
+    }
+    if options.manifest:
+        mine = current_manifest(folder)
+        same = digest(mine) == options.manifest
+        answer["manifest"] = None if same else mine
+    reply(answer)
+
+
+# -- files of the project ----------------------------------------------------------------------------------
+# A manifest is {path: [kind, mode, size, mtime_ns, link target]}, kind "f" or "l", as cloudddp/sync.py makes it.
+
+
+def manifest_file(folder: Path) -> Path:
+    return ROOT / f"manifest-{folder.name}.json"
+
+
+def current_manifest(folder: Path) -> Dict[str, List[Any]]:
+    """Return what the last sync wrote and is still there, unchanged by size, time and mode."""
+    known = read_json(manifest_file(folder))
+    return {path: entry for path, entry in known.items() if describe(folder / path) == entry}
+
+
+def describe(path: Path) -> Optional[List[Any]]:
+    try:
+        info = os.lstat(path)
+        if (info.st_mode & 0o170000) == 0o120000:
+            return ["l", 0, 0, 0, os.readlink(path)]
+    except OSError:
+        return None
+    if (info.st_mode & 0o170000) != 0o100000:
+        return None
+    return ["f", 0o755 if info.st_mode & 0o111 else 0o644, info.st_size, info.st_mtime_ns, ""]
+
+
+def digest(manifest: Dict[str, List[Any]]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def safe(folder: Path, name: str) -> Path:
+    """Return folder/name, refusing a name that would leave the folder, also through a link on the way."""
+    parts = name.split("/")
+    if not name or name.startswith("/") or ".." in parts or "" in parts:
+        raise SystemExit(f"refused to write outside the project: {name!r}")
+    path = folder
+    for part in parts[:-1]:
+        path = path / part
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            path.unlink()  # a folder now, a link or a file before
+    return folder / name
+
+
+def apply(options: argparse.Namespace) -> None:
+    """Read {delete, manifest} and a tar stream from stdin; leave the project as the laptop has it.
+
+    The new manifest is written last: after a broken stream the next sync sends again what is missing.
+    """
+    stdin = sys.stdin.buffer
+    (length,) = struct.unpack("!Q", stdin.read(8))
+    header = json.loads(stdin.read(length))
+    folder = project_folder(options.project)
+    folder.mkdir(exist_ok=True)
+    ROOT.mkdir(mode=0o700, exist_ok=True)
+    for name in header["delete"]:
+        remove(folder, name)
+    written = 0
+    with tarfile.open(fileobj=stdin, mode="r|", errors="surrogateescape", encoding="utf-8") as stream:
+        for member in stream:
+            write_member(stream, member, folder, header["manifest"][member.name])
+            written += 1
+    write_json(manifest_file(folder), header["manifest"])
+    reply({"written": written, "deleted": len(header["delete"])})
+
+
+def remove(folder: Path, name: str) -> None:
+    path = safe(folder, name)
+    with contextlib.suppress(OSError):
+        path.unlink()
+    for parent in path.parents:
+        if parent == folder:
+            return
+        try:
+            parent.rmdir()  # only while empty: what a job wrote stays
+        except OSError:
+            return
+
+
+def write_member(stream: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, entry: List[Any]) -> None:
+    path = safe(folder, member.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    if entry[0] == "l":
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        os.symlink(entry[4], path)
+        return
+    temporary = path.with_name(f".{os.getpid()}.cloudddp-tmp")
+    source = stream.extractfile(member)
+    if source is None:
+        raise SystemExit(f"not a regular file in the stream: {member.name!r}")
+    with open(temporary, "wb") as target:
+        shutil.copyfileobj(source, target, 1 << 20)
+    os.chmod(temporary, entry[1])
+    os.utime(temporary, ns=(entry[3], entry[3]))
+    os.replace(temporary, path)
+
+
+def pack(options: argparse.Namespace) -> None:
+    """Write the asked-for files and folders of the project, those that exist, to stdout as a tar stream."""
+    folder = project_folder(options.project)
+    with tarfile.open(
+        fileobj=sys.stdout.buffer,
+        mode="w|",
+        format=tarfile.GNU_FORMAT,
+        encoding="utf-8",
+        errors="surrogateescape",
+    ) as stream:
+        for name in options.path:
+            if os.path.lexists(folder / name):
+                stream.add(str(folder / name), arcname=name)
+
+
+def setup(options: argparse.Namespace) -> None:
+    """Run the commands on stdin in the project's folder unless the same content ran here before."""
+    wanted = json.load(sys.stdin)
+    folder = project_folder(options.project)
+    content = hashlib.sha256(json.dumps(wanted["commands"]).encode())
+    for name in wanted["inputs"]:
+        with contextlib.suppress(OSError):
+            content.update(safe(folder, name).read_bytes())
+    stamp = ROOT / f"setup-{folder.name}-{content.hexdigest()[:16]}"
+    if stamp.exists():
+        reply({"ran": False, "exit_code": 0, "command": "", "output": ""})
+        return
+    for command in wanted["commands"]:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, env={**os.environ, **wanted["env"]}, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            tail = done.stdout[-20000:].decode(errors="replace")
+            reply({"ran": True, "exit_code": done.returncode, "command": command, "output": tail})
+            return
+    stamp.write_text("done\n")
+    reply({"ran": True, "exit_code": 0, "command": "", "output": ""})
+
+
+# -- jobs --------------------------------------------------------------------------------------------------
+
+
+def job_folder(job: str) -> Path:
+    if not re.match(r"^[A-Za-z0-9-]+$", job):
+        raise SystemExit(f"not a job id: {job!r}")
+    return ROOT / "jobs" / job
+
+
+def start(_: argparse.Namespace) -> None:
+    """Write what stdin says of the job, start its supervisor detached, and answer when that is alive."""
+    job = json.load(sys.stdin)
+    folder = job_folder(job["job"])
+    (folder / "ranks").mkdir(parents=True, exist_ok=False)
+    os.chmod(folder, 0o700)  # the environment may hold the user's secrets
+    write_json(folder / "job.json", job)
+    write_json(
+        folder / "state.json", {"job": job["job"], "node": job["node"], "state": "starting", "ended": None}
+    )
+    with open(folder / "supervisor.log", "ab") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-X", "utf8", os.path.abspath(__file__), "supervise", "--job", job["job"]],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True, cwd="/",
+        )  # fmt: skip
+    while read_json(folder / "state.json")["state"] == "starting":
+        if supervisor.poll() is not None:
+            raise SystemExit("the job's supervisor died: " + (folder / "supervisor.log").read_text()[-2000:])
+        time.sleep(0.01)
+    reply({"pid": supervisor.pid})
+
+
+def supervise(options: argparse.Namespace) -> None:
+    """Start the job's processes, wait for them, leave none behind, and write how it ended."""
+    folder = job_folder(options.job)
+    job = read_json(folder / "job.json")
+    state: Dict[str, Any] = {
+        "job": job["job"], "node": job["node"], "state": "running", "started": time.time(), "ended": None,
+        "exit_code": None, "error": "", "pid": os.getpid(), "born": born(os.getpid()), "script": job["script"],
+        "expected": job["ranks"],
+    }  # fmt: skip
+    write_json(folder / "state.json", state)
+    children: List["subprocess.Popen[bytes]"] = []
+    try:
+        children.extend(launch(folder, job, process) for process in job["processes"])
+        codes = wait_for(children, job)
+    except OSError as error:
+        state["error"] = f"{error.filename or 'process'}: {error.strerror}"
+        codes = [127]
+    end_task(task_of(job), grace=job["stop_grace"])
+    state.update(outcome(folder, job, codes), ended=time.time())
+    write_json(folder / "state.json", state)
+
+
+def launch(folder: Path, job: Dict[str, Any], process: Dict[str, Any]) -> "subprocess.Popen[bytes]":
+    argv: List[str] = []
+    for word in process["argv"]:
+        wrapper = [
+            sys.executable,
+            "-I",
+            "-X",
+            "utf8",
+            os.path.abspath(__file__),
+            "rank",
+            "--job",
+            job["job"],
+            "--",
+        ]
+        argv += wrapper if word == RANK_WRAPPER else [word]
+    env = {**os.environ, **job["env"], **process["env"], TASK: task_of(job)}
+    with open(folder / "launcher.log", "ab") as log:
+        return subprocess.Popen(
+            argv, cwd=str(project_folder(job["project"])), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def wait_for(children: List["subprocess.Popen[bytes]"], job: Dict[str, Any]) -> List[int]:
+    """Wait for all; once one has failed, stop the others (without torchrun nobody else would)."""
+    while True:
+        codes = [child.poll() for child in children]
+        if all(code is not None for code in codes):
+            return [int(code or 0) for code in codes]
+        if any(codes):
+            end_task(task_of(job), grace=job["stop_grace"])
+        time.sleep(0.05)
+
+
+def outcome(folder: Path, job: Dict[str, Any], codes: List[int]) -> Dict[str, Any]:
+    """Return state and exit code of the job on this node, from what its ranks did.
+
+    torchrun may exit 1 although every rank finished (a race at its own exit barrier), so ranks decide.
+    """
+    ranks = rank_records(folder)
+    failed = sorted((r for r in ranks if r["exit_code"]), key=lambda r: float(r["ended"]))
+    if (folder / "cancel").exists():
+        return {"state": "cancelled", "exit_code": 130}
+    if failed:
+        return {"state": "failed", "exit_code": failed[0]["exit_code"]}
+    if len(ranks) == job["ranks"] and all(r["exit_code"] == 0 for r in ranks):
+        return {"state": "succeeded", "exit_code": 0}
+    worst = next((code for code in codes if code), 1)
+    return {"state": "failed", "exit_code": 128 - worst if worst < 0 else worst}
+
+
+def rank_records(folder: Path) -> List[Dict[str, Any]]:
+    records = [read_json(path) for path in sorted((folder / "ranks").glob("*.json"))]
+    return [record for record in records if record]
+
+
+def rank(options: argparse.Namespace) -> int:
+    """Run one rank: its output into a file named by its global rank, its end noted with the time.
+
+    torchrun signals this process alone or its group, by version; the rank is in a group of its own and gets
+    each signal once, from here, so that its data-loader workers do not die of it before it has saved.
+    """
+    folder = job_folder(options.job)
+    number = int(os.environ.get("RANK", "0"))
+    record: Dict[str, Any] = {
+        "rank": number, "local_rank": int(os.environ.get("LOCAL_RANK", "0")), "started": time.time(), "ended": None,
+        "exit_code": None, "signal": None, "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+    }  # fmt: skip
+    path = folder / "ranks" / f"{number}.json"
+    libc = ctypes.CDLL(None)
+
+    def die_with_parent() -> None:
+        libc.prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG: a killed wrapper leaves no rank behind
+
+    with open(folder / "ranks" / f"{number}.log", "ab") as log:
+        try:
+            child = subprocess.Popen(
+                options.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                preexec_fn=die_with_parent, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            log.write(f"cannot start {options.argv[0]}: {error.strerror}\n".encode())
+            record.update(ended=time.time(), exit_code=127)
+            write_json(path, record)
+            return 127
+    record["pid"] = child.pid
+    told: Set[int] = set()
+
+    def forward_once(received: int, _: Any) -> None:
+        if received not in told:
+            told.add(received)
+            child.send_signal(received)
+
+    for number_of in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number_of, forward_once)
+    write_json(path, record)
+    code = child.wait()
+    record.update(
+        ended=time.time(), exit_code=128 - code if code < 0 else code, signal=-code if code < 0 else None
+    )
+    write_json(path, record)
+    if code < 0:  # end the same way, so that torchrun reports what really happened
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    return code
+
+
+# -- processes ---------------------------------------------------------------------------------------------
+
+
+def task_of(job: Dict[str, Any]) -> str:
+    return f"{job['job']}/{job['node']}"
+
+
+def task_processes(task: str) -> List[int]:
+    """Return the processes of a job on this node, found by the variable that they inherited.
+
+    Neither process groups nor parents tell: torchrun's ranks have sessions of their own, and when torchrun is
+    killed they go on under pid 1 and keep training.
+    """
+    mark = f"{TASK}={task}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as environ:
+                if mark in environ.read().split(b"\0") and not is_zombie(int(entry)):
+                    found.append(int(entry))
+    return found
+
+
+def stat_fields(pid: int) -> List[str]:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")", 1)[1].split()
+    return []
+
+
+def is_zombie(pid: int) -> bool:
+    fields = stat_fields(pid)
+    return not fields or fields[0] == "Z"
+
+
+def born(pid: int) -> str:
+    """Return the start time of a process in clock ticks since boot: with it a reused pid is not mistaken."""
+    fields = stat_fields(pid)
+    return fields[19] if len(fields) > 19 else ""
+
+
+def end_task(task: str, grace: float) -> Tuple[int, int]:
+    """SIGTERM, wait up to `grace` seconds, SIGKILL until none is left. Return (ended, left)."""
+    ended: Set[int] = set()
+    asked: Set[int] = set()
+    deadline = time.monotonic() + grace
+    while True:
+        pids = task_processes(task)
+        if not pids or time.monotonic() > deadline + 10:
+            return len(ended), len(pids)
+        ended.update(pids)
+        if time.monotonic() > deadline:
+            send(pids, signal.SIGKILL)
+        else:
+            # Only to those nobody else would tell: torchrun tells its ranks, a rank's wrapper its rank.
+            roots = [pid for pid in pids if parent(pid) not in pids and pid not in asked]
+            send(roots, signal.SIGTERM)
+            asked.update(roots)
+        time.sleep(0.05)
+
+
+def send(pids: List[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def parent(pid: int) -> int:
+    fields = stat_fields(pid)
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def kill(options: argparse.Namespace) -> None:
+    """End every process of a job on this node; `--finished` keeps the outcome that its ranks had."""
+    folder = job_folder(options.job)
+    job = read_json(folder / "job.json")
+    if not job:
+        reply({"known": False, "ended": 0, "left": 0})
+        return
+    if not options.finished and current_state(folder)["state"] not in ENDED:
+        (folder / "cancel" if options.cancel else folder / "stopped").touch()
+    ended, left = end_task(task_of(job), options.grace)
+    for _ in range(100):  # the supervisor notices within 50 ms, and writes the end
+        state = current_state(folder)
+        if state["state"] in ENDED:
+            break
+        time.sleep(0.05)
+    if state["state"] == "lost" and not left:
+        write_json(folder / "state.json", {**state, **outcome(folder, job, [137]), "ended": time.time()})
+    reply({"known": True, "ended": ended, "left": left, "state": current_state(folder)["state"]})
+
+
+def current_state(folder: Path) -> Dict[str, Any]:
+    """Return a job's state; `lost` where its supervisor is gone without having written the end."""
+    state = read_json(folder / "state.json")
+    if state.get("state") == "running" and born(state["pid"]) != state["born"]:
+        again = read_json(folder / "state.json")  # it may have ended between the two looks
+        return {**state, "state": "lost", "exit_code": 1} if again.get("state") == "running" else again
+    return state or {"job": folder.name, "state": "lost", "exit_code": 1, "ended": None}
+
+
+def list_jobs() -> List[Dict[str, Any]]:
+    folders = sorted((ROOT / "jobs").glob("*")) if (ROOT / "jobs").exists() else []
+    return [{**current_state(folder), "ranks": rank_records(folder)} for folder in folders]
+
+
+def jobs(_: argparse.Namespace) -> None:
+    reply(list_jobs())
+
+
+# -- logs --------------------------------------------------------------------------------------------------
+
+
+def follow(options: argparse.Namespace) -> None:
+    """Write frames to stdout until the job has ended and every byte of its logs was written.
+
+    A frame is a line `log RANK OFFSET LENGTH` and LENGTH bytes, a line `state JSON`, a line `beat` every few
+    seconds (silence means a dead node, however silent the job), or the last line `end`. RANK -1 is the launcher's own output. --offsets continues where an earlier connection broke.
+    """
+    folder = job_folder(options.job)
+    if not (folder / "job.json").exists():
+        raise SystemExit(f"no job {options.job} on this node")
+    out = sys.stdout.buffer
+    offsets = {int(k): int(v) for k, v in json.loads(options.offsets).items()}
+    told = ""
+    beat = time.monotonic()
+    while True:
+        if time.monotonic() - beat > 5:
+            beat = time.monotonic()
+            out.write(b"beat\n")
+        state = current_state(folder)  # before the logs: what was written until now is read below
+        ended = state["state"] in ENDED
+        for number, path in log_files(folder):
+            for offset, data in new_bytes(path, offsets.get(number, 0), whole=ended or not options.wait):
+                out.write(f"log {number} {offset} {len(data)}\n".encode() + data)
+                offsets[number] = offset + len(data)
+        summary = json.dumps({**state, "ranks": rank_records(folder)})
+        if summary != told:
+            told = summary
+            out.write(b"state " + summary.encode() + b"\n")
+        if ended or not options.wait:
+            out.write(b"end\n")
+            out.flush()
+            return
+        out.flush()
+        time.sleep(0.1)
+
+
+def log_files(folder: Path) -> List[Tuple[int, Path]]:
+    logs = [(int(path.stem), path) for path in (folder / "ranks").glob("*.log")]
+    return [(-1, folder / "launcher.log"), *sorted(logs)]
+
+
+def new_bytes(path: Path, offset: int, whole: bool) -> Iterator[Tuple[int, bytes]]:
+    """Yield (offset, data) of what was added, in pieces; only complete lines unless `whole`."""
+    try:
+        file: BinaryIO = open(path, "rb")  # noqa: SIM115
+    except OSError:
+        return
+    with file:
+        file.seek(offset)
+        rest = b""
+        while True:
+            data = file.read(1 << 16)
+            if not data:
+                break
+            rest += data
+            cut = rest.rfind(b"\n") + 1
+            if cut:
+                yield offset, rest[:cut]
+                offset, rest = offset + cut, rest[cut:]
+        if rest and whole:
+            yield offset, rest
+
+
+# -- the command line --------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    main_parser = argparse.ArgumentParser(prog="agent.py")
+    verbs = main_parser.add_subparsers(dest="verb", required=True)
+
+    def verb(name: str, function: Any) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name)
+        made.set_defaults(function=function)
+        return made
+
+    probing = verb("probe", probe)
+    probing.add_argument("--private-ip", required=True)
+    probing.add_argument("--manifest", default="")
+    probing.add_argument("--wait-boot", type=float, default=0.0)
+    probing.add_argument("--python", default="")
+    packing = verb("pack", pack)
+    packing.add_argument("path", nargs="+")
+    for made in (probing, packing, verb("apply", apply), verb("setup", setup)):
+        made.add_argument("--project", required=True)
+    verb("start", start)
+    verb("jobs", jobs)
+    killing = verb("kill", kill)
+    killing.add_argument("--grace", type=float, default=10.0)
+    killing.add_argument("--cancel", action="store_true")
+    killing.add_argument("--finished", action="store_true")
+    following = verb("follow", follow)
+    following.add_argument("--offsets", default="{}")
+    following.add_argument("--wait", action="store_true")
+    ranking = verb("rank", rank)
+    ranking.add_argument("argv", nargs=argparse.REMAINDER)
+    for made in (killing, following, ranking, verb("supervise", supervise)):
+        made.add_argument("--job", required=True)
+    return main_parser
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    rest: List[str] = []
+    if "--" in words:  # argparse would eat a second `--` of the user's own
+        cut = words.index("--")
+        words, rest = words[:cut], words[cut + 1 :]
+    options = parser().parse_args(words)
+    if rest:
+        options.argv = rest
+    try:
+        return int(options.function(options) or 0)
+    except BrokenPipeError:  # the laptop went away: the job does not care
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

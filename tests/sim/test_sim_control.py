@@ -1,0 +1,217 @@
+"""Starting, finding and ending the simulator, also when things went wrong in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from conftest import Laptop, execute, until
+
+import cloudddp
+from cloudddp.errors import CloudDDPError
+from cloudddp.sim import control, processes
+
+PACKAGE = Path(cloudddp.__file__).parent
+
+
+def started(code: str, *arguments: str, **more: object) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,  # type: ignore[call-overload]
+    )
+
+
+def test_asking_for_the_simulator_imports_none_of_its_weight() -> None:
+    code = "import sys, cloudddp.sim.control; print(*sys.modules)"
+    output, errors = started(code).communicate(timeout=60)
+    assert "cloudddp.sim.control" in output.split(), errors
+    assert not {"moto", "asyncssh", "boto3", "botocore", "werkzeug"} & set(output.split())
+
+
+def test_there_is_none_before_the_first_start(home: Path) -> None:
+    assert control.find(home) is None
+    assert control.stop(home) == 0
+
+
+def test_starting_twice_gives_the_same_simulator(home: Path) -> None:
+    first = control.start(home)
+    assert control.start(home) == first
+    assert control.find(home) == first
+    assert control.stop(home) == 1
+    assert control.find(home) is None
+    assert control.stop(home) == 0
+
+
+def test_starting_at_the_same_time_makes_one_server(home: Path) -> None:
+    code = "import sys; from pathlib import Path; from cloudddp.sim import control; print(control.start(Path(sys.argv[1])).pid)"
+    starters = [started(code, str(home)) for _ in range(3)]
+    pids = {starter.communicate(timeout=100)[0].strip() for starter in starters}
+    assert pids == {str(control.find(home).pid)}
+    assert len(processes.belonging(home)) == 1
+
+
+def test_the_server_outlives_whoever_started_it_and_its_terminal(home: Path) -> None:
+    code = "import sys; from pathlib import Path; from cloudddp.sim import control; control.start(Path(sys.argv[1]))"
+    starter = started(code, str(home), start_new_session=True)
+    starter.communicate(timeout=60)
+    assert starter.returncode == 0
+    simulator = control.find(home)
+    assert simulator
+    assert os.getsid(simulator.pid) == simulator.pid
+    assert control.nodes(simulator) == []
+
+
+def test_stop_ends_what_the_nodes_run_after_the_server_was_killed(home: Path) -> None:
+    laptop = Laptop(control.start(home), "key")
+    (instance,) = laptop.launch()
+    client = laptop.connect(instance["PublicIpAddress"])
+    execute(client, "setsid sh -c 'echo $$ > pid; exec sleep 3600' >/dev/null 2>&1 </dev/null &")
+    pid = int(until(lambda: execute(client, "cat pid 2>/dev/null").out))
+    os.kill(laptop.sim.pid, signal.SIGKILL)
+    until(lambda: control.find(home) is None)
+    assert processes.look(pid)
+    assert control.stop(home) == 1
+    assert processes.look(pid) is None
+    assert list((home / "sim" / "nodes").iterdir()) == []
+    client.close()
+
+
+def test_start_after_a_crash_begins_afresh(home: Path) -> None:
+    laptop = Laptop(control.start(home), "key")
+    (instance,) = laptop.launch()
+    client = laptop.connect(instance["PublicIpAddress"])
+    execute(client, "setsid sh -c 'echo $$ > pid; exec sleep 3600' >/dev/null 2>&1 </dev/null &")
+    pid = int(until(lambda: execute(client, "cat pid 2>/dev/null").out))
+    os.kill(laptop.sim.pid, signal.SIGKILL)
+    until(lambda: control.find(home) is None)
+    again = control.start(home)
+    assert again.pid != laptop.sim.pid
+    assert processes.look(pid) is None
+    assert control.nodes(again) == []
+    client.close()
+
+
+def test_sigterm_ends_the_server_and_its_nodes(home: Path) -> None:
+    laptop = Laptop(control.start(home), "key")
+    (instance,) = laptop.launch()
+    client = laptop.connect(instance["PublicIpAddress"])
+    client.exec_command("sleep 3600")
+    until(lambda: control.nodes(laptop.sim)[0]["processes"])
+    os.kill(laptop.sim.pid, signal.SIGTERM)
+    until(lambda: processes.belonging(home) == [])
+    assert not (home / "sim" / "sim.json").exists()
+    client.close()
+
+
+def test_two_simulators_side_by_side_share_nothing(
+    home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other_home = tmp_path_factory.mktemp("other")
+    first, second = Laptop(control.start(home), "key"), Laptop(control.start(other_home), "key")
+    assert first.sim.network != second.sim.network
+    (here,), (there,) = first.launch(), second.launch()
+    assert len({i[a] for i in (here, there) for a in ("PrivateIpAddress", "PublicIpAddress")}) == 4
+    first.connect(here["PublicIpAddress"])
+    client = second.connect(there["PublicIpAddress"])
+    control.stop(home)
+    assert execute(client, "echo alive").out == b"alive\n"
+    second.leave()
+    assert control.stop(other_home) == 1
+
+
+def test_a_process_that_got_the_servers_pid_is_not_taken_for_it(home: Path) -> None:
+    simulator = control.start(home)
+    path = home / "sim" / "sim.json"
+    record = json.loads(path.read_text())
+    control.stop(home)
+    strangers = [
+        subprocess.Popen(["sleep", "3600"]),
+        subprocess.Popen(["sleep", "3600"], env={**os.environ, processes.HOME_MARK: str(home)}),
+    ]
+    try:
+        stranger, marked = map(lambda process: until(lambda: processes.look(process.pid)), strangers)
+        path.write_text(json.dumps({**record, "pid": stranger.pid, "ticks": stranger.started}))
+        assert control.find(home) is None
+        path.write_text(json.dumps({**record, "pid": marked.pid, "ticks": record["ticks"]}))
+        assert control.find(home) is None
+        control.stop(home)
+        assert strangers[0].poll() is None, "stop killed a process that is not the simulator's"
+    finally:
+        for process in strangers:
+            process.kill()
+            process.wait()
+    assert simulator.home == home
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"pid": "x", "ticks": 1}', '{"pid": 1'])
+def test_a_damaged_record_is_no_simulator(home: Path, content: str) -> None:
+    (home / "sim").mkdir()
+    (home / "sim" / "sim.json").write_text(content)
+    assert control.find(home) is None
+
+
+def test_a_taken_port_is_said_and_nothing_stays(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CloudDDPError) as error:
+        control.start(home, port=taken.getsockname()[1])
+    assert "in use" in error.value.message
+    assert "server.log" in error.value.hint
+    assert control.find(home) is None
+    assert processes.belonging(home) == []
+
+
+def test_a_missing_extra_is_named_with_what_to_install(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "cloudddp", ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "from pathlib import Path; from cloudddp.errors import CloudDDPError; from cloudddp.sim import control\n"
+        "try: control.start(Path('home'))\n"
+        "except CloudDDPError as error: print(error.message, '|', error.hint)"
+    )
+    # -S: no site-packages, so neither moto nor asyncssh can be found.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60
+    )
+    assert "the simulator needs moto and asyncssh" in done.stdout, done.stderr
+    assert "pip install 'cloudddp[sim]'" in done.stdout
+
+
+def test_an_ordinary_client_needs_only_the_environment(sim: control.Simulator) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in control.HIDDEN}
+    code = (
+        "import boto3; print(boto3.client('ec2').describe_vpcs()['Vpcs'][0]['CidrBlock'])\n"
+        "try: boto3.Session(profile_name='real')\n"
+        "except Exception as error: print(type(error).__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, **control.environment(sim)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == [sim.network, "ProfileNotFound"], done.stderr
+
+
+def test_the_callers_address_is_told(sim: control.Simulator) -> None:
+    url = control.environment(sim)["CLOUDDDP_CHECKIP_URL"]
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as answer:
+        assert answer.read() == b"127.0.0.1\n"
+
+
+def test_a_simulator_that_is_gone_is_said_to_be(home: Path) -> None:
+    simulator = control.start(home)
+    control.stop(home)
+    with pytest.raises(CloudDDPError, match="does not answer"):
+        control.nodes(simulator)

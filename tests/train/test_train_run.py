@@ -1,0 +1,218 @@
+"""The trainer as people start it: torchrun, bare environment variables, tcp and file rendezvous, one process."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import train_harness as harness
+from train_files import write_stl10
+
+pytest.importorskip("torch")
+
+import torch
+
+pytestmark = pytest.mark.torch
+MAIN = harness.ROOT / "train" / "main.py"
+TINY = ["--dataset", "synthetic", "--synthetic-size", 40, "--image-size", 8, "--batch-size", 8, "--epochs", 3]
+QUIET = ["--no-tensorboard"]
+LAST_LINE = r"test accuracy (0\.\d{4}) \(best (0\.\d{4}) at epoch (\d+)\) after (\d+) epochs, \d+\.\d s"
+
+
+def status(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "status.json").read_text(encoding="utf-8"))
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    return torch.load(folder / "snapshot.pt", weights_only=True)["model"]
+
+
+def by_env(world: int, *argv: object) -> list[tuple[list[object], dict[str, object]]]:
+    """Starts for `world` ranks that meet through environment variables alone."""
+    port = harness.free_port()
+    return [
+        (
+            [MAIN, *argv],
+            {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": world,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            },
+        )
+        for rank in range(world)
+    ]
+
+
+def test_digits_are_learnt_by_two_ranks_of_a_copy_of_the_folder_alone(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    shutil.copytree(harness.ROOT / "train", tmp_path / "train", ignore=shutil.ignore_patterns("__pycache__"))
+    done = harness.torchrun(2, "-m", "train.main", "--dataset", "digits", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    out = tmp_path / "runs" / "digits"
+
+    *epochs, last = done.stdout.splitlines()
+    assert [line.split()[1] for line in epochs] == [f"{epoch}/8" for epoch in range(1, 9)]
+    found = re.fullmatch(LAST_LINE, last)
+    assert found, last
+    assert float(found[1]) >= 0.97
+
+    end = status(out)
+    assert (end["state"], end["epoch"], end["step"], end["world_size"]) == ("finished", 8, 184, 2)
+    assert f"{end['best_accuracy']:.4f}" == found[2]
+
+    recorded = [line for line in lines(out) if line["kind"] == "epoch"]
+    assert [line["epoch"] for line in recorded] == list(range(1, 9))
+    assert {line["test_samples"] for line in recorded} == {359}
+    assert {line["samples"] for line in recorded} == {1438}
+    pytest.importorskip("tensorboard")
+    assert list((out / "tensorboard").glob("events.out.tfevents.*"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The weights that one process without any process group arrives at."""
+    folder = tmp_path_factory.mktemp("alone")
+    done = harness.python(MAIN, *TINY, *QUIET, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    return weights(folder)
+
+
+@pytest.mark.parametrize("form", ["env", "tcp", "file"])
+def test_ranks_started_by_hand_train_as_one_process_does(
+    form: str, tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    argv = [*TINY, *QUIET, "--out", tmp_path / "out"]
+    address = {"tcp": f"tcp://127.0.0.1:{harness.free_port()}", "file": f"file://{tmp_path}/meet"}
+    starts = by_env(2, *argv)
+    if form != "env":
+        own = [MAIN, *argv, "--init-method", address[form], "--world-size", 2]
+        starts = [([*own, rank, rank], {}) for rank in range(2)]
+    first, second = harness.by_hand(starts)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert re.fullmatch(LAST_LINE, first.stdout.splitlines()[-1])
+    assert second.stdout == ""
+    found = weights(tmp_path / "out")
+    assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-5
+
+
+def test_a_rank_that_exits_on_purpose_is_resumed_to_the_very_same_weights(
+    tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    argv = [*TINY, *QUIET, "--out", tmp_path, "--save-every", 2]
+    broken = harness.python(MAIN, *argv, "--fail-rank", 0, "--fail-code", 7, "--fail-step", 8)
+    assert broken.returncode == 7
+    assert status(tmp_path)["state"] == "running"
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "epoch", "st')  # what a kill in the middle of a write leaves
+
+    resumed = harness.python(MAIN, *argv, "--fail-rank", 0, "--fail-code", 7, "--fail-step", 8)
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.startswith("resumed at step 6 (epoch 1)")
+    found = weights(tmp_path)
+    assert all(torch.equal(found[name], alone[name]) for name in alone)
+    assert [line["step"] for line in lines(tmp_path) if line["kind"] == "epoch"] == [5, 10, 15]
+
+    again = harness.python(MAIN, *argv)
+    assert again.returncode == 0
+    assert re.fullmatch(LAST_LINE, again.stdout.splitlines()[-1])
+    assert all(torch.equal(weights(tmp_path)[name], alone[name]) for name in alone)
+
+    other = harness.python(MAIN, *argv, "--seed", 3)
+    assert other.returncode == 2
+    assert "seed 0 (now 3)" in other.stderr
+    assert "Traceback" not in other.stderr
+
+    fresh = harness.python(MAIN, *argv, "--seed", 3, "--fresh")
+    assert fresh.returncode == 0, fresh.stderr
+    assert not torch.equal(weights(tmp_path)["fc2.weight"], alone["fc2.weight"])
+
+
+def test_worker_processes_for_loading_change_nothing(tmp_path: Path, alone: dict[str, Any]) -> None:
+    done = harness.python(MAIN, *TINY, *QUIET, "--workers", 1, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(torch.equal(weights(tmp_path)[name], alone[name]) for name in alone)
+
+
+def test_resnet18_trains_on_stl10_files_in_mixed_precision(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    write_stl10(tmp_path, samples=6)
+    # torchvision compares the checksums of the published 2.6 GB, which no small file can have.
+    program = (
+        "import sys, torchvision; torchvision.datasets.STL10._check_integrity = lambda self: True; "
+        "from train.main import main; sys.exit(main())"
+    )
+    flags = ["--dataset", "stl10", "--data", tmp_path, "--image-size", 32, "--batch-size", 3, "--amp", "bf16"]
+    done = harness.python("-c", program, *flags, *QUIET, "--epochs", 1, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(LAST_LINE, done.stdout.splitlines()[-1])
+    assert weights(tmp_path / "out")["fc.weight"].shape == (10, 512)
+
+
+def test_local_rank_0_of_every_node_writes_when_asked_to(tmp_path: Path) -> None:
+    normed = [
+        "--model",
+        "mnist",
+        "--image-size",
+        12,
+    ]  # BatchNorm's statistics differ between ranks if left alone
+    port = harness.free_port()
+    shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    starts = [
+        (
+            [MAIN, *TINY, *QUIET, *normed, "--snapshot-per-node", "--out", tmp_path / f"node{node}"],
+            {"RANK": node, "LOCAL_RANK": 0, **shared},
+        )
+        for node in range(2)
+    ]
+    done = harness.by_hand(starts)
+    assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
+    one, other = weights(tmp_path / "node0"), weights(tmp_path / "node1")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not (tmp_path / "node1" / "metrics.jsonl").exists()
+
+
+def test_missing_data_ends_every_rank_with_exit_code_2_and_a_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    done = harness.by_hand(by_env(2, "--dataset", "mnist", "--data", tmp_path, "--out", tmp_path / "out"))
+    assert [one.returncode for one in done] == [2, 2]
+    assert "train: rank 0: the data cannot be read" in done[0].stderr
+    assert done[1].stderr == "train: rank 1: stopped, because another rank could not load the data\n"
+    assert "Traceback" not in done[0].stderr
+
+
+def test_a_loss_that_explodes_stops_with_a_sentence_and_a_failed_status(tmp_path: Path) -> None:
+    done = harness.python(MAIN, *TINY, *QUIET, "--lr", "1e30", "--out", tmp_path)
+    assert done.returncode == 1
+    assert re.search(r"step \d+, rank 0: the (loss|gradients)", done.stderr)
+    assert "Traceback" not in done.stderr
+    assert status(tmp_path)["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "told"),
+    [
+        (["--device", "cuda"], {}, "sees no GPU"),
+        (["--init-method", "tcp://127.0.0.1:1"], {}, "RANK LOCAL_RANK"),
+        (["0", "0"], {"WORLD_SIZE": 2}, "MASTER_ADDR and MASTER_PORT"),
+        (["2", "0"], {"WORLD_SIZE": 2}, "not in 0..1"),
+        ([], {"RANK": 0}, "WORLD_SIZE"),
+        (["--resume", "require", "--out", "nowhere"], {}, "no rank has a valid snapshot"),
+    ],
+)
+def test_a_start_that_cannot_work_is_refused_with_what_to_do(
+    argv: list[str], env: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    done = harness.python(MAIN, *TINY, *QUIET, *argv, cwd=tmp_path, **env)
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,152 @@
+"""A snapshot survives what happens to files: torn writes, flipped bits, a killed writer, a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import train_harness as harness
+
+pytest.importorskip("torch")
+
+import torch
+
+from train import snapshot
+
+pytestmark = pytest.mark.torch
+
+# Saves ever newer states until it is killed, or until the disk is full.
+WRITER = """
+import resource, sys
+from pathlib import Path
+import torch
+from train import snapshot
+from train.errors import TrainError
+folder, limit = Path(sys.argv[1]), int(sys.argv[2])
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+for step in range(1, 10_000):
+    try:
+        snapshot.save(folder, {"step": step, "payload": torch.full((int(sys.argv[3]),), float(step))})
+    except TrainError as error:
+        sys.exit(str(error))
+"""
+
+
+def state(step: int) -> snapshot.State:
+    return {
+        "step": step,
+        "payload": torch.full((1000,), float(step)),
+        "nested": {"lr": 0.5, "names": ["a", "b"]},
+    }
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A folder with snapshots of steps 1 (previous) and 2 (newest)."""
+    snapshot.save(tmp_path, state(1))
+    snapshot.save(tmp_path, state(2))
+    return tmp_path
+
+
+def test_what_was_saved_is_loaded(two: Path) -> None:
+    loaded = snapshot.load_local(two)
+    assert loaded is not None
+    assert loaded["step"] == 2
+    assert torch.equal(loaded["payload"], state(2)["payload"])
+    assert loaded["nested"] == state(2)["nested"]
+
+
+def test_nothing_but_the_two_snapshots_is_left_after_saving(two: Path) -> None:
+    assert sorted(path.name for path in two.iterdir()) == [snapshot.PREVIOUS, snapshot.NAME]
+
+
+def test_an_empty_folder_holds_no_snapshot(tmp_path: Path) -> None:
+    assert snapshot.load_local(tmp_path) is None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_snapshot_is_named_and_the_previous_one_is_used(
+    two: Path, share: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = two / snapshot.NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    loaded = snapshot.load_local(two)
+    assert loaded is not None
+    assert loaded["step"] == 1
+    assert str(path) in capsys.readouterr().err
+
+
+def test_flipped_bits_in_the_weights_are_noticed(two: Path) -> None:
+    path = two / snapshot.NAME
+    payload = state(2)["payload"].numpy().tobytes()
+    whole = path.read_bytes()
+    assert whole.count(payload) == 1
+    path.write_bytes(whole.replace(payload, payload[:40] + bytes([payload[40] ^ 1]) + payload[41:]))
+    loaded = snapshot.load_local(two)
+    assert loaded is not None
+    assert loaded["step"] == 1
+
+
+def test_a_file_that_is_something_else_is_skipped(two: Path) -> None:
+    torch.save({"step": 99, "weights": torch.zeros(3)}, two / snapshot.NAME)
+    loaded = snapshot.load_local(two)
+    assert loaded is not None
+    assert loaded["step"] == 1
+
+
+def test_a_crash_between_the_two_renames_leaves_the_previous_snapshot(two: Path) -> None:
+    (two / snapshot.NAME).replace(two / snapshot.PREVIOUS)
+    loaded = snapshot.load_local(two)
+    assert loaded is not None
+    assert loaded["step"] == 2
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_writer_killed_in_the_middle_of_a_write_leaves_a_loadable_snapshot(
+    tmp_path: Path, attempt: int
+) -> None:
+    process = harness.start(["-c", WRITER, tmp_path, 0, 4_000_000], cwd=harness.ROOT, PYTHONPATH=harness.ROOT)
+    try:
+        stop_in_the_middle_of_a_write(tmp_path, process.pid)
+    finally:
+        harness.kill_session(process)
+    assert process.returncode == -signal.SIGKILL
+    loaded = snapshot.load_local(tmp_path)
+    assert loaded is not None
+    assert bool((loaded["payload"] == loaded["step"]).all())
+
+
+def stop_in_the_middle_of_a_write(folder: Path, writer: int) -> None:
+    """Stop the writer while a file beside the newest snapshot is shorter than that one."""
+    newest = folder / snapshot.NAME
+    deadline = time.monotonic() + harness.HANG
+    while time.monotonic() < deadline:
+        if not half_written(folder, newest):
+            continue
+        os.kill(writer, signal.SIGSTOP)
+        if half_written(folder, newest):
+            return
+        os.kill(writer, signal.SIGCONT)
+    raise AssertionError("the writer was never seen in the middle of a write")
+
+
+def half_written(folder: Path, newest: Path) -> bool:
+    try:
+        whole = newest.stat().st_size
+        return any(0 < path.stat().st_size < whole for path in folder.iterdir())
+    except FileNotFoundError:
+        return False  # nothing is saved yet, or a rename came between
+
+
+def test_a_full_disk_is_a_clear_error_and_the_old_snapshots_stay(two: Path) -> None:
+    before = {path.name: path.read_bytes() for path in two.iterdir()}
+    done = harness.python("-c", WRITER, two, 100_000, 1_000_000, PYTHONPATH=harness.ROOT)
+    assert done.returncode == 1
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {path.name: path.read_bytes() for path in two.iterdir()} == before

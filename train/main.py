@@ -1,0 +1,89 @@
+"""Train a network: the page to read first.
+
+Started by torchrun, by hand on each node, or as one process; see docs/training.md or --help. It must not know how
+ranks, snapshots or datasets work: it puts them together. torch is imported after the flags are checked, so that a
+wrong flag costs no waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+if not __package__:
+    # Run as a file: `train` must be importable, and this folder's own modules must not be top-level names.
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
+
+from train.config import Config, parse
+from train.errors import TrainError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the training that the command line asks for. Returns the exit code: 0, 1 failed, 2 bad usage or data."""
+    begun = time.perf_counter()
+    try:
+        config = parse(sys.argv[1:] if argv is None else argv)
+    except TrainError as error:
+        # The flags are the same on every rank: one of them says what is wrong.
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"train: {error}", file=sys.stderr)
+        return error.exit_code
+
+    # torchrun shows the exception that this leaves in its error file as the cause of a failed job.
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    try:
+        record(run)(config, begun)
+    except TrainError as error:
+        print(f"train: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def run(config: Config, begun: float) -> None:
+    """Join the other ranks, load the data, build the model, train it."""
+    from train import data, dist, models
+    from train.metrics import Metrics, make_folder
+    from train.trainer import Trainer
+
+    place = dist.find_place(config, os.environ)
+    with dist.join(config, place) as ranks:
+
+        def prepare() -> data.Data:
+            loaded = data.load(config, download=config.download and place.local_rank == 0)
+            make_folder(config.folder)
+            return loaded
+
+        loaded = ranks.in_turn(prepare, what="load the data")
+        module = models.build(config.model, shape=loaded.shape, classes=loaded.classes, seed=config.seed)
+        metrics = Metrics(config.folder, enabled=ranks.is_main, tensorboard=config.tensorboard)
+        trainer = Trainer(config=config, ranks=ranks, module=module, data=loaded, metrics=metrics)
+        trainer.resume()
+        metrics.open(trainer.step)
+        metrics.status("running", step=trainer.step, epoch=trainer.epoch, world_size=ranks.world)
+        try:
+            trainer.fit()
+        except BaseException as error:
+            metrics.status("failed", step=trainer.step, epoch=trainer.epoch, error=str(error))
+            raise
+        finally:
+            metrics.close()
+        metrics.status(
+            "finished",
+            step=trainer.step,
+            epoch=trainer.epoch,
+            accuracy=trainer.accuracy,
+            best_accuracy=trainer.best_accuracy,
+            world_size=ranks.world,
+        )
+        metrics.say(
+            f"test accuracy {trainer.accuracy:.4f} (best {trainer.best_accuracy:.4f} at epoch {trainer.best_epoch}) "
+            f"after {trainer.epoch} epochs, {time.perf_counter() - begun:.1f} s"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The training state on disk: written so that a crash at any moment leaves a loadable one, and read so that no
+shared storage is needed.
+
+It must not know models or optimizers: a state is a dictionary that holds a `step`. On loading, the rank with the
+newest valid snapshot is elected and sends it to all, because after a restart rank 0 may be on another node.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from train.dist import Ranks
+from train.errors import TrainError
+
+NAME = "snapshot.pt"
+PREVIOUS = "snapshot.prev.pt"
+FORMAT = 1
+
+State = dict[str, Any]
+
+
+def save(folder: Path, state: State, *, writer: int = 0) -> None:
+    """Write `state` as the newest snapshot of `folder` and keep the one before it.
+
+    `writer` is the rank that writes; it keeps the temporary files of several writers apart. Raises `TrainError`
+    where the disk refuses; the snapshots that were there stay.
+    """
+    path = folder / NAME
+    temporary = folder / f".snapshot.{writer}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            torch.save({"format": FORMAT, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            path.replace(folder / PREVIOUS)
+        except FileNotFoundError:
+            pass  # the first snapshot has none before it
+        temporary.replace(path)
+        _sync_folder(folder)
+    except (OSError, RuntimeError) as error:  # RuntimeError: how torch's writer reports a short write
+        temporary.unlink(missing_ok=True)
+        raise TrainError(
+            f"the snapshot {path} cannot be written ({error}); the ones before it are kept"
+        ) from error
+
+
+def remove(folder: Path) -> None:
+    """Remove the snapshots of an earlier run, so that none of them is ever newer than one of this run."""
+    for name in (NAME, PREVIOUS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def load_local(folder: Path) -> State | None:
+    """The newest valid state in `folder`, on the CPU, or None. A damaged file is named on stderr and skipped."""
+    found = [state for state in (_read(folder / NAME), _read(folder / PREVIOUS)) if state is not None]
+    return max(found, key=lambda state: state["step"], default=None)
+
+
+def load_newest(folder: Path, ranks: Ranks) -> State | None:
+    """The newest state that any rank finds in its `folder`, on every rank, or None where no rank has one."""
+    mine = load_local(folder)
+    steps = ranks.gather(-1 if mine is None else int(mine["step"]))
+    newest = max(steps)
+    if newest < 0:
+        return None
+    source = steps.index(newest)
+    blob = ranks.share(_to_bytes(mine) if ranks.rank == source else None, source=source)
+    return _from_bytes(blob)
+
+
+def _read(path: Path) -> State | None:
+    if not path.exists():
+        return None
+    try:
+        # torch does not compare the checksums in its own files when it reads them; zipfile does.
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"checksum of {damaged} is wrong")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if (
+            not isinstance(state, dict)
+            or state.get("format") != FORMAT
+            or not isinstance(state.get("step"), int)
+        ):
+            raise ValueError("it is not a snapshot of this trainer")
+    except Exception as error:  # whatever is wrong with this file, an older one may still be good
+        print(f"snapshot {path} is skipped: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return None
+    return state
+
+
+def _to_bytes(state: State | None) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _from_bytes(blob: bytes) -> State:
+    return torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    # A rename is on disk only when its folder is.
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
