@@ -112,10 +112,13 @@ def lifetime(spec: ClusterSpec, price: Price) -> timedelta:
         hours = min(hours, spec.max_cost / price.hour)
     life = timedelta(seconds=int(hours * 3600))
     if life < SHORTEST:
+        least = (
+            int(price.hour * SHORTEST.total_seconds() / 36 + 1) / 100
+        )  # to the next cent, so that it suffices
         raise UsageError(
             f"the cluster would end {life.total_seconds() / 60:.1f} minutes after its start: "
             f"{spec.nodes} x {spec.instance_type} cost ${price.hour:.2f} an hour",
-            hint=f"nodes need minutes to boot; allow at least ${price.hour / 6:.2f} and 0.17 hours",
+            hint=f"nodes need minutes to boot; allow at least ${least:.2f} and 0.17 hours",
         )
     return life
 

@@ -34,7 +34,7 @@ Name = Annotated[
     _limited(
         "Name of the cluster: the value of its `cloudddp:cluster` tag.",
         allowed="1 to 40 of a-z, 0-9 and '-', beginning with a letter or digit",
-        pattern=r"^[a-z0-9][a-z0-9-]{0,39}$",
+        pattern=r"^[a-z0-9][a-z0-9-]{0,39}\Z",
     ),
 ]
 Relative = Annotated[
@@ -42,7 +42,7 @@ Relative = Annotated[
     _limited(
         "",
         allowed="a path inside the project, relative, without '..'",
-        pattern=r"^(?!/)(?!~)(?!(.*/)?\.\.(/|$)).+$",
+        pattern=r"^(?!/)(?!~)(?!(.*/)?\.\.(/|$)).+\Z",
     ),
 ]
 
@@ -57,7 +57,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         _limited(
             "EC2 instance type of every node.",
             allowed="an EC2 instance type such as g5.xlarge",
-            pattern=r"^[a-z][a-z0-9-]*\.[a-z0-9-]+$",
+            pattern=r"^[a-z][a-z0-9-]*\.[a-z0-9-]+\Z",
         ),
     ] = "g5.xlarge"
     max_hours: Annotated[
@@ -92,7 +92,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             _limited(
                 "AWS region. Left out: AWS_REGION, or that of the AWS profile.",
                 allowed="an AWS region such as us-east-1",
-                pattern=r"^[a-z]{2}(-[a-z]+)+-\d$",
+                pattern=r"^[a-z]{2}(-[a-z]+)+-\d\Z",
             ),
         ]
         | None
@@ -103,7 +103,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             _limited(
                 "Availability zone. Left out: the first zone that offers the type and has addresses free.",
                 allowed="an availability zone such as us-east-1a",
-                pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$",
+                pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]\Z",
             ),
         ]
         | None
@@ -114,7 +114,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             _limited(
                 "Subnet id. Left out: a subnet of the VPC in the zone.",
                 allowed="an id such as subnet-0abc",
-                pattern=r"^subnet-[0-9a-f]+$",
+                pattern=r"^subnet-[0-9a-f]+\Z",
             ),
         ]
         | None
@@ -125,7 +125,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             _limited(
                 "VPC id. Left out: the default VPC.",
                 allowed="an id such as vpc-0abc",
-                pattern=r"^vpc-[0-9a-f]+$",
+                pattern=r"^vpc-[0-9a-f]+\Z",
             ),
         ]
         | None
@@ -135,12 +135,14 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         _limited(
             "Machine image: an id, or an SSM parameter that holds one; {arch} becomes x86_64 or arm64.",
             allowed="an image id (ami-...) or the name of an SSM parameter (/...)",
-            pattern=r"^(ami-[0-9a-f]+|/[A-Za-z0-9_.{}/-]+)$",
+            pattern=r"^(ami-[0-9a-f]+|/[A-Za-z0-9_.{}/-]+)\Z",
         ),
     ] = "/aws/service/deeplearning/ami/{arch}/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
     user: Annotated[
         str,
-        _limited("Login user of the image.", allowed="a Unix user name", pattern=r"^[a-z_][a-z0-9_-]{0,31}$"),
+        _limited(
+            "Login user of the image.", allowed="a Unix user name", pattern=r"^[a-z_][a-z0-9_-]{0,31}\Z"
+        ),
     ] = "ubuntu"
     ssh_port: Annotated[int, _limited("Port of the nodes' SSH server.", ge=1, le=65535)] = 22
     ssh_from: Annotated[
@@ -148,7 +150,9 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             Annotated[
                 str,
                 _limited(
-                    "", allowed="an address block such as 203.0.113.7/32", pattern=r"^[0-9a-fA-F:.]+/\d{1,3}$"
+                    "",
+                    allowed="an address block such as 203.0.113.7/32",
+                    pattern=r"^[0-9a-fA-F:.]+/\d{1,3}\Z",
                 ),
             ],
             ...,
@@ -240,7 +244,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "setup": SetupSpec,
 }
 
-_ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What the launcher or torchrun itself sets for each rank: a value of the user's would silently lose.
 RESERVED_ENVIRONMENT = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
@@ -252,6 +256,7 @@ OTHER_VARIABLES = frozenset(
         "CONFIG",
         "CHECKIP_URL",
         "PROFILE",
+        "YES",
         "SIM",
         "SIM_HOME",
         "SIM_NODE",
@@ -322,9 +327,11 @@ def _bounds(meta: Meta) -> str:
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """Return "; did you mean 'x'?" for the nearest known name, or the list of all where none is near."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(sorted(known))
+    """Return "did you mean 'x'?" for the nearest known names, or the list of all where none is near."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.7)
+    if not close:
+        return "known: " + ", ".join(sorted(known))
+    return "did you mean " + " or ".join(repr(name) for name in close) + "?"
 
 
 def read_toml(path: Path) -> Layer:
@@ -346,6 +353,8 @@ def read_toml(path: Path) -> Layer:
 
 
 def _unknown_section(origin: str, section: str) -> None:
+    if section in SECTIONS:
+        raise UsageError(f"{origin}: {section} must be a table", hint=f"write it as [{section}]")
     hint = nearest(section, list(SECTIONS))
     for name in SECTIONS:
         if section in fields(name):
@@ -426,7 +435,8 @@ def _from_text(hint: Any, value: Any) -> Any:
     inner, _ = _unwrap(hint)
     takes_list = any(get_origin(kind) is tuple for kind in (inner, *get_args(inner)))
     if isinstance(value, str) and takes_list and (get_origin(inner) is tuple or "," in value):
-        return [_numeric(part.strip()) for part in value.split(",") if part.strip()]
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        return parts if get_origin(inner) is tuple else [_numeric(part) for part in parts]
     return _numeric(value) if takes_list else value
 
 
@@ -437,7 +447,7 @@ def _numeric(value: Any) -> Any:
 
 def _check_environment(origin: str, variables: Mapping[str, str]) -> None:
     for name, value in variables.items():
-        if not _ENVIRONMENT_NAME.match(name) or "\0" in value:
+        if not _ENVIRONMENT_NAME.fullmatch(name) or "\0" in value:
             raise UsageError(
                 f"{origin}: job.env name {name!r} is not allowed",
                 hint="allowed: letters, digits and '_', not beginning with a digit; no NUL in the value",

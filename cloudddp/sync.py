@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import posixpath
 import stat
 import struct
 import subprocess
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudddp.errors import UsageError
+from cloudddp.errors import CloudDDPError, UsageError
 
 # path -> [kind, mode, size, mtime_ns, link target]; kind "f" or "l". The agent makes and reads the same.
 Manifest = dict[str, list[str | int]]
@@ -64,9 +65,10 @@ def snapshot(root: Path, *, exclude: Sequence[str] = (), keep_out: Sequence[str]
     Raises UsageError for what cannot be carried: a socket, a pipe, a device, an unreadable file.
     """
     left_out = _matcher((*ALWAYS_LEFT_OUT, *exclude))
+    outputs = [posixpath.normpath(out) for out in keep_out]  # "./runs/" is "runs"
     manifest: Manifest = {}
     for name in sorted(_list(root)):
-        if left_out(name) or any(name == out or name.startswith(out.rstrip("/") + "/") for out in keep_out):
+        if left_out(name) or any(name == out or name.startswith(out + "/") for out in outputs):
             continue
         entry = _describe(root, name)
         if entry is not None:
@@ -116,7 +118,7 @@ def _git_list(root: Path, prefix: str = "") -> Iterator[str]:
         )
     for raw in set(listing.stdout.split(b"\0")):
         name = prefix + os.fsdecode(raw)
-        if not raw:
+        if raw in (b"", b"./"):  # "./": this folder is itself an entry, a submodule that was never fetched
             continue
         path = root / name
         if path.is_dir() and not path.is_symlink():  # a submodule, or a repository inside this one
@@ -242,8 +244,9 @@ def stream(project: Snapshot, to_send: Difference) -> Iterator[bytes]:
 
 
 def _pieces(project: Snapshot, to_send: Difference) -> Iterator[bytes]:
-    header = json.dumps({"delete": to_send.delete, "manifest": project.manifest}).encode()
-    yield struct.pack("!Q", len(header)) + header
+    header = {"delete": to_send.delete, "send": len(to_send.send), "manifest": project.manifest}
+    text = json.dumps(header).encode()
+    yield struct.pack("!Q", len(text)) + text
     for name in to_send.send:
         kind, mode, size, mtime_ns, link = project.manifest[name]
         member = tarfile.TarInfo(name)
@@ -260,7 +263,14 @@ def _pieces(project: Snapshot, to_send: Difference) -> Iterator[bytes]:
 
 def _contents(path: Path, size: int) -> Iterator[bytes]:
     left = size
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise CloudDDPError(
+            f"{path}: cannot be sent to the nodes any more: {error.strerror}",
+            hint="a file that comes and goes belongs in .gitignore or sync.exclude; repeat the command",
+        ) from None
+    with file:
         while left:
             piece = file.read(min(PIECE, left))
             if not piece:

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 if not __package__:
     # Run as a file: `train` must be importable, and this folder's own modules must not be top-level names.
@@ -19,6 +20,9 @@ if not __package__:
 
 from train.config import Config, parse
 from train.errors import TrainError
+
+if TYPE_CHECKING:
+    from train.dist import Ranks
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,46 +48,62 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(config: Config, begun: float) -> None:
-    """Join the other ranks, load the data, build the model, train it."""
-    from train import data, dist, models
+    """Join the other ranks and train with them."""
+    from train import dist
+
+    with dist.join(config, dist.find_place(config, os.environ)) as ranks:
+        train(config, ranks, begun)
+
+
+def train(config: Config, ranks: Ranks, begun: float) -> None:
+    """Load the data, build the model, train it, and say how well it does."""
+    from train import data, models
     from train.metrics import Metrics, make_folder
     from train.trainer import Trainer
 
-    place = dist.find_place(config, os.environ)
-    with dist.join(config, place) as ranks:
+    def prepare() -> data.Data:
+        loaded = data.load(config, download=config.download and ranks.place.local_rank == 0)
+        make_folder(config.folder)
+        return loaded
 
-        def prepare() -> data.Data:
-            loaded = data.load(config, download=config.download and place.local_rank == 0)
-            make_folder(config.folder)
-            return loaded
+    loaded = ranks.in_turn(prepare, what="load the data")
+    module = models.build(config.model, shape=loaded.shape, classes=loaded.classes, seed=config.seed)
+    metrics = Metrics(config.folder, enabled=ranks.is_main, tensorboard=config.tensorboard)
+    trainer = Trainer(config=config, ranks=ranks, module=module, data=loaded, metrics=metrics)
+    trainer.resume()
+    metrics.open(trainer.step)
+    metrics.status("running", step=trainer.step, epoch=trainer.epoch, world_size=ranks.world)
+    try:
+        trainer.fit()
+    except BaseException as error:
+        metrics.status("failed", step=trainer.step, epoch=trainer.epoch, error=str(error))
+        raise
+    finally:
+        metrics.close()
+    metrics.status(
+        "finished",
+        step=trainer.step,
+        epoch=trainer.epoch,
+        accuracy=trainer.accuracy,
+        best_accuracy=trainer.best_accuracy,
+        world_size=ranks.world,
+    )
+    metrics.say(
+        f"test accuracy {trainer.accuracy:.4f} (best {trainer.best_accuracy:.4f} at epoch {trainer.best_epoch}) "
+        f"after {trainer.epoch} epochs, {time.perf_counter() - begun:.1f} s"
+    )
 
-        loaded = ranks.in_turn(prepare, what="load the data")
-        module = models.build(config.model, shape=loaded.shape, classes=loaded.classes, seed=config.seed)
-        metrics = Metrics(config.folder, enabled=ranks.is_main, tensorboard=config.tensorboard)
-        trainer = Trainer(config=config, ranks=ranks, module=module, data=loaded, metrics=metrics)
-        trainer.resume()
-        metrics.open(trainer.step)
-        metrics.status("running", step=trainer.step, epoch=trainer.epoch, world_size=ranks.world)
-        try:
-            trainer.fit()
-        except BaseException as error:
-            metrics.status("failed", step=trainer.step, epoch=trainer.epoch, error=str(error))
-            raise
-        finally:
-            metrics.close()
-        metrics.status(
-            "finished",
-            step=trainer.step,
-            epoch=trainer.epoch,
-            accuracy=trainer.accuracy,
-            best_accuracy=trainer.best_accuracy,
-            world_size=ranks.world,
-        )
-        metrics.say(
-            f"test accuracy {trainer.accuracy:.4f} (best {trainer.best_accuracy:.4f} at epoch {trainer.best_epoch}) "
-            f"after {trainer.epoch} epochs, {time.perf_counter() - begun:.1f} s"
-        )
+
+def leave(code: int) -> NoReturn:
+    """End the process with `code`, without Python's shutdown.
+
+    DistributedDataParallel keeps gloo's threads alive beyond destroy_process_group (seen with torch 2.15), and one
+    that still wants the interpreter while it shuts down aborts a finished rank with SIGABRT (seen twice).
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import urllib.request
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
@@ -30,18 +29,13 @@ def require_known_type(aws: AWS, name: str) -> None:
     """Raise UsageError for a type that EC2's own model does not list. Makes no call."""
     known = aws.client("ec2").meta.service_model.shape_for("InstanceType").enum
     if name not in known:
+        family = [k for k in known if k.split(".")[0] == name.split(".")[0]]
+        near = nearest(name, family or known)
         raise UsageError(
             f"unknown instance type {name!r}",
-            hint=f"{nearest(name, known) if len(known) < 20 else _near_type(name, known)} "
+            hint=f"{near if family or near.startswith('did') else 'for example g5.xlarge, p5.48xlarge'} "
             "(a type newer than your botocore: pip install -U boto3)",
         )
-
-
-def _near_type(name: str, known: list[str]) -> str:
-    family = [k for k in known if k.split(".")[0] == name.split(".")[0]]
-    return (
-        nearest(name, family or [k for k in known if k[0] in "gp"]) if family else nearest(name, known)[:60]
-    )
 
 
 def instance_type(aws: AWS, spec: ClusterSpec) -> TypeInfo:
@@ -181,6 +175,8 @@ def caller_block() -> str:
 
     CLOUDDDP_CHECKIP_URL names another service that answers with the caller's address as text.
     """
+    import urllib.request  # 11 ms that `status` does not need
+
     url = os.environ.get("CLOUDDDP_CHECKIP_URL", CHECKIP)
     try:
         if not url.startswith(("http://", "https://")):

@@ -21,7 +21,8 @@ def init(_: Session, folder: Path, example: str | None) -> None:
     Example:
       cloudddp init --example digits my-project
     """
-    from cloudddp import payload, reference
+    from cloudddp import payload
+    from cloudddp.cli import reference
     from cloudddp.errors import UsageError
     from cloudddp.spec import CONFIG_NAME
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from cloudddp.sim import userdata
 from cloudddp.sim.aws import LOCK, gpus
 
+_END_SECONDS = 45.0  # longer than processes.end may take
 _TICK = 0.2  # seconds between looks at the deadlines
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32, "stopping": 64, "stopped": 80}
 
@@ -48,8 +49,8 @@ class Nodes(Protocol):
     def remove(self, instance_id: str) -> None:
         """As `halt`, and the files too."""
 
-    def describe(self, instance_id: str) -> dict[str, Any]:
-        """What the backend knows of a node: ssh_port, home, processes."""
+    def describe(self, instance_ids: list[str]) -> list[dict[str, Any]]:
+        """What the backend knows of each node: ssh_port, home, processes (pids)."""
 
 
 @dataclass(slots=True)
@@ -110,24 +111,30 @@ class Lifecycle:
 
     def describe(self) -> list[dict[str, Any]]:
         """One record per instance that is not terminated; see control.nodes."""
+        lives = [life for life in list(self._lives.values()) if life.instance.state != "terminated"]
         return [
             {
-                "instance_id": instance_id,
+                "instance_id": life.instance.id,
                 "state": life.instance.state,
                 "private_ip": life.instance.private_ip,
                 "public_ip": life.instance.public_ip,
                 "deadline": life.deadline.strftime("%Y-%m-%dT%H:%M:%SZ") if life.deadline else None,
-                **self._nodes.describe(instance_id),
+                **node,
             }
-            for instance_id, life in list(self._lives.items())
-            if life.instance.state != "terminated"
+            for life, node in zip(
+                lives, self._nodes.describe([life.instance.id for life in lives]), strict=True
+            )
         ]
 
     def end_all(self) -> None:
         """Remove every node, whatever its instance's state; for when the instances themselves are forgotten."""
         for instance_id in list(self._lives):
             self._on_terminate(self._lives[instance_id].instance)
+        patience = time.monotonic() + _END_SECONDS
         while any(life.instance.state != "terminated" for life in self._lives.values()):
+            if time.monotonic() > patience:
+                print("some nodes do not end", file=sys.stderr, flush=True)
+                break
             time.sleep(0.01)
         self._lives.clear()
 

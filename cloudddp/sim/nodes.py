@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import asyncssh
 
-from cloudddp.sim import control, processes, shims
+from cloudddp.sim import control, peers, processes, shims
 from cloudddp.sim.lifecycle import NodeSpec
 from cloudddp.sim.sessions import Place, serve
 
@@ -84,13 +84,17 @@ class LoopbackNodes:
         self.halt(instance_id)
         control.remove_node(self._folder(instance_id))
 
-    def describe(self, instance_id: str) -> dict[str, Any]:
-        """ssh_port, home (a path), processes (pids)."""
-        return {
-            "ssh_port": self._port,
-            "home": str(self._folder(instance_id) / "home"),
-            "processes": [process.pid for process in processes.belonging(self._home, instance_id)],
-        }
+    def describe(self, instance_ids: list[str]) -> list[dict[str, Any]]:
+        """For each: ssh_port, home (a path), processes (pids)."""
+        pids = processes.by_node(self._home)
+        return [
+            {
+                "ssh_port": self._port,
+                "home": str(self._folder(instance_id) / "home"),
+                "processes": pids.get(instance_id, []),
+            }
+            for instance_id in instance_ids
+        ]
 
     def _do(self, what: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result()
@@ -150,7 +154,8 @@ class _Door(asyncssh.SSHServer):
     def connection_made(self, conn: Any) -> None:
         self._connection = conn
         self._node.connections.add(conn)
-        if not self._node.open:
+        address, port = conn.get_extra_info("peername")[:2]
+        if not self._node.open or not peers.is_ours(address, port):
             conn.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncssh's signature)
@@ -181,6 +186,10 @@ class _Files(asyncssh.SFTPServer):
 
     def map_path(self, path: bytes) -> bytes:
         return os.path.join(self._start, path)  # noqa: PTH118 (bytes)
+
+    def exit(self) -> None:
+        # scp takes the lack of an exit status for a failure of the whole copy.
+        self.channel.exit(0)
 
 
 def _begin(node: _Node, process: Any) -> None:

@@ -58,22 +58,30 @@ def _everything() -> Iterator[Process]:
 
 
 def belonging(home: Path, node: str | None = None) -> list[Process]:
-    """Every live process of the simulator at `home`, or only those of one node of it; never the caller.
+    """Every live process of the simulator at `home`, or only those of one node of it; never the caller. Parents
+    come before their children.
 
     A process counts if it carries the marks, or if it descends from one that does: a program may clear its
     environment, but not its parent.
     """
-    seen = {process.pid: process for process in _everything()}
-    ours = {
-        process.pid
-        for process in seen.values()
-        if process.home == str(home) and (node is None or process.node == node)
-    }
-    fresh = set(ours)
+    seen = list(_everything())
+    ours = [p for p in seen if p.home == str(home) and (node is None or p.node == node)]
+    known = {process.pid for process in ours}
+    fresh = known
     while fresh:
-        fresh = {p.pid for p in seen.values() if p.parent in fresh and p.pid not in ours}
-        ours |= fresh
-    return [seen[pid] for pid in sorted(ours - {os.getpid()})]
+        children = [p for p in seen if p.parent in fresh and p.pid not in known]
+        fresh = {process.pid for process in children}
+        known = known | fresh
+        ours += children
+    return [process for process in ours if process.pid != os.getpid()]
+
+
+def by_node(home: Path) -> dict[str, list[int]]:
+    """The pids of every node's marked processes, from one look at the machine."""
+    pids: dict[str, list[int]] = {}
+    for process in belonging(home):
+        pids.setdefault(process.node, []).append(process.pid)
+    return pids
 
 
 def end(home: Path, node: str | None = None) -> int:
@@ -83,9 +91,10 @@ def end(home: Path, node: str | None = None) -> int:
     """
     ended: set[tuple[int, int]] = set()
     patience = time.monotonic() + _LINGER
-    while left := belonging(home, node):
-        for process in left:
-            if _kill(process):
+    while left := _frozen(home, node):
+        trusted = {process.pid for process in left}
+        for process in reversed(left):  # children first, while their parents still vouch for them
+            if _send(signal.SIGKILL, process, home, trusted):
                 ended.add((process.pid, process.started))
         if time.monotonic() > patience:
             raise TimeoutError(f"processes that do not die: {[process.pid for process in left]}")
@@ -93,7 +102,21 @@ def end(home: Path, node: str | None = None) -> int:
     return len(ended)
 
 
-def _kill(process: Process) -> bool:
+def _frozen(home: Path, node: str | None) -> list[Process]:
+    """What `belonging` finds, stopped: a parent must not fork anew between its child's end and its own."""
+    stopped: set[int] = set()
+    while True:
+        left = belonging(home, node)
+        fresh = [process for process in left if process.pid not in stopped]
+        if not fresh:
+            return left
+        for process in fresh:
+            _send(signal.SIGSTOP, process, home, {other.pid for other in left})
+            stopped.add(process.pid)
+
+
+def _send(number: int, process: Process, home: Path, trusted: set[int]) -> bool:
+    """Signal one process, after proving once more that it is ours: a mistake here would end the user's session."""
     try:
         handle = os.pidfd_open(process.pid)
     except OSError:
@@ -103,7 +126,9 @@ def _kill(process: Process) -> bool:
         now = look(process.pid)
         if now is None or now.started != process.started:
             return False
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        if now.home != str(home) and now.parent not in trusted:
+            return False
+        signal.pidfd_send_signal(handle, number)
     except OSError:
         return False
     finally:

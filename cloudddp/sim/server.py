@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudddp.sim import aws, control, processes
+from cloudddp.sim import aws, control, peers, processes
 from cloudddp.sim.lifecycle import Lifecycle
 from cloudddp.sim.network import place
 from cloudddp.sim.nodes import LoopbackNodes
@@ -38,6 +38,10 @@ class NoNetwork(Exception):
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM. Returns an exit code; what went wrong is on stderr."""
     options = _options(arguments)
+    if os.environ.get(processes.HOME_MARK) != str(options.home):
+        # Started by hand. The mark by which `stop` finds us has to be there from the first instruction.
+        marked = {**os.environ, processes.HOME_MARK: str(options.home)}
+        os.execve(sys.executable, sys.orig_argv, marked)  # noqa: S606
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     asked_to_end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -110,6 +114,8 @@ def _front(
 ) -> Callable[..., Iterable[bytes]]:
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
+        if not peers.is_ours(environ["REMOTE_ADDR"], int(environ["REMOTE_PORT"])):
+            return _reply(start_response, "text/plain", "another user's simulator\n", "403 Forbidden")
         if path == "/_cloudddp/health":
             return _reply(start_response, "text/plain", "ok\n")
         if path == "/_cloudddp/address":
@@ -123,9 +129,11 @@ def _front(
     return answer
 
 
-def _reply(start_response: Callable[..., Any], kind: str, text: str) -> Iterable[bytes]:
+def _reply(
+    start_response: Callable[..., Any], kind: str, text: str, status: str = "200 OK"
+) -> Iterable[bytes]:
     body = text.encode()
-    start_response("200 OK", [("Content-Type", kind), ("Content-Length", str(len(body)))])
+    start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
     return [body]
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -27,6 +29,7 @@ class UserData:
     deadline: datetime | None = None
 
 
+@lru_cache(maxsize=16)  # the nodes of one launch share it
 def parse(raw: bytes) -> UserData:
     """What `raw` says, as cloud-init would take it; anything that is no cloud-config says nothing.
 
@@ -49,6 +52,11 @@ def parse(raw: bytes) -> UserData:
 def _load(raw: bytes) -> Any:
     import yaml  # type: ignore[import-untyped]
 
+    try:
+        # JSON is YAML too, and this is a hundred times as fast as PyYAML.
+        return json.loads(raw.partition(b"\n")[2])
+    except ValueError:
+        pass
     try:
         return yaml.safe_load(raw)
     except yaml.YAMLError as error:

@@ -107,7 +107,8 @@ class Connection:
         `command_timeout` counts seconds without any sign of the command.
         """
         with self._channel(command, command_timeout) as channel:
-            feeder = _Background(lambda: _feed(channel, stdin))
+            # A stream that cannot be read to its end must not leave the command waiting for the rest.
+            feeder = _Background(lambda: _feed(channel, stdin), on_error=channel.close)
             errors: list[bytes] = []
             listener = _Background(lambda: _drain(channel.recv_stderr, errors.append))
             collected: list[bytes] = []
@@ -120,9 +121,8 @@ class Connection:
                     f"{self.target.label}: no answer for {command_timeout:g} s to: {_short(command)}",
                     hint="is the node alive? `cloudddp status` tells; `cloudddp exec -- uptime` tries it",
                 ) from None
-            feeder.join(1.0)
-        if feeder.error is not None and exit_code == 0:
-            raise feeder.error
+            if feeder.error is not None:
+                raise feeder.error
         return Result(exit_code, b"".join(collected), b"".join(errors))
 
     @contextlib.contextmanager
@@ -150,6 +150,8 @@ class Connection:
             raise TimeoutError
         if channel.exit_status == -1:  # no exit status: a signal ended it, or the connection is gone
             transport = self._client.get_transport()
+            if transport is not None:  # it closes its channels first, and says that it is gone a moment later
+                transport.join(0.2)
             if transport is None or not transport.is_active():
                 raise self._broken(command, EOFError("connection closed"))
             return 255
@@ -175,9 +177,10 @@ class Connection:
 class _Background:
     """A daemon thread that keeps what went wrong: never joined without a limit, so Ctrl-C is not held up."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], None], *, on_error: Callable[[], None] = lambda: None) -> None:
         self.error: BaseException | None = None
         self._work = work
+        self._on_error = on_error
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -186,6 +189,7 @@ class _Background:
             self._work()
         except BaseException as error:
             self.error = error
+            self._on_error()
 
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)

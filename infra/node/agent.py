@@ -67,7 +67,7 @@ def reply(value: Any) -> None:
 
 def project_folder(name: str) -> Path:
     """Return the project's folder in the home of the login user. `name` comes from the laptop: one plain word."""
-    if not re.match(r"^[A-Za-z0-9._-]+$", name) or name in (".", ".."):
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in (".", ".."):
         raise SystemExit(f"not a project name: {name!r}")
     return Path.home() / name
 
@@ -201,23 +201,30 @@ def digest(manifest: Dict[str, List[Any]]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def safe(folder: Path, name: str) -> Path:
-    """Return folder/name, refusing a name that would leave the folder, also through a link on the way."""
+def inside(folder: Path, name: str) -> Path:
+    """Return folder/name, refusing a name that would leave the folder."""
     parts = name.split("/")
     if not name or name.startswith("/") or ".." in parts or "" in parts:
-        raise SystemExit(f"refused to write outside the project: {name!r}")
-    path = folder
-    for part in parts[:-1]:
-        path = path / part
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            path.unlink()  # a folder now, a link or a file before
+        raise SystemExit(f"refused a name outside the project: {name!r}")
     return folder / name
 
 
-def apply(options: argparse.Namespace) -> None:
-    """Read {delete, manifest} and a tar stream from stdin; leave the project as the laptop has it.
+def cleared(folder: Path, name: str) -> Path:
+    """Return folder/name for writing: a link on the way, which may lead out of the folder, is removed."""
+    target = inside(folder, name)
+    path = folder
+    for part in name.split("/")[:-1]:
+        path = path / part
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            path.unlink()  # a folder now, a link or a file before
+    return target
 
-    The new manifest is written last: after a broken stream the next sync sends again what is missing.
+
+def apply(options: argparse.Namespace) -> None:
+    """Read {delete, send, manifest} and a tar stream from stdin; leave the project as the laptop has it.
+
+    The new manifest is written last; until then one that knows the old files and the new, so that after a
+    broken stream the next sync sends again what is missing, and deletes what came and is wanted no more.
     """
     stdin = sys.stdin.buffer
     (length,) = struct.unpack("!Q", stdin.read(8))
@@ -225,6 +232,7 @@ def apply(options: argparse.Namespace) -> None:
     folder = project_folder(options.project)
     folder.mkdir(exist_ok=True)
     ROOT.mkdir(mode=0o700, exist_ok=True)
+    write_json(manifest_file(folder), {**current_manifest(folder), **header["manifest"]})
     for name in header["delete"]:
         remove(folder, name)
     written = 0
@@ -232,12 +240,14 @@ def apply(options: argparse.Namespace) -> None:
         for member in stream:
             write_member(stream, member, folder, header["manifest"][member.name])
             written += 1
+    if written < header["send"]:  # cut between two files, which tar takes for its end
+        raise SystemExit(f"the stream ended after {written} of {header['send']} files")
     write_json(manifest_file(folder), header["manifest"])
     reply({"written": written, "deleted": len(header["delete"])})
 
 
 def remove(folder: Path, name: str) -> None:
-    path = safe(folder, name)
+    path = cleared(folder, name)
     with contextlib.suppress(OSError):
         path.unlink()
     for parent in path.parents:
@@ -250,7 +260,7 @@ def remove(folder: Path, name: str) -> None:
 
 
 def write_member(stream: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, entry: List[Any]) -> None:
-    path = safe(folder, member.name)
+    path = cleared(folder, member.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -263,11 +273,15 @@ def write_member(stream: tarfile.TarFile, member: tarfile.TarInfo, folder: Path,
     source = stream.extractfile(member)
     if source is None:
         raise SystemExit(f"not a regular file in the stream: {member.name!r}")
-    with open(temporary, "wb") as target:
-        shutil.copyfileobj(source, target, 1 << 20)
-    os.chmod(temporary, entry[1])
-    os.utime(temporary, ns=(entry[3], entry[3]))
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        os.chmod(temporary, entry[1])
+        os.utime(temporary, ns=(entry[3], entry[3]))
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):  # there only where the stream broke
+            temporary.unlink()
 
 
 def pack(options: argparse.Namespace) -> None:
@@ -292,7 +306,8 @@ def setup(options: argparse.Namespace) -> None:
     content = hashlib.sha256(json.dumps(wanted["commands"]).encode())
     for name in wanted["inputs"]:
         with contextlib.suppress(OSError):
-            content.update(safe(folder, name).read_bytes())
+            data = inside(folder, name).read_bytes()
+            content.update(f"\n{name} {len(data)}\n".encode(errors="surrogateescape") + data)
     stamp = ROOT / f"setup-{folder.name}-{content.hexdigest()[:16]}"
     if stamp.exists():
         reply({"ran": False, "exit_code": 0, "command": "", "output": ""})
@@ -314,7 +329,7 @@ def setup(options: argparse.Namespace) -> None:
 
 
 def job_folder(job: str) -> Path:
-    if not re.match(r"^[A-Za-z0-9-]+$", job):
+    if not re.fullmatch(r"[A-Za-z0-9-]+", job):
         raise SystemExit(f"not a job id: {job!r}")
     return ROOT / "jobs" / job
 
@@ -505,9 +520,12 @@ def is_zombie(pid: int) -> bool:
 
 
 def born(pid: int) -> str:
-    """Return the start time of a process in clock ticks since boot: with it a reused pid is not mistaken."""
+    """Return the start time of a process in clock ticks since boot: with it a reused pid is not mistaken.
+
+    '' where it has ended, also where nobody has collected it yet (a container without an init).
+    """
     fields = stat_fields(pid)
-    return fields[19] if len(fields) > 19 else ""
+    return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
 
 
 def end_task(task: str, grace: float) -> Tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.exceptions import ClientError
-from conftest import IMAGE_PARAMETER, make_key, until
+from simlab import IMAGE_PARAMETER, make_key, until
 
 from cloudddp.sim import control
 from cloudddp.sim.aws import rehearse

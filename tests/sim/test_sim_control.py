@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from conftest import Laptop, execute, until
+from simlab import Laptop, execute, until
 
 import cloudddp
 from cloudddp.errors import CloudDDPError
@@ -132,6 +132,17 @@ def test_two_simulators_side_by_side_share_nothing(
     assert control.stop(other_home) == 1
 
 
+def test_the_ssh_port_can_be_chosen(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    laptop = Laptop(control.start(home, ssh_port=port), "key")
+    assert laptop.sim.ssh_port == port
+    assert control.environment(laptop.sim)["CLOUDDDP_SSH_PORT"] == str(port)
+    (instance,) = laptop.launch()
+    assert execute(laptop.connect(instance["PrivateIpAddress"]), "echo here").out == b"here\n"
+    laptop.leave()
+
+
 def test_a_process_that_got_the_servers_pid_is_not_taken_for_it(home: Path) -> None:
     simulator = control.start(home)
     path = home / "sim" / "sim.json"
@@ -208,6 +219,25 @@ def test_the_callers_address_is_told(sim: control.Simulator) -> None:
     url = control.environment(sim)["CLOUDDDP_CHECKIP_URL"]
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as answer:
         assert answer.read() == b"127.0.0.1\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("door", ["api", "ssh"])
+def test_another_user_of_the_machine_is_refused(laptop: Laptop, door: str) -> None:
+    (instance,) = laptop.launch()
+    if door == "api":
+        address, port = "127.0.0.1", laptop.sim.endpoint.rsplit(":", 1)[1]
+        greeting, expected = r"GET /_cloudddp/health HTTP/1.0\r\n\r\n", {0: b"200 OK", 65534: b"403 "}
+    else:
+        address, port = instance["PublicIpAddress"], str(laptop.sim.ssh_port)
+        greeting, expected = r"SSH-2.0-somebody\r\n", {0: b"curve25519", 65534: None}
+    script = f"exec 3<>/dev/tcp/{address}/{port}; printf '{greeting}' >&3; timeout 10 head -c 1000 <&3"
+    for user, answer in expected.items():
+        done = subprocess.run(["bash", "-c", script], user=user, cwd="/", capture_output=True, timeout=60)
+        if answer:
+            assert answer in done.stdout
+        else:
+            assert b"curve25519" not in done.stdout
 
 
 def test_a_simulator_that_is_gone_is_said_to_be(home: Path) -> None:

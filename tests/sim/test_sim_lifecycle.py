@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from conftest import Laptop, cloud_config, execute, make_key, until
+from simlab import Laptop, cloud_config, execute, make_key, until
 
 from cloudddp.sim import control, processes
 
@@ -190,6 +192,23 @@ def test_the_deadline_in_the_user_data_ends_the_instance(laptop: Laptop, behavio
     )
     until(lambda: laptop.state(instance["InstanceId"]) == end)
     assert datetime.now(UTC) >= moment.replace(microsecond=0)
+
+
+@pytest.mark.parametrize("packing", ["yaml", "base64", "gzip"])
+def test_the_deadline_is_found_however_the_user_data_is_written(laptop: Laptop, packing: str) -> None:
+    entry = timer(datetime(2031, 11, 21, 12, 0, 0, tzinfo=UTC))
+    data: str | bytes
+    if packing == "yaml":
+        indented = entry["content"].replace("\n", "\n    ")
+        data = f"#cloud-config\nwrite_files:\n- path: {entry['path']}\n  content: |\n    {indented}\n"
+    elif packing == "base64":
+        packed = {**entry, "encoding": "b64", "content": base64.b64encode(entry["content"].encode()).decode()}
+        data = laptop.user_data(write_files=[packed])
+    else:
+        data = gzip.compress(laptop.user_data(write_files=[entry]).encode())
+    (instance,) = laptop.launch(UserData=data)
+    (record,) = [n for n in control.nodes(laptop.sim) if n["instance_id"] == instance["InstanceId"]]
+    assert record["deadline"] == "2031-11-21T12:00:00Z"
 
 
 def test_the_nodes_timer_tells_the_deadline(laptop: Laptop) -> None:

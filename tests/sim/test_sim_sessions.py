@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import paramiko
 import pytest
-from conftest import Laptop, execute, make_key, until
+from simlab import Laptop, execute, make_key, until
 
 MIB = 1 << 20
 
@@ -98,6 +99,19 @@ def test_every_byte_arrives_before_the_exit_status(ssh: paramiko.SSHClient) -> N
         channel.close()
 
 
+def test_the_exit_status_does_not_overtake_bytes_that_the_client_has_no_room_for(
+    ssh: paramiko.SSHClient,
+) -> None:
+    done = Path(execute(ssh, "pwd").out.decode().strip()) / "all written"
+    channel = ssh.get_transport().open_session(window_size=1 << 16)
+    channel.exec_command("head -c 150000 /dev/zero; touch 'all written'")
+    until(done.exists)
+    time.sleep(0.5)  # time enough to be wrong in
+    assert not channel.exit_status_ready()
+    assert len(b"".join(iter(lambda: channel.recv(1 << 16), b""))) == 150000
+    assert channel.recv_exit_status() == 0
+
+
 def _available(receive: Any) -> bytes:
     parts = []
     try:
@@ -171,6 +185,14 @@ def test_sftp_starts_at_home(ssh: paramiko.SSHClient) -> None:
             file.write(b"content")
         assert sftp.normalize(".") == execute(ssh, "pwd -P").out.decode().strip()
     assert execute(ssh, "cat by-sftp").out == b"content"
+
+
+def test_sftp_ends_with_an_exit_status_of_0_as_scp_wants(ssh: paramiko.SSHClient) -> None:
+    sftp = ssh.open_sftp()
+    channel = sftp.get_channel()
+    channel.shutdown_write()
+    assert channel.recv_exit_status() == 0
+    sftp.close()
 
 
 def test_a_unix_socket_fits_into_the_temporary_folder(ssh: paramiko.SSHClient) -> None:

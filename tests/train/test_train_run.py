@@ -113,6 +113,7 @@ def test_a_rank_that_exits_on_purpose_is_resumed_to_the_very_same_weights(
     assert broken.returncode == 7
     assert status(tmp_path)["state"] == "running"
     with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "epoch", "step": 10, "epoch": 2}\n')  # a step that no snapshot holds
         file.write('{"kind": "epoch", "st')  # what a kill in the middle of a write leaves
 
     resumed = harness.python(MAIN, *argv, "--fail-rank", 0, "--fail-code", 7, "--fail-step", 8)

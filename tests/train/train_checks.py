@@ -20,6 +20,7 @@ from train.config import Config, make
 from train.data import Data, Tensors
 from train.dist import Ranks
 from train.errors import TrainError
+from train.main import leave
 from train.metrics import Metrics
 from train.trainer import Trainer
 
@@ -66,7 +67,7 @@ def train_in_double(ranks: Ranks, folder: Path) -> dict[str, Any]:
 
 
 def interrupt_and_resume(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """A network with BatchNorm and dropout, run through, and run as two trainers of which the second resumes in mid-epoch."""
+    """A network with BatchNorm and dropout: run through, and by two trainers, the second resuming in mid-epoch."""
     settings = {"optimizer": "adamw", "lr": 0.01, "scheduler": "cosine"}
     whole = trainer(ranks, "mnist", 12, torch.float32, out=str(folder / "whole"), **settings)
     whole.fit()
@@ -151,3 +152,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave(0)

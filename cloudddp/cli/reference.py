@@ -64,7 +64,7 @@ def configuration_page() -> str:
     out = [
         "# Configuration",
         "",
-        "Generated from `cloudddp/spec.py` by `python -m cloudddp.reference`; do not edit.",
+        "Generated from `cloudddp/spec.py` by `python -m cloudddp.cli.reference`; do not edit.",
         "",
         "`cloudddp init` writes a commented `cloudddp.toml`. The strongest source wins: flag, environment variable,",
         "`./cloudddp.toml` (or `--config FILE`), `config.toml` in the user's configuration folder, default. An unknown",
@@ -93,7 +93,7 @@ def commands_page() -> str:
     out = [
         "# Commands",
         "",
-        "Generated from the commands' own help by `python -m cloudddp.reference`; do not edit.",
+        "Generated from the commands' own help by `python -m cloudddp.cli.reference`; do not edit.",
         "",
         "Exit codes: 0 done; 1 failed; 2 bad usage or configuration (nothing was called); 3 something is left running",
         "or billing; 130 interrupted; `launch`, `run` and `logs -f`: the job's own code. Data goes to stdout, progress",
@@ -121,4 +121,4 @@ PAGES = {"docs/configuration.md": configuration_page, "docs/commands.md": comman
 
 if __name__ == "__main__":
     for page, make in PAGES.items():
-        (Path(__file__).parent.parent / page).write_text(make())
+        (Path(__file__).parent.parent.parent / page).write_text(make())

@@ -1,0 +1,46 @@
+# Everything from a fresh clone: each target makes what it needs, in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint types docs bench clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "on Debian: apt-get install python3-venv"; exit 1; }
+
+# PyTorch is most of what is downloaded (3 GB with its CUDA libraries, about a minute on a fast line).
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV): cloudddp with the simulator, PyTorch and the test tools"
+	@$(PIP) install -c constraints.txt -e '.[sim,train,dev]'
+	@touch $@
+
+demo: $(VENV)/.installed  ## the whole job on this computer: 2 simulated nodes, real training, teardown
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/demo.sh
+
+test: $(VENV)/.installed  ## every test
+	@$(BIN)/python -m pytest -n auto --dist loadgroup --cov --cov-report=term
+
+check: lint types test  ## lint, types and tests, as in CI
+
+lint: $(VENV)/.installed  ## ruff and the import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+
+types: $(VENV)/.installed  ## mypy --strict
+	@$(BIN)/mypy
+
+docs: $(VENV)/.installed  ## write the generated pages of docs/
+	@$(BIN)/python -m cloudddp.cli.reference
+
+bench: $(VENV)/.installed  ## print the figures of bench/
+	@$(BIN)/python -m bench
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .coverage* .import_linter_cache

@@ -1,0 +1,101 @@
+"""`down`: everything that carries the tag goes, instances first; what stays is said, with exit code 3."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from faults import FaultyEndpoint
+
+
+def test_takes_everything_away_and_says_what_it_cost(cli: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "2")
+    out = cli.ok("down", "-y")
+    assert "2 nodes ended, 1 security group deleted, 1 key pair deleted; nothing is left" in out
+    assert "on AWS" in out
+    assert "$" in out
+    assert remains().nothing
+
+
+def test_a_second_down_exits_0(cli: Any) -> None:
+    cli.ok("up", "-n", "1")
+    cli.ok("down", "-y")
+    assert "nothing to do" in cli.ok("down", "-y")
+
+
+def test_works_without_this_computers_memory(cli: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "1")
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    shutil.rmtree(Path(cli.env["CLOUDDDP_HOME"]) / "clusters" / cluster["cluster_id"])
+    lost = cli("exec", "true")
+    assert lost.returncode == 1
+    assert "no key for cluster" in lost.stderr
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
+def test_terminates_before_it_deletes(cli: Any, faults: FaultyEndpoint) -> None:
+    cli.ok("up", "-n", "1")
+    faults.calls.clear()
+    cli.ok("down", "-y")
+    assert faults.calls.index("TerminateInstances") < faults.calls.index("DeleteSecurityGroup")
+
+
+def test_waits_while_a_group_is_still_in_use(cli: Any, faults: FaultyEndpoint, remains: Any) -> None:
+    cli.ok("up", "-n", "1")
+    faults.fail("DeleteSecurityGroup", "DependencyViolation", times=2)
+    cli.ok("down", "-y")
+    assert faults.count("DeleteSecurityGroup") == 3
+    assert remains().nothing
+
+
+def test_what_cannot_be_removed_is_listed_and_the_exit_code_is_3(
+    cli: Any, faults: FaultyEndpoint, remains: Any
+) -> None:
+    cli.ok("up", "-n", "1")
+    faults.fail("TerminateInstances", "OperationNotPermitted")
+    done = cli("down", "-y")
+    assert done.returncode == 3
+    (instance,) = remains().instances
+    assert instance in done.stderr
+    assert "$1.01 an hour" in done.stderr
+    assert "OperationNotPermitted" in done.stderr
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
+def test_a_volume_that_outlives_its_instance_goes_too(cli: Any, ec2: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "1")
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    tags = [
+        {"Key": "cloudddp:cluster", "Value": cli.cluster},
+        {"Key": "cloudddp:cluster-id", "Value": cluster["cluster_id"]},
+    ]
+    ec2.create_volume(
+        AvailabilityZone="us-east-1a", Size=8, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
+    )
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
+def test_asks_before_it_destroys_when_nobody_can_answer_it_refuses(cli: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "1")
+    del cli.env["CLOUDDDP_YES"]
+    done = cli("down")
+    assert done.returncode == 2
+    assert "add -y" in done.stderr
+    assert len(remains().instances) == 1
+
+
+def test_the_deadline_ends_a_forgotten_cluster(cli: Any, ec2: Any) -> None:
+    """Nobody calls `down`: the node's own timer ends it, here as read by the simulator from the user data."""
+    cli.ok("up", "-n", "1", "--max-hours", "0.17")
+    (shown,) = [
+        n
+        for n in json.loads(cli.ok("sim", "status", "--json"))["nodes"]
+        if n["state"] == "running" and n["deadline"] and n["instance_id"] in cli.ok("status")
+    ]
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    assert shown["deadline"].replace(" ", "T")[:19] == cluster["expires"][:19]

@@ -1,0 +1,391 @@
+"""Jobs on simulated nodes: sync, launch, logs, failure, cancel, results. Ranks are plain scripts, without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from harness import TIMEOUT, interrupt, wait_for
+
+ENVIRONMENT = """
+import json, os
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CLOUDDDP_NODE_RANK",
+         "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "GREETING", "CLOUDDDP_JOB_ID")
+print("ENV " + json.dumps({name: os.environ.get(name) for name in names}))
+"""
+
+SLEEPERS = """
+import os, sys, time
+rank = int(os.environ["RANK"])
+print(f"rank {rank} began", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.05)
+if rank == 3:
+    print("about to fail", flush=True)
+    sys.exit(7)
+time.sleep(600)
+"""
+
+
+def direct(cli: Any, *, nodes: int = 2, ranks: int | str = 2) -> None:
+    """Bring nodes up, and have ranks started without torchrun."""
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE=str(ranks), CLOUDDDP_STOP_GRACE="1")
+    cli.ok("up", "-n", str(nodes))
+
+
+def ranks_said(text: str) -> dict[int, list[str]]:
+    """Return the lines of each rank out of merged logs."""
+    said: dict[int, list[str]] = {}
+    for line in text.splitlines():
+        if found := re.match(r"\[rank (\d+) \| node (\d+)\] (.*)", line):
+            said.setdefault(int(found.group(1)), []).append(found.group(3))
+    return said
+
+
+def processes(cli: Any) -> int:
+    """Return how many processes run on the cluster's nodes, by the simulator's own count."""
+    ids = {
+        n["instance_id"]
+        for c in json.loads(cli.ok("ls", "--json"))
+        if c["cluster"] == cli.cluster
+        for n in c["nodes"]
+    }
+    shown = json.loads(cli.ok("sim", "status", "--json"))["nodes"]
+    return sum(node["processes"] for node in shown if node["instance_id"] in ids)
+
+
+def test_ranks_get_the_environment_of_their_place(cli: Any) -> None:
+    direct(cli, ranks="2,1")
+    cli.write("show.py", ENVIRONMENT)
+    out = cli.ok("launch", "--env", "GREETING=two words; $HOME", "show.py")
+    env = {rank: json.loads(lines[0].removeprefix("ENV ")) for rank, lines in ranks_said(out).items()}
+    assert sorted(env) == [0, 1, 2]
+    assert [env[r]["LOCAL_RANK"] for r in (0, 1, 2)] == ["0", "1", "0"]
+    assert [env[r]["CLOUDDDP_NODE_RANK"] for r in (0, 1, 2)] == ["0", "0", "1"]
+    assert {e["WORLD_SIZE"] for e in env.values()} == {"3"}
+    assert [env[r]["LOCAL_WORLD_SIZE"] for r in (0, 1, 2)] == ["2", "2", "1"]
+    assert len({(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in env.values()}) == 1
+    assert {e["NCCL_SOCKET_IFNAME"] for e in env.values()} == {"=lo"}
+    assert {e["GLOO_SOCKET_IFNAME"] for e in env.values()} == {"lo"}
+    assert {e["GREETING"] for e in env.values()} == {"two words; $HOME"}
+
+
+def test_arguments_reach_the_script_unharmed(cli: Any) -> None:
+    direct(cli, nodes=1, ranks=1)
+    cli.write("args.py", "import sys, json; print(json.dumps(sys.argv[1:]))")
+    words = ["--flag", "two words", "$HOME", "'quoted'", "a;b", "--", "-x", "ünï", "*", ""]
+    said = ranks_said(cli.ok("launch", "args.py", *words))
+    assert json.loads(said[0][0]) == words
+
+
+def test_rank_and_local_rank_can_be_positional(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=2)
+    cli.write("cloudddp.toml", "[job]\npositional_ranks = true\n")
+    cli.write("main.py", "import sys; print(sys.argv[1:])")
+    said = ranks_said(cli.ok("launch", "main.py", "x"))
+    assert said == {
+        0: ["['x', '0', '0']"], 1: ["['x', '1', '1']"], 2: ["['x', '2', '0']"], 3: ["['x', '3', '1']"],
+    }  # fmt: skip
+
+
+def test_no_line_is_lost_at_the_end(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=2)
+    cli.write(
+        "flood.py",
+        "for i in range(20000): print(i)\nimport sys; sys.stdout.write('the end'); sys.stdout.flush()",
+    )
+    said = ranks_said(cli.ok("launch", "flood.py"))
+    expected = [str(i) for i in range(20000)] + ["the end"]
+    assert sorted(said) == [0, 1, 2, 3]
+    for lines in said.values():
+        assert lines == expected
+
+
+def test_the_first_failing_rank_is_named_and_its_code_is_the_exit_code(cli: Any) -> None:
+    direct(cli)
+    cli.write("fail.py", SLEEPERS)
+    cli.write("go", "")
+    done = cli("launch", "fail.py")
+    assert done.returncode == 7
+    assert "rank 3 on node 1 exited 7 first" in done.stderr
+    assert "about to fail" in done.stderr  # its last lines are shown again
+    wait_for(lambda: processes(cli) == 0, "the other ranks are stopped")
+    (job,) = json.loads(cli.ok("jobs", "--json"))
+    assert (job["state"], job["exit_code"]) == ("failed", 7)
+
+
+def test_a_rank_ended_by_a_signal_is_said_so(cli: Any) -> None:
+    direct(cli, nodes=1, ranks=2)
+    cli.write(
+        "die.py", "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(600)"
+    )
+    done = cli("launch", "die.py")
+    assert done.returncode == 137
+    assert "rank 1 on node 0 was ended by signal 9 first" in done.stderr
+
+
+def test_a_program_that_does_not_exist_is_said_so(cli: Any) -> None:
+    direct(cli, nodes=1, ranks=1)
+    cli.write("ok.py", "")
+    done = cli("launch", "ok.py", CLOUDDDP_PYTHON="/nowhere/python")
+    assert done.returncode == 1
+    assert "no Python found" in done.stderr
+
+
+def test_a_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", SLEEPERS)
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", job)
+    wait_for(lambda: len(ranks_said(cli.ok("logs"))) == 4, "all ranks have spoken")
+    (shown,) = json.loads(cli.ok("jobs", "--json"))
+    assert (shown["id"], shown["state"], shown["nodes"]) == (job, "running", [0, 1])
+    busy = cli("launch", "wait.py")
+    assert busy.returncode == 1
+    assert f"job {job} is still running" in busy.stderr
+    follower = cli.start("logs", "-f", job)
+    assert "processes ended" in cli.ok("cancel", job)
+    follower.communicate(timeout=TIMEOUT)
+    assert follower.returncode == 130
+    assert processes(cli) == 0
+    assert "had ended already" in cli.ok("cancel", job)
+    assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2  # the cluster stays
+
+
+def test_logs_can_be_limited_to_a_rank(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=1)
+    cli.write("hi.py", "print('hi')")
+    cli.ok("launch", "hi.py")
+    assert sorted(ranks_said(cli.ok("logs", "--rank", "1"))) == [1]
+    assert sorted(ranks_said(cli.ok("logs", "-f"))) == [0, 1]
+
+
+def test_ctrl_c_in_the_foreground_cancels_everywhere_and_keeps_the_cluster(cli: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", SLEEPERS)
+    process = cli.start("launch", "wait.py")
+    wait_for(lambda: processes(cli) >= 4, "the ranks run")
+    code, _, err = interrupt(process)
+    assert code == 130, err
+    assert "the cluster is still up" in err
+    assert processes(cli) == 0
+    assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2
+
+
+def test_ctrl_c_on_a_terminal_asks_first(cli: Any) -> None:
+    direct(cli, nodes=1, ranks=1)
+    cli.write(
+        "wait.py",
+        "import time, os\nprint('began', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)\nprint('went on', flush=True)",
+    )
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cloudddp", "launch", "wait.py"],
+        cwd=cli.cwd, env={**cli.env, "TERM": "dumb"}, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+
+    def read_until(word: bytes) -> None:
+        nonlocal seen
+        while word not in seen:
+            seen += os.read(ours, 1000)
+
+    try:
+        read_until(b"began")
+        process.send_signal(2)
+        read_until(b"Cancel the job on every node?")
+        os.write(ours, b"n\n")
+        cli.ok("exec", "--node", "0", "--", "touch", "go")
+        read_until(b"went on")
+        assert process.wait(TIMEOUT) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_set_up_commands_run_once_per_content(cli: Any) -> None:
+    direct(cli, nodes=1, ranks=1)
+    cli.write("cloudddp.toml", '[setup]\nrun = ["date +%s%N >> ../set-up"]\ninputs = ["needs.txt"]\n')
+    cli.write("needs.txt", "a")
+    cli.write("count.py", "print(len(open('../set-up').readlines()))")
+    assert ranks_said(cli.ok("launch", "count.py"))[0] == ["1"]
+    assert ranks_said(cli.ok("launch", "count.py"))[0] == ["1"]
+    cli.write("needs.txt", "b")
+    assert ranks_said(cli.ok("launch", "count.py"))[0] == ["2"]
+
+
+def test_a_failing_set_up_command_shows_its_output(cli: Any) -> None:
+    direct(cli, nodes=1, ranks=1)
+    cli.write("cloudddp.toml", '[setup]\nrun = ["echo the cause; exit 9"]\n')
+    cli.write("ok.py", "print('not reached')")
+    done = cli("launch", "ok.py")
+    assert done.returncode == 1
+    assert "exited 9" in done.stderr
+    assert "the cause" in done.stderr
+    assert "not reached" not in done.stdout
+
+
+def test_results_come_back_and_are_not_sent_again(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=1)
+    cli.write(
+        "write.py",
+        "import os, pathlib\nif os.environ['RANK'] == '0':\n p = pathlib.Path('runs/a b'); p.mkdir(parents=True); (p / 'x').write_bytes(bytes(range(256)) * 1000)\n",
+    )
+    cli.ok("launch", "write.py")
+    out = cli.ok("pull")
+    assert "node 0: 1 files" in out
+    (job,) = (cli.cwd / "results").iterdir()
+    assert (job / "runs" / "a b" / "x").read_bytes() == bytes(range(256)) * 1000
+    again = cli("sync")
+    assert "up to date" in again.stderr
+    cli.ok("pull", "--all-nodes", "--to", "out", "write.py")
+    assert (cli.cwd / "out" / "node1" / "write.py").read_text() == (cli.cwd / "write.py").read_text()
+
+
+def test_pull_refuses_paths_outside_the_project(cli: Any) -> None:
+    direct(cli, nodes=1, ranks=1)
+    cli.write("ok.py", "")
+    cli.ok("launch", "ok.py")
+    assert cli("pull", "../.cloudddp").returncode == 2
+    assert cli("pull", "/etc/passwd").returncode == 2
+
+
+def test_a_changed_project_is_brought_in_step(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=1)
+    cli.write("one.py", "print(1)")
+    cli.write("sub/two words.py", "print(2)")
+    cli.ok("sync")
+    (cli.cwd / "one.py").unlink()
+    cli.write("three.py", "print(3)")
+    cli.ok("sync")
+    listed = cli.ok("exec", "find . -type f | sort")
+    assert Counter(line.split("] ")[1] for line in listed.splitlines()) == {
+        "./sub/two words.py": 2,
+        "./three.py": 2,
+    }
+
+
+def test_an_unchanged_sync_of_2000_files_takes_one_round_trip(
+    cli: Any, simulator: Any, monkeypatch: Any
+) -> None:
+    """Counted at the connection: commands, each of which is a round trip."""
+    from cloudddp import cluster, job
+    from cloudddp.aws.client import AWS
+    from cloudddp.spec import ClusterSpec, Config
+    from cloudddp.ssh.connection import Result
+    from cloudddp.ssh.fleet import Fleet
+
+    for k in range(2000):
+        cli.write(f"d{k % 40}/f{k}.py", f"x = {k}\n")
+    cli.ok("up", "-n", "1")
+    for name, value in cli.env.items():
+        monkeypatch.setenv(name, value)
+    commands: list[str] = []
+
+    class Counting(Fleet):
+        def run(self, node: int, command: str, **rest: Any) -> Result:
+            commands.append(command)
+            return super().run(node, command, **rest)
+
+    spec = ClusterSpec(name=cli.cluster, ssh_port=simulator.ssh_port)
+    found = cluster.get(AWS(region=simulator.region), cli.cluster)
+    with Counting(cluster.targets(found, spec)) as fleet:
+        fleet.connect()
+        say: Callable[[str], None] = lambda _: None  # noqa: E731
+        job.sync_only(fleet, found, Config(cluster=spec), root=cli.cwd, say=say)
+        assert len(commands) == 2
+        commands.clear()
+        job.sync_only(fleet, found, Config(cluster=spec), root=cli.cwd, say=say)
+        assert len(commands) == 1
+
+
+def test_exec_runs_everywhere_and_returns_the_worst_code(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=1)
+    done = cli("exec", "--", "sh", "-c", "echo $0 here; exit $CODE", "two words")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[node 0] two words here", "[node 1] two words here"]
+    assert cli("exec", "--node", "1", "exit 4").returncode == 4
+    assert cli("exec", "--node", "2", "true").returncode == 2
+
+
+def test_launch_without_a_cluster_says_how_to_make_one(cli: Any) -> None:
+    cli.write("ok.py", "")
+    done = cli("launch", "ok.py")
+    assert done.returncode == 1
+    assert f"there is no cluster '{cli.cluster}'" in done.stderr
+    assert "up" in done.stderr
+
+
+def test_run_takes_everything_down_and_returns_the_jobs_code(cli: Any, remains: Any) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
+    cli.write(
+        "seven.py",
+        "import pathlib, sys\npathlib.Path('runs').mkdir(exist_ok=True)\npathlib.Path('runs/made').write_text('x')\nsys.exit(7)",
+    )
+    done = cli("run", "-n", "2", "--nproc-per-node", "1", "seven.py")
+    assert done.returncode == 7, done.stderr
+    assert remains().nothing
+    assert [path.read_text() for path in cli.cwd.glob("results/*/runs/made")] == ["x"]
+
+
+def test_run_interrupted_takes_everything_down(cli: Any, remains: Any) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
+    cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
+    process = cli.start("run", "-n", "1", "--nproc-per-node", "1", "wait.py")
+    assert process.stdout is not None
+    assert "began" in process.stdout.readline()
+    code, _, err = interrupt(process)
+    assert code == 130, err
+    assert remains().nothing
+
+
+def test_a_node_that_dies_ends_the_job_and_is_named(cli: Any, ec2: Any) -> None:
+    direct(cli, nodes=2, ranks=1)
+    cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
+    process = cli.start("launch", "wait.py")
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "began" in process.stdout.readline()
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    ec2.terminate_instances(InstanceIds=[cluster["nodes"][1]["instance_id"]])
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1
+    assert "node 1 was lost" in err
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
+def test_torchrun_across_nodes_trains_and_reports_the_failing_rank(cli: Any, rendezvous: str) -> None:
+    pytest.importorskip("torch")
+    cli.ok("up", "-n", "2")
+    cli.write(
+        "reduce.py",
+        "import os, sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(1) * dist.get_rank()\n"
+        "dist.all_reduce(x)\n"
+        "print('sum', int(x), 'of', dist.get_world_size(), flush=True)\n"
+        "dist.barrier()\n"
+        "if os.environ.get('FAIL') and dist.get_rank() == 2: sys.exit(7)\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n",
+    )
+    good = cli("launch", "--rendezvous", rendezvous, "--nproc-per-node", "2", "reduce.py")
+    assert good.returncode == 0, good.stderr
+    assert ranks_said(good.stdout) == {rank: ["sum 6 of 4"] for rank in range(4)}
+    bad = cli("launch", "--rendezvous", rendezvous, "--nproc-per-node", "2", "--env", "FAIL=1", "reduce.py")
+    assert bad.returncode == 7, bad.stderr
+    assert "rank 2 on node 1 exited 7 first" in bad.stderr
+    wait_for(lambda: processes(cli) == 0, "every process is stopped")

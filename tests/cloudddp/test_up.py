@@ -1,0 +1,268 @@
+"""`up`: what it makes, what it refuses, and that nothing is left when it fails. Real process, real endpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import without_element
+from harness import clean_environment, interrupt, wait_for
+
+EVERYTHING_ASKED = {
+    "DescribeInstances", "DescribeInstanceTypes", "GetParameter", "DescribeImages", "DescribeVpcs",
+    "DescribeSubnets", "DescribeInstanceTypeOfferings", "GetCallerIdentity", "ImportKeyPair",
+    "CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RunInstances",
+}  # fmt: skip
+
+
+def test_makes_the_cluster_that_was_asked_for(cli: Any, ec2: Any) -> None:
+    out = cli.ok("up", "-n", "2", "-t", "g5.xlarge", "--max-hours", "3")
+    assert "is ready" in out
+    where = [{"Name": "tag:cloudddp:cluster", "Values": [cli.cluster]}]
+    found = [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
+    assert len(found) == 2
+    for instance in found:
+        tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
+        assert {
+            "cloudddp:cluster", "cloudddp:cluster-id", "cloudddp:owner", "cloudddp:created", "cloudddp:expires",
+            "cloudddp:version",
+        } <= set(tags)  # fmt: skip
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", tags["cloudddp:expires"])
+        assert instance["MetadataOptions"]["HttpTokens"] == "required"
+        attribute = ec2.describe_instance_attribute(
+            InstanceId=instance["InstanceId"], Attribute="instanceInitiatedShutdownBehavior"
+        )
+        assert attribute["InstanceInitiatedShutdownBehavior"]["Value"] == "terminate"
+    (group,) = ec2.describe_security_groups(Filters=where)["SecurityGroups"]
+    to_itself = [{"GroupId": group["GroupId"]}]
+    inside = [p for p in group["IpPermissions"] if p["IpProtocol"] == "-1"]
+    assert [{"GroupId": pair["GroupId"]} for p in inside for pair in p["UserIdGroupPairs"]] == to_itself
+    outside = [pair for p in group["IpPermissionsEgress"] for pair in p["UserIdGroupPairs"]]
+    assert [{"GroupId": pair["GroupId"]} for pair in outside] == to_itself
+    ssh = [r["CidrIp"] for p in group["IpPermissions"] if p["IpProtocol"] == "tcp" for r in p["IpRanges"]]
+    assert ssh == ["127.0.0.1/32"]
+    volumes = ec2.describe_volumes(Filters=where)["Volumes"]
+    assert {(v["VolumeType"], v["Encrypted"], v["Size"]) for v in volumes} == {("gp3", True, 150)}
+
+
+def test_a_second_up_changes_nothing_and_says_so(cli: Any, faults: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "1")
+    before = remains()
+    faults.calls.clear()
+    again = cli("up", "-n", "1")
+    assert again.returncode == 0
+    assert "nothing was changed" in again.stdout
+    assert remains() == before
+    assert set(faults.calls) == {"DescribeInstances"}
+
+
+def test_a_different_up_of_the_same_name_is_refused(cli: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "1")
+    before = remains()
+    other = cli("up", "-n", "2")
+    assert other.returncode == 1
+    assert "it has 1 node, 2 were asked for" in other.stderr
+    assert remains() == before
+
+
+def test_the_deadline_comes_from_the_cost(cli: Any) -> None:
+    done = cli("up", "-n", "1", "--max-cost", "0.6")
+    assert done.returncode == 0
+    hours = float(re.search(r"in (\d+) min", done.stderr).group(1)) / 60
+    assert 0.5 < hours < 0.6  # 0.6 USD at 1.006 + disk and address an hour
+
+
+def test_missing_credentials_are_said_in_a_sentence(cli: Any) -> None:
+    cli.env = {**clean_environment(AWS_REGION="us-east-1"), "CLOUDDDP_HOME": cli.env["CLOUDDDP_HOME"]}
+    done = cli("up", "-y")
+    assert done.returncode == 1
+    assert "no AWS credentials" in done.stderr
+    assert "aws configure" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("up", "--region", "us-esat-1"), "'us-east-1'"),
+        (("up", "-t", "g5.xlarg"), "g5.xlarge"),
+        (("up", "-t", "p99.huge"), "unknown instance type 'p99.huge'"),
+        (("up", "-n", "0"), "a whole number from 1 to 100"),
+        (("up", "--max-hours", "0"), "max_hours"),
+        (("up", "--max-hours", "inf"), "max_hours"),
+        (("up", "--max-cost", "-1"), "max_cost"),
+        (("up", "--disk-gb", "huge"), "disk_gb"),
+        (("-c", "a;rm -rf /", "up"), "cluster.name"),
+        (("launch", "nowhere.py"), "script not found: nowhere.py"),
+        (("launch", "--env", "1X=2", "ok.py"), "job.env"),
+        (("launch", "--nproc-per-node", "0", "ok.py"), "nproc_per_node"),
+        (("run", "nowhere.py"), "script not found: nowhere.py"),
+    ],
+)
+def test_bad_usage_exits_2_before_anything_is_called(
+    cli: Any, faults: Any, words: tuple[str, ...], said: str
+) -> None:
+    cli.write("ok.py", "")
+    done = cli(*words)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert faults.calls == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[cluster]\nnodez = 2\n", "did you mean 'nodes'"),
+        ("[clustr]\nnodes = 2\n", "did you mean 'cluster'"),
+        ("[job]\nmax_hours = 2\n", "put it under [cluster]"),
+        ("nodes = 2\n", "put it under [cluster]"),
+        ("[cluster]\nnodes = \n", "not valid TOML"),
+        ("[cluster]\nnodes = 1000\n", "cluster.nodes = 1000"),
+    ],
+)
+def test_a_bad_file_exits_2_naming_file_and_key(cli: Any, faults: Any, text: str, said: str) -> None:
+    path = cli.write("cloudddp.toml", text)
+    done = cli("up")
+    assert done.returncode == 2
+    assert str(path) in done.stderr
+    assert said in done.stderr
+    assert faults.calls == []
+
+
+def test_a_misspelt_variable_is_an_error_too(cli: Any, faults: Any) -> None:
+    done = cli("up", CLOUDDDP_MAX_COSTS="5")
+    assert done.returncode == 2
+    assert "CLOUDDDP_MAX_COST'" in done.stderr
+    assert faults.calls == []
+
+
+def test_a_type_without_gpu_needs_allow_cpu(cli: Any, faults: Any) -> None:
+    done = cli("up", "-t", "t3.micro", "--price", "0.01")
+    assert done.returncode == 2
+    assert "t3.micro has no GPU" in done.stderr
+    assert "--allow-cpu" in done.stderr
+    assert not any(call.startswith(("Run", "Create", "Import")) for call in faults.calls)
+    assert "is ready" in cli.ok("up", "-n", "1", "-t", "t3.micro", "--price", "0.01", "--allow-cpu")
+
+
+def test_an_unknown_price_is_refused_not_taken_as_zero(cli: Any, faults: Any) -> None:
+    done = cli("up", "-t", "t3.micro", "--allow-cpu")
+    assert done.returncode == 2
+    assert "--price" in done.stderr
+    assert "RunInstances" not in faults.calls
+
+
+def test_no_default_vpc_says_what_to_do(cli: Any, faults: Any, remains: Any) -> None:
+    faults.rewrite("DescribeVpcs", without_element("vpcSet"))
+    done = cli("up")
+    assert done.returncode == 1
+    assert "no default VPC" in done.stderr
+    assert "--vpc" in done.stderr
+    assert remains().nothing
+
+
+def test_no_capacity_leaves_nothing_and_names_the_way_out(cli: Any, faults: Any, remains: Any) -> None:
+    faults.fail("RunInstances", "InsufficientInstanceCapacity", times=20, status=500)
+    done = cli("up")
+    assert done.returncode == 1
+    assert "InsufficientInstanceCapacity" in done.stderr
+    assert "--zone" in done.stderr
+    assert remains().nothing
+
+
+@pytest.mark.parametrize("action", sorted(EVERYTHING_ASKED - {"DescribeInstances"}))
+def test_a_refusal_at_any_call_leaves_nothing(cli: Any, faults: Any, remains: Any, action: str) -> None:
+    faults.fail(action, "UnauthorizedOperation", times=20)
+    done = cli("up", "-n", "1")
+    assert done.returncode == 1
+    assert "UnauthorizedOperation" in done.stderr
+    assert faults.count(action) == 1
+    assert remains().nothing
+
+
+def test_a_teardown_that_fails_too_exits_3(cli: Any, faults: Any, remains: Any) -> None:
+    faults.fail("AuthorizeSecurityGroupEgress", "UnauthorizedOperation")
+    faults.fail("DeleteSecurityGroup", "UnauthorizedOperation", times=20)
+    done = cli("up", "-n", "1")
+    assert done.returncode == 3
+    (group,) = remains().groups
+    assert group in done.stderr
+
+
+def test_a_node_that_never_opens_ssh_is_not_left_running(cli: Any, faults: Any, remains: Any) -> None:
+    faults.rewrite("DescribeInstances", lambda body: re.sub(rb"127\.\d+\.128\.\d+", b"127.1.2.3", body))
+    done = cli("up", "-n", "1", CLOUDDDP_READY_MINUTES="0.05")
+    assert done.returncode == 1
+    assert "connection refused" in done.stderr
+    assert "gave up after 3 s" in done.stderr
+    assert remains().nothing
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_instances_are_being_made_leaves_nothing(
+    cli: Any, faults: Any, remains: Any, number: int
+) -> None:
+    came, go = faults.hold("RunInstances")
+    process = cli.start("up", "-n", "2")
+    assert came.wait(60)
+    assert remains().instances  # they exist, and the client does not know their ids yet
+    process.send_signal(number)
+    go.set()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "nothing was left running" in err
+    assert remains().nothing
+
+
+def test_an_interrupt_while_waiting_for_ssh_leaves_nothing(cli: Any, faults: Any, remains: Any) -> None:
+    faults.rewrite("DescribeInstances", lambda body: re.sub(rb"127\.\d+\.128\.\d+", b"127.1.2.3", body))
+    process = cli.start("up", "-n", "2")
+    wait_for(lambda: remains().instances and faults.count("DescribeInstances") > 2, "nodes running")
+    code, _, err = interrupt(process)
+    assert code == 130, err
+    assert remains().nothing
+
+
+def test_a_wrong_host_key_is_refused_with_the_reason(cli: Any) -> None:
+    from cloudddp.ssh import keys
+
+    cli.ok("up", "-n", "1")
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    folder = Path(cli.env["CLOUDDDP_HOME"]) / "clusters" / cluster["cluster_id"]
+    (folder / "host_key.pub").write_text(keys.generate().public)
+    done = cli("jobs")
+    assert done.returncode == 1
+    assert "host key is not the one made for this cluster: refused" in done.stderr
+
+
+def test_the_number_of_aws_calls_does_not_depend_on_the_number_of_nodes(tmp_path: Any) -> None:
+    """Counted in a rehearsal, where instances run at once: polls would add with time, not with nodes."""
+    pytest.importorskip("moto")
+    from cloudddp import cluster
+    from cloudddp.aws.client import AWS
+    from cloudddp.cli.rehearsal import Nodes
+    from cloudddp.sim.aws import rehearse
+    from cloudddp.spec import ClusterSpec
+
+    counts = {}
+    with rehearse(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLOUDDDP_HOME", str(tmp_path))
+        for nodes in (1, 8, 64):
+            calls: list[str] = []
+            aws = AWS(region="us-east-1", observe=lambda _, method, *__, calls=calls: calls.append(method))
+            made = cluster.up(
+                aws,
+                ClusterSpec(name=f"n{nodes}", nodes=nodes),
+                say=lambda _: None,
+                connect=lambda found, *_: Nodes(found, gpus=1, cpus=4, quiet=True),
+                caller=lambda: "203.0.113.7/32",
+            )
+            assert len(made.cluster.nodes) == nodes
+            counts[nodes] = len(calls)
+    assert counts[1] == counts[8] == counts[64]
+    assert counts[1] == len(EVERYTHING_ASKED) + 1  # DescribeInstances before and after

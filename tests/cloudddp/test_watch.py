@@ -1,0 +1,77 @@
+"""The agent's stream, cut into frames and lines, however the network cuts it into pieces."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from cloudddp.watch import Frames, lines_of
+
+STATE = {"state": "running", "script": "a b\\n c", "ranks": []}
+BODIES = [b"plain\n", b"two\nlines\n", b"end\nlog 1 2 3\nstate {}\n", b"", b"\x00\xff\n\n\r", b"no newline"]
+
+
+def wire() -> tuple[bytes, list[tuple[Any, ...]]]:
+    """A stream, and the frames in it."""
+    data: bytes = b""
+    frames: list[tuple[Any, ...]] = []
+    for number, body in enumerate(BODIES):
+        data += f"log {number - 1} {number * 1000} {len(body)}\n".encode() + body + b"beat\n"
+        frames.append(("log", number - 1, number * 1000, body))
+    data += b"state " + json.dumps(STATE).encode() + b"\nend\n"
+    return data, [*frames, ("state", STATE), ("end",)]
+
+
+def test_frames_come_out_as_they_went_in() -> None:
+    data, expected = wire()
+    assert list(Frames().feed(data)) == expected
+
+
+def test_frames_survive_being_fed_byte_by_byte() -> None:
+    data, expected = wire()
+    frames = Frames()
+    assert [frame for k in range(len(data)) for frame in frames.feed(data[k : k + 1])] == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_frames_survive_any_cut(seed: int) -> None:
+    data, expected = wire()
+    cuts = sorted(random.Random(seed).choices(range(len(data) + 1), k=8))
+    frames, found = Frames(), []
+    for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        found += list(frames.feed(data[start:end]))
+    assert found == expected
+
+
+def test_a_frame_is_given_as_soon_as_its_last_byte_is_there() -> None:
+    frames = Frames()
+    assert list(frames.feed(b"log 0 0 4\nab\n")) == []
+    assert list(frames.feed(b"c")) == [("log", 0, 0, b"ab\nc")]
+
+
+def test_a_beat_is_no_frame() -> None:
+    assert list(Frames().feed(b"beat\nbeat\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"a\n", ["a"]),
+        (b"a\n\nb\n", ["a", "", "b"]),
+        (b"a\nb", ["a", "b"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"10%\r50%\r100%\n", ["100%"]),
+        (b"10%\r50%\r", ["50%"]),
+        (b"\rstart\n", ["start"]),
+        (b"caf\xc3\xa9\n", ["caf\u00e9"]),
+        (b"bad \xff byte\n", ["bad \ufffd byte"]),
+        (b"form\x0cfeed and\xe2\x80\xa8separator\n", ["form\x0cfeed and\u2028separator"]),
+    ],
+)
+def test_lines_are_what_a_terminal_would_show(data: bytes, lines: list[str]) -> None:
+    assert lines_of(data) == lines

@@ -1,0 +1,90 @@
+"""What the tests share: a simulator a worker, the command line at it, and an endpoint with faults before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import FaultyEndpoint
+from harness import CommandLine, Remains, clean_environment
+
+
+@pytest.fixture(scope="session")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One simulator for all tests of a worker; they keep apart by cluster name."""
+    pytest.importorskip("moto", reason="the simulator needs the extra `sim`")
+    pytest.importorskip("asyncssh", reason="the simulator needs the extra `sim`")
+    from cloudddp.sim import control
+
+    home = tmp_path_factory.mktemp("home")
+    found = control.start(home)
+    yield found
+    control.stop(home)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def cli(simulator: Any, project: Path, request: pytest.FixtureRequest) -> Iterator[CommandLine]:
+    """The command line against the simulator; whatever cluster the test made is taken down after it."""
+    from cloudddp.sim import control
+
+    cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
+    env = clean_environment(
+        CLOUDDDP_HOME=str(simulator.home),
+        CLOUDDDP_CLUSTER=cluster,
+        CLOUDDDP_YES="1",
+        **control.environment(simulator),
+    )
+    line = CommandLine(project, cluster, env)
+    yield line
+    line.end()
+    line("down", "-y", AWS_ENDPOINT_URL=simulator.endpoint)
+
+
+@pytest.fixture
+def faults(simulator: Any, cli: CommandLine) -> Iterator[FaultyEndpoint]:
+    """An endpoint in front of the simulator that counts calls and fails on request; `cli` uses it."""
+    with FaultyEndpoint(simulator.endpoint) as endpoint:
+        cli.env["AWS_ENDPOINT_URL"] = endpoint.url
+        yield endpoint
+
+
+@pytest.fixture
+def ec2(simulator: Any) -> Any:
+    """Plain boto3 at the simulator: the independent witness."""
+    boto3 = pytest.importorskip("boto3")
+    return boto3.client(
+        "ec2",
+        endpoint_url=simulator.endpoint,
+        region_name=simulator.region,
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
+
+
+@pytest.fixture
+def remains(ec2: Any, cli: CommandLine) -> Callable[[], Remains]:
+    def look() -> Remains:
+        where = [{"Name": "tag:cloudddp:cluster", "Values": [cli.cluster]}]
+        instances = [
+            i["InstanceId"]
+            for r in ec2.describe_instances(Filters=where)["Reservations"]
+            for i in r["Instances"]
+            if i["State"]["Name"] != "terminated"
+        ]
+        return Remains(
+            instances,
+            [g["GroupId"] for g in ec2.describe_security_groups(Filters=where)["SecurityGroups"]],
+            [k["KeyName"] for k in ec2.describe_key_pairs(Filters=where)["KeyPairs"]],
+            [v["VolumeId"] for v in ec2.describe_volumes(Filters=where)["Volumes"]],
+        )
+
+    return look
