@@ -6,6 +6,7 @@ much the step does, since each is a round trip. What the steps mean is the busin
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shlex
@@ -40,7 +41,9 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
+@functools.cache
 def agent_source() -> bytes:
+    """Return the agent's program: read once, so that one command speaks to one agent throughout."""
     return payload.text("infra/node/agent.py").encode()
 
 

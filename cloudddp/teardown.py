@@ -75,7 +75,8 @@ def down(aws: AWS, where: Where, *, say: Say) -> Down:
     waiting = any(instance.state != "terminated" for instance in present)
     if waiting and not reasons:
         inventory.wait_terminated(aws, where, progress=lambda left: say(f"waiting for {left} to end"))
-    deleted = _delete_things(aws, where, say, reasons)
+    # Nodes that could not be ended still use the rest: taking it from under them would only hide them.
+    deleted = [] if reasons else _delete_things(aws, where, say, reasons)
     still = [i for i in inventory.instances(aws, where) if i.state != "terminated"]
     left: tuple[Instance | Thing, ...] = tuple(still)
     if live or deleted or still:
@@ -99,9 +100,7 @@ def _delete_things(aws: AWS, where: Where, say: Say, reasons: list[str]) -> list
     found = sorted(inventory.things(aws, where), key=lambda thing: order.index(thing.kind))
     for thing in found:
         say(f"deleting {thing.kind} {thing.id}")
-        error = inventory.delete(
-            aws, thing, timeout=0 if reasons else 120
-        )  # what failed above keeps it in use
+        error = inventory.delete(aws, thing)
         if error is not None:
             reasons.append(error.message)
     return found

@@ -21,8 +21,10 @@ from cloudddp.nodes import Runner
 
 ENDED = ("succeeded", "failed", "cancelled", "lost")
 LAUNCHER = -1  # the rank number under which torchrun's own output comes
-SILENCE = 60.0  # seconds without a beat after which a connection counts as broken; beats come every 5
-LOST_AFTER = 60.0  # seconds of failed reconnecting after which a node counts as lost
+BEAT = 5.0  # seconds between the agent's signs of life
+SILENCE = 60.0  # seconds without a beat after which a connection counts as broken
+LOST_AFTER = 20.0  # seconds of failed reconnecting after which a node counts as lost, while others answer
+OFFLINE_AFTER = 300.0  # the same when no node answers: then it is this computer's network, most likely
 EXIT_RACE = 10.0  # torchrun may linger at its exit barrier after every rank has finished
 FAIL_GRACE = 5.0  # the others of a failed job get this long, at most, between SIGTERM and SIGKILL
 LAST_LINES = 20
@@ -99,6 +101,8 @@ class Watch:
         self._wait = wait
         self._events: queue.SimpleQueue[tuple[int, tuple[Any, ...]]] = queue.SimpleQueue()
         self._open = set(range(count))
+        self._count = count
+        self._heard: dict[int, float] = {}
         self._states: dict[int, dict[str, Any]] = {}
         self._lost: dict[int, str] = {}
         self._tails: dict[tuple[int, int], deque[str]] = {}
@@ -134,6 +138,7 @@ class Watch:
             def keep(data: bytes, frames: Frames = frames) -> None:
                 nonlocal ended, broken_since
                 broken_since = None
+                self._heard[node] = time.monotonic()
                 for frame in frames.feed(data):
                     if frame[0] == "log":
                         offsets[frame[1]] = frame[2] + len(frame[3])
@@ -160,14 +165,18 @@ class Watch:
                     return
 
     def _try_again(self, node: int, since: float) -> bool:
-        while time.monotonic() - since < LOST_AFTER:
+        while time.monotonic() - since < (LOST_AFTER if self._others_answer(node) else OFFLINE_AFTER):
             time.sleep(1.0)
             try:
                 self._runner.reconnect(node)
                 return True
-            except Exception:  # noqa: S112  tried again until LOST_AFTER; the first error is the one told
+            except Exception:  # noqa: S112  tried again until the limit; the first error is the one told
                 continue
         return False
+
+    def _others_answer(self, node: int) -> bool:
+        now = time.monotonic()
+        return self._count == 1 or any(now - at < 2 * BEAT for n, at in self._heard.items() if n != node)
 
     def _take(self, node: int, event: tuple[Any, ...]) -> None:
         kind = event[0]

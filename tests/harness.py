@@ -45,7 +45,7 @@ class CommandLine:
             stderr=subprocess.PIPE,
             text=True,
             # A shell that runs the tests in the background has Ctrl-C ignored, and that is inherited.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.started.append(process)
         return process

@@ -195,8 +195,8 @@ def setting(
     def decorate(function: F) -> F:
         option = click.option(
             *names,
-            metavar=metavar,
-            is_flag=is_flag,
+            # click reads `is_flag=False` as "a flag whose value may be left out": say it only for flags
+            **({"is_flag": True} if is_flag else {"metavar": metavar}),
             expose_value=False,
             callback=callback,
             help=_SETTING_HELP[(section, key)],

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cloudddp.cli import clusters
+from cloudddp.ranks import RANK_WRAPPER
 from cloudddp.ssh.connection import Result
 from cloudddp.ssh.fleet import Outcome
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from cloudddp.spec import ClusterSpec, Config
 
 T = TypeVar("T")
+_WRAPPER = ["python3", "agent.py", "rank", "--"]  # keeps each rank's log and exit code
 CALLER = "203.0.113.7/32"  # an address of the documentation range stands for this computer's own
 
 
@@ -115,7 +117,8 @@ def _now() -> float:
 def _print_process(shared: Mapping[str, str], process: Mapping[str, Any]) -> None:
     import shlex
 
-    click.echo("  starts: " + shlex.join(process["argv"]))
+    argv = [part for word in process["argv"] for part in (_WRAPPER if word == RANK_WRAPPER else [word])]
+    click.echo("  starts: " + shlex.join(argv))
     for name, value in sorted({**shared, **process["env"]}.items()):
         click.echo(f"    {name}={value}")
 
@@ -179,8 +182,7 @@ def _bring_up(aws: AWS, settings: Config, *, show: bool) -> Up:
 
     def agree(plan: Any, found: discover.TypeInfo) -> None:
         info.append(found)
-        if show:
-            click.echo("\n" + clusters.describe_plan(plan, found, settings))
+        click.echo("\n" + clusters.describe_plan(plan, found, settings))
 
     def connect(made: Cluster, _: ClusterSpec, __: float) -> Nodes:
         return Nodes(made, gpus=info[0].gpus, cpus=info[0].vcpus, quiet=not show)
@@ -206,14 +208,17 @@ def up(settings: Config) -> None:
 
 def launch(settings: Config, script: Script, root: Path) -> None:
     """Print what `launch` would do on a fresh cluster of these settings."""
-    from cloudddp import job
+    from cloudddp import cluster, job
     from cloudddp.aws import discover
 
     with _rehearsed():
         _heading("launch")
         recorder = Recorder(on=False)
         aws = _aws(settings, recorder)
-        made = _bring_up(aws, settings, show=False).cluster
+        _bring_up(aws, settings, show=False)
+        recorder.on = True
+        made = cluster.get(aws, settings.cluster.name)
+        recorder.on = False
         info = discover.instance_type(aws, settings.cluster)
         nodes = Nodes(made, gpus=info.gpus, cpus=info.vcpus, quiet=False)
         job.launch(nodes, made, settings, script, root=root, say=lambda text: click.echo(f"\n# {text}"))

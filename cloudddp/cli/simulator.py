@@ -67,11 +67,13 @@ def status(as_json: bool) -> None:
         print_json({"endpoint": found.endpoint, "region": found.region, "pid": found.pid, "nodes": nodes})
         return
     click.echo(f"simulator at {found.endpoint}, region {found.region}, pid {found.pid}")
-    keys = ("instance_id", "state", "private_ip", "public_ip", "processes", "deadline")
-    if nodes:
-        click.echo(
-            table(tuple(k.upper() for k in keys), [tuple(str(n.get(k) or "-") for k in keys) for n in nodes])
-        )
+    header = ("INSTANCE", "STATE", "PRIVATE", "PUBLIC", "PROCESSES", "DEADLINE")
+    keys = ("instance_id", "state", "private_ip", "public_ip")
+    rows = [
+        (*(str(n[key] or "-") for key in keys), str(len(n["processes"])), n["deadline"] or "-") for n in nodes
+    ]
+    if rows:
+        click.echo(table(header, rows))
 
 
 @sim.command("env")

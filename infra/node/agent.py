@@ -417,6 +417,7 @@ def outcome(folder: Path, job: Dict[str, Any], codes: List[int]) -> Dict[str, An
 
     torchrun may exit 1 although every rank finished (a race at its own exit barrier), so ranks decide.
     """
+    settle(folder)
     ranks = rank_records(folder)
     failed = sorted((r for r in ranks if r["exit_code"]), key=lambda r: float(r["ended"]))
     if (folder / "cancel").exists():
@@ -427,6 +428,16 @@ def outcome(folder: Path, job: Dict[str, Any], codes: List[int]) -> Dict[str, An
         return {"state": "succeeded", "exit_code": 0}
     worst = next((code for code in codes if code), 1)
     return {"state": "failed", "exit_code": 128 - worst if worst < 0 else worst}
+
+
+def settle(folder: Path) -> None:
+    """Give an end to ranks whose wrapper was killed with them, now that no process of the job is left."""
+    for path in (folder / "ranks").glob("*.json"):
+        record = read_json(path)
+        if record and record["exit_code"] is None:
+            write_json(
+                path, {**record, "ended": time.time(), "exit_code": 137, "signal": int(signal.SIGKILL)}
+            )
 
 
 def rank_records(folder: Path) -> List[Dict[str, Any]]:

@@ -60,7 +60,7 @@ def processes(cli: Any) -> int:
         for n in c["nodes"]
     }
     shown = json.loads(cli.ok("sim", "status", "--json"))["nodes"]
-    return sum(node["processes"] for node in shown if node["instance_id"] in ids)
+    return sum(len(node["processes"]) for node in shown if node["instance_id"] in ids)
 
 
 def test_ranks_get_the_environment_of_their_place(cli: Any) -> None:

@@ -94,7 +94,7 @@ def test_missing_credentials_are_said_in_a_sentence(cli: Any) -> None:
         (("up", "-n", "0"), "a whole number from 1 to 100"),
         (("up", "--max-hours", "0"), "max_hours"),
         (("up", "--max-hours", "inf"), "max_hours"),
-        (("up", "--max-cost", "-1"), "max_cost"),
+        (("up", "--max-cost=-1"), "max_cost"),
         (("up", "--disk-gb", "huge"), "disk_gb"),
         (("-c", "a;rm -rf /", "up"), "cluster.name"),
         (("launch", "nowhere.py"), "script not found: nowhere.py"),
