@@ -140,7 +140,7 @@ class Connection:
             raise self._broken(command, error) from None
         try:
             yield channel
-        except (paramiko.SSHException, EOFError, ConnectionError) as error:
+        except (paramiko.SSHException, EOFError) as error:  # an OSError is that of who gives or takes the data
             raise self._broken(command, error) from None
         finally:
             channel.close()

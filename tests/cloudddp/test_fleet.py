@@ -1,0 +1,270 @@
+"""Many nodes at once: every result is kept, the first fatal error is told at once, nobody waits for the slowest."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sshserver import Site, site
+
+from cloudddp.errors import ConnectError, NodeError
+from cloudddp.ssh import fleet as fleets
+from cloudddp.ssh import keys
+from cloudddp.ssh.fleet import Fleet, Outcome
+
+HANG_GUARD = 60.0  # seconds; only a hang is this long
+
+
+class Stuck:
+    """A host that answers only when it is let go."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.release = threading.Event()
+        self.ended = threading.Event()
+
+    def __call__(self) -> str:
+        self.began.set()
+        self.release.wait(HANG_GUARD)
+        self.ended.set()
+        return "late"
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    host = Stuck()
+    yield host
+    host.release.set()
+    if host.began.is_set():
+        assert host.ended.wait(HANG_GUARD)
+
+
+def failing(after: threading.Event | None = None) -> Callable[[], str]:
+    def work() -> str:
+        if after is not None:
+            assert after.wait(HANG_GUARD)
+        raise NodeError("broken")
+
+    return work
+
+
+# -- the bounded set of threads --------------------------------------------------------------------------------
+
+
+def test_every_node_has_its_result() -> None:
+    outcome = fleets.each({node: (lambda node=node: node * node) for node in range(100)})  # type: ignore[misc]
+    assert outcome.all() == {node: node * node for node in range(100)}
+
+
+def test_no_work_gives_no_results() -> None:
+    assert fleets.each({}).all() == {}
+
+
+def test_a_fatal_error_returns_at_once_although_another_host_is_stuck(stuck: Stuck) -> None:
+    stopped = threading.Event()
+    outcome = fleets.each({0: stuck, 1: failing(stuck.began)}, on_stop=stopped.set)
+    assert not stuck.ended.is_set()
+    assert stopped.is_set()
+    assert list(outcome.errors) == [1]
+    assert outcome.values == {}
+    with pytest.raises(NodeError, match="broken"):
+        outcome.all()
+
+
+def test_results_that_came_before_a_fatal_error_are_kept(stuck: Stuck) -> None:
+    done = threading.Event()
+
+    def last() -> str:
+        done.set()
+        return "two"
+
+    def fail() -> str:
+        assert done.wait(HANG_GUARD)
+        raise NodeError("broken")
+
+    outcome = fleets.each({0: lambda: "zero", 2: last, 1: fail, 3: stuck}, width=1)
+    assert outcome.values == {0: "zero", 2: "two"}
+    assert list(outcome.errors) == [1]
+
+
+def test_after_a_fatal_error_no_further_host_is_begun() -> None:
+    stopping, over, begun = threading.Event(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        assert stopping.wait(HANG_GUARD)
+        over.set()
+
+    fleets.each({0: failing(), 1: wait, 2: begun.set}, width=1, on_stop=stopping.set)
+    if over.wait(0.5):  # the second may have been begun before the first one's error was seen, the third not
+        assert not begun.wait(0.2)
+    assert not begun.is_set()
+
+
+def test_errors_that_are_not_fatal_let_the_others_finish() -> None:
+    def work(node: int) -> Callable[[], int]:
+        def one() -> int:
+            if node % 2:
+                raise NodeError(f"node {node}")
+            return node
+
+        return one
+
+    outcome = fleets.each({node: work(node) for node in range(10)}, fatal=lambda _: False)
+    assert outcome.values == {node: node for node in range(0, 10, 2)}
+    assert {node: str(error) for node, error in outcome.errors.items()} == {
+        node: f"node {node}" for node in range(1, 10, 2)
+    }
+
+
+def test_which_error_is_fatal_is_the_callers_choice(stuck: Stuck) -> None:
+    def mild() -> str:
+        raise ConnectError("mild")
+
+    outcome = fleets.each(
+        {0: mild, 1: failing(stuck.began), 2: stuck}, fatal=lambda error: not isinstance(error, ConnectError)
+    )
+    assert not stuck.ended.is_set()
+    assert {node: str(error) for node, error in outcome.errors.items()} == {0: "mild", 1: "broken"}
+
+
+def test_ctrl_c_returns_without_waiting_for_the_stuck_host(stuck: Stuck) -> None:
+    stopped = threading.Event()
+
+    def interrupt() -> None:
+        assert stuck.began.wait(HANG_GUARD)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fleets.each({0: stuck, 1: interrupt}, on_stop=stopped.set)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stopped.is_set()
+    assert not stuck.ended.is_set()
+
+
+def test_no_more_than_width_hosts_are_at_work_at_once_and_that_many_are() -> None:
+    lock = threading.Lock()
+    full = threading.Barrier(4, timeout=HANG_GUARD)
+    now = most = 0
+
+    def work() -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        full.wait()
+        with lock:
+            now -= 1
+
+    fleets.each(dict.fromkeys(range(20), work), width=4).all()
+    assert most == 4
+
+
+def test_an_error_shared_by_many_nodes_names_how_many() -> None:
+    outcome: Outcome[int] = Outcome(
+        {0: 0}, {3: NodeError("three"), 2: NodeError("two"), 4: NodeError("four")}
+    )
+    with pytest.raises(NodeError) as caught:
+        outcome.all()
+    assert caught.value.message == "two (and 2 more nodes)"
+
+
+# -- connections -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as made:
+        yield made
+
+
+def test_a_command_runs_on_the_node_that_was_meant(place: Site) -> None:
+    ports = [place.server().port for _ in range(3)]
+    with Fleet({node: place.target(port) for node, port in enumerate(ports)}) as fleet:
+        fleet.connect()
+        found = fleet.each(lambda node: fleet.run(node, f"cat; echo {node}", stdin=b"in ").stdout).all()
+    assert found == {node: b"in %d\n" % node for node in range(3)}
+
+
+def test_one_bad_node_fails_the_connecting_and_is_named(place: Site) -> None:
+    good = place.target(place.server().port)
+    bad = place.target(place.server().port, host_key=keys.generate().public, label="node 1 (i-bad)")
+    with Fleet({0: good, 1: bad}) as fleet, pytest.raises(ConnectError, match="i-bad"):
+        fleet.connect(within=HANG_GUARD)
+
+
+def test_a_node_that_boots_late_is_waited_for(place: Site) -> None:
+    with socket.socket() as late:
+        late.bind(("127.0.0.1", 0))  # bound, not listening: refused until the server takes it over
+        early = place.server()
+        targets = {0: place.target(early.port), 1: place.target(late.getsockname()[1])}
+        with Fleet(targets) as fleet:
+            with pytest.raises(ConnectError, match="connection refused"):
+                fleet.connect()
+            again = Fleet(targets)
+            connecting = threading.Thread(target=again.connect, kwargs={"within": HANG_GUARD}, daemon=True)
+            connecting.start()
+            while len(early.connections) < 2:
+                assert connecting.is_alive()
+                threading.Event().wait(0.02)
+            place.server(sock=late.dup())
+            connecting.join(HANG_GUARD)
+            assert again.run(1, "echo up").stdout == b"up\n"
+            again.close()
+
+
+def test_giving_up_on_a_node_says_how_long_it_was_tried(place: Site) -> None:
+    with socket.socket() as never:
+        never.bind(("127.0.0.1", 0))
+        fleet = Fleet({0: place.target(never.getsockname()[1])})
+        with pytest.raises(ConnectError) as caught:
+            fleet.connect(within=0.5)
+    assert "connection refused" in caught.value.message
+    assert caught.value.message.endswith("gave up after 0.5 s")
+
+
+def test_a_fatal_error_closes_the_connections_so_that_stuck_commands_end(place: Site) -> None:
+    targets = {node: place.target(place.server().port) for node in range(2)}
+    ended = threading.Event()
+    began = threading.Event()
+
+    def work(node: int) -> None:
+        if node == 1:
+            assert began.wait(HANG_GUARD)
+            raise NodeError("broken")
+        try:
+            fleet.run(0, "echo began; sleep 1000", on_stdout=lambda _: began.set())
+        finally:
+            ended.set()
+
+    with Fleet(targets) as fleet:
+        fleet.connect()
+        with pytest.raises(NodeError, match="broken"):
+            fleet.each(work).all()
+        assert ended.wait(HANG_GUARD)
+        with pytest.raises(NodeError, match="not connected"):
+            fleet.run(0, "true")
+
+
+def test_a_broken_connection_can_be_replaced(place: Site) -> None:
+    server = place.server()
+    with Fleet({0: place.target(server.port)}) as fleet:
+        fleet.connect()
+        server.drop()
+        with pytest.raises(NodeError):
+            fleet.run(0, "cat", stdin=b"x")
+        fleet.reconnect(0)
+        assert fleet.run(0, "echo back").stdout == b"back\n"
+        again = fleet[0]
+    assert not again.alive
+
+
+def test_a_node_without_a_connection_is_named(place: Site) -> None:
+    with pytest.raises(NodeError, match=r"node 0 \(i-0\): not connected"):
+        Fleet({0: place.target(1)}).run(0, "true")

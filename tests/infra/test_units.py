@@ -1,0 +1,103 @@
+"""The systemd units that end a node at its deadline, judged by systemd itself where it is installed."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cloudddp import payload
+from cloudddp.plan import SERVICE, TIMER, Identity, user_data
+
+DEADLINE = datetime(2026, 11, 20, 14, 30, 5, tzinfo=UTC)
+
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None,
+    reason="systemd-analyze is not installed (Debian: apt-get install systemd)",
+)
+
+
+def units() -> dict[str, str]:
+    """The units as cloud-init writes them on a node: by file name, with the deadline in place."""
+    texts = tuple(payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
+    config = yaml.safe_load(user_data(Identity("c", "k", "p", "q"), DEADLINE, (texts[0], texts[1])))
+    return {Path(file["path"]).name: file["content"] for file in config["write_files"]}
+
+
+def section(unit: str, name: str) -> dict[str, str]:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(units()[unit])
+    return dict(parser[name])
+
+
+@needs_systemd
+def test_systemd_finds_no_fault_with_the_units(tmp_path: Path) -> None:
+    for name, text in units().items():
+        (tmp_path / name).write_text(text)
+    paths = [str(tmp_path / name) for name in units()]
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *paths],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    about_ours = [line for line in done.stderr.splitlines() if "cloudddp" in line]
+    assert (done.returncode, about_ours) == (0, []), done.stderr
+
+
+@needs_systemd
+def test_systemd_notices_a_fault_in_a_unit(tmp_path: Path) -> None:
+    """So that the test above can fail."""
+    path = tmp_path / "cloudddp-deadline.timer"
+    path.write_text(units()["cloudddp-deadline.timer"].replace("OnCalendar=2026", "OnCalendar=soon"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "cloudddp-deadline.timer" in done.stderr
+
+
+@needs_systemd
+def test_systemd_reads_the_deadline_as_the_moment_that_was_meant() -> None:
+    when = section("cloudddp-deadline.timer", "Timer")["OnCalendar"]
+    done = subprocess.run(
+        ["systemd-analyze", "calendar", "--base-time=2026-11-20 00:00:00 UTC", when],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"PATH": "/usr/bin:/bin", "TZ": "UTC", "LC_ALL": "C"},
+    )
+    assert "2026-11-20 14:30:05 UTC" in done.stdout
+    (elapse,) = [line for line in done.stdout.splitlines() if "Next elapse" in line]
+    assert "2026-11-20 14:30:05 UTC" in elapse
+
+
+def test_the_timer_fires_on_a_clock_of_its_own_also_when_its_moment_was_missed() -> None:
+    timer = section("cloudddp-deadline.timer", "Timer")
+    assert timer["OnCalendar"] == "2026-11-20 14:30:05 UTC"
+    assert timer["Persistent"] == "true"
+    assert "Unit" not in timer  # by its name it starts cloudddp-deadline.service
+    assert Path(TIMER).stem == Path(SERVICE).stem
+
+
+def test_the_service_is_in_nobodys_way_and_waits_for_nobody() -> None:
+    assert section("cloudddp-deadline.service", "Unit")["DefaultDependencies"] == "no"
+    commands = [
+        line.removeprefix("ExecStart=")
+        for line in units()["cloudddp-deadline.service"].splitlines()
+        if line.startswith("ExecStart=")
+    ]
+    assert "poweroff" in commands[0]
+    assert commands[-1].endswith("poweroff --force --force")
+    assert all(command.startswith("/") for command in commands)
