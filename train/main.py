@@ -52,6 +52,8 @@ def run(config: Config, begun: float) -> None:
     from train import dist
 
     with dist.join(config, dist.find_place(config, os.environ)) as ranks:
+        if ranks.world > 1:  # the one line that every rank prints: all are there, each on its device
+            print(f"rank {ranks.rank} of {ranks.world} joined, on {ranks.device}", flush=True)
         train(config, ranks, begun)
 
 

@@ -52,7 +52,8 @@ def stop() -> None:
     from cloudddp.sim import control
 
     ended = control.stop(state.home())
-    click.echo(f"simulator stopped, {ended} processes ended" if ended else "the simulator does not run")
+    count = f"{ended} process{'es' * (ended != 1)}"
+    click.echo(f"simulator stopped, {count} ended" if ended else "the simulator does not run")
 
 
 @sim.command("status")

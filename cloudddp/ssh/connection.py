@@ -58,6 +58,7 @@ class Connection:
         """Connect, prove the host key, log in. Raises ConnectError, retryable where a booting node explains it."""
         import paramiko
 
+        _quiet()
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
         kind, blob = target.host_key.split()[:2]
@@ -211,6 +212,15 @@ def _feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes]) -> None:
 def _drain(receive: Callable[[int], bytes], keep: Callable[[bytes], Any]) -> None:
     while data := receive(CHUNK):
         keep(data)
+
+
+def _quiet() -> None:
+    """Keep paramiko's threads from printing tracebacks: what they log is in the error that we raise."""
+    import logging
+
+    log = logging.getLogger("paramiko")
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())
 
 
 def _unbase64(text: str) -> bytes:

@@ -71,9 +71,9 @@ def each(
             except Exception as error:
                 done.put((node, None, error))
 
-    for _ in range(min(width, len(work))):
-        threading.Thread(target=worker, daemon=True).start()
     try:
+        for _ in range(min(width, len(work))):  # within the try: Ctrl-C may come while threads are started
+            threading.Thread(target=worker, daemon=True).start()
         for _ in work:
             node, value, error = _take(done)
             if error is None:

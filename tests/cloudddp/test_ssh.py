@@ -107,6 +107,7 @@ def test_a_machine_that_accepts_and_never_speaks_is_given_up_and_nothing_is_prin
         "key, port, host = sys.argv[1:]\n"
         "try: Connection.open(Target('n', '127.0.0.1', int(port), 'u', Path(key), host), connect_timeout=0.5)\n"
         "except ConnectError as error: print(error.retryable, error.message)\n"
+        "import threading; [t.join(30) for t in threading.enumerate() if t is not threading.main_thread()]\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as silent:
         arguments = [str(place.private_key), str(silent.getsockname()[1]), place.host.public]

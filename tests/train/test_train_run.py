@@ -60,7 +60,9 @@ def test_digits_are_learnt_by_two_ranks_of_a_copy_of_the_folder_alone(tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     out = tmp_path / "runs" / "digits"
 
-    *epochs, last = done.stdout.splitlines()
+    *rest, last = done.stdout.splitlines()
+    joined, epochs = sorted(rest[:2]), rest[2:]
+    assert joined == [f"rank {rank} of 2 joined, on cpu" for rank in range(2)]
     assert [line.split()[1] for line in epochs] == [f"{epoch}/8" for epoch in range(1, 9)]
     found = re.fullmatch(LAST_LINE, last)
     assert found, last
@@ -100,7 +102,7 @@ def test_ranks_started_by_hand_train_as_one_process_does(
     first, second = harness.by_hand(starts)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert re.fullmatch(LAST_LINE, first.stdout.splitlines()[-1])
-    assert second.stdout == ""
+    assert second.stdout == "rank 1 of 2 joined, on cpu\n"
     found = weights(tmp_path / "out")
     assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-5
 
