@@ -71,7 +71,7 @@ class Cluster:
         price, start = self.node_hour(), self.created
         if price is None or start is None:
             return None
-        hours = max(((now or datetime.now(UTC)) - start).total_seconds(), 0) / 3600
+        hours = prices.billed_hours(((now or datetime.now(UTC)) - start).total_seconds())
         return price * len(self.nodes) * hours
 
 

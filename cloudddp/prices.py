@@ -73,6 +73,11 @@ class Price:
         return self.nodes * self.node_hour + self.extras_hour
 
 
+def billed_hours(seconds: float) -> float:
+    """Return the hours that EC2 bills for a node that ran so many seconds: by the second, at least 60."""
+    return max(seconds, 60.0) / 3600
+
+
 def node_hour(instance_type: str, region: str) -> float | None:
     """Return the on-demand price of one node, USD per hour, or None where the table does not know it."""
     return US_EAST_1.get(instance_type) if region == "us-east-1" else None

@@ -112,7 +112,7 @@ def _cost_until_now(live: list[Instance], region: str) -> float | None:
         price, start = prices.node_hour(instance.type, region), moment(instance.created)
         if price is None or start is None:
             return None
-        total += price * max((datetime.now(UTC) - start).total_seconds(), 0) / 3600
+        total += price * prices.billed_hours((datetime.now(UTC) - start).total_seconds())
     return total
 
 

@@ -235,10 +235,11 @@ def note(text: str) -> None:
 
 
 class Progress:
-    """Says what is being done. On a terminal the current step spins with its time; else one line a step."""
+    """Says what is being done. On a terminal the current step spins and gets its time; else one line a step."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._console: Any = None
         self._status: Any = None
         self._step = ""
         self._since = time.monotonic()
@@ -250,35 +251,33 @@ class Progress:
         self.stop()
 
     def __call__(self, text: str) -> None:
+        if text == self._step:
+            return  # a poll that found nothing new
         if not self._live or text.startswith("warning"):
+            self._step = text
             note(text)
             return
+        self._finish_step()
+        self._step, self._since = text, time.monotonic()
         if self._status is None:
             from rich.console import Console
 
-            self._status = Console(stderr=True, highlight=False).status("")
+            self._console = self._console or Console(stderr=True, highlight=False, markup=False)
+            self._status = self._console.status(text)
             self._status.start()
-        self._done()
-        self._step, self._since = text, time.monotonic()
-        self._status.update(f"[dim]{_escaped(text)}[/dim]")
+        self._status.update(text)
 
-    def _done(self) -> None:
-        if self._step:
-            spent = time.monotonic() - self._since
-            click.secho(f"{self._step}  ({spent:.1f} s)", err=True, dim=True)
+    def _finish_step(self) -> None:
+        """Leave the step behind as a line of its own, above the spinner (which rich would otherwise overwrite)."""
+        if self._step and self._console is not None:
+            self._console.print(f"{self._step}  ({time.monotonic() - self._since:.1f} s)", style="dim")
 
     def stop(self) -> None:
         """End the last step; what is printed next stands on a clean line."""
         if self._status is not None:
             self._status.stop()
-            self._done()
+            self._finish_step()
         self._status, self._step = None, ""
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

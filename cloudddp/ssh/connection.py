@@ -141,7 +141,7 @@ class Connection:
             raise self._broken(command, error) from None
         try:
             yield channel
-        except (paramiko.SSHException, EOFError) as error:  # an OSError is that of who gives or takes the data
+        except (paramiko.SSHException, EOFError) as error:  # an OSError is the giver's or the taker's
             raise self._broken(command, error) from None
         finally:
             channel.close()
