@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from cloudddp import nodes, payload, prices
 from cloudddp.aws import discover, inventory
 from cloudddp.aws.client import AWS, uninterrupted
 from cloudddp.aws.inventory import Instance
-from cloudddp.errors import CloudDDPError, Interrupted, Leftovers, NodeError, UsageError
+from cloudddp.errors import AWSError, CloudDDPError, Interrupted, Leftovers, NodeError, UsageError
 from cloudddp.nodes import Runner
 from cloudddp.plan import Identity, Place, Plan, Ref, iso, moment, plan, ssh_rule
 from cloudddp.prices import Price
@@ -29,6 +29,8 @@ from cloudddp.state import ClusterFolder, ClusterRecord
 from cloudddp.teardown import down, leftovers, undisturbed
 
 Say = Callable[[str], None]
+SETTLE_SECONDS = 15.0  # what AWS made a moment ago may not be found for so long
+NOT_YET = ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound")
 PROJECT = "project"  # the folder in a node's home that holds the user's files
 
 
@@ -145,6 +147,14 @@ def connect(cluster: Cluster, spec: ClusterSpec, within: float = 0.0) -> Runner:
 # -- up ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class Made:
+    """What is known to exist, from AWS's own answers: tags of new things may take a while to be found."""
+
+    instances: list[str] = field(default_factory=list)
+    uncertain: bool = False  # RunInstances was sent, and whether it worked is not known
+
+
 @dataclass(frozen=True, slots=True)
 class Up:
     """What `up` did: the cluster, ready; `plan` is None where it was there already and nothing was changed."""
@@ -189,12 +199,13 @@ def up(
         iso(the_plan.expires),
     )
     folder.create(record, private_key=private_key, host_public=identity.host_public)
+    made = Made()
     try:
-        _carry_out(aws, the_plan, folder, say)
+        _carry_out(aws, the_plan, folder, made, say)
         cluster = _wait_running(aws, spec, identity.cluster_id, say)
-        _make_ready(cluster, spec, info, say, connect)
+        _make_ready(cluster, spec, 0 if spec.allow_cpu else info.gpus, say, connect)
     except BaseException as error:
-        _undo(aws, identity.cluster_id, error, say)
+        _undo(aws, identity.cluster_id, made, error, say)
         raise
     folder.note("ready", nodes=[node.id for node in cluster.nodes])
     return Up(cluster, the_plan)
@@ -216,8 +227,8 @@ def _adopt(cluster: Cluster, spec: ClusterSpec, say: Say, connect: Connect) -> C
             f"cluster {cluster.name!r} is there already, but {'; '.join(differs)}. Nothing was changed",
             hint=f"`cloudddp -c {cluster.name} down` first, or another name with -c",
         )
-    say(f"cluster {cluster.name} is there already; checking that its {len(cluster.nodes)} nodes answer")
-    connect(cluster, spec, spec.ready_minutes * 60).close()
+    say(f"cluster {cluster.name} is there already; checking that its {len(cluster.nodes)} nodes are ready")
+    _make_ready(cluster, spec, 0, say, connect)  # an earlier `up` may have been killed before it could check
     return cluster
 
 
@@ -257,7 +268,7 @@ def _identity() -> tuple[Identity, str]:
     ), login.private
 
 
-def _carry_out(aws: AWS, the_plan: Plan, folder: ClusterFolder, say: Say) -> None:
+def _carry_out(aws: AWS, the_plan: Plan, folder: ClusterFolder, made: Made, say: Say) -> None:
     answers: dict[str, Any] = {}
     words = {"key-pair": "key pair", "security-group": "security group", "nodes": "nodes"}
     for request in the_plan.requests:
@@ -266,7 +277,26 @@ def _carry_out(aws: AWS, the_plan: Plan, folder: ClusterFolder, say: Say) -> Non
         params = _filled(request.params, answers)
         folder.note(request.step, method=request.method, client_token=request.params.get("ClientToken"))
         with uninterrupted(lambda: say("finishing the call in flight, then taking everything down")):
-            answers[request.step] = aws.call("ec2", request.method, **params)
+            made.uncertain = request.step == "nodes"
+            answers[request.step] = _settled(aws, request.method, params, made)
+            made.uncertain = False
+            if request.step == "nodes":
+                made.instances = [item["InstanceId"] for item in answers["nodes"]["Instances"]]
+                folder.note("made", instances=made.instances)
+
+
+def _settled(aws: AWS, method: str, params: dict[str, Any], made: Made) -> Any:
+    """Make a call, again where AWS does not see yet what it answered a moment ago (eventual consistency)."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        try:
+            return aws.call("ec2", method, **params)
+        except AWSError as error:
+            if error.code:
+                made.uncertain = False  # AWS answered, and said no
+            if error.code not in NOT_YET or time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
 
 
 def _filled(value: Any, answers: Mapping[str, Any]) -> Any:
@@ -304,9 +334,7 @@ def _wait_running(aws: AWS, spec: ClusterSpec, cluster_id: str, say: Say) -> Clu
         pause = min(pause * 1.5, inventory.POLL_SECONDS)
 
 
-def _make_ready(
-    cluster: Cluster, spec: ClusterSpec, info: discover.TypeInfo, say: Say, connect: Connect
-) -> None:
+def _make_ready(cluster: Cluster, spec: ClusterSpec, gpus: int, say: Say, connect: Connect) -> None:
     """Reach every node, and check what a job and the bill depend on: interface, GPUs, the armed deadline."""
     say("waiting for SSH on every node")
     runner = connect(cluster, spec, spec.ready_minutes * 60)
@@ -322,9 +350,9 @@ def _make_ready(
                 f"node {rank} ({cluster.nodes[rank].id}): its deadline is not armed, so it could outlive this laptop",
                 hint="does the image run cloud-init and systemd? Deep Learning AMIs do",
             )
-        if answer["gpus"] < info.gpus and not spec.allow_cpu:
+        if answer["gpus"] < gpus:
             raise NodeError(
-                f"node {rank} ({cluster.nodes[rank].id}) shows {answer['gpus']} of {info.gpus} GPUs (nvidia-smi -L)",
+                f"node {rank} ({cluster.nodes[rank].id}) shows {answer['gpus']} of {gpus} GPUs (nvidia-smi -L)",
                 hint="repeat `cloudddp up`, which starts other machines; is the image right for the type?",
             )
 
@@ -355,16 +383,19 @@ def probe(
     return answers
 
 
-def _undo(aws: AWS, cluster_id: str, error: BaseException, say: Say) -> None:
+def _undo(aws: AWS, cluster_id: str, made: Made, error: BaseException, say: Say) -> None:
     """Take down what an `up` that failed has made. Raises Leftovers or Interrupted; else the caller re-raises."""
     interrupted = isinstance(error, KeyboardInterrupt)
     say("interrupted: taking everything down" if interrupted else "failed: taking everything down")
     with undisturbed(say):
         try:
-            report = down(aws, inventory.with_id(cluster_id), say=lambda _: None)
+            if made.uncertain:
+                say(f"waiting {SETTLE_SECONDS:g} s, in case AWS made nodes without telling")
+                time.sleep(SETTLE_SECONDS)
+            report = down(aws, inventory.with_id(cluster_id), known=made.instances, say=lambda _: None)
         except CloudDDPError as second:
             raise Leftovers(
-                f"cluster {cluster_id} may be left running: {second.message}",
+                f"cluster {cluster_id} may be left running{_named(made)}: {second.message}",
                 hint="repeat `cloudddp down` until it says that nothing is left",
             ) from None
     if report.left:
@@ -372,6 +403,10 @@ def _undo(aws: AWS, cluster_id: str, error: BaseException, say: Say) -> None:
     ClusterFolder(cluster_id).forget()
     if interrupted:
         raise Interrupted("interrupted; nothing was left running") from None
+
+
+def _named(made: Made) -> str:
+    return f" ({', '.join(made.instances)})" if made.instances else ""
 
 
 # -- allow-me ----------------------------------------------------------------------------------------------
@@ -386,9 +421,10 @@ def allow_caller(aws: AWS, spec: ClusterSpec, caller: Callable[[], str] = discov
             f"there is no cluster {spec.name!r} in {aws.region}", hint="make one: cloudddp up"
         )
     for group in groups:
-        old = [rule for rule in group["IpPermissions"] if rule.get("FromPort") == spec.ssh_port]
-        new = ssh_rule(block, spec.ssh_port)
-        if old:
+        blocks = inventory.open_blocks(group, spec.ssh_port)
+        if block not in blocks:  # open the new one first: nobody is locked out in between
+            new = [ssh_rule(block, spec.ssh_port)]
+            aws.call("ec2", "authorize_security_group_ingress", GroupId=group["GroupId"], IpPermissions=new)
+        if old := [ssh_rule(one, spec.ssh_port) for one in blocks if one != block]:
             aws.call("ec2", "revoke_security_group_ingress", GroupId=group["GroupId"], IpPermissions=old)
-        aws.call("ec2", "authorize_security_group_ingress", GroupId=group["GroupId"], IpPermissions=[new])
     return block

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,6 +22,7 @@ from cloudddp.plan import moment
 from cloudddp.state import ClusterFolder
 
 Say = Callable[[str], None]
+IN_USE_SECONDS = 300.0  # how long to wait for what uses a group to let go of it
 
 
 @contextlib.contextmanager
@@ -54,56 +56,72 @@ class Down:
         return not self.terminated and not self.deleted and not self.left
 
 
-def down(aws: AWS, where: Where, *, say: Say) -> Down:
+def down(aws: AWS, where: Where, *, say: Say, known: Sequence[str] = ()) -> Down:
     """Remove everything that carries the cluster's tag, wait, look again, and report.
 
-    Instances first: a security group that is in use cannot be deleted, and the instances are the bill. Safe to
-    repeat.
+    Instances first: a security group that is in use cannot be deleted, and the instances are the bill. `known` are
+    instances that exist for sure, though their tags may not be found yet. Safe to repeat.
     """
     present = inventory.instances(aws, where)
     live = [instance for instance in present if instance.live]
     cost = _cost_until_now(live, aws.region)
-    reasons: list[str] = []
-    if live:
-        say(f"terminating {len(live)} node{'s' * (len(live) != 1)}")
-        for one in {instance.cluster_id for instance in live}:
-            ClusterFolder(one).note("terminate", ids=[i.id for i in live if i.cluster_id == one])
-        try:
-            inventory.terminate(aws, [instance.id for instance in live])
-        except AWSError as error:
-            reasons.append(error.message)
-    waiting = any(instance.state != "terminated" for instance in present)
-    if waiting and not reasons:
+    reasons = _terminate(aws, live, sorted({*known} - {i.id for i in present}), say)
+    if not reasons and (known or any(instance.state != "terminated" for instance in present)):
         inventory.wait_terminated(aws, where, progress=lambda left: say(f"waiting for {left} to end"))
     # Nodes that could not be ended still use the rest: taking it from under them would only hide them.
-    deleted = [] if reasons else _delete_things(aws, where, say, reasons)
-    still = [i for i in inventory.instances(aws, where) if i.state != "terminated"]
-    left: tuple[Instance | Thing, ...] = tuple(still)
-    if live or deleted or still:
+    found, errors = ([], []) if reasons else _delete_things(aws, where, say)
+    left: tuple[Instance | Thing, ...] = tuple(
+        i for i in inventory.instances(aws, where) if i.state != "terminated"
+    )
+    if live or found or left:
         left += tuple(inventory.things(aws, where))
-    gone_ids = {thing.id for thing in left if isinstance(thing, Thing)}
+    left_ids = {thing.id for thing in left}
     if not left:
         for one in {i.cluster_id for i in present if i.cluster_id}:
             ClusterFolder(one).note("gone")
             ClusterFolder(one).forget()
     return Down(
-        tuple(i for i in live if i.id not in {s.id for s in still}),
-        tuple(thing for thing in deleted if thing.id not in gone_ids),
+        tuple(i for i in live if i.id not in left_ids),
+        tuple(thing for thing in found if thing.id not in left_ids),
         left,
-        tuple(reasons),
+        (*reasons, *errors),
         cost,
     )
 
 
-def _delete_things(aws: AWS, where: Where, say: Say, reasons: list[str]) -> list[Thing]:
+def _terminate(aws: AWS, live: Sequence[Instance], unseen: Sequence[str], say: Say) -> list[str]:
+    """Ask for the end of the nodes; return why not, where AWS refused."""
+    ids = [*(instance.id for instance in live), *unseen]
+    if not ids:
+        return []
+    say(f"terminating {len(ids)} node{'s' * (len(ids) != 1)}")
+    for one in {instance.cluster_id for instance in live}:
+        ClusterFolder(one).note("terminate", ids=[i.id for i in live if i.cluster_id == one])
+    try:
+        inventory.terminate(aws, ids)
+    except AWSError as error:
+        return [error.message]
+    return []
+
+
+def _delete_things(aws: AWS, where: Where, say: Say) -> tuple[list[Thing], list[str]]:
+    """Delete what is not an instance, again and again while something is still in use. Return (all seen, why not)."""
     order = ("network interface", "volume", "security group", "key pair")
-    found = sorted(inventory.things(aws, where), key=lambda thing: order.index(thing.kind))
-    for thing in found:
-        say(f"deleting {thing.kind} {thing.id}")
-        error = inventory.delete(aws, thing)
-        if error is not None:
-            reasons.append(error.message)
-    return found
+    seen: dict[str, Thing] = {}
+    deadline = time.monotonic() + IN_USE_SECONDS
+    while True:
+        present = sorted(inventory.things(aws, where), key=lambda thing: order.index(thing.kind))
+        errors = []
+        for thing in present:
+            if thing.id not in seen:
+                say(f"deleting {thing.kind} {thing.id}")
+            seen[thing.id] = thing
+            if (error := inventory.delete(aws, thing)) is not None:
+                errors.append(error)
+        if not any(inventory.in_use(error) for error in errors) or time.monotonic() > deadline:
+            return list(seen.values()), [error.message for error in errors]
+        say("waiting until nothing uses them any more")
+        time.sleep(inventory.POLL_SECONDS)
 
 
 def _cost_until_now(live: list[Instance], region: str) -> float | None:

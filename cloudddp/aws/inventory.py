@@ -14,7 +14,14 @@ from cloudddp.plan import TAG_CLUSTER, TAG_CREATED, TAG_EXPIRES, TAG_ID, TAG_NOD
 LIVE = ("pending", "running", "stopping", "stopped")
 GOING = ("shutting-down", "terminated")
 POLL_SECONDS = 2.0
-IN_USE = ("DependencyViolation", "InvalidGroup.InUse")
+IN_USE = (
+    "DependencyViolation",
+    "InvalidGroup.InUse",
+    "VolumeInUse",
+    "IncorrectState",
+    "InvalidParameterValue",  # "Network interface ... is currently in use"
+    "InvalidNetworkInterface.InUse",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,7 @@ def things(aws: AWS, where: Where) -> list[Thing]:
         found += [
             Thing(kind, item[id_key], _tags(item).get(TAG_ID, ""), str(item.get(detail_key, "")))
             for item in _listing(aws, method, key, where)
+            if item.get("State") not in ("deleting", "deleted")  # a volume that is on its way out
         ]
     return found
 
@@ -141,6 +149,14 @@ def things(aws: AWS, where: Where) -> list[Thing]:
 def groups(aws: AWS, where: Where) -> list[dict[str, Any]]:
     """Return the security groups of a cluster, as AWS describes them."""
     return aws.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=where)
+
+
+def open_blocks(group: dict[str, Any], port: int) -> list[str]:
+    """Return the address blocks that a security group lets in at one TCP port."""
+    rules = [rule for rule in group["IpPermissions"] if rule.get("FromPort") == port]
+    return [r["CidrIp"] for rule in rules for r in rule.get("IpRanges", [])] + [
+        r["CidrIpv6"] for rule in rules for r in rule.get("Ipv6Ranges", [])
+    ]
 
 
 def _listing(aws: AWS, method: str, key: str, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -184,8 +200,8 @@ def wait_terminated(
         pause = min(pause * 1.5, POLL_SECONDS)
 
 
-def delete(aws: AWS, thing: Thing, *, timeout: float = 120.0) -> AWSError | None:
-    """Delete one thing, waiting while AWS says that it is still in use. Return the error that remains, or None."""
+def delete(aws: AWS, thing: Thing) -> AWSError | None:
+    """Try once to delete one thing. Return None where it is gone, else the error; `in_use` tells which will pass."""
     calls: dict[str, tuple[str, dict[str, str]]] = {
         "security group": ("delete_security_group", {"GroupId": thing.id}),
         "key pair": ("delete_key_pair", {"KeyName": thing.detail}),
@@ -193,19 +209,13 @@ def delete(aws: AWS, thing: Thing, *, timeout: float = 120.0) -> AWSError | None
         "network interface": ("delete_network_interface", {"NetworkInterfaceId": thing.id}),
     }
     method, params = calls[thing.kind]
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            aws.call("ec2", method, **params)
-            return None
-        except AWSError as error:
-            if ".NotFound" in error.code:
-                return None
-            waits = error.code in IN_USE or error.code in (
-                "VolumeInUse",
-                "InvalidParameterValue",
-                "InvalidNetworkInterface.InUse",
-            )
-            if not waits or time.monotonic() > deadline:
-                return error
-        time.sleep(POLL_SECONDS)
+    try:
+        aws.call("ec2", method, **params)
+    except AWSError as error:
+        return None if ".NotFound" in error.code else error
+    return None
+
+
+def in_use(error: AWSError) -> bool:
+    """Return whether time mends it: interfaces and volumes of ended instances are let go of only after a while."""
+    return error.code in IN_USE

@@ -185,6 +185,28 @@ def test_a_refusal_at_any_call_leaves_nothing(cli: Any, faults: Any, remains: An
     assert remains().nothing
 
 
+@pytest.mark.parametrize("action", ["AuthorizeSecurityGroupIngress", "RunInstances"])
+def test_what_aws_does_not_find_yet_is_asked_for_again(cli: Any, faults: Any, action: str) -> None:
+    """EC2 is eventually consistent: the group made a moment ago may be unknown to the next call."""
+    faults.fail(action, "InvalidGroup.NotFound", times=2)
+    assert "is ready" in cli.ok("up", "-n", "1")
+    assert faults.count(action) == 3
+
+
+def test_nodes_whose_tags_are_not_found_yet_are_ended_by_their_ids(
+    cli: Any, faults: Any, remains: Any
+) -> None:
+    came, go = faults.hold("RunInstances")
+    faults.rewrite("DescribeInstances", without_element("reservationSet"))
+    process = cli.start("up", "-n", "2")
+    assert came.wait(60)
+    process.send_signal(signal.SIGINT)
+    go.set()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert not remains().instances
+
+
 def test_a_teardown_that_fails_too_exits_3(cli: Any, faults: Any, remains: Any) -> None:
     faults.fail("AuthorizeSecurityGroupEgress", "UnauthorizedOperation")
     faults.fail("DeleteSecurityGroup", "UnauthorizedOperation", times=20)
