@@ -23,6 +23,9 @@ class CloudDDPError(Exception):
         self.message = message
         self.hint = hint
 
+    def __str__(self) -> str:
+        return self.message  # which a caller that knows more may have added to
+
 
 class UsageError(CloudDDPError):
     """Bad usage or configuration, found before anything was called."""

@@ -226,13 +226,20 @@ def _start(runner: Runner, config: Config, script: Script, job_id: str, plans: S
     }
     stdin = {plan.node: json.dumps({**plan.to_json(), **common}).encode() for plan in plans}
     try:
-        nodes.call_all(runner, "start", stdin=stdin)
+        runner.each(lambda rank: nodes.call(runner, rank, "start", stdin=stdin[rank])).all()
     except BaseException:  # also Ctrl-C: some nodes may have begun
-        runner.each(
-            lambda rank: nodes.call(runner, rank, "kill", f"--job={job_id}", "--cancel", "--grace=1"),
-            fatal=lambda _: False,
-        )
+        _end_started(runner, job_id)
         raise
+
+
+def _end_started(runner: Runner, job_id: str) -> None:
+    """End what a start that failed has begun; by new connections, as the failure has closed the old ones."""
+
+    def end(rank: int) -> None:
+        runner.reconnect(rank)
+        nodes.call(runner, rank, "kill", f"--job={job_id}", "--cancel", "--grace=1")
+
+    runner.each(end, fatal=lambda _: False)
 
 
 # -- looking back ------------------------------------------------------------------------------------------
@@ -351,7 +358,9 @@ def _receive(runner: Runner, names: Sequence[str], node: int, folder: Path) -> N
 
     thread = threading.Thread(target=unpack, daemon=True)
     thread.start()
-    command = nodes.command("pack", f"--project={PROJECT}", *names)
+    # A name that begins with '-' would be taken for an option.
+    safe = [f"./{name}" if name.startswith("-") else name for name in names]
+    command = nodes.command("pack", f"--project={PROJECT}", *safe)
     try:
         with os.fdopen(writing, "wb", buffering=0) as sink:
             result = runner.run(

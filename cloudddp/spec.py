@@ -212,7 +212,8 @@ class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], _limited("More patterns to leave out, in the syntax of .gitignore.")
     ] = ()
     max_mb: Annotated[
-        float, _limited("Refuse to send more than this many MiB (a data set or a .venv by mistake).", gt=0)
+        float,
+        _limited("Refuse to send more than this many MiB (a data set or a .venv by mistake).", gt=0, le=1e7),
     ] = 512.0
 
 
@@ -427,7 +428,22 @@ def _check(layer: Layer, section: str, key: str, value: Any) -> Any:
         )
     if key == "env":
         _check_environment(origin, checked)
+    if key == "ssh_from":
+        _check_blocks(origin, checked)
     return checked
+
+
+def _check_blocks(origin: str, blocks: Sequence[str]) -> None:
+    import ipaddress
+
+    for block in blocks:
+        try:
+            ipaddress.ip_network(block)
+        except ValueError as error:
+            raise UsageError(
+                f"{origin}: cluster.ssh_from: {error}",
+                hint="allowed: an address block such as 203.0.113.7/32",
+            ) from None
 
 
 def _from_text(hint: Any, value: Any) -> Any:

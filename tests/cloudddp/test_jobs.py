@@ -389,3 +389,14 @@ def test_torchrun_across_nodes_trains_and_reports_the_failing_rank(cli: Any, ren
     assert bad.returncode == 7, bad.stderr
     assert "rank 2 on node 1 exited 7 first" in bad.stderr
     wait_for(lambda: processes(cli) == 0, "every process is stopped")
+
+
+def test_what_was_started_is_ended_when_one_node_cannot_start(cli: Any) -> None:
+    """Node 1 gets a file where the agent wants its jobs' folder; node 0 starts its ranks, and must not keep them."""
+    direct(cli, nodes=2, ranks=1)
+    cli.write("wait.py", "import time; time.sleep(600)")
+    cli.ok("exec", "--node", "1", "mkdir -p ~/.cloudddp && touch ~/.cloudddp/jobs")
+    done = cli("launch", "wait.py")
+    assert done.returncode == 1
+    assert "node 1" in done.stderr
+    wait_for(lambda: processes(cli) == 0, "node 0 ends what it started")
