@@ -1,27 +1,18 @@
-"""What the user asked for: ClusterSpec, JobSpec, SyncSpec and SetupSpec, frozen and validated.
+"""What the user asked for: ClusterSpec, JobSpec, SyncSpec and SetupSpec, frozen.
 
 One table of fields, with their limits and their help, serves the file, the environment, the flags, the error
-messages and the generated reference. Values are merged in layers (flag > environment > ./cloudddp.toml > user
-configuration > default) that remember where each came from, so that an error names the place to mend. Nothing
-here calls AWS, a node or the network.
+messages and the generated reference. Where values come from, and their checking, is settings.py's business.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from cloudddp.errors import UsageError
-
-CONFIG_NAME = "cloudddp.toml"
 MAX_NODES = 100  # Amazon advises at most 100 instances in one RunInstances
 
 
@@ -245,42 +236,6 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "setup": SetupSpec,
 }
 
-_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What the launcher or torchrun itself sets for each rank: a value of the user's would silently lose.
-RESERVED_ENVIRONMENT = frozenset(
-    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
-)
-# CLOUDDDP_* variables that are not settings: the rest of the prefix is checked for misspellings.
-OTHER_VARIABLES = frozenset(
-    [
-        "HOME",
-        "CONFIG",
-        "CHECKIP_URL",
-        "PROFILE",
-        "YES",
-        "SIM",
-        "SIM_HOME",
-        "SIM_NODE",
-        "TASK",
-        "JOB_ID",
-        "NUM_NODES",
-        "NODE_IPS",
-        "NODE_RANK",
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One source of settings: what an error calls it, and {section: {key: value}}.
-
-    `textual` says that values came as text (a flag, a variable), so that "4" may stand for 4.
-    """
-
-    origin: str
-    values: Mapping[str, Mapping[str, Any]]
-    textual: bool = False
-
 
 def fields(section: str) -> dict[str, Any]:
     """Return {key: annotated type} of a section, in the order of the reference."""
@@ -289,10 +244,10 @@ def fields(section: str) -> dict[str, Any]:
 
 def help_of(section: str, key: str) -> str:
     """Return the one-sentence description of a setting."""
-    return next((m.description for m in _unwrap(fields(section)[key])[1] if m.description), "")
+    return next((m.description for m in unwrap(fields(section)[key])[1] if m.description), "")
 
 
-def _unwrap(hint: Any) -> tuple[Any, list[Meta]]:
+def unwrap(hint: Any) -> tuple[Any, list[Meta]]:
     """Return (the bare type without None, its limits)."""
     inner, metas = hint, []
     while True:
@@ -306,7 +261,7 @@ def _unwrap(hint: Any) -> tuple[Any, list[Meta]]:
 
 def allowed(hint: Any) -> str:
     """Return in words which values a field takes."""
-    inner, metas = _unwrap(hint)
+    inner, metas = unwrap(hint)
     for meta in metas:
         if meta.extra and "allowed" in meta.extra:
             return str(meta.extra["allowed"])
@@ -333,143 +288,3 @@ def nearest(word: str, known: Sequence[str]) -> str:
     if not close:
         return "known: " + ", ".join(sorted(known))
     return "did you mean " + " or ".join(repr(name) for name in close) + "?"
-
-
-def read_toml(path: Path) -> Layer:
-    """Return one configuration file as a layer. Raises UsageError where it cannot be read or is not TOML."""
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{path}: not valid TOML: {error}", hint="see docs/configuration.md for an example"
-        ) from None
-    except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be read: {error.strerror}", hint="write one with `cloudddp init`"
-        ) from None
-    for section, content in values.items():
-        if not isinstance(content, dict):
-            _unknown_section(str(path), section)
-    return Layer(str(path), values)
-
-
-def _unknown_section(origin: str, section: str) -> None:
-    if section in SECTIONS:
-        raise UsageError(f"{origin}: {section} must be a table", hint=f"write it as [{section}]")
-    hint = nearest(section, list(SECTIONS))
-    for name in SECTIONS:
-        if section in fields(name):
-            hint = f"put it under [{name}]"
-    raise UsageError(f"{origin}: unknown section or key {section!r}", hint=hint)
-
-
-def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
-    """Return a layer per CLOUDDDP_* variable. Raises UsageError for a misspelt one: it may be a cost cap."""
-    names = {variable_of(s, k): (s, k) for s in SECTIONS for k in fields(s) if variable_of(s, k)}
-    layers = []
-    for variable, value in environ.items():
-        if not variable.startswith("CLOUDDDP_") or variable.removeprefix("CLOUDDDP_") in OTHER_VARIABLES:
-            continue
-        if variable not in names:
-            raise UsageError(f"unknown environment variable {variable}", hint=nearest(variable, list(names)))
-        section, key = names[variable]
-        layers.append(Layer(f"environment variable {variable}", {section: {key: value}}, textual=True))
-    return layers
-
-
-def variable_of(section: str, key: str) -> str:
-    """Return the environment variable of a setting, or '' for tables, which have none."""
-    if (section, key) == ("cluster", "name"):
-        return "CLOUDDDP_CLUSTER"
-    if section in ("sync", "setup"):
-        return f"CLOUDDDP_{section.upper()}_{key.upper()}"
-    return "" if key == "env" else f"CLOUDDDP_{key.upper()}"
-
-
-def resolve(layers: Sequence[Layer]) -> Config:
-    """Return the validated configuration of layers given from the strongest to the weakest.
-
-    Raises UsageError naming the place, the key, the value and what is allowed.
-    """
-    chosen: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
-    for layer in reversed(layers):
-        for section, content in layer.values.items():
-            if section not in SECTIONS:
-                _unknown_section(layer.origin, section)
-            for key, value in content.items():
-                checked = _check(layer, section, key, value)
-                if key == "env":  # tables merge, so that --env adds to the file's
-                    checked = {**chosen[section].get("env", {}), **checked}
-                chosen[section][key] = checked
-    return Config(
-        cluster=ClusterSpec(**chosen["cluster"]),
-        job=JobSpec(**chosen["job"]),
-        sync=SyncSpec(**chosen["sync"]),
-        setup=SetupSpec(**chosen["setup"]),
-    )
-
-
-def _check(layer: Layer, section: str, key: str, value: Any) -> Any:
-    known = fields(section)
-    origin = layer.origin
-    if key not in known:
-        elsewhere = [name for name in SECTIONS if name != section and key in fields(name)]
-        hint = f"put it under [{elsewhere[0]}]" if elsewhere else nearest(key, list(known))
-        raise UsageError(f"{origin}: unknown key {section}.{key}", hint=hint)
-    given = _from_text(known[key], value) if layer.textual else value
-    try:
-        checked = msgspec.convert(given, known[key], strict=not layer.textual)
-    except msgspec.ValidationError:
-        checked = None
-    # nan passes every comparison, so no limit catches it
-    if checked is None or (isinstance(checked, float) and checked != checked):
-        raise UsageError(
-            f"{origin}: {section}.{key} = {value!r} is not allowed", hint=f"allowed: {allowed(known[key])}"
-        )
-    if key == "env":
-        _check_environment(origin, checked)
-    if key == "ssh_from":
-        _check_blocks(origin, checked)
-    return checked
-
-
-def _check_blocks(origin: str, blocks: Sequence[str]) -> None:
-    import ipaddress
-
-    for block in blocks:
-        try:
-            ipaddress.ip_network(block)
-        except ValueError as error:
-            raise UsageError(
-                f"{origin}: cluster.ssh_from: {error}",
-                hint="allowed: an address block such as 203.0.113.7/32",
-            ) from None
-
-
-def _from_text(hint: Any, value: Any) -> Any:
-    """Return what a text stands for: a list where the setting is one, a number where a number or a word may be."""
-    inner, _ = _unwrap(hint)
-    takes_list = any(get_origin(kind) is tuple for kind in (inner, *get_args(inner)))
-    if isinstance(value, str) and takes_list and (get_origin(inner) is tuple or "," in value):
-        parts = [part.strip() for part in value.split(",") if part.strip()]
-        return parts if get_origin(inner) is tuple else [_numeric(part) for part in parts]
-    return _numeric(value) if takes_list else value
-
-
-def _numeric(value: Any) -> Any:
-    """Turn '4' into 4 where the field is a union of number and word, which lax conversion does not try."""
-    return int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
-
-
-def _check_environment(origin: str, variables: Mapping[str, str]) -> None:
-    for name, value in variables.items():
-        if not _ENVIRONMENT_NAME.fullmatch(name) or "\0" in value:
-            raise UsageError(
-                f"{origin}: job.env name {name!r} is not allowed",
-                hint="allowed: letters, digits and '_', not beginning with a digit; no NUL in the value",
-            )
-        if name in RESERVED_ENVIRONMENT:
-            raise UsageError(
-                f"{origin}: job.env sets {name}, which the launcher sets for each rank",
-                hint="remove it; nproc_per_node, rendezvous and master_port shape the ranks",
-            )

@@ -17,7 +17,8 @@ import click
 if TYPE_CHECKING:
     from cloudddp.aws.client import AWS
     from cloudddp.nodes import Runner
-    from cloudddp.spec import Config, Layer
+    from cloudddp.settings import Layer
+    from cloudddp.spec import Config
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -58,20 +59,20 @@ class Session:
         return self._resolve()
 
     def _resolve(self) -> Config:
-        from cloudddp import spec
+        from cloudddp import settings
 
         flags = [
             *self.flags,
             *([("--cluster", "cluster", "name", self.cluster)] if self.cluster is not None else []),
             *([("--region", "cluster", "region", self.region)] if self.region is not None else []),
         ]
-        layers = [spec.Layer(n, {s: {k: v}}, textual=True) for n, s, k, v in reversed(flags)]
-        layers += spec.environment_layers(os.environ)
-        layers += [spec.read_toml(path) for path in self._files()]
-        return spec.resolve(self._for_simulator(layers))
+        layers = [settings.Layer(n, {s: {k: v}}, textual=True) for n, s, k, v in reversed(flags)]
+        layers += settings.environment_layers(os.environ)
+        layers += [settings.read_toml(path) for path in self._files()]
+        return settings.resolve(self._for_simulator(layers))
 
     def _files(self) -> list[Path]:
-        from cloudddp.spec import CONFIG_NAME
+        from cloudddp.settings import CONFIG_NAME
 
         if self.config:
             return [Path(self.config)]
@@ -84,9 +85,11 @@ class Session:
         """The simulator has one region and one SSH port: they win over what is meant for AWS."""
         if not self.sim:
             return layers
-        from cloudddp import spec
+        from cloudddp import settings
 
-        ours = spec.Layer("the simulator", {"cluster": {"region": os.environ.get("AWS_REGION", "us-east-1")}})
+        ours = settings.Layer(
+            "the simulator", {"cluster": {"region": os.environ.get("AWS_REGION", "us-east-1")}}
+        )
         port = [layer for layer in layers if layer.origin == "environment variable CLOUDDDP_SSH_PORT"]
         return [ours, *port, *layers]
 

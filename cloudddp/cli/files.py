@@ -24,7 +24,7 @@ def init(_: Session, folder: Path, example: str | None) -> None:
     from cloudddp import payload
     from cloudddp.cli import reference
     from cloudddp.errors import UsageError
-    from cloudddp.spec import CONFIG_NAME
+    from cloudddp.settings import CONFIG_NAME
 
     config, code = folder / CONFIG_NAME, folder / "train"
     taken = [path for path in (config, *([code] if example else [])) if path.exists()]

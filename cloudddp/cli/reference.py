@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cloudddp import spec
+from cloudddp import settings, spec
 
 INTRODUCTION = {
     "cluster": "The machines, where they are, and when they end.",
@@ -76,7 +76,7 @@ def configuration_page() -> str:
         out += ["| key | default | allowed | environment | meaning |", "|---|---|---|---|---|"]
         for key, default in defaults(section).items():
             shown = "" if default is None else f"`{toml_value(default)}`"
-            variable = spec.variable_of(section, key)
+            variable = settings.variable_of(section, key)
             out.append(
                 f"| `{key}` | {shown} | {spec.allowed(spec.fields(section)[key])} "
                 f"| {f'`{variable}`' if variable else ''} | {spec.help_of(section, key)} |"

@@ -124,10 +124,10 @@ def test_init_writes_a_file_that_it_can_read_back(cli: Any) -> None:
         for line in text.splitlines()
     )
     (cli.cwd / "here" / "cloudddp.toml").write_text(uncommented)
-    from cloudddp import spec
+    from cloudddp import settings
 
-    read = spec.resolve([spec.read_toml(cli.cwd / "here" / "cloudddp.toml")])
-    assert read == spec.resolve([spec.Layer("name", {"cluster": {"name": "here"}})])
+    read = settings.resolve([settings.read_toml(cli.cwd / "here" / "cloudddp.toml")])
+    assert read == settings.resolve([settings.Layer("name", {"cluster": {"name": "here"}})])
     assert cli("init", "here").returncode == 2
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cloudddp import spec
+from cloudddp import settings, spec
 from cloudddp.cli import main, reference
 
 ROOT = Path(__file__).parents[2]
@@ -48,8 +48,13 @@ def test_every_option_has_help(path: str) -> None:
 def test_the_written_configuration_is_valid_and_sets_nothing_but_the_name(tmp_path: Path) -> None:
     path = tmp_path / "cloudddp.toml"
     path.write_text(reference.example_toml("demo"))
-    assert spec.read_toml(path).values == {"cluster": {"name": "demo"}, "job": {}, "sync": {}, "setup": {}}
-    assert spec.resolve([spec.read_toml(path)]).cluster.name == "demo"
+    assert settings.read_toml(path).values == {
+        "cluster": {"name": "demo"},
+        "job": {},
+        "sync": {},
+        "setup": {},
+    }
+    assert settings.resolve([settings.read_toml(path)]).cluster.name == "demo"
 
 
 def test_the_defaults_that_it_shows_are_the_defaults_once_uncommented(tmp_path: Path) -> None:
@@ -64,7 +69,7 @@ def test_the_defaults_that_it_shows_are_the_defaults_once_uncommented(tmp_path: 
     assert shown == {name: {k for k, v in table.items() if v is not None} for name, table in defaults.items()}
     path = tmp_path / "cloudddp.toml"
     path.write_text(text)
-    assert spec.resolve([spec.read_toml(path)]) == spec.Config()
+    assert settings.resolve([settings.read_toml(path)]) == spec.Config()
 
 
 def test_every_setting_is_in_the_written_configuration_and_in_the_manual() -> None:
@@ -81,4 +86,4 @@ def test_every_setting_is_in_the_written_configuration_and_in_the_manual() -> No
 )
 def test_the_name_made_from_a_folder_is_always_a_legal_one(tmp_path: Path, folder: str) -> None:
     name = reference.name_for(tmp_path / folder)
-    assert spec.resolve([spec.Layer("here", {"cluster": {"name": name}})]).cluster.name == name
+    assert settings.resolve([settings.Layer("here", {"cluster": {"name": name}})]).cluster.name == name

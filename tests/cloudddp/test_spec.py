@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from cloudddp import spec
+from cloudddp import settings, spec
 from cloudddp.errors import UsageError
-from cloudddp.spec import Config, Layer
+from cloudddp.settings import Layer
+from cloudddp.spec import Config
 
 
 def one(section: str, key: str, value: Any, *, textual: bool = False) -> Any:
     """The value that a setting has after validation."""
-    config = spec.resolve([Layer("here", {section: {key: value}}, textual)])
+    config = settings.resolve([Layer("here", {section: {key: value}}, textual)])
     return getattr(getattr(config, section), key)
 
 
@@ -31,7 +32,7 @@ def refusal(section: str, key: str, value: Any, *, textual: bool = False) -> Usa
 def from_file(folder: Path, text: str) -> Config:
     path = folder / "cloudddp.toml"
     path.write_text(text)
-    return spec.resolve([spec.read_toml(path)])
+    return settings.resolve([settings.read_toml(path)])
 
 
 def file_refusal(folder: Path, text: str) -> UsageError:
@@ -45,32 +46,32 @@ def file_refusal(folder: Path, text: str) -> UsageError:
 
 def test_the_strongest_source_wins_and_each_fills_only_what_the_stronger_left_open() -> None:
     flag = Layer("--nodes", {"cluster": {"nodes": "5"}}, textual=True)
-    environment = spec.environment_layers({"CLOUDDDP_NODES": "4", "CLOUDDDP_DISK_GB": "400"})
+    environment = settings.environment_layers({"CLOUDDDP_NODES": "4", "CLOUDDDP_DISK_GB": "400"})
     file = Layer("cloudddp.toml", {"cluster": {"nodes": 3, "disk_gb": 300, "zone": "us-east-1c"}})
     user = Layer(
         "config.toml", {"cluster": {"nodes": 2, "disk_gb": 200, "zone": "us-east-1b", "user": "ec2-user"}}
     )
-    chosen = spec.resolve([flag, *environment, file, user]).cluster
+    chosen = settings.resolve([flag, *environment, file, user]).cluster
     assert (chosen.nodes, chosen.disk_gb, chosen.zone, chosen.user) == (5, 400, "us-east-1c", "ec2-user")
     assert chosen.instance_type == spec.ClusterSpec().instance_type
 
 
 def test_a_bad_value_is_refused_also_where_a_stronger_source_overrides_it() -> None:
     with pytest.raises(UsageError, match=r"config\.toml"):
-        spec.resolve(
+        settings.resolve(
             [Layer("flag", {"cluster": {"nodes": 1}}), Layer("config.toml", {"cluster": {"nodes": 0}})]
         )
 
 
 def test_no_source_at_all_gives_the_defaults() -> None:
-    assert spec.resolve([]) == Config()
+    assert settings.resolve([]) == Config()
 
 
 def test_tables_of_variables_merge_and_the_stronger_source_wins_for_each_name() -> None:
     flag = Layer("--env", {"job": {"env": {"A": "flag"}}}, textual=True)
     file = Layer("file", {"job": {"env": {"A": "file", "B": "file"}}})
     user = Layer("user", {"job": {"env": {"B": "user", "C": "user"}}})
-    assert spec.resolve([flag, file, user]).job.env == {"A": "flag", "B": "file", "C": "user"}
+    assert settings.resolve([flag, file, user]).job.env == {"A": "flag", "B": "file", "C": "user"}
 
 
 def test_lists_are_replaced_whole_by_the_stronger_source() -> None:
@@ -78,31 +79,31 @@ def test_lists_are_replaced_whole_by_the_stronger_source() -> None:
         Layer("a", {"sync": {"exclude": ["x"]}}),
         Layer("b", {"sync": {"exclude": ["y", "z"]}}),
     )
-    assert spec.resolve([stronger, weaker]).sync.exclude == ("x",)
+    assert settings.resolve([stronger, weaker]).sync.exclude == ("x",)
 
 
 def test_every_setting_but_a_table_has_a_variable_of_its_own() -> None:
-    names = [spec.variable_of(section, key) for section in spec.SECTIONS for key in spec.fields(section)]
+    names = [settings.variable_of(section, key) for section in spec.SECTIONS for key in spec.fields(section)]
     named = [name for name in names if name]
     assert len(named) == len(set(named)) == len(names) - 1
-    assert not {name.removeprefix("CLOUDDDP_") for name in named} & spec.OTHER_VARIABLES
+    assert not {name.removeprefix("CLOUDDDP_") for name in named} & settings.OTHER_VARIABLES
 
 
 def test_variables_of_other_programs_and_of_our_own_plumbing_are_no_settings() -> None:
     environ = {"PATH": "/bin", "CLOUDDDP_HOME": "x", "CLOUDDDP_JOB_ID": "y", "CLOUDDDPX": "z"}
-    assert spec.environment_layers(environ) == []
+    assert settings.environment_layers(environ) == []
 
 
 def test_a_misspelt_variable_is_refused_and_the_nearest_is_named() -> None:
     with pytest.raises(UsageError, match="CLOUDDDP_MAXCOST") as caught:
-        spec.environment_layers({"CLOUDDDP_MAXCOST": "10"})
+        settings.environment_layers({"CLOUDDDP_MAXCOST": "10"})
     assert "'CLOUDDDP_MAX_COST'" in caught.value.hint
 
 
 def test_an_error_in_a_variable_names_the_variable() -> None:
-    layers = spec.environment_layers({"CLOUDDDP_MAX_HOURS": "forever"})
+    layers = settings.environment_layers({"CLOUDDDP_MAX_HOURS": "forever"})
     with pytest.raises(UsageError) as caught:
-        spec.resolve(layers)
+        settings.resolve(layers)
     assert "CLOUDDDP_MAX_HOURS" in caught.value.message
     assert "'forever'" in caught.value.message
     assert "at most 336" in caught.value.hint
@@ -309,7 +310,7 @@ def test_a_value_with_nul_is_refused() -> None:
     refusal("job", "env", {"A": "x\0y"})
 
 
-@pytest.mark.parametrize("name", sorted(spec.RESERVED_ENVIRONMENT))
+@pytest.mark.parametrize("name", sorted(settings.RESERVED_ENVIRONMENT))
 def test_a_variable_that_the_launcher_sets_for_each_rank_is_refused(name: str) -> None:
     assert name in refusal("job", "env", {name: "0"}).message
 
@@ -353,13 +354,13 @@ def test_a_file_that_is_not_toml_is_refused_with_its_name(tmp_path: Path, conten
     path = tmp_path / "broken.toml"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="not valid TOML") as caught:
-        spec.read_toml(path)
+        settings.read_toml(path)
     assert str(path) in caught.value.message
 
 
 def test_a_file_that_is_not_there_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"absent\.toml"):
-        spec.read_toml(tmp_path / "absent.toml")
+        settings.read_toml(tmp_path / "absent.toml")
 
 
 def test_every_setting_has_a_sentence_of_help_and_says_what_is_allowed() -> None:
