@@ -184,7 +184,7 @@ def numeric_cases() -> Iterator[Any]:
     """(section, key, value, good) below, at and above each numeric limit of the table."""
     for section in spec.SECTIONS:
         for key, hint in spec.fields(section).items():
-            kind, metas = spec._unwrap(hint)
+            kind, metas = spec.unwrap(hint)
             if kind not in (int, float):
                 continue
             step = 1 if kind is int else 1e-6
@@ -215,7 +215,7 @@ def test_every_number_of_the_table_has_a_lower_limit() -> None:
         (section, key)
         for section in spec.SECTIONS
         for key, hint in spec.fields(section).items()
-        if spec._unwrap(hint)[0] in (int, float)
+        if spec.unwrap(hint)[0] in (int, float)
     }
     limited = {(section, key) for section, key, _, good in numeric_cases() if not good}
     assert numbers == limited
