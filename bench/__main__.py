@@ -110,7 +110,7 @@ def bench_up(_: Path | None) -> None:
 
 
 def _one_up(found: Any, name: str) -> tuple[float, float]:
-    from cloudddp import cluster, teardown
+    from cloudddp import teardown, up
     from cloudddp.aws import inventory
     from cloudddp.aws.client import AWS
     from cloudddp.spec import ClusterSpec
@@ -124,7 +124,7 @@ def _one_up(found: Any, name: str) -> tuple[float, float]:
             answering.append(time.perf_counter())
 
     began = time.perf_counter()
-    cluster.up(aws, spec, say=say)
+    up.up(aws, spec, say=say)
     ready = time.perf_counter()
     teardown.down(aws, inventory.named(name), say=lambda _: None)
     return ready - began, ready - answering[0]
@@ -132,7 +132,7 @@ def _one_up(found: Any, name: str) -> tuple[float, float]:
 
 def bench_sync(_: Path | None) -> None:
     """A first and an unchanged sync of 2,000 files to one node: round trips and seconds."""
-    from cloudddp import cluster, job
+    from cloudddp import cluster, job, up
     from cloudddp.aws.client import AWS
     from cloudddp.spec import ClusterSpec, Config
     from cloudddp.ssh.connection import Result
@@ -154,7 +154,7 @@ def bench_sync(_: Path | None) -> None:
             path.write_bytes(os.urandom(4096))
         spec = ClusterSpec(name="bench", nodes=1, ssh_port=found.ssh_port)
         aws = AWS(region=found.region)
-        made = cluster.up(aws, spec, say=lambda _: None).cluster
+        made = up.up(aws, spec, say=lambda _: None).cluster
         with Counting(cluster.targets(made, spec)) as fleet:
             fleet.connect()
             for name in ("first", "unchanged"):

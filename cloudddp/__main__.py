@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -47,6 +48,10 @@ def run() -> int:
     except BrokenPipeError:  # `cloudddp ls | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+    except OSError as error:
+        if error.errno == errno.EIO:  # the terminal has gone away
+            return EXIT_FAILED
+        return _bug(error)
     except Exception as error:
         return _bug(error)
 
@@ -54,9 +59,14 @@ def run() -> int:
 def _tell(message: str, hint: str = "") -> None:
     import click
 
-    click.secho(f"cloudddp: {message}", fg="red", err=True)
-    if hint:
-        click.secho(f"  -> {hint}", err=True)
+    from cloudddp.cli.common import in_words_typed
+
+    try:
+        click.secho(f"cloudddp: {message}", fg="red", err=True)
+        if hint:
+            click.secho(f"  -> {in_words_typed(hint)}", err=True)
+    except OSError:
+        pass  # the terminal has gone away; the exit code still tells
 
 
 def _bug(error: Exception) -> int:

@@ -46,11 +46,12 @@ class NodeError(CloudDDPError):
 
 
 class ConnectError(NodeError):
-    """No SSH connection to a node. `retryable` says whether time alone may mend it (a node still booting)."""
+    """No SSH connection to a node. `patience` says for how many seconds time alone may mend it (a node that boots);
+    0 where it will not."""
 
-    def __init__(self, message: str, *, hint: str = "", retryable: bool = False) -> None:
+    def __init__(self, message: str, *, hint: str = "", patience: float = 0.0) -> None:
         super().__init__(message, hint=hint)
-        self.retryable = retryable
+        self.patience = patience
 
 
 class Leftovers(CloudDDPError):

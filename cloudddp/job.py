@@ -57,25 +57,54 @@ class JobRecord:
     rank_zero: int | None  # the node that ran rank 0
 
 
-def check_script(root: Path, script: Script) -> None:
-    """Raise UsageError for a script that is not in the project. Calls nothing."""
+def prepare(root: Path, here: Path, script: Script, config: Config, *, fresh: bool = False) -> Script:
+    """Check everything that can be known before a node exists; return the script by its path in the project.
+
+    `here` is the folder that the user is in. `fresh`: the nodes will have nothing yet, so all is to be sent. Raises
+    UsageError; calls nothing.
+    """
+    found = _located(root, here, script)
+    check_inputs(root, config)
+    project = snapshot(root, config)
+    if not found.module and found.target not in project.manifest:
+        raise UsageError(
+            f"script {found.target} is ignored by git or sync.exclude, so the nodes would not have it",
+            hint=f"`git check-ignore -v {found.target}` tells by which rule",
+        )
+    if fresh:
+        sync.check_size(project, sync.difference(project.manifest, {}), config.sync.max_mb)
+        counts = config.job.nproc_per_node
+        if isinstance(counts, tuple) and len(counts) != config.cluster.nodes:
+            raise UsageError(
+                f"job.nproc_per_node lists {len(counts)} nodes, the cluster has {config.cluster.nodes}",
+                hint="give one number, or one a node",
+            )
+    return found
+
+
+def _located(root: Path, here: Path, script: Script) -> Script:
     if script.module:
         path = root / Path(*script.target.split("."))
-        if not (root / script.target.split(".")[0]).is_dir():
-            return  # a module that is installed on the nodes
-        if not path.with_suffix(".py").is_file() and not (path / "__main__.py").is_file():
-            raise UsageError(f"there is no module {script.target} in {root}")
-        return
-    path = root / script.target
-    if not path.is_file():
+        inside = (root / script.target.split(".")[0]).is_dir()  # else a module that is installed on the nodes
+        if inside and not path.with_suffix(".py").is_file() and not (path / "__main__.py").is_file():
+            raise UsageError(
+                f"there is no module {script.target} in {root}", hint="modules are looked up from there"
+            )
+        return script
+    found = next((p for p in (here / script.target, root / script.target) if p.is_file()), None)
+    if found is None:
+        known = script.target in ("python", "python3", "torchrun")
         raise UsageError(
-            f"script not found: {script.target} (in {root})",
-            hint="give its path within the project, or -m MODULE",
+            f"script not found: {script.target} (in {here})",
+            hint=f"leave out {script.target}: cloudddp starts it" if known else "give its path, or -m MODULE",
         )
-    if not path.resolve().is_relative_to(root.resolve()):
+    inside_root = Path(os.path.normpath(found.absolute()))
+    if not inside_root.is_relative_to(root):
         raise UsageError(
-            f"script {script.target} lies outside the project {root}, so the nodes would not have it"
+            f"script {script.target} lies outside the project {root}, so the nodes would not have it",
+            hint="run cloudddp in the script's own project, or give --config",
         )
+    return Script(inside_root.relative_to(root).as_posix(), script.args)
 
 
 def check_inputs(root: Path, config: Config) -> None:
@@ -99,30 +128,33 @@ def launch(runner: Runner, cluster: Cluster, config: Config, script: Script, *, 
     Raises UsageError, NodeError. When one node cannot start, what the others started is ended again.
     """
     project = snapshot(root, config)
-    if not script.module and script.target not in project.manifest:
-        raise UsageError(
-            f"script {script.target} is ignored by git or sync.exclude, so the nodes would not have it"
-        )
-    found = _synced(runner, cluster, config, project, say)
-    _check(found, say)
+    found = probe(runner, cluster, manifest=project.digest, python=config.job.python)
+    _check(found, say)  # before the files of a job that still runs are touched
+    _bring_in_step(runner, found, config, project, say)
     _set_up(runner, config, say)
     job_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     plans = ranks.plan(config.job, _hosts(cluster, found), script, job_id=job_id, cluster=cluster.name)
-    say(f"starting job {job_id}: {sum(p.ranks for p in plans)} ranks on {len(plans)} nodes")
+    total = sum(p.ranks for p in plans)
+    say(
+        f"starting job {job_id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
+    )
     _start(runner, config, script, job_id, plans)
     return Job(job_id, tuple(plans))
 
 
 def sync_only(runner: Runner, cluster: Cluster, config: Config, *, root: Path, say: Say) -> None:
     """Bring the project's files to every node."""
-    _synced(runner, cluster, config, snapshot(root, config), say)
-
-
-def _synced(
-    runner: Runner, cluster: Cluster, config: Config, project: sync.Snapshot, say: Say
-) -> dict[int, dict[str, Any]]:
-    """Probe the nodes and make their project folders like ours. Two round trips, one where nothing changed."""
+    project = snapshot(root, config)
     found = probe(runner, cluster, manifest=project.digest, python=config.job.python)
+    if running := next((answer["running"][0] for answer in found.values() if answer["running"]), None):
+        say(f"warning: job {running} is running, and its files change under it")
+    _bring_in_step(runner, found, config, project, say)
+
+
+def _bring_in_step(
+    runner: Runner, found: dict[int, dict[str, Any]], config: Config, project: sync.Snapshot, say: Say
+) -> None:
+    """Make the nodes' project folders like ours: one round trip, none where nothing changed."""
     todo = {
         rank: sync.difference(project.manifest, answer["manifest"])
         for rank, answer in found.items()
@@ -130,7 +162,7 @@ def _synced(
     }
     if not todo:
         say(f"files are up to date on every node ({len(project.manifest)} files)")
-        return found
+        return
     largest = max(todo.values(), key=lambda difference: difference.size)
     sync.check_size(project, largest, config.sync.max_mb)
     for rank, difference in todo.items():
@@ -139,7 +171,7 @@ def _synced(
                 f"node {rank}: {found[rank]['disk_free'] >> 20} MiB free, too little for the project"
             )
     say(
-        f"sending {len(largest.send)} files, {_size(largest.size)}, to {len(todo)} node{'s' * (len(todo) != 1)}"
+        f"sending {len(largest.send)} file{'s' * (len(largest.send) != 1)}, {_size(largest.size)}, to {len(todo)} node{'s' * (len(todo) != 1)}"
         + (f"; deleting {len(largest.delete)}" if largest.delete else "")
     )
     runner.each(
@@ -156,7 +188,6 @@ def _synced(
             else None
         )
     ).all()
-    return found
 
 
 def _size(count: int) -> str:
@@ -297,20 +328,20 @@ def find(known: Sequence[JobRecord], wanted: str | None) -> JobRecord:
     matching = [record for record in known if record.id.startswith(wanted)]
     exact = [record for record in matching if record.id == wanted]
     if len(exact or matching) != 1:
-        raise UsageError(
+        raise CloudDDPError(
             f"no single job {wanted!r} on this cluster", hint="jobs: " + ", ".join(r.id for r in known)
         )
     return (exact or matching)[0]
 
 
-def cancel(runner: Runner, record: JobRecord, *, grace: float) -> int:
+def cancel(runner: Runner, job_id: str, *, grace: float) -> int:
     """End every rank of a job on every node; return how many processes were ended.
 
     Raises NodeError where processes are left, or a node could not be asked.
     """
     outcome = runner.each(
         lambda rank: nodes.call(
-            runner, rank, "kill", f"--job={record.id}", "--cancel", f"--grace={grace:g}", timeout=grace + 60
+            runner, rank, "kill", f"--job={job_id}", "--cancel", f"--grace={grace:g}", timeout=grace + 60
         ),
         fatal=lambda _: False,
     )
@@ -324,8 +355,18 @@ def cancel(runner: Runner, record: JobRecord, *, grace: float) -> int:
     return sum(int(answer["ended"]) for answer in answers.values())
 
 
-def pull(runner: Runner, names: Sequence[str], *, node: int, to: Path) -> tuple[int, int]:
-    """Copy files and folders of the project on one node into the folder `to`; return (files, bytes).
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a pull brought. `older` files were last written before the job began; `missing` names are not there."""
+
+    files: int
+    size: int
+    older: int
+    missing: tuple[str, ...]
+
+
+def pull(runner: Runner, names: Sequence[str], *, node: int, to: Path, since: float | None = None) -> Pulled:
+    """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began.
 
     Files arrive in a folder beside it first and are moved when all are there, so that a broken transfer never
     leaves half a snapshot under a good name. Raises NodeError.
@@ -336,13 +377,15 @@ def pull(runner: Runner, names: Sequence[str], *, node: int, to: Path) -> tuple[
     to.mkdir(parents=True, exist_ok=True)
     incoming = Path(tempfile.mkdtemp(prefix=".incoming-", dir=to))
     try:
-        _receive(runner, names, node, incoming)
-        return _settle(incoming, to)
+        missing = _receive(runner, names, node, incoming)
+        times = [p.lstat().st_mtime for p in incoming.rglob("*") if p.is_symlink() or not p.is_dir()]
+        count, size = _settle(incoming, to)
+        return Pulled(count, size, sum(time < int(since or 0) for time in times), missing)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
 
 
-def _receive(runner: Runner, names: Sequence[str], node: int, folder: Path) -> None:
+def _receive(runner: Runner, names: Sequence[str], node: int, folder: Path) -> tuple[str, ...]:
     reading, writing = os.pipe()
     problems: list[Exception] = []
 
@@ -376,6 +419,10 @@ def _receive(runner: Runner, names: Sequence[str], node: int, folder: Path) -> N
         raise NodeError(f"node {node}: {nodes.last_words(result)}")
     if problems:
         raise NodeError(f"node {node}: the files cannot be unpacked here: {problems[0]}")
+    said = [
+        line for line in result.stderr.decode(errors="replace").splitlines() if line.startswith("missing ")
+    ]
+    return tuple(line.removeprefix("missing ") for line in said)
 
 
 def _write_all(sink: Any, data: bytes) -> None:

@@ -81,8 +81,8 @@ def call(
     if result.exit_code:
         raise NodeError(f"node {node}: step {verb!r} failed: {last_words(result)}")
     try:
-        return json.loads(result.stdout)
-    except ValueError:
+        return json.loads(result.stdout.strip().splitlines()[-1])  # a .bashrc may have spoken before
+    except (ValueError, IndexError):
         raise NodeError(f"node {node}: step {verb!r} gave no answer: {last_words(result)}") from None
 
 

@@ -25,6 +25,13 @@ TAG_CREATED = "cloudddp:created"
 TAG_EXPIRES = "cloudddp:expires"
 TAG_VERSION = "cloudddp:version"
 TAG_NODE_RANK = "cloudddp:node-rank"
+TAG_NODES = "cloudddp:nodes"  # how many there are to be
+TAG_PRICE = "cloudddp:usd-per-node-hour"  # with its disk and address
+
+WHY_CALLER = (
+    "cloudddp caller"  # descriptions of the rules that open SSH: `allow-me` replaces only the first kind
+)
+WHY_GIVEN = "cloudddp ssh_from"
 
 TIMER = "/etc/systemd/system/cloudddp-deadline.timer"
 SERVICE = "/etc/systemd/system/cloudddp-deadline.service"
@@ -138,11 +145,14 @@ def plan(
             TAG_CREATED: iso(created),
             TAG_EXPIRES: iso(expires),
             TAG_VERSION: __version__,
+            TAG_NODES: str(spec.nodes),
+            TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
             "Name": f"cloudddp-{spec.name}",
         }.items()
     ]
     name = f"cloudddp-{spec.name}-{identity.cluster_id}"
-    data = user_data(identity, expires, units)
+    data = user_data(identity, created, expires, units)
+    why = WHY_GIVEN if spec.ssh_from else WHY_CALLER
     requests = (
         Request(
             "key-pair",
@@ -163,7 +173,7 @@ def plan(
                 "TagSpecifications": _tagged(tags, "security-group"),
             },
         ),
-        _rules("ingress", [_itself(), *(ssh_rule(block, spec.ssh_port) for block in place.ssh_from)]),
+        _rules("ingress", [_itself(), *(ssh_rule(block, spec.ssh_port, why) for block in place.ssh_from)]),
         _rules("egress", [_itself()]),  # EFA wants the group itself as destination, 0.0.0.0/0 does not count
         _run_instances(spec, place, tags, name, data, identity.cluster_id),
     )
@@ -186,12 +196,12 @@ def _itself() -> dict[str, Any]:
     return {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": Ref("security-group", "GroupId")}]}
 
 
-def ssh_rule(block: str, port: int) -> dict[str, Any]:
+def ssh_rule(block: str, port: int, why: str) -> dict[str, Any]:
     """Return the permission that opens SSH to one address block."""
     ranges = (
-        {"Ipv6Ranges": [{"CidrIpv6": block, "Description": "cloudddp caller"}]}
+        {"Ipv6Ranges": [{"CidrIpv6": block, "Description": why}]}
         if ":" in block
-        else {"IpRanges": [{"CidrIp": block, "Description": "cloudddp caller"}]}
+        else {"IpRanges": [{"CidrIp": block, "Description": why}]}
     )
     return {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, **ranges}
 
@@ -252,14 +262,17 @@ def client_token(cluster_id: str, attempt: int, zone: str, params: Mapping[str, 
     return hashlib.sha256(text.encode()).hexdigest()[:48]
 
 
-def user_data(identity: Identity, expires: datetime, units: tuple[str, str]) -> str:
+def user_data(identity: Identity, created: datetime, expires: datetime, units: tuple[str, str]) -> str:
     """Return the cloud-config that gives a node its host key and arms its deadline.
 
     JSON after the first line: it is YAML, and quotes every value. cloud-init writes the host key before sshd
-    starts (unit order of cloud-init-network), so sshd never shows another one.
+    starts (unit order of cloud-init-network), so sshd never shows another one. The last command is for a node that
+    boots after its deadline: a timer whose moment has passed when it is first started never fires.
     """
     deadline = expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    timer, service = (unit.replace("@DEADLINE@", deadline) for unit in units)
+    lifetime = str(int((expires - created).total_seconds()))
+    timer, service = (u.replace("@DEADLINE@", deadline).replace("@LIFETIME@", lifetime) for u in units)
+    late = f'[ "$(date +%s)" -lt {int(expires.timestamp())} ] || systemctl start --no-block cloudddp-deadline.service'
     config = {
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": identity.host_private, "ed25519_public": identity.host_public},
@@ -270,6 +283,7 @@ def user_data(identity: Identity, expires: datetime, units: tuple[str, str]) -> 
         "runcmd": [
             ["systemctl", "daemon-reload"],
             ["systemctl", "enable", "--now", "cloudddp-deadline.timer"],
+            ["sh", "-c", late],
         ],
     }
     text = "#cloud-config\n" + json.dumps(config, indent=1) + "\n"

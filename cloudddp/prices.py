@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 TABLE_DATE = "2026-07-20"  # AWS price list as published by karpenter-provider-aws at commit 1d92708
 
-# USD per instance and hour, Linux, on-demand, us-east-1.
+# USD per instance and hour, Linux, on-demand, us-east-1. P3 is left out: the Deep Learning AMIs' driver has no V100.
 US_EAST_1 = {
-    "p3dn.24xlarge": 31.212,
     "p4d.24xlarge": 21.958,
     "p4de.24xlarge": 27.447,
     "p5.4xlarge": 6.88,

@@ -66,6 +66,13 @@ class ClusterRecord:
     expires: str
 
 
+def remembered() -> list[ClusterRecord]:
+    """Return the clusters that this laptop made and has not seen gone."""
+    folders = [ClusterFolder(path.name) for path in (home() / "clusters").glob("*")]
+    records = [folder.record() for folder in folders if folder.private_key.exists()]
+    return [record for record in records if record is not None]
+
+
 class ClusterFolder:
     """The folder of one cluster id: cluster.json, id_ed25519, known_hosts and journal.jsonl."""
 

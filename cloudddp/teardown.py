@@ -1,7 +1,8 @@
 """Taking clusters away: everything that carries the tag, instances first, then a second look.
 
 Nothing here trusts the journal or this laptop's memory: what AWS shows is removed, and what is still shown
-afterwards is reported with its price. It returns data and prints nothing but progress.
+afterwards, or could not be looked at any more, is reported with its price. Nothing here may fail for a reason that
+has nothing to do with AWS: a full disk or a terminal that went away must not keep an instance running.
 """
 
 from __future__ import annotations
@@ -12,33 +13,39 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import FrameType
 
 from cloudddp import prices
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Thing, Where
-from cloudddp.errors import AWSError, Leftovers
+from cloudddp.errors import CloudDDPError, Leftovers
 from cloudddp.plan import moment
 from cloudddp.state import ClusterFolder
 
 Say = Callable[[str], None]
 IN_USE_SECONDS = 300.0  # how long to wait for what uses a group to let go of it
+LOOK_AGAIN_SECONDS = 30.0  # how long what was deleted may still be listed (eventual consistency)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def undisturbed(say: Say) -> Iterator[None]:
-    """A teardown is the one thing that must not be interrupted: it takes seconds, its absence costs dollars."""
+    """Hold off Ctrl-C, SIGTERM and SIGHUP: a teardown takes a minute, its absence costs dollars an hour."""
+
+    def go_on(_: int, __: FrameType | None) -> None:
+        say("still taking everything down; it takes a moment")
+
     try:
-        before = signal.signal(
-            signal.SIGINT, lambda *_: say("still taking everything down; it takes a moment")
-        )
-    except ValueError:  # not in the main thread
+        before = {number: signal.signal(number, go_on) for number in SIGNALS}
+    except ValueError:  # not in the main thread, where signals do not arrive
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,52 +67,60 @@ def down(aws: AWS, where: Where, *, say: Say, known: Sequence[str] = ()) -> Down
     """Remove everything that carries the cluster's tag, wait, look again, and report.
 
     Instances first: a security group that is in use cannot be deleted, and the instances are the bill. `known` are
-    instances that exist for sure, though their tags may not be found yet. Safe to repeat.
+    instances that exist for sure, though their tags may not be found yet. Safe to repeat. Raises only where the
+    first look fails; what goes wrong later is in the report, with what was last seen counted as left.
     """
     present = inventory.instances(aws, where)
     live = [instance for instance in present if instance.live]
-    cost = _cost_until_now(live, aws.region)
-    reasons = _terminate(aws, live, sorted({*known} - {i.id for i in present}), say)
-    if not reasons and (known or any(instance.state != "terminated" for instance in present)):
-        inventory.wait_terminated(aws, where, progress=lambda left: say(f"waiting for {left} to end"))
-    # Nodes that could not be ended still use the rest: taking it from under them would only hide them.
-    found, errors = ([], []) if reasons else _delete_things(aws, where, say)
-    left: tuple[Instance | Thing, ...] = tuple(
-        i for i in inventory.instances(aws, where) if i.state != "terminated"
-    )
-    if live or found or left:
-        left += tuple(inventory.things(aws, where))
+    cost = _cost_until_now(live)
+    ids = [*(i.id for i in live), *sorted({*known} - {i.id for i in present})]
+    reasons: list[str] = []
+    found: list[Thing] = []
+    left: tuple[Instance | Thing, ...] = tuple(live)
+    try:
+        if ids:
+            inventory.terminate(aws, ids)  # before a word is said: saying may fail, too
+            say(f"terminating {len(ids)} node{'s' * (len(ids) != 1)}")
+            _note(live)
+        if ids or any(instance.state != "terminated" for instance in present):
+            inventory.wait_terminated(aws, where, progress=lambda n: say(f"waiting for {n} to end"))
+        # Nodes that could not be ended still use the rest: taking it from under them would only hide them.
+        left = tuple(i for i in inventory.instances(aws, where) if i.state != "terminated")
+        if not any(i.live for i in left if isinstance(i, Instance)):
+            found, reasons = _delete_things(aws, where, say)
+            left = _last_look(aws, where, hopeless=bool(reasons)) if ids or found or left else ()
+    except CloudDDPError as error:
+        reasons.append(error.message)
     left_ids = {thing.id for thing in left}
-    if not left:
-        for one in {i.cluster_id for i in present if i.cluster_id}:
-            ClusterFolder(one).note("gone")
-            ClusterFolder(one).forget()
+    if not left and not reasons:
+        _forget({i.cluster_id for i in present if i.cluster_id})
     return Down(
         tuple(i for i in live if i.id not in left_ids),
         tuple(thing for thing in found if thing.id not in left_ids),
         left,
-        (*reasons, *errors),
+        tuple(reasons),
         cost,
     )
 
 
-def _terminate(aws: AWS, live: Sequence[Instance], unseen: Sequence[str], say: Say) -> list[str]:
-    """Ask for the end of the nodes; return why not, where AWS refused."""
-    ids = [*(instance.id for instance in live), *unseen]
-    if not ids:
-        return []
-    say(f"terminating {len(ids)} node{'s' * (len(ids) != 1)}")
+def _note(live: Sequence[Instance]) -> None:
     for one in {instance.cluster_id for instance in live}:
-        ClusterFolder(one).note("terminate", ids=[i.id for i in live if i.cluster_id == one])
-    try:
-        inventory.terminate(aws, ids)
-    except AWSError as error:
-        return [error.message]
-    return []
+        with contextlib.suppress(OSError):  # the journal helps; it must not stand in the way
+            ClusterFolder(one).note("terminate", ids=[i.id for i in live if i.cluster_id == one])
+
+
+def _forget(cluster_ids: set[str]) -> None:
+    for one in cluster_ids:
+        with contextlib.suppress(OSError):
+            ClusterFolder(one).note("gone")
+            ClusterFolder(one).forget()
 
 
 def _delete_things(aws: AWS, where: Where, say: Say) -> tuple[list[Thing], list[str]]:
-    """Delete what is not an instance, again and again while something is still in use. Return (all seen, why not)."""
+    """Delete what is not an instance, again and again while something is still in use. Return (all seen, why not).
+
+    What goes with its instance (volumes, interfaces) gets a moment to go by itself.
+    """
     order = ("network interface", "volume", "security group", "key pair")
     seen: dict[str, Thing] = {}
     deadline = time.monotonic() + IN_USE_SECONDS
@@ -124,32 +139,47 @@ def _delete_things(aws: AWS, where: Where, say: Say) -> tuple[list[Thing], list[
         time.sleep(inventory.POLL_SECONDS)
 
 
-def _cost_until_now(live: list[Instance], region: str) -> float | None:
+def _last_look(aws: AWS, where: Where, *, hopeless: bool) -> tuple[Instance | Thing, ...]:
+    """Return what is still there, looking again for a while: AWS may list for seconds what it has deleted."""
+    deadline = time.monotonic() + LOOK_AGAIN_SECONDS
+    while True:
+        left: list[Instance | Thing] = [i for i in inventory.instances(aws, where) if i.state != "terminated"]
+        left += inventory.things(aws, where)
+        if not left or hopeless or time.monotonic() > deadline:
+            return tuple(left)
+        time.sleep(inventory.POLL_SECONDS)
+
+
+def _cost_until_now(live: list[Instance]) -> float | None:
     total = 0.0
     for instance in live:
-        price, start = prices.node_hour(instance.type, region), moment(instance.created)
-        if price is None or start is None:
+        start = moment(instance.created)
+        if instance.price is None or start is None:
             return None
-        total += price * prices.billed_hours((datetime.now(UTC) - start).total_seconds())
+        total += instance.price * prices.billed_hours((datetime.now(UTC) - start).total_seconds())
     return total
 
 
-def leftovers(report: Down, region: str) -> Leftovers:
+def leftovers(report: Down) -> Leftovers:
     """Return the error that lists what is left, with ids and dollars an hour."""
     lines, total, unknown = [], 0.0, False
     for thing in report.left:
         if isinstance(thing, Thing):
-            lines.append(f"  {thing.kind} {thing.id} {thing.detail}")
+            lines.append(f"  {thing.kind} {thing.id} {thing.detail}".rstrip())
             continue
-        price = prices.node_hour(thing.type, region)
+        price = thing.price if thing.live else 0.0  # on its way out: not billed any more
         total, unknown = total + (price or 0.0), unknown or price is None
-        lines.append(
-            f"  instance {thing.id} ({thing.state}) {thing.type} "
-            + (f"${price:.2f}/h" if price else "price unknown")
-        )
+        words = "price unknown" if price is None else f"${price:.2f}/h"
+        lines.append(f"  instance {thing.id} ({thing.state}) {thing.type} {words}")
     bill = f"${total:.2f} an hour" + (" and more, of unknown price" if unknown else "")
     why = "".join(f"\n  because: {reason}" for reason in report.reasons)
+    count = len(report.left)
+    what = (
+        f"{count} thing{'s' * (count != 1)} may be left"
+        if count
+        else "it is not certain that nothing is left"
+    )
     return Leftovers(
-        f"{len(report.left)} things are left, costing {bill}:\n" + "\n".join(lines) + why,
+        f"{what}, costing {bill}:\n" + "\n".join(lines) + why,
         hint="repeat `cloudddp down`; if it fails again, delete these ids in the AWS console",
     )

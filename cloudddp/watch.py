@@ -109,11 +109,22 @@ class Watch:
         self._stopping: threading.Thread | None = None
         self._survivors: dict[int, int] = {}
         self._all_done_since: float | None = None
-
-    def run(self, *, stop_on_failure: bool, restarts: int = 0, grace: float = FAIL_GRACE) -> Finished:
-        """Follow to the end and return how it ended. With `stop_on_failure`, the first failure ends every node."""
         for node in sorted(self._open):
             threading.Thread(target=self._follow, args=(node,), daemon=True).start()
+
+    def run(
+        self,
+        *,
+        stop_on_failure: bool,
+        stop_on_loss: bool = False,
+        restarts: int = 0,
+        grace: float = FAIL_GRACE,
+    ) -> Finished:
+        """Follow to the end and return how it ended; may be called again after an interrupt, and goes on.
+
+        With `stop_on_failure` a rank's failure ends the job on every node, with `stop_on_loss` the loss of a node
+        too: that is for the one who started the job, since a mere viewer's own network may be at fault.
+        """
         while self._open:
             try:
                 node, event = self._events.get(timeout=0.2)
@@ -121,7 +132,9 @@ class Watch:
                 self._end_exit_race()
                 continue
             self._take(node, event)
-            if stop_on_failure and self._stopping is None and self._failed(restarts):
+            lost = stop_on_loss and bool(self._lost) and not self.offline
+            failed = stop_on_failure and self._failed(restarts)
+            if self._stopping is None and (lost or failed):
                 self._stop("--grace", f"{min(grace, FAIL_GRACE):g}")
         if self._stopping is not None:
             self._stopping.join(grace + 30)
@@ -193,9 +206,12 @@ class Watch:
         elif kind == "end":
             self._open.discard(node)
 
+    @property
+    def offline(self) -> bool:
+        """Whether contact with every node was lost: then it is this computer's network, most likely."""
+        return self._count > 1 and len(self._lost) == self._count
+
     def _failed(self, restarts: int) -> bool:
-        if self._lost:
-            return True
         for state in self._states.values():
             if state["state"] in ("failed", "lost", "cancelled"):
                 return True
@@ -250,6 +266,8 @@ class Watch:
 
     def _verdict(self, first: RankEnd | None) -> tuple[str, int, str, tuple[str, ...]]:
         states = {node: state["state"] for node, state in self._states.items()}
+        if self.offline:
+            return "unknown", 1, "contact with every node was lost; the job may still be running", ()
         if self._lost:
             node, why = min(self._lost.items())
             return "failed", 1, f"node {node} was lost: {why}", ()

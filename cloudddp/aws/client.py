@@ -26,23 +26,27 @@ class AWS:
     ) -> None:
         import boto3
         import botocore.session
-        from botocore.exceptions import ProfileNotFound
+        from botocore.exceptions import BotoCoreError, ProfileNotFound
 
-        core = botocore.session.Session(profile=profile)
-        core.register_component("data_loader", _fast_loader(core))
         self._clients: dict[str, Any] = {}
         self._observe = observe
         try:
+            core = botocore.session.Session(profile=profile)
+            core.register_component("data_loader", _fast_loader(core))
             self.region: str = region or core.get_config_variable("region") or ""
             self._session = boto3.Session(botocore_session=core, region_name=self.region or None)
         except ProfileNotFound as error:
             raise UsageError(
                 f"{error}", hint="`aws configure list-profiles` shows the profiles there are"
             ) from None
+        except BotoCoreError as error:  # a configuration file that cannot be read
+            raise UsageError(
+                f"AWS configuration: {error}", hint="mend ~/.aws/config or ~/.aws/credentials"
+            ) from None
         if not self.region:
             raise UsageError(
                 "no AWS region is set",
-                hint="give --region us-east-1, or set AWS_REGION, or `region` of your AWS profile",
+                hint="give --region us-east-1, or set AWS_REGION; to try cloudddp without an account: --sim",
             )
         known = [
             name

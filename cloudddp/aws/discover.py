@@ -23,6 +23,7 @@ class TypeInfo:
     gpus: int
     gpu_name: str
     vcpus: int
+    cards: int  # network cards
 
 
 def require_known_type(aws: AWS, name: str) -> None:
@@ -55,7 +56,8 @@ def instance_type(aws: AWS, spec: ClusterSpec) -> TypeInfo:
         )
     arch = "arm64" if "arm64" in info["ProcessorInfo"]["SupportedArchitectures"] else "x86_64"
     name = f"{gpus[0].get('Manufacturer', '')} {gpus[0].get('Name', '')}".strip() if gpus else ""
-    return TypeInfo(spec.instance_type, arch, count, name, int(info["VCpuInfo"]["DefaultVCpus"]))
+    cards = int(info.get("NetworkInfo", {}).get("MaximumNetworkCards", 1))
+    return TypeInfo(spec.instance_type, arch, count, name, int(info["VCpuInfo"]["DefaultVCpus"]), cards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,20 @@ def _choose(
             + ", ".join(f"{s['SubnetId']} {s['AvailableIpAddressCount']}" for s in good),
             hint="give a larger --subnet, or fewer --nodes",
         )
-    best = min(roomy, key=lambda s: (s["AvailabilityZone"], not s.get("DefaultForAz"), s["SubnetId"]))
+    # A subnet that gives public addresses is most likely one with a way out to the internet, and in for SSH.
+    best = min(
+        roomy,
+        key=lambda s: (
+            not s.get("MapPublicIpOnLaunch"),
+            s["AvailabilityZone"],
+            not s.get("DefaultForAz"),
+            s["SubnetId"],
+        ),
+    )
+    if spec.vpc and best["VpcId"] != spec.vpc:
+        raise UsageError(
+            f"subnet {best['SubnetId']} is in {best['VpcId']}, not in {spec.vpc}", hint="give one of the two"
+        )
     return Network(best["VpcId"], best["SubnetId"], best["AvailabilityZone"])
 
 
@@ -181,7 +196,9 @@ def caller_block() -> str:
     try:
         if not url.startswith(("http://", "https://")):
             raise ValueError("not a web address")
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  checked above
+        # Without the proxy of the environment: SSH will not go through it either.
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(url, timeout=10) as answer:
             address = ip_address(answer.read(100).decode().strip())
     except (OSError, ValueError) as error:
         raise CloudDDPError(

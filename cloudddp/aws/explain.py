@@ -24,6 +24,7 @@ HINTS = {
     "UnauthorizedOperation": POLICY_HINT,
     "AccessDenied": POLICY_HINT,
     "AccessDeniedException": POLICY_HINT,
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot's first use: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
     "OptInRequired": "enable the region or EC2 for this account in the AWS console",
     "VcpuLimitExceeded": "ask for a higher EC2 vCPU quota of this family in the Service Quotas console, or use fewer nodes",
     "InstanceLimitExceeded": "ask for a higher EC2 quota in the Service Quotas console, or use fewer nodes",

@@ -9,11 +9,21 @@ from typing import Any
 
 from cloudddp.aws.client import AWS
 from cloudddp.errors import AWSError
-from cloudddp.plan import TAG_CLUSTER, TAG_CREATED, TAG_EXPIRES, TAG_ID, TAG_NODE_RANK, TAG_OWNER
+from cloudddp.plan import (
+    TAG_CLUSTER,
+    TAG_CREATED,
+    TAG_EXPIRES,
+    TAG_ID,
+    TAG_NODE_RANK,
+    TAG_NODES,
+    TAG_OWNER,
+    TAG_PRICE,
+)
 
 LIVE = ("pending", "running", "stopping", "stopped")
 GOING = ("shutting-down", "terminated")
 POLL_SECONDS = 2.0
+UNKNOWN_SECONDS = 30.0
 IN_USE = (
     "DependencyViolation",
     "InvalidGroup.InUse",
@@ -44,6 +54,8 @@ class Instance:
     expires: str
     owner: str
     fixed_rank: int | None
+    wanted: int | None  # how many nodes the cluster was made with
+    price: float | None  # USD an hour on demand, None where it is unknown
 
     @property
     def live(self) -> bool:
@@ -100,7 +112,7 @@ def _last(rank: int | None) -> int:
 
 def _instance(item: dict[str, Any]) -> Instance:
     tags = _tags(item)
-    rank = tags.get(TAG_NODE_RANK, "")
+    rank, wanted = tags.get(TAG_NODE_RANK, ""), tags.get(TAG_NODES, "")
     reason = item.get("StateReason", {}).get("Message") or item.get("StateTransitionReason", "")
     return Instance(
         id=item["InstanceId"],
@@ -119,7 +131,16 @@ def _instance(item: dict[str, Any]) -> Instance:
         expires=tags.get(TAG_EXPIRES, ""),
         owner=tags.get(TAG_OWNER, ""),
         fixed_rank=int(rank) if rank.isdigit() else None,
+        wanted=int(wanted) if wanted.isdigit() else None,
+        price=_number(tags.get(TAG_PRICE, "")),
     )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def things(aws: AWS, where: Where) -> list[Thing]:
@@ -151,12 +172,13 @@ def groups(aws: AWS, where: Where) -> list[dict[str, Any]]:
     return aws.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=where)
 
 
-def open_blocks(group: dict[str, Any], port: int) -> list[str]:
-    """Return the address blocks that a security group lets in at one TCP port."""
+def open_blocks(group: dict[str, Any], port: int) -> dict[str, str]:
+    """Return {address block: why} that a security group lets in at one TCP port."""
     rules = [rule for rule in group["IpPermissions"] if rule.get("FromPort") == port]
-    return [r["CidrIp"] for rule in rules for r in rule.get("IpRanges", [])] + [
-        r["CidrIpv6"] for rule in rules for r in rule.get("Ipv6Ranges", [])
-    ]
+    blocks = {r["CidrIp"]: r.get("Description", "") for rule in rules for r in rule.get("IpRanges", [])}
+    return blocks | {
+        r["CidrIpv6"]: r.get("Description", "") for rule in rules for r in rule.get("Ipv6Ranges", [])
+    }
 
 
 def _listing(aws: AWS, method: str, key: str, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -166,16 +188,29 @@ def _listing(aws: AWS, method: str, key: str, filters: list[dict[str, Any]]) -> 
 
 
 def terminate(aws: AWS, ids: list[str]) -> None:
-    """Ask for the end of these instances; those already gone are no error."""
+    """Ask for the end of these instances, until AWS has accepted it for each.
+
+    InvalidInstanceID.NotFound does not mean that an instance has ended: one made a moment ago may not be known yet
+    (EC2, eventual consistency), and one unknown id fails the whole batch. So unknown ones are asked for again.
+    """
+    deadline = time.monotonic() + UNKNOWN_SECONDS
+    left = list(ids)
+    while True:
+        left = _terminate_once(aws, left)
+        if not left or time.monotonic() > deadline:
+            return  # still unknown after all that time: `wait_terminated` watches for them
+        time.sleep(POLL_SECONDS)
+
+
+def _terminate_once(aws: AWS, ids: list[str]) -> list[str]:
+    """Return the ids that AWS does not know."""
     try:
         aws.call("ec2", "terminate_instances", InstanceIds=ids)
     except AWSError as error:
-        if error.code != "InvalidInstanceID.NotFound" or len(ids) == 1:
-            if error.code == "InvalidInstanceID.NotFound":
-                return
+        if error.code != "InvalidInstanceID.NotFound":
             raise
-        for one in ids:  # one unknown id fails the whole batch
-            terminate(aws, [one])
+        return ids if len(ids) == 1 else [one for each in ids for one in _terminate_once(aws, [each])]
+    return []
 
 
 def wait_terminated(
@@ -184,17 +219,27 @@ def wait_terminated(
     *,
     timeout: float = 600.0,
     progress: Callable[[int], None] = lambda _: None,
-) -> list[Instance]:
-    """Wait until no instance of the cluster is left but terminated ones; return those that still are.
+) -> None:
+    """Wait until no instance of the cluster is left but terminated ones, ending those that turn up meanwhile.
 
-    Own poll: botocore's waiter takes 15 s steps and fails where an instance has already vanished.
+    Own poll: botocore's waiter takes 15 s steps and fails where an instance has already vanished. One look that
+    fails (a network that hiccups) does not end the waiting; a few in a row do.
     """
     deadline = time.monotonic() + timeout
-    pause = 0.2
+    pause, failures = 0.2, 0
+    left: list[Instance] = []
     while True:
-        left = [i for i in instances(aws, where) if i.state != "terminated"]
-        if not left or time.monotonic() > deadline:
-            return left
+        try:
+            left = [i for i in instances(aws, where) if i.state != "terminated"]
+            if late := [i.id for i in left if i.live]:
+                terminate(aws, late)
+            failures = 0
+        except AWSError as error:
+            failures += 1
+            if failures > 3 or error.code:
+                raise
+        if (not left and not failures) or time.monotonic() > deadline:
+            return
         progress(len(left))
         time.sleep(pause)
         pause = min(pause * 1.5, POLL_SECONDS)

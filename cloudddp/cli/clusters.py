@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 from cloudddp.cli.common import (
     Progress,
     Session,
+    counted,
     dollars,
     dry_run_option,
     duration,
@@ -24,11 +26,13 @@ from cloudddp.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from cloudddp.aws.client import AWS
     from cloudddp.aws.discover import TypeInfo
-    from cloudddp.cluster import Cluster, Up
+    from cloudddp.cluster import Cluster
     from cloudddp.plan import Plan
     from cloudddp.spec import Config
     from cloudddp.teardown import Down
+    from cloudddp.up import Up
 
 
 def cluster_settings(function: Any) -> Any:
@@ -74,13 +78,14 @@ def up(session: Session, dry_run: bool, yes: bool) -> None:
         rehearsal.up(settings)
         return
     made = bring_up(session, settings, yes=yes)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late to change anything: the cluster is up
     click.echo(describe_up(made))
     note("next: cloudddp launch SCRIPT   (cloudddp down ends the bill)")
 
 
 def bring_up(session: Session, settings: Config, *, yes: bool) -> Up:
     """Make the cluster, asking first; for `up` and `run`."""
-    from cloudddp import cluster
+    from cloudddp import up as making
 
     with Progress() as say:
 
@@ -89,7 +94,7 @@ def bring_up(session: Session, settings: Config, *, yes: bool) -> Up:
             click.echo(describe_plan(plan, info, settings), err=True)
             must_confirm("Start these nodes?", yes=yes, session=session)
 
-        return cluster.up(session.aws(settings), settings.cluster, say=say, agree=agree)
+        return making.up(session.aws(settings), settings.cluster, say=say, agree=agree)
 
 
 def describe_plan(plan: Plan, info: TypeInfo, settings: Config) -> str:
@@ -103,6 +108,11 @@ def describe_plan(plan: Plan, info: TypeInfo, settings: Config) -> str:
         f"{dollars(plan.price.extras_hour)} for disks and addresses\n"
         f"  deadline  {plan.expires:%Y-%m-%d %H:%M} UTC, in {duration(plan.hours * 3600)}: the nodes end themselves\n"
         f"  at most   {dollars(plan.cost)} until then, traffic not counted"
+        + (
+            f"\n  network   one of the type's {info.cards} network cards, without EFA: slow between nodes"
+            if info.cards > 1 and spec.nodes > 1
+            else ""
+        )
     )
 
 
@@ -113,7 +123,7 @@ def describe_up(made: Up) -> str:
         if made.plan
         else f"cluster {cluster.name} was up already; nothing was changed"
     )
-    return head + "\n" + nodes_table(cluster)
+    return f"{head}; its nodes end themselves in {_left(cluster)}\n{nodes_table(cluster)}"
 
 
 def nodes_table(cluster: Cluster) -> str:
@@ -144,22 +154,50 @@ def down(session: Session, dry_run: bool, yes: bool) -> None:
     aws = session.aws(settings)
     live = [c for c in cluster.find(aws, settings.cluster.name) if c.nodes]
     if live:
-        count = sum(len(c.nodes) for c in live)
-        must_confirm(f"End {count} node(s) of cluster {settings.cluster.name}?", yes=yes, session=session)
+        click.echo("\n".join(_about(c) for c in live), err=True)
+        must_confirm("End these nodes?", yes=yes, session=session)
     report = take_down(session, settings)
     click.echo(describe_down(report, settings.cluster.name, simulated=session.sim))
+    if report.nothing:
+        _say_what_else(aws, settings)
 
 
-def take_down(session: Session, settings: Config) -> Down:
-    """Remove the cluster; raise Leftovers where that did not succeed. For `down` and `run`."""
+def _about(found: Cluster) -> str:
+    age = duration((datetime.now(UTC) - found.created).total_seconds()) if found.created else "unknown time"
+    return f"cluster {found.name} ({found.id}): {counted(len(found.nodes), 'node')}, made {age} ago by {found.owner or '-'}"
+
+
+def _say_what_else(aws: AWS, settings: Config) -> None:
+    """There was nothing of that name here: say where it may be instead. Raises where it surely is elsewhere."""
+    from cloudddp import cluster, state
+    from cloudddp.errors import CloudDDPError
+
+    for other in cluster.find(aws):
+        if other.nodes:
+            note(
+                f"another cluster is up here: {other.name}, {dollars(_hour(other))} an hour (-c {other.name})"
+            )
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    for record in state.remembered():
+        elsewhere = record.region != aws.region and record.endpoint == aws.endpoint
+        if record.name == settings.cluster.name and elsewhere and record.expires > now:
+            raise CloudDDPError(
+                f"cluster {record.name!r} was made in {record.region} from this computer, and may still be up there",
+                hint=f"cloudddp down --region {record.region}",
+            )
+
+
+def take_down(session: Session, settings: Config, cluster_id: str | None = None) -> Down:
+    """Remove the cluster, or that one of several with its name; raise Leftovers where that did not succeed."""
     from cloudddp import teardown
     from cloudddp.aws import inventory
 
     aws = session.aws(settings)
     with Progress() as say, teardown.undisturbed(say):
-        report = teardown.down(aws, inventory.named(settings.cluster.name), say=say)
-    if report.left:
-        raise teardown.leftovers(report, aws.region)
+        where = inventory.with_id(cluster_id) if cluster_id else inventory.named(settings.cluster.name)
+        report = teardown.down(aws, where, say=say)
+    if report.left or report.reasons:
+        raise teardown.leftovers(report)
     return report
 
 
@@ -167,13 +205,11 @@ def describe_down(report: Down, name: str, *, simulated: bool) -> str:
     if report.nothing:
         return f"cluster {name}: nothing there, nothing to do"
     kinds = [thing.kind for thing in report.deleted]
-    parts = [f"{len(report.terminated)} nodes ended"] if report.terminated else []
-    parts += [
-        f"{kinds.count(kind)} {kind}{'s' * (kinds.count(kind) > 1)} deleted" for kind in dict.fromkeys(kinds)
-    ]
+    parts = [f"{counted(len(report.terminated), 'node')} ended"] if report.terminated else []
+    parts += [f"{counted(kinds.count(kind), kind)} deleted" for kind in dict.fromkeys(kinds)]
     lines = [f"cluster {name}: {', '.join(parts)}; nothing is left"]
     if report.terminated:
-        what = "this would have cost" if simulated else "compute cost about"
+        what = "this would have cost" if simulated else "this cost about"
         lines.append(
             f"{what} {dollars(report.cost)} on AWS, on demand (seconds are billed, at least 60 a node)"
         )
@@ -221,6 +257,10 @@ def ls(session: Session, as_json: bool) -> None:
     click.echo(table(("CLUSTER", "ID", "NODES", "TYPE", "ENDS IN", "SO FAR", "OWNER"), rows))
 
 
+def _hour(cluster: Cluster) -> float | None:
+    return None if cluster.node_hour is None else cluster.node_hour * len(cluster.nodes)
+
+
 def _left(cluster: Cluster) -> str:
     if cluster.expires is None:
         return "no deadline"
@@ -228,16 +268,18 @@ def _left(cluster: Cluster) -> str:
 
 
 def describe_cluster(cluster: Cluster) -> str:
-    hour = cluster.node_hour()
-    price = "price unknown" if hour is None else f"{dollars(hour * len(cluster.nodes))} an hour"
+    hour = _hour(cluster)
+    price = "price unknown" if hour is None else f"{dollars(hour)} an hour"
     head = f"cluster {cluster.name} ({cluster.id}) in {cluster.region}, made by {cluster.owner or '-'}"
+    if cluster.missing:
+        head += f"\n  warning: {counted(cluster.missing, 'node')} of it have ended"
     if cluster.nodes:
-        head += f"\n  {price}, {dollars(cluster.cost())} so far (compute); ends in {_left(cluster)}"
+        head += f"\n  {price}, {dollars(cluster.cost())} so far; ends in {_left(cluster)}"
     return head + "\n" + nodes_table(cluster)
 
 
 def cluster_json(cluster: Cluster) -> dict[str, Any]:
-    hour = cluster.node_hour()
+    hour = _hour(cluster)
     return {
         "cluster": cluster.name,
         "cluster_id": cluster.id,
@@ -245,7 +287,7 @@ def cluster_json(cluster: Cluster) -> dict[str, Any]:
         "owner": cluster.owner,
         "created": cluster.created.isoformat() if cluster.created else None,
         "expires": cluster.expires.isoformat() if cluster.expires else None,
-        "usd_per_hour": None if hour is None else round(hour * len(cluster.nodes), 4),
+        "usd_per_hour": None if hour is None else round(hour, 4),
         "usd_so_far": None if cluster.cost() is None else round(cluster.cost() or 0.0, 4),
         "nodes": [
             {
@@ -270,7 +312,7 @@ def allow_me(session: Session) -> None:
 
     settings = session.settings()
     block = cluster.allow_caller(session.aws(settings), settings.cluster)
-    click.echo(f"SSH to cluster {settings.cluster.name} is open to {block} alone")
+    click.echo(f"SSH to cluster {settings.cluster.name} is open to {block}")
 
 
 COMMANDS = (up, down, status, ls, allow_me)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +24,25 @@ if TYPE_CHECKING:
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
+_current: Session | None = None
+
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def in_words_typed(text: str) -> str:
+    """Return a hint with `cloudddp VERB` as this user has to type it: with --sim, -c and so on as they were given."""
+    typed = _current.typed if _current else "cloudddp"
+    return re.sub(r"\bcloudddp (?=[a-z])(?!sim\b|init\b)", lambda _: typed + " ", text)
+
+
+def _nearest_config(folder: Path) -> Path | None:
+    """Return the cloudddp.toml here or above, within the repository or, outside one, the user's home."""
+    for here in (folder, *folder.parents):
+        if (here / "cloudddp.toml").is_file():
+            return here / "cloudddp.toml"
+        if (here / ".git").exists() or here == Path.home():
+            return None
+    return None
 
 
 @dataclass
@@ -36,11 +56,32 @@ class Session:
     sim: bool = False
     verbose: bool = False
     flags: list[tuple[str, str, str, Any]] = field(default_factory=list)
+    _told: bool = False
+
+    def __post_init__(self) -> None:
+        global _current
+        _current = self
 
     @property
     def root(self) -> Path:
-        """The project: the folder of --config, else the current one."""
-        return Path(self.config).absolute().parent if self.config else Path.cwd()
+        """The project: the folder of the configuration file, else the current one."""
+        if self.config:
+            return Path(self.config).absolute().parent
+        return found.parent if (found := _nearest_config(Path.cwd())) else Path.cwd()
+
+    @property
+    def typed(self) -> str:
+        """`cloudddp` with the global options as they were given: what a hint has to begin with."""
+        words = ["cloudddp", *(["--sim"] if self.sim else [])]
+        named = (
+            ("-c", self.cluster),
+            ("--config", self.config),
+            ("--region", self.region),
+            ("--profile", self.profile),
+        )
+        for option, value in named:
+            words += [option, shlex.quote(value)] if value else []
+        return " ".join(words)
 
     def flag(self, name: str, section: str, key: str, value: Any) -> None:
         """Note a verb's flag as a setting; None and () mean that it was not given."""
@@ -78,8 +119,11 @@ class Session:
             return [Path(self.config)]
         import platformdirs
 
-        user = Path(platformdirs.user_config_dir("cloudddp")) / "config.toml"
-        return [path for path in (self.root / CONFIG_NAME, user) if path.exists()]
+        own, user = self.root / CONFIG_NAME, Path(platformdirs.user_config_dir("cloudddp")) / "config.toml"
+        if own.exists() and own.parent != Path.cwd() and not self._told:
+            note(f"using {own}")
+            self._told = True
+        return [path for path in (own, user) if path.exists()]
 
     def _for_simulator(self, layers: list[Layer]) -> list[Layer]:
         """The simulator has one region and one SSH port: they win over what is meant for AWS."""
@@ -113,11 +157,19 @@ class Session:
         return AWS(region=region, profile=None if self.sim else self.profile)
 
     @contextlib.contextmanager
-    def open(self, settings: Config) -> Iterator[tuple[Any, Runner]]:
-        """Yield (cluster, connections to its nodes) and close them."""
+    def open(self, settings: Config, *, whole: bool = False) -> Iterator[tuple[Any, Runner]]:
+        """Yield (cluster, connections to its nodes) and close them. `whole`: refuse one that has lost a node."""
         from cloudddp import cluster
+        from cloudddp.errors import CloudDDPError
 
         found = cluster.get(self.aws(settings), settings.cluster.name)
+        if found.missing:
+            gone = f"{found.missing} of {found.missing + len(found.nodes)} nodes of cluster {found.name!r} are gone"
+            if whole:
+                raise CloudDDPError(
+                    gone, hint="`cloudddp pull` what you need, then `cloudddp down` and `cloudddp up`"
+                )
+            note(f"warning: {gone}")
         runner = cluster.connect(found, settings.cluster)
         try:
             yield found, runner
@@ -233,8 +285,14 @@ _SETTING_HELP = {
 
 
 def note(text: str) -> None:
-    """Say something about what is going on: on stderr, never mixed with data."""
-    click.secho(text, err=True, dim=sys.stderr.isatty())
+    """Say something about what is going on: on stderr, never mixed with data. It never fails.
+
+    Where the terminal has gone away, every write is an error, and a teardown must not stop for that.
+    """
+    try:
+        click.secho(in_words_typed(text), err=True, dim=sys.stderr.isatty())
+    except (OSError, ValueError):
+        pass
 
 
 class Progress:
@@ -254,6 +312,13 @@ class Progress:
         self.stop()
 
     def __call__(self, text: str) -> None:
+        """Say the next step. It never fails, and may be called by a signal handler."""
+        try:
+            self._say(text)
+        except (OSError, ValueError):  # the terminal has gone away
+            self._live, self._status = False, None
+
+    def _say(self, text: str) -> None:
         if text == self._step:
             return  # a poll that found nothing new
         if not self._live or text.startswith("warning"):
@@ -277,9 +342,12 @@ class Progress:
 
     def stop(self) -> None:
         """End the last step; what is printed next stands on a clean line."""
-        if self._status is not None:
-            self._status.stop()
-            self._finish_step()
+        try:
+            if self._status is not None:
+                self._status.stop()
+                self._finish_step()
+        except (OSError, ValueError):
+            pass
         self._status, self._step = None, ""
 
 
@@ -308,6 +376,16 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02} min"
     return f"{minutes} min {seconds % 60:02} s" if minutes else f"{seconds} s"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 node", "2 nodes"."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in the unit that fits."""
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
 def must_confirm(question: str, *, yes: bool, session: Session) -> None:

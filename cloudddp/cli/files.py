@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cloudddp.cli.common import Progress, Session, note, verb
+from cloudddp.cli.common import Progress, Session, counted, note, size, verb
 
 
 @verb("init")
@@ -35,6 +35,9 @@ def init(_: Session, folder: Path, example: str | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config.write_text(reference.example_toml(reference.name_for(folder)))
     click.echo(f"wrote {config}")
+    ignored = folder / ".gitignore"
+    if not ignored.exists():
+        ignored.write_text("/runs/\n/results/\n")
     if example:
         shutil.copytree(payload.example(), code, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
         click.echo(f"wrote {code}{os.sep}")
@@ -72,20 +75,39 @@ def pull(
 ) -> None:
     """Bring results back: PATHS of the project on the nodes (default: job.outputs, which is `runs`)."""
     from cloudddp import job
-    from cloudddp.errors import UsageError
+    from cloudddp.errors import CloudDDPError
 
     settings = session.settings()
     with session.open(settings) as (cluster, runner):
-        record = job.find(job.jobs(runner), job_id)
+        known = job.jobs(runner)
+        record = job.find(known, job_id)
         count = len(cluster.nodes)
         if node is not None and not 0 <= node < count:
-            raise UsageError(f"there is no node {node}", hint=f"nodes: 0 to {count - 1}")
+            raise CloudDDPError(f"there is no node {node}", hint=f"nodes: 0 to {count - 1}")
         sources = list(range(count)) if all_nodes else [node if node is not None else record.rank_zero or 0]
         base = to or session.root / job.RESULTS / record.id
+        names = paths or settings.job.outputs
+        total = 0
         for source in sources:
             target = base / f"node{source}" if all_nodes else base
-            files, size = job.pull(runner, paths or settings.job.outputs, node=source, to=target)
-            click.echo(f"node {source}: {files} files, {size / 2**20:.1f} MiB -> {target}")
+            since = None if paths else record.started
+            pulled = job.pull(runner, names, node=source, to=target, since=since)
+            total += pulled.files
+            for name in pulled.missing:
+                note(f"warning: node {source} has no {name}")
+            if pulled.files:
+                click.echo(f"node {source}: {counted(pulled.files, 'file')}, {size(pulled.size)} -> {target}")
+            if pulled.older:
+                note(
+                    f"warning: {pulled.older} of them are older than job {record.id}: "
+                    "jobs share the folder, so these may be an earlier job's"
+                )
+        if record.id != known[-1].id and total and not paths:
+            note(f"warning: {record.id} is not the newest job: later ones may have changed these files")
+        if not total:
+            raise CloudDDPError(
+                f"nothing to pull: no {' or '.join(names)} on the nodes", hint="see job.outputs"
+            )
 
 
 @verb("exec", passes_arguments=True)
@@ -104,14 +126,14 @@ def exec_(session: Session, node: int | None, command: tuple[str, ...]) -> int:
     import shlex
 
     from cloudddp.cluster import PROJECT
-    from cloudddp.errors import UsageError
+    from cloudddp.errors import CloudDDPError
 
     settings = session.settings()
     text = command[0] if len(command) == 1 else shlex.join(command)
     with session.open(settings) as (cluster, runner):
         count = len(cluster.nodes)
         if node is not None and not 0 <= node < count:
-            raise UsageError(f"there is no node {node}", hint=f"nodes: 0 to {count - 1}")
+            raise CloudDDPError(f"there is no node {node}", hint=f"nodes: 0 to {count - 1}")
         inside = f'cd "$HOME"/{PROJECT} 2>/dev/null || cd; {text}'
         outcome = runner.each(
             lambda rank: runner.run(rank, inside, command_timeout=3600) if node in (None, rank) else None,
@@ -137,14 +159,14 @@ def exec_(session: Session, node: int | None, command: tuple[str, ...]) -> int:
 def ssh(session: Session, node: int, command: tuple[str, ...]) -> None:
     """Log in to a node (0 by default) with OpenSSH, its host key checked as strictly as by cloudddp."""
     from cloudddp import cluster
-    from cloudddp.errors import CloudDDPError, UsageError
+    from cloudddp.errors import CloudDDPError
     from cloudddp.state import ClusterFolder, write_atomic
 
     settings = session.settings()
     found = cluster.get(session.aws(settings), settings.cluster.name)
     targets = cluster.targets(found, settings.cluster)
     if node not in targets:
-        raise UsageError(f"there is no node {node}", hint=f"nodes: 0 to {len(targets) - 1}")
+        raise CloudDDPError(f"there is no node {node}", hint=f"nodes: 0 to {len(targets) - 1}")
     program = shutil.which("ssh")
     if program is None:
         raise CloudDDPError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -13,12 +14,14 @@ from cloudddp.cli import clusters
 from cloudddp.cli.common import (
     Progress,
     Session,
+    counted,
     dry_run_option,
     duration,
     json_option,
     note,
     print_json,
     setting,
+    size,
     table,
     verb,
     yes_option,
@@ -26,6 +29,7 @@ from cloudddp.cli.common import (
 
 if TYPE_CHECKING:
     from cloudddp.cluster import Cluster
+    from cloudddp.errors import Leftovers
     from cloudddp.nodes import Runner
     from cloudddp.ranks import Script
     from cloudddp.spec import Config
@@ -61,6 +65,7 @@ def _prepare(
     args: tuple[str, ...],
     *,
     rehearsed: bool = False,
+    fresh: bool = False,
 ) -> tuple[Config, Script]:
     """Return settings and script, checked. Raises UsageError before anything is called."""
     from cloudddp import job
@@ -72,11 +77,25 @@ def _prepare(
         if not equals:
             raise UsageError(f"--env {variable!r} has no '='", hint="for example --env NCCL_DEBUG=INFO")
         session.flag("--env", "job", "env", {name: value})
+    _refuse_own_options(script, args)
     settings = session.settings(rehearsed=rehearsed)
-    wanted = Script(script, args, module)
-    job.check_script(session.root, wanted)
-    job.check_inputs(session.root, settings)
-    return settings, wanted
+    return settings, job.prepare(
+        session.root, Path.cwd(), Script(script, args, module), settings, fresh=fresh
+    )
+
+
+def _refuse_own_options(script: str, args: tuple[str, ...]) -> None:
+    """What follows SCRIPT is the script's; a `--sim` or `--dry-run` there would silently start the real thing."""
+    from cloudddp.errors import UsageError
+
+    words = sys.argv[1:]
+    meant = script in words and "--" in words[: words.index(script)]
+    stray = [word for word in args if word in ("--sim", "--dry-run", "--detach")]
+    if stray and not meant:
+        raise UsageError(
+            f"{stray[0]} stands after the script, where everything is the script's own",
+            hint=f"put it before {script}; or, if it is meant for the script: cloudddp launch -- {script} ...",
+        )
 
 
 @verb("launch", passes_arguments=True)
@@ -107,13 +126,13 @@ def launch(
 
         rehearsal.launch(settings, wanted, session.root)
         return 0
-    with session.open(settings) as (cluster, runner):
+    with session.open(settings, whole=True) as (cluster, runner):
         job_id = _start(runner, cluster, settings, wanted, session)
         if detach:
             click.echo(job_id)
             note(f"next: cloudddp logs -f {job_id}   (cloudddp cancel {job_id} ends it)")
             return 0
-        return _foreground(runner, cluster, settings, job_id)
+        return _foreground(runner, cluster, settings, job_id).exit_code
 
 
 def _start(runner: Runner, cluster: Cluster, settings: Config, script: Script, session: Session) -> str:
@@ -123,8 +142,8 @@ def _start(runner: Runner, cluster: Cluster, settings: Config, script: Script, s
         return job.launch(runner, cluster, settings, script, root=session.root, say=say).id
 
 
-def _foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) -> int:
-    """Show the job's logs to its end; Ctrl-C asks once and cancels it everywhere. Return its exit code."""
+def _foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) -> Finished:
+    """Show the job's logs to its end; Ctrl-C asks once and cancels it everywhere. Return how it ended."""
     from cloudddp.watch import Watch
 
     began = time.monotonic()
@@ -132,14 +151,17 @@ def _foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str)
     while True:
         try:
             finished = watch.run(
-                stop_on_failure=True, restarts=settings.job.max_restarts, grace=settings.job.stop_grace
+                stop_on_failure=True,
+                stop_on_loss=True,
+                restarts=settings.job.max_restarts,
+                grace=settings.job.stop_grace,
             )
-            break
         except KeyboardInterrupt as interrupt:
             if _wants_cancel(interrupt):
                 _cancel_now(runner, job_id, settings)
-                return 130
-    return _report(finished, time.monotonic() - began)
+        else:
+            _report(finished, time.monotonic() - began)
+            return finished
 
 
 def _wants_cancel(interrupt: KeyboardInterrupt) -> bool:
@@ -155,15 +177,15 @@ def _wants_cancel(interrupt: KeyboardInterrupt) -> bool:
         return True
 
 
-def _cancel_now(runner: Runner, job_id: str, settings: Config) -> None:
-    from cloudddp import job
+def _cancel_now(runner: Runner, job_id: str, settings: Config) -> NoReturn:
+    from cloudddp import job, teardown
     from cloudddp.errors import Interrupted
 
     note(f"cancelling job {job_id} on every node")
-    record = job.JobRecord(job_id, "running", None, "", None, None, (), None)
-    ended = job.cancel(runner, record, grace=settings.job.stop_grace)
+    with teardown.undisturbed(lambda _: note("still cancelling; it takes a moment")):
+        ended = job.cancel(runner, job_id, grace=settings.job.stop_grace)
     raise Interrupted(
-        f"job {job_id} cancelled, {ended} processes ended; the cluster is still up",
+        f"job {job_id} cancelled, {counted(ended, 'process')} ended; the cluster is still up",
         hint="cloudddp down ends the bill",
     )
 
@@ -194,7 +216,7 @@ def _report(finished: Finished, seconds: float) -> int:
             err=True,
         )
     if finished.state == "succeeded":
-        note(f"job {finished.job} finished: {finished.ranks} ranks, {duration(seconds)}")
+        note(f"job {finished.job} finished: {counted(finished.ranks, 'rank')}, {duration(seconds)}")
         return 0
     if finished.state == "running":
         note(f"job {finished.job} is still running")
@@ -223,22 +245,23 @@ def run(
     from cloudddp import cluster
     from cloudddp.errors import CloudDDPError, Interrupted
 
-    settings, wanted = _prepare(session, module, variables, script, args)
+    settings, wanted = _prepare(session, module, variables, script, args, fresh=True)
     aws = session.aws(settings)
     if any(c.nodes for c in cluster.find(aws, settings.cluster.name)):
         raise CloudDDPError(
             f"cluster {settings.cluster.name!r} is there already; `run` makes and removes its own",
             hint="use `cloudddp launch`, or another name with -c",
         )
-    clusters.bring_up(session, settings, yes=yes)
-    code = 1
+    made = clusters.bring_up(session, settings, yes=yes).cluster
+    finished = None
     try:
         with session.open(settings) as (found, runner):
             job_id = _start(runner, found, settings, wanted, session)
             try:
-                code = _foreground(runner, found, settings, job_id)
+                finished = _foreground(runner, found, settings, job_id)
             finally:
-                _bring_back(session, runner, settings, job_id)
+                if finished is None or finished.state != "unknown":
+                    _bring_back(session, runner, settings, job_id)
     except Interrupted as interrupted:
         interrupted.message = interrupted.message.replace(
             "; the cluster is still up", "; the cluster is taken down"
@@ -246,9 +269,24 @@ def run(
         interrupted.hint = ""
         raise
     finally:
-        report = clusters.take_down(session, settings)
-        note(clusters.describe_down(report, settings.cluster.name, simulated=session.sim))
-    return code
+        if finished is None or finished.state != "unknown":
+            report = clusters.take_down(session, settings, made.id)
+            note(clusters.describe_down(report, settings.cluster.name, simulated=session.sim))
+    if finished.state == "unknown":
+        raise _left_alone(made)
+    return finished.exit_code
+
+
+def _left_alone(made: Cluster) -> Leftovers:
+    """Nothing is torn down from a computer that cannot see the nodes: the job and its results may be well."""
+    from cloudddp.errors import Leftovers
+
+    until = f"{made.expires:%Y-%m-%d %H:%M} UTC" if made.expires else "their deadline"
+    return Leftovers(
+        f"contact with every node was lost, so the {counted(len(made.nodes), 'node')} were left running; "
+        f"they end themselves at {until}",
+        hint="with a network again: cloudddp allow-me, then cloudddp logs -f, cloudddp pull, cloudddp down",
+    )
 
 
 def _bring_back(session: Session, runner: Runner, settings: Config, job_id: str) -> None:
@@ -259,10 +297,13 @@ def _bring_back(session: Session, runner: Runner, settings: Config, job_id: str)
     try:
         record = job.find(job.jobs(runner), job_id)
         to = session.root / job.RESULTS / job_id
-        count, size = job.pull(runner, settings.job.outputs, node=record.rank_zero or 0, to=to)
-        note(f"{count} files, {size / 2**20:.1f} MiB, brought to {to}")
-    except CloudDDPError as error:
-        note(f"warning: results were not brought back: {error.message}")
+        pulled = job.pull(runner, settings.job.outputs, node=record.rank_zero or 0, to=to)
+        if pulled.files:
+            note(f"{counted(pulled.files, 'file')}, {size(pulled.size)}, brought to {to}")
+        else:
+            note(f"warning: no results: nothing is in {', '.join(settings.job.outputs)} on the nodes")
+    except (CloudDDPError, OSError) as error:
+        note(f"warning: results were not brought back: {error}")
 
 
 @verb("logs")
@@ -284,7 +325,11 @@ def logs(session: Session, job_id: str | None, follow: bool, only: tuple[int, ..
         began = time.monotonic()
         show = printer(frozenset(only) if only else None, launcher=session.verbose)
         watch = Watch(runner, record.id, len(cluster.nodes), on_line=show, wait=follow)
-        finished = watch.run(stop_on_failure=follow, grace=settings.job.stop_grace)
+        try:
+            finished = watch.run(stop_on_failure=follow, grace=settings.job.stop_grace)
+        except KeyboardInterrupt:
+            note(f"the job goes on; cloudddp cancel {record.id} ends it")
+            raise
         if not follow:
             return 0
         since = began if record.started is None else began - (time.time() - record.started)
@@ -329,9 +374,9 @@ def cancel(session: Session, job_id: str | None) -> None:
     settings = session.settings()
     with session.open(settings) as (_, runner):
         record = job.find(job.jobs(runner), job_id)
-        ended = job.cancel(runner, record, grace=settings.job.stop_grace)
+        ended = job.cancel(runner, record.id, grace=settings.job.stop_grace)
     if ended:
-        click.echo(f"job {record.id}: {ended} processes ended")
+        click.echo(f"job {record.id}: {counted(ended, 'process')} ended")
     else:
         click.echo(f"job {record.id}: it had ended already ({record.state})")
 

@@ -25,9 +25,10 @@ from cloudddp.ssh.fleet import Outcome
 
 if TYPE_CHECKING:
     from cloudddp.aws.client import AWS
-    from cloudddp.cluster import Cluster, Up
+    from cloudddp.cluster import Cluster
     from cloudddp.ranks import Script
     from cloudddp.spec import ClusterSpec, Config
+    from cloudddp.up import Up
 
 T = TypeVar("T")
 _WRAPPER = ["python3", "agent.py", "rank", "--"]  # keeps each rank's log and exit code
@@ -175,7 +176,7 @@ def _aws(settings: Config, observe: Recorder) -> AWS:
 
 
 def _bring_up(aws: AWS, settings: Config, *, show: bool) -> Up:
-    from cloudddp import cluster
+    from cloudddp import up as making
     from cloudddp.aws import discover
 
     info: list[discover.TypeInfo] = []
@@ -184,10 +185,10 @@ def _bring_up(aws: AWS, settings: Config, *, show: bool) -> Up:
         info.append(found)
         click.echo("\n" + clusters.describe_plan(plan, found, settings))
 
-    def connect(made: Cluster, _: ClusterSpec, __: float) -> Nodes:
+    def connect(made: Cluster, _: ClusterSpec, __: float, ___: Callable[[], None]) -> Nodes:
         return Nodes(made, gpus=info[0].gpus, cpus=info[0].vcpus, quiet=not show)
 
-    return cluster.up(
+    return making.up(
         aws, settings.cluster, say=lambda _: None, agree=agree, connect=connect, caller=lambda: CALLER
     )
 

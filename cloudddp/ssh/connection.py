@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 KEEPALIVE_SECONDS = 15
 DEAD_SECONDS = 45
+KEY_PATIENCE = 120.0  # a refused key: cloud-init may still be writing it, or the login user is wrong
 CHUNK = 128 * 1024  # larger writes were slower (0.82 s against 1.30 s for 200 MB)
 
 
@@ -55,7 +57,7 @@ class Connection:
 
     @classmethod
     def open(cls, target: Target, *, connect_timeout: float = 10.0) -> Connection:
-        """Connect, prove the host key, log in. Raises ConnectError, retryable where a booting node explains it."""
+        """Connect, prove the host key, log in. Raises ConnectError, with patience where a booting node explains it."""
         import paramiko
 
         _quiet()
@@ -249,7 +251,7 @@ def _explain(target: Target, error: BaseException) -> ConnectError:
         return ConnectError(
             f"{where}: the cluster's key is refused for user {target.user!r}",
             hint="is cluster.user the login user of the image (ubuntu, ec2-user)?",
-            retryable=True,  # cloud-init may still be writing the key
+            patience=KEY_PATIENCE,
         )
     if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
         return ConnectError(
@@ -257,7 +259,7 @@ def _explain(target: Target, error: BaseException) -> ConnectError:
             hint="did cloud-init run on the image? look at the instance's system log in the AWS console",
         )
     if isinstance(error, ConnectionRefusedError):
-        return ConnectError(f"{where}: connection refused (still booting?)", retryable=True)
+        return ConnectError(f"{where}: connection refused (still booting?)", patience=inf)
     if isinstance(error, TimeoutError) or getattr(error, "errno", None) in (
         errno.EHOSTUNREACH,
         errno.ENETUNREACH,
@@ -265,8 +267,8 @@ def _explain(target: Target, error: BaseException) -> ConnectError:
         return ConnectError(
             f"{where}: no answer",
             hint="security group, route or your own network: did your address change? `cloudddp allow-me`",
-            retryable=True,
+            patience=inf,
         )
     if isinstance(error, paramiko.PasswordRequiredException):
         return ConnectError(f"{target.private_key}: needs a passphrase, which cloudddp's own keys never have")
-    return ConnectError(f"{where}: {error or type(error).__name__}", retryable=True)
+    return ConnectError(f"{where}: {error or type(error).__name__}", patience=inf)

@@ -46,12 +46,14 @@ def each(
     *,
     fatal: Callable[[Exception], bool] = lambda _: True,
     on_stop: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], None] = lambda: None,
     width: int = WIDTH,
 ) -> Outcome[T]:
     """Run one piece of work a node, at most `width` at a time.
 
     Returns once all have ended, or at the first error that `fatal` says ends the rest: then `on_stop` is called
-    (to close connections, which ends the others) and nothing is waited for. KeyboardInterrupt likewise.
+    (to close connections, which ends the others) and nothing is waited for. KeyboardInterrupt likewise, and what
+    `meanwhile` raises, which is called several times a second by the waiting thread.
     """
     outcome: Outcome[T] = Outcome()
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -75,7 +77,7 @@ def each(
         for _ in range(min(width, len(work))):  # within the try: Ctrl-C may come while threads are started
             threading.Thread(target=worker, daemon=True).start()
         for _ in work:
-            node, value, error = _take(done)
+            node, value, error = _take(done, meanwhile)
             if error is None:
                 outcome.values[node] = value  # type: ignore[assignment]
                 continue
@@ -92,13 +94,13 @@ def each(
 
 
 def _take(
-    done: queue.SimpleQueue[tuple[int, T | None, Exception | None]],
+    done: queue.SimpleQueue[tuple[int, T | None, Exception | None]], meanwhile: Callable[[], None]
 ) -> tuple[int, T | None, Exception | None]:
     while True:  # a wait without a timeout would not see Ctrl-C
         try:
             return done.get(timeout=0.2)
         except queue.Empty:
-            continue
+            meanwhile()
 
 
 def _rest(outcome: Outcome[T], done: queue.SimpleQueue[tuple[int, T | None, Exception | None]]) -> Outcome[T]:
@@ -127,22 +129,36 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def connect(self, *, within: float = 0.0, connect_timeout: float = 10.0) -> None:
-        """Connect to every node. With `within`, keep trying nodes that may still boot for so many seconds."""
-        self.each(lambda node: self._connect_one(node, within=within, connect_timeout=connect_timeout)).all()
+    def connect(
+        self,
+        *,
+        within: float = 0.0,
+        connect_timeout: float = 10.0,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Connect to every node. With `within`, keep trying nodes that may still boot for so many seconds.
+
+        `meanwhile` is called every few seconds while that lasts, and may raise to end it.
+        """
+        work = {
+            node: (lambda node=node: self._connect_one(node, within=within, connect_timeout=connect_timeout))
+            for node in self.targets
+        }
+        each(work, on_stop=self.close, meanwhile=meanwhile).all()
 
     def _connect_one(self, node: int, *, within: float, connect_timeout: float) -> None:
-        deadline = time.monotonic() + within
+        began = time.monotonic()
         while True:
             try:
-                remaining = max(deadline - time.monotonic(), 0.0) if within else connect_timeout
+                remaining = max(began + within - time.monotonic(), 0.0) if within else connect_timeout
                 limit = min(connect_timeout, max(remaining, 1.0))
                 connection = Connection.open(self.targets[node], connect_timeout=limit)
                 break
             except ConnectError as error:
-                if not error.retryable or time.monotonic() >= deadline:
-                    if within and error.retryable:
-                        error.message += f"; gave up after {within:g} s"
+                tried = time.monotonic() - began
+                if tried >= min(within, error.patience):
+                    if within and error.patience:
+                        error.message += f"; gave up after {tried:.0f} s"
                     raise
                 time.sleep(0.25 if within < 30 else 1.0)
         with self._lock:

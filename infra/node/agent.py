@@ -107,15 +107,28 @@ def _secondary_interface_of(address: str) -> str:
     return ""
 
 
-def run_quietly(argv: List[str]) -> str:
-    """Return a program's stdout, or '' where it is missing, fails, or takes more than 20 s."""
+def run_quietly(argv: List[str], timeout: float = 20) -> str:
+    """Return a program's stdout, or '' where it is missing, fails, or takes more than `timeout` seconds."""
     try:
         done = subprocess.run(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20, check=False
+            argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=timeout, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def count_gpus(patience: float) -> int:
+    """Return how many GPUs `nvidia-smi -L` lists; where the program is there and lists none, ask again for a while.
+
+    The first call on a cold node loads the driver and may take seconds for each GPU.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        count = sum(line.startswith("GPU ") for line in run_quietly(["nvidia-smi", "-L"], 120).splitlines())
+        if count or shutil.which("nvidia-smi") is None or time.monotonic() > deadline:
+            return count
+        time.sleep(2)
 
 
 def find_python(wanted: str) -> str:
@@ -155,7 +168,7 @@ def probe(options: argparse.Namespace) -> None:
     answer = {
         "hostname": socket.gethostname(),
         "interface": interface_of(options.private_ip),
-        "gpus": sum(line.startswith("GPU ") for line in run_quietly(["nvidia-smi", "-L"]).splitlines()),
+        "gpus": count_gpus(60.0 if options.wait_boot else 0.0),
         "cpus": len(os.sched_getaffinity(0)),
         "python": find_python(options.python),
         "free_port": free_port(),
@@ -297,6 +310,8 @@ def pack(options: argparse.Namespace) -> None:
         for name in options.path:
             if os.path.lexists(folder / name):
                 stream.add(str(folder / name), arcname=name)
+            else:
+                sys.stderr.write(f"missing {name}\n")
 
 
 def setup(options: argparse.Namespace) -> None:

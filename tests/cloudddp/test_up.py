@@ -265,7 +265,7 @@ def test_a_wrong_host_key_is_refused_with_the_reason(cli: Any) -> None:
 def test_the_number_of_aws_calls_does_not_depend_on_the_number_of_nodes(tmp_path: Any) -> None:
     """Counted in a rehearsal, where instances run at once: polls would add with time, not with nodes."""
     pytest.importorskip("moto")
-    from cloudddp import cluster
+    from cloudddp import up
     from cloudddp.aws.client import AWS
     from cloudddp.cli.rehearsal import Nodes
     from cloudddp.sim.aws import rehearse
@@ -277,7 +277,7 @@ def test_the_number_of_aws_calls_does_not_depend_on_the_number_of_nodes(tmp_path
         for nodes in (1, 8, 64):
             calls: list[str] = []
             aws = AWS(region="us-east-1", observe=lambda _, method, *__, calls=calls: calls.append(method))
-            made = cluster.up(
+            made = up.up(
                 aws,
                 ClusterSpec(name=f"n{nodes}", nodes=nodes),
                 say=lambda _: None,
