@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -29,6 +30,9 @@ def run() -> int:
 
     from cloudddp.cli import main as group
 
+    for stream in (sys.stdout, sys.stderr):  # a rank may print what this terminal cannot show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     signal.signal(signal.SIGTERM, lambda *_: _raise(Terminated))
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, lambda *_: _raise(HungUp))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -129,11 +130,13 @@ def launch(runner: Runner, cluster: Cluster, config: Config, script: Script, *, 
     """
     project = snapshot(root, config)
     found = probe(runner, cluster, manifest=project.digest, python=config.job.python)
-    _check(found, say)  # before the files of a job that still runs are touched
+    _check(found, config, say)  # before the files of a job that still runs are touched
     _bring_in_step(runner, found, config, project, say)
     _set_up(runner, config, say)
     job_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    plans = ranks.plan(config.job, _hosts(cluster, found), script, job_id=job_id, cluster=cluster.name)
+    plans = ranks.plan(
+        config.job, _hosts(cluster, found, config.job.python), script, job_id=job_id, cluster=cluster.name
+    )
     total = sum(p.ranks for p in plans)
     say(
         f"starting job {job_id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
@@ -194,7 +197,7 @@ def _size(count: int) -> str:
     return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
-def _check(found: dict[int, dict[str, Any]], say: Say) -> None:
+def _check(found: dict[int, dict[str, Any]], config: Config, say: Say) -> None:
     now = datetime.now(UTC).timestamp()
     for rank, answer in found.items():
         if answer["running"]:
@@ -203,8 +206,9 @@ def _check(found: dict[int, dict[str, Any]], say: Say) -> None:
                 f"job {job} is still running on node {rank}",
                 hint=f"`cloudddp logs -f {job}` shows it, `cloudddp cancel {job}` ends it",
             )
-        if not answer["python"]:
-            raise NodeError(f"node {rank}: no Python found", hint="set job.python to its path on the nodes")
+        if not answer["python"] and not (config.job.python and config.setup.run):  # set-up may yet make it
+            what = f"no {config.job.python}" if config.job.python else "no Python found"
+            raise NodeError(f"node {rank}: {what}", hint="set job.python to its path on the nodes")
         if abs(answer["time"] - now) > CLOCK_SKEW:
             say(
                 f"warning: the clock of node {rank} differs from this computer's by {answer['time'] - now:+.0f} s"
@@ -214,7 +218,7 @@ def _check(found: dict[int, dict[str, Any]], say: Say) -> None:
         say(f"warning: the nodes show different numbers of GPUs: {sorted(counts)}")
 
 
-def _hosts(cluster: Cluster, found: dict[int, dict[str, Any]]) -> list[Host]:
+def _hosts(cluster: Cluster, found: dict[int, dict[str, Any]], wanted: str) -> list[Host]:
     return [
         Host(
             rank=rank,
@@ -222,7 +226,7 @@ def _hosts(cluster: Cluster, found: dict[int, dict[str, Any]]) -> list[Host]:
             interface=answer["interface"],
             gpus=answer["gpus"],
             cpus=answer["cpus"],
-            python=answer["python"],
+            python=answer["python"] or wanted,
             free_port=answer["free_port"],
         )
         for rank, answer in sorted(found.items())
@@ -236,7 +240,7 @@ def _set_up(runner: Runner, config: Config, say: Say) -> None:
     wanted = {"commands": config.setup.run, "inputs": config.setup.inputs, "env": config.job.env}
     answers = runner.each(
         lambda rank: nodes.call(
-            runner, rank, "setup", f"--project={PROJECT}", stdin=json.dumps(wanted).encode(), timeout=3600
+            runner, rank, "setup", f"--project={PROJECT}", stdin=json.dumps(wanted).encode(), timeout=None
         )
     ).all()
     for rank, answer in answers.items():
@@ -252,7 +256,8 @@ def _start(runner: Runner, config: Config, script: Script, job_id: str, plans: S
     common = {
         "job": job_id,
         "project": PROJECT,
-        "script": " ".join(script.argv),
+        "script": shlex.join(script.argv),
+        "max_restarts": config.job.max_restarts,
         "stop_grace": config.job.stop_grace,
     }
     stdin = {plan.node: json.dumps({**plan.to_json(), **common}).encode() for plan in plans}
@@ -357,12 +362,13 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What a pull brought. `older` files were last written before the job began; `missing` names are not there."""
+    """What a pull brought. `older` files were last written before the job began; `notes` say what was
+    missing or left out, and why."""
 
     files: int
     size: int
     older: int
-    missing: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def pull(runner: Runner, names: Sequence[str], *, node: int, to: Path, since: float | None = None) -> Pulled:
@@ -377,10 +383,10 @@ def pull(runner: Runner, names: Sequence[str], *, node: int, to: Path, since: fl
     to.mkdir(parents=True, exist_ok=True)
     incoming = Path(tempfile.mkdtemp(prefix=".incoming-", dir=to))
     try:
-        missing = _receive(runner, names, node, incoming)
+        notes = _receive(runner, names, node, incoming)
         times = [p.lstat().st_mtime for p in incoming.rglob("*") if p.is_symlink() or not p.is_dir()]
         count, size = _settle(incoming, to)
-        return Pulled(count, size, sum(time < int(since or 0) for time in times), missing)
+        return Pulled(count, size, sum(time < int(since or 0) for time in times), notes)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
 
@@ -388,12 +394,16 @@ def pull(runner: Runner, names: Sequence[str], *, node: int, to: Path, since: fl
 def _receive(runner: Runner, names: Sequence[str], node: int, folder: Path) -> tuple[str, ...]:
     reading, writing = os.pipe()
     problems: list[Exception] = []
+    refused: list[str] = []
 
     def unpack() -> None:
         try:
             with os.fdopen(reading, "rb") as source, tarfile.open(fileobj=source, mode="r|") as archive:
                 for member in archive:
-                    archive.extract(member, folder, filter="data")  # refuses names that leave the folder
+                    try:
+                        archive.extract(member, folder, filter="data")  # refuses what would leave the folder
+                    except tarfile.FilterError as error:
+                        refused.append(f"left out {error}")
                 while source.read(1 << 16):
                     pass  # the archive's padding: leave the sender no broken pipe
         except Exception as error:
@@ -419,10 +429,8 @@ def _receive(runner: Runner, names: Sequence[str], node: int, folder: Path) -> t
         raise NodeError(f"node {node}: {nodes.last_words(result)}")
     if problems:
         raise NodeError(f"node {node}: the files cannot be unpacked here: {problems[0]}")
-    said = [
-        line for line in result.stderr.decode(errors="replace").splitlines() if line.startswith("missing ")
-    ]
-    return tuple(line.removeprefix("missing ") for line in said)
+    said = result.stderr.decode(errors="replace").splitlines()
+    return tuple(line for line in said if line.startswith(("missing ", "left out "))) + tuple(refused)
 
 
 def _write_all(sink: Any, data: bytes) -> None:
@@ -440,5 +448,10 @@ def _settle(incoming: Path, to: Path) -> tuple[int, int]:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         count, size = count + 1, size + path.lstat().st_size
-        path.replace(target)
+        try:
+            path.replace(target)
+        except OSError as error:
+            raise NodeError(
+                f"{target} cannot be written: {error.strerror}", hint="give another folder with --to"
+            ) from None
     return count, size

@@ -30,7 +30,7 @@ class Runner(Protocol):
         command: str,
         *,
         stdin: bytes | Iterable[bytes] = b"",
-        command_timeout: float = 60.0,
+        command_timeout: float | None = 60.0,
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> Result: ...
 
@@ -73,7 +73,7 @@ def call(
     *arguments: str,
     stdin: bytes | Iterable[bytes] | None = None,
     ship: bool = False,
-    timeout: float = 60.0,
+    timeout: float | None = 60.0,
 ) -> Any:
     """Run a step on one node and return its JSON answer. Raises NodeError with the node's own words."""
     text = shipping_command(verb, *arguments) if ship else command(verb, *arguments)
@@ -99,7 +99,7 @@ def call_all(
     *,
     stdin: Mapping[int, bytes] | None = None,
     ship: bool = False,
-    timeout: float = 60.0,
+    timeout: float | None = 60.0,
 ) -> dict[int, Any]:
     """Run a step on every node at once and return the answers by node; the first failure is raised."""
     return runner.each(

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from cloudddp import nodes
@@ -28,6 +29,7 @@ OFFLINE_AFTER = 300.0  # the same when no node answers: then it is this computer
 EXIT_RACE = 10.0  # torchrun may linger at its exit barrier after every rank has finished
 FAIL_GRACE = 5.0  # the others of a failed job get this long, at most, between SIGTERM and SIGKILL
 LAST_LINES = 20
+WAITING = 256  # frames of up to 64 KiB: a full queue holds the nodes back, by SSH's own flow control
 
 OnLine = Callable[[int, int, str], None]  # node, rank, line
 
@@ -99,12 +101,14 @@ class Watch:
         self._job = job
         self._on_line = on_line
         self._wait = wait
-        self._events: queue.SimpleQueue[tuple[int, tuple[Any, ...]]] = queue.SimpleQueue()
+        self._events: queue.Queue[tuple[int, tuple[Any, ...]]] = queue.Queue(WAITING)
         self._open = set(range(count))
         self._count = count
         self._heard: dict[int, float] = {}
         self._states: dict[int, dict[str, Any]] = {}
-        self._lost: dict[int, str] = {}
+        self._lost: dict[int, tuple[str, float]] = {}  # node -> why, and since when (seconds since the epoch)
+        self._partial: dict[tuple[int, int], bytearray] = {}
+        self._steady_since: dict[int, float] = {}
         self._tails: dict[tuple[int, int], deque[str]] = {}
         self._stopping: threading.Thread | None = None
         self._survivors: dict[int, int] = {}
@@ -117,7 +121,6 @@ class Watch:
         *,
         stop_on_failure: bool,
         stop_on_loss: bool = False,
-        restarts: int = 0,
         grace: float = FAIL_GRACE,
     ) -> Finished:
         """Follow to the end and return how it ended; may be called again after an interrupt, and goes on.
@@ -133,7 +136,7 @@ class Watch:
                 continue
             self._take(node, event)
             lost = stop_on_loss and bool(self._lost) and not self.offline
-            failed = stop_on_failure and self._failed(restarts)
+            failed = stop_on_failure and self._failed()
             if self._stopping is None and (lost or failed):
                 self._stop("--grace", f"{min(grace, FAIL_GRACE):g}")
         if self._stopping is not None:
@@ -152,6 +155,7 @@ class Watch:
                 nonlocal ended, broken_since
                 broken_since = None
                 self._heard[node] = time.monotonic()
+                self._steady_since.setdefault(node, time.monotonic())
                 for frame in frames.feed(data):
                     if frame[0] == "log":
                         offsets[frame[1]] = frame[2] + len(frame[3])
@@ -173,49 +177,71 @@ class Watch:
                 raise NodeError(f"node {node}: {nodes.last_words(result)}")
             except Exception as error:
                 broken_since = broken_since or time.monotonic()
+                self._steady_since.pop(node, None)
                 if not self._wait or not self._try_again(node, broken_since):
-                    self._events.put((node, ("lost", str(error))))
+                    since = time.time() - (time.monotonic() - broken_since)
+                    self._events.put((node, ("lost", str(error), since)))
                     return
 
     def _try_again(self, node: int, since: float) -> bool:
-        while time.monotonic() - since < (LOST_AFTER if self._others_answer(node) else OFFLINE_AFTER):
+        """Reconnect until it works; give up when others have answered for a while and this one has not."""
+        while True:
             time.sleep(1.0)
+            hopeless = self._hopeless(node, since)
             try:
                 self._runner.reconnect(node)
                 return True
-            except Exception:  # noqa: S112  tried again until the limit; the first error is the one told
-                continue
-        return False
+            except Exception:
+                if hopeless:  # decided before this last attempt
+                    return False
 
-    def _others_answer(self, node: int) -> bool:
+    def _hopeless(self, node: int, since: float) -> bool:
         now = time.monotonic()
-        return self._count == 1 or any(now - at < 2 * BEAT for n, at in self._heard.items() if n != node)
+        steady = self._steady_since.copy().items()
+        others = [at for n, at in steady if n != node and now - self._heard[n] < 2 * BEAT]
+        if others:
+            return now - max(since, min(others)) > LOST_AFTER
+        return now - since > OFFLINE_AFTER
 
     def _take(self, node: int, event: tuple[Any, ...]) -> None:
         kind = event[0]
         if kind == "log":
-            tail = self._tails.setdefault((node, event[1]), deque(maxlen=LAST_LINES))
-            for line in lines_of(event[3]):
-                tail.append(line)
-                self._on_line(node, event[1], line)
+            self._print(node, event[1], event[3])
         elif kind == "state":
             self._states[node] = event[1]
-        elif kind == "lost":
-            self._lost[node] = event[1]
+        elif kind in ("lost", "end"):
+            for rank in [rank for at, rank in self._partial if at == node]:
+                self._print(node, rank, b"", last=True)
+            if kind == "lost":
+                self._lost[node] = (event[1], event[2])
             self._open.discard(node)
-        elif kind == "end":
-            self._open.discard(node)
+
+    def _print(self, node: int, rank: int, data: bytes, *, last: bool = False) -> None:
+        """Print the complete lines; what follows the last line break waits for its end."""
+        waiting = self._partial.setdefault((node, rank), bytearray())
+        cut = len(data) if last else data.rfind(b"\n") + 1
+        if not cut and not last:
+            waiting += data
+            return
+        complete = bytes(waiting) + data[:cut]
+        self._partial[(node, rank)] = bytearray(data[cut:])
+        tail = self._tails.setdefault((node, rank), deque(maxlen=LAST_LINES))
+        for line in lines_of(complete) if complete else ():
+            tail.append(line)
+            self._on_line(node, rank, line)
 
     @property
     def offline(self) -> bool:
         """Whether contact with every node was lost: then it is this computer's network, most likely."""
-        return self._count > 1 and len(self._lost) == self._count
+        return len(self._lost) == self._count
 
-    def _failed(self, restarts: int) -> bool:
+    def _failed(self) -> bool:
+        if any(state.get("stopping") for state in self._states.values()):
+            return False  # somebody is ending it already, and with a grace of their own
         for state in self._states.values():
             if state["state"] in ("failed", "lost", "cancelled"):
                 return True
-            if not restarts and any(record["exit_code"] for record in state["ranks"]):
+            if not state.get("restarts") and any(record["exit_code"] for record in state["ranks"]):
                 return True
         return False
 
@@ -239,7 +265,7 @@ class Watch:
         def work() -> None:
             def one(node: int) -> Any:
                 if node in self._lost:
-                    return {"left": 0}
+                    self._runner.reconnect(node)  # one more try: what it runs may still be running
                 return nodes.call(self._runner, node, "kill", "--job", self._job, *arguments, timeout=60)
 
             outcome = self._runner.each(one, fatal=lambda _: False)
@@ -268,9 +294,10 @@ class Watch:
         states = {node: state["state"] for node, state in self._states.items()}
         if self.offline:
             return "unknown", 1, "contact with every node was lost; the job may still be running", ()
-        if self._lost:
-            node, why = min(self._lost.items())
-            return "failed", 1, f"node {node} was lost: {why}", ()
+        lost_at = min((at for _, at in self._lost.values()), default=inf)
+        if self._lost and not (first is not None and first.ended < lost_at):
+            node = min(self._lost)
+            return "failed", 1, f"node {node} was lost: {self._lost[node][0]}", ()
         if "cancelled" in states.values():
             return "cancelled", 130, "cancelled", ()
         if all(state == "succeeded" for state in states.values()):

@@ -353,7 +353,7 @@ class Progress:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return aligned columns, in plain text, so that it reads the same in a pipe."""
-    everything = [list(header), *map(list, rows)]
+    everything = [[cell.replace("\n", "\\n") for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in everything) for i in range(len(header))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in everything

@@ -93,8 +93,8 @@ def pull(
             since = None if paths else record.started
             pulled = job.pull(runner, names, node=source, to=target, since=since)
             total += pulled.files
-            for name in pulled.missing:
-                note(f"warning: node {source} has no {name}")
+            for line in pulled.notes:
+                note(f"warning: node {source}: {line}")
             if pulled.files:
                 click.echo(f"node {source}: {counted(pulled.files, 'file')}, {size(pulled.size)} -> {target}")
             if pulled.older:
@@ -136,7 +136,7 @@ def exec_(session: Session, node: int | None, command: tuple[str, ...]) -> int:
             raise CloudDDPError(f"there is no node {node}", hint=f"nodes: 0 to {count - 1}")
         inside = f'cd "$HOME"/{PROJECT} 2>/dev/null || cd; {text}'
         outcome = runner.each(
-            lambda rank: runner.run(rank, inside, command_timeout=3600) if node in (None, rank) else None,
+            lambda rank: runner.run(rank, inside, command_timeout=None) if node in (None, rank) else None,
             fatal=lambda _: False,
         )
     worst = 0

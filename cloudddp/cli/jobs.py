@@ -28,6 +28,7 @@ from cloudddp.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from cloudddp.aws.client import AWS
     from cloudddp.cluster import Cluster
     from cloudddp.errors import Leftovers
     from cloudddp.nodes import Runner
@@ -153,12 +154,14 @@ def _foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str)
             finished = watch.run(
                 stop_on_failure=True,
                 stop_on_loss=True,
-                restarts=settings.job.max_restarts,
                 grace=settings.job.stop_grace,
             )
         except KeyboardInterrupt as interrupt:
             if _wants_cancel(interrupt):
                 _cancel_now(runner, job_id, settings)
+        except Exception:
+            note(f"job {job_id} may still be running: cloudddp logs -f {job_id}, cloudddp cancel {job_id}")
+            raise
         else:
             _report(finished, time.monotonic() - began)
             return finished
@@ -269,12 +272,24 @@ def run(
         interrupted.hint = ""
         raise
     finally:
-        if finished is None or finished.state != "unknown":
+        alone = finished is not None and finished.state == "unknown" and _still_live(aws, made)
+        if not alone:
             report = clusters.take_down(session, settings, made.id)
             note(clusters.describe_down(report, settings.cluster.name, simulated=session.sim))
-    if finished.state == "unknown":
+    if alone:
         raise _left_alone(made)
     return finished.exit_code
+
+
+def _still_live(aws: AWS, made: Cluster) -> bool:
+    """Return whether the nodes are there as far as anyone can tell."""
+    from cloudddp.aws import inventory
+    from cloudddp.errors import CloudDDPError
+
+    try:
+        return any(node.live for node in inventory.instances(aws, inventory.with_id(made.id)))
+    except CloudDDPError:
+        return True
 
 
 def _left_alone(made: Cluster) -> Leftovers:
@@ -298,6 +313,8 @@ def _bring_back(session: Session, runner: Runner, settings: Config, job_id: str)
         record = job.find(job.jobs(runner), job_id)
         to = session.root / job.RESULTS / job_id
         pulled = job.pull(runner, settings.job.outputs, node=record.rank_zero or 0, to=to)
+        for line in pulled.notes:
+            note(f"warning: {line}")
         if pulled.files:
             note(f"{counted(pulled.files, 'file')}, {size(pulled.size)}, brought to {to}")
         else:

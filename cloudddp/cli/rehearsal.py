@@ -49,7 +49,7 @@ class Nodes:
         command: str,
         *,
         stdin: bytes | Iterable[bytes] = b"",
-        command_timeout: float = 60.0,  # noqa: ARG002  the protocol's
+        command_timeout: float | None = 60.0,  # noqa: ARG002  the protocol's
         on_stdout: Callable[[bytes], None] | None = None,  # noqa: ARG002
     ) -> Result:
         data = stdin if isinstance(stdin, bytes) else b"".join(stdin)

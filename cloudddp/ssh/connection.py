@@ -10,6 +10,7 @@ import contextlib
 import errno
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
@@ -100,23 +101,25 @@ class Connection:
         command: str,
         *,
         stdin: bytes | Iterable[bytes] = b"",
-        command_timeout: float = 60.0,
+        command_timeout: float | None = 60.0,
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> Result:
         """Run a command to its end and return what it wrote.
 
         `stdin` may be a stream of pieces, sent while output is read. With `on_stdout` the output goes there as
         it comes and Result.stdout is empty. Raises NodeError where the connection breaks or the time is over;
-        `command_timeout` counts seconds without any sign of the command.
+        `command_timeout` counts seconds without any sign of the command, in either direction; None waits for ever
+        (a dead node is found by the keepalives all the same).
         """
         with self._channel(command, command_timeout) as channel:
+            signs = _Signs(command_timeout)
             # A stream that cannot be read to its end must not leave the command waiting for the rest.
-            feeder = _Background(lambda: _feed(channel, stdin), on_error=channel.close)
+            feeder = _Background(lambda: _feed(channel, stdin, signs), on_error=channel.close)
             errors: list[bytes] = []
-            listener = _Background(lambda: _drain(channel.recv_stderr, errors.append))
+            listener = _Background(lambda: _drain(channel.recv_stderr, errors.append, signs))
             collected: list[bytes] = []
             try:
-                _drain(channel.recv, on_stdout or collected.append)
+                _drain(channel.recv, on_stdout or collected.append, signs)
                 listener.join(command_timeout)
                 exit_code = self._exit_code(channel, command, command_timeout)
             except TimeoutError:
@@ -129,7 +132,7 @@ class Connection:
         return Result(exit_code, b"".join(collected), b"".join(errors))
 
     @contextlib.contextmanager
-    def _channel(self, command: str, timeout: float) -> Iterator[paramiko.Channel]:
+    def _channel(self, command: str, timeout: float | None) -> Iterator[paramiko.Channel]:
         import paramiko
 
         transport = self._client.get_transport()
@@ -148,7 +151,7 @@ class Connection:
         finally:
             channel.close()
 
-    def _exit_code(self, channel: paramiko.Channel, command: str, timeout: float) -> int:
+    def _exit_code(self, channel: paramiko.Channel, command: str, timeout: float | None) -> int:
         if not channel.status_event.wait(timeout):
             raise TimeoutError
         if channel.exit_status == -1:  # no exit status: a signal ended it, or the connection is gone
@@ -194,16 +197,32 @@ class _Background:
             self.error = error
             self._on_error()
 
-    def join(self, timeout: float) -> None:
+    def join(self, timeout: float | None) -> None:
         self._thread.join(timeout)
 
 
-def _feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes]) -> None:
+class _Signs:
+    """When a command was last seen to be alive: it took or gave a byte."""
+
+    def __init__(self, patience: float | None) -> None:
+        self.patience = patience
+        self.last = time.monotonic()
+
+    def seen(self) -> None:
+        self.last = time.monotonic()
+
+    @property
+    def none(self) -> bool:
+        return self.patience is not None and time.monotonic() - self.last >= self.patience
+
+
+def _feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes], signs: _Signs) -> None:
     pieces = [stdin] if isinstance(stdin, bytes) else stdin
     try:
         for piece in pieces:
             for start in range(0, len(piece), CHUNK):
                 channel.sendall(piece[start : start + CHUNK])
+                signs.seen()
         channel.shutdown_write()
     except OSError as error:
         if error.errno in (None, errno.EPIPE) or isinstance(error, TimeoutError):
@@ -211,8 +230,18 @@ def _feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes]) -> None:
         raise
 
 
-def _drain(receive: Callable[[int], bytes], keep: Callable[[bytes], Any]) -> None:
-    while data := receive(CHUNK):
+def _drain(receive: Callable[[int], bytes], keep: Callable[[bytes], Any], signs: _Signs) -> None:
+    """Receive to the end. Silence on one stream is no sign of death while another one moves."""
+    while True:
+        try:
+            data = receive(CHUNK)
+        except TimeoutError:
+            if signs.none:
+                raise
+            continue
+        if not data:
+            return
+        signs.seen()
         keep(data)
 
 

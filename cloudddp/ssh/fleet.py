@@ -190,7 +190,7 @@ class Fleet:
         command: str,
         *,
         stdin: bytes | Iterable[bytes] = b"",
-        command_timeout: float = 60.0,
+        command_timeout: float | None = 60.0,
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> Result:
         """Run a command on one node: Connection.run."""

@@ -33,7 +33,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 ROOT = Path.home() / ".cloudddp"
 TASK = "CLOUDDDP_TASK"  # marks every process of a job on this node; children inherit it
@@ -131,14 +131,17 @@ def count_gpus(patience: float) -> int:
         time.sleep(2)
 
 
-def find_python(wanted: str) -> str:
+def find_python(wanted: str, folder: Path) -> str:
     """Return the Python that ranks run with: as told, or the Deep Learning AMI's, or the one on PATH."""
     if wanted:
-        return (
-            wanted if os.path.isabs(wanted) and os.access(wanted, os.X_OK) else (shutil.which(wanted) or "")
-        )
+        return shutil.which(program(wanted, folder)) or ""
     image = "/opt/pytorch/bin/python"
     return image if os.access(image, os.X_OK) else (shutil.which("python3") or "")
+
+
+def program(word: str, folder: Path) -> str:
+    """Return a program's path: `~` is the home, and a relative path begins in the project."""
+    return os.path.join(folder, os.path.expanduser(word)) if "/" in word else word
 
 
 def free_port() -> int:
@@ -170,12 +173,12 @@ def probe(options: argparse.Namespace) -> None:
         "interface": interface_of(options.private_ip),
         "gpus": count_gpus(60.0 if options.wait_boot else 0.0),
         "cpus": len(os.sched_getaffinity(0)),
-        "python": find_python(options.python),
+        "python": find_python(options.python, folder),
         "free_port": free_port(),
         "time": time.time(),
         "disk_free": shutil.disk_usage(str(Path.home())).free,
         "timer": dict(line.split("=", 1) for line in timer.splitlines() if "=" in line),
-        "running": [job["job"] for job in list_jobs() if job["state"] not in ENDED],
+        "running": running_jobs(),
     }
     if options.manifest:
         mine = current_manifest(folder)
@@ -298,7 +301,11 @@ def write_member(stream: tarfile.TarFile, member: tarfile.TarInfo, folder: Path,
 
 
 def pack(options: argparse.Namespace) -> None:
-    """Write the asked-for files and folders of the project, those that exist, to stdout as a tar stream."""
+    """Write the asked-for files and folders of the project, those that exist, to stdout as a tar stream.
+
+    What cannot travel (a pipe, a socket, a file that is gone or may not be read) is named on stderr and left out:
+    one such file must not cost the user the others. An absolute link into the project becomes a relative one.
+    """
     folder = project_folder(options.project)
     with tarfile.open(
         fileobj=sys.stdout.buffer,
@@ -309,9 +316,56 @@ def pack(options: argparse.Namespace) -> None:
     ) as stream:
         for name in options.path:
             if os.path.lexists(folder / name):
-                stream.add(str(folder / name), arcname=name)
+                for path in below(folder / name):
+                    add(stream, path, os.path.normpath(str(path.relative_to(folder))), folder)
             else:
                 sys.stderr.write(f"missing {name}\n")
+
+
+def below(path: Path) -> Iterator[Path]:
+    """Yield a path and, where it is a folder, everything below it."""
+    yield path
+    if path.is_dir() and not path.is_symlink():
+        for root, folders, files in os.walk(str(path)):
+            yield from (Path(root) / name for name in sorted(folders + files))
+
+
+def add(stream: tarfile.TarFile, path: Path, name: str, folder: Path) -> None:
+    try:
+        member = stream.gettarinfo(str(path), arcname=name)
+        if member is None or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+            sys.stderr.write(f"left out {name}: not a file\n")
+            return
+        if member.issym() and os.path.isabs(member.linkname):
+            target = os.path.relpath(member.linkname, str(path.parent))
+            inside_project = Path(member.linkname).is_absolute() and str(folder) in (
+                member.linkname, *map(str, Path(member.linkname).parents)
+            )  # fmt: skip
+            if not inside_project:
+                sys.stderr.write(f"left out {name}: a link to {member.linkname}\n")
+                return
+            member.linkname = target
+        if not member.isreg():
+            stream.addfile(member)
+            return
+        with open(path, "rb") as source:
+            stream.addfile(member, Steady(source, member.size))  # type: ignore[arg-type]
+    except OSError as error:
+        sys.stderr.write(f"left out {name}: {error.strerror}\n")
+
+
+class Steady:
+    """A file of the size that was announced, whatever happens to it while it is read."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self.file, self.left = file, size
+
+    def read(self, count: int) -> bytes:
+        data = self.file.read(min(count, self.left))
+        if not data and self.left:
+            data = b"\0" * min(count, self.left)
+        self.left -= len(data)
+        return data
 
 
 def setup(options: argparse.Namespace) -> None:
@@ -324,9 +378,13 @@ def setup(options: argparse.Namespace) -> None:
             data = inside(folder, name).read_bytes()
             content.update(f"\n{name} {len(data)}\n".encode(errors="surrogateescape") + data)
     stamp = ROOT / f"setup-{folder.name}-{content.hexdigest()[:16]}"
+    with locked("setup"):  # an interrupted launch may have left one at work
+        reply(set_up(wanted, folder, stamp))
+
+
+def set_up(wanted: Dict[str, Any], folder: Path, stamp: Path) -> Dict[str, Any]:
     if stamp.exists():
-        reply({"ran": False, "exit_code": 0, "command": "", "output": ""})
-        return
+        return {"ran": False, "exit_code": 0, "command": "", "output": ""}
     for command in wanted["commands"]:
         done = subprocess.run(
             ["bash", "-c", command], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -334,10 +392,9 @@ def setup(options: argparse.Namespace) -> None:
         )  # fmt: skip
         if done.returncode:
             tail = done.stdout[-20000:].decode(errors="replace")
-            reply({"ran": True, "exit_code": done.returncode, "command": command, "output": tail})
-            return
+            return {"ran": True, "exit_code": done.returncode, "command": command, "output": tail}
     stamp.write_text("done\n")
-    reply({"ran": True, "exit_code": 0, "command": "", "output": ""})
+    return {"ran": True, "exit_code": 0, "command": "", "output": ""}
 
 
 # -- jobs --------------------------------------------------------------------------------------------------
@@ -353,8 +410,16 @@ def start(_: argparse.Namespace) -> None:
     """Write what stdin says of the job, start its supervisor detached, and answer when that is alive."""
     job = json.load(sys.stdin)
     folder = job_folder(job["job"])
-    (folder / "ranks").mkdir(parents=True, exist_ok=False)
-    os.chmod(folder, 0o700)  # the environment may hold the user's secrets
+    with locked("jobs"):  # two laptops may launch at the same moment
+        busy = running_jobs()
+        if busy:
+            raise SystemExit(f"job {busy[0]} is still running on this node")
+        (folder / "ranks").mkdir(parents=True, exist_ok=False)
+        os.chmod(folder, 0o700)  # the environment may hold the user's secrets
+        begin(job, folder)
+
+
+def begin(job: Dict[str, Any], folder: Path) -> None:
     write_json(folder / "job.json", job)
     write_json(
         folder / "state.json", {"job": job["job"], "node": job["node"], "state": "starting", "ended": None}
@@ -378,9 +443,11 @@ def supervise(options: argparse.Namespace) -> None:
     state: Dict[str, Any] = {
         "job": job["job"], "node": job["node"], "state": "running", "started": time.time(), "ended": None,
         "exit_code": None, "error": "", "pid": os.getpid(), "born": born(os.getpid()), "script": job["script"],
-        "expected": job["ranks"],
+        "expected": job["ranks"], "restarts": job.get("max_restarts", 0),
     }  # fmt: skip
     write_json(folder / "state.json", state)
+    # Orphans come to this process, not to pid 1: also those that have cleaned their environment are found.
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     children: List["subprocess.Popen[bytes]"] = []
     try:
         children.extend(launch(folder, job, process) for process in job["processes"])
@@ -388,30 +455,32 @@ def supervise(options: argparse.Namespace) -> None:
     except OSError as error:
         state["error"] = f"{error.filename or 'process'}: {error.strerror}"
         codes = [127]
-    end_task(task_of(job), grace=job["stop_grace"])
+    end_task(job, grace=job["stop_grace"], children=children)
     state.update(outcome(folder, job, codes), ended=time.time())
     write_json(folder / "state.json", state)
 
 
 def launch(folder: Path, job: Dict[str, Any], process: Dict[str, Any]) -> "subprocess.Popen[bytes]":
-    argv: List[str] = []
-    for word in process["argv"]:
-        wrapper = [
-            sys.executable,
-            "-I",
-            "-X",
-            "utf8",
-            os.path.abspath(__file__),
-            "rank",
-            "--job",
-            job["job"],
-            "--",
-        ]
-        argv += wrapper if word == RANK_WRAPPER else [word]
+    project = project_folder(job["project"])
+    wrapper = [
+        sys.executable,
+        "-I",
+        "-X",
+        "utf8",
+        os.path.abspath(__file__),
+        "rank",
+        "--job",
+        job["job"],
+        "--",
+    ]
+    words = process["argv"]
+    at = words.index(RANK_WRAPPER)  # the first one: the user's own arguments come later
+    argv = [*words[:at], *wrapper, program(words[at + 1], project), *words[at + 2 :]]
+    argv[0] = program(argv[0], project)
     env = {**os.environ, **job["env"], **process["env"], TASK: task_of(job)}
     with open(folder / "launcher.log", "ab") as log:
         return subprocess.Popen(
-            argv, cwd=str(project_folder(job["project"])), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            argv, cwd=str(project), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
 
@@ -423,8 +492,20 @@ def wait_for(children: List["subprocess.Popen[bytes]"], job: Dict[str, Any]) -> 
         if all(code is not None for code in codes):
             return [int(code or 0) for code in codes]
         if any(codes):
-            end_task(task_of(job), grace=job["stop_grace"])
+            end_task(job, grace=job["stop_grace"], children=children)
+        collect_orphans(children)
         time.sleep(0.05)
+
+
+def collect_orphans(children: List["subprocess.Popen[bytes]"]) -> None:
+    """Take leave of orphans that have ended; a child that Popen waits for is left to it."""
+    known = {child.pid for child in children}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) not in known:
+            fields = stat_fields(int(entry))
+            if len(fields) > 1 and fields[0] == "Z" and int(fields[1]) == os.getpid():
+                with contextlib.suppress(OSError):
+                    os.waitpid(int(entry), os.WNOHANG)
 
 
 def outcome(folder: Path, job: Dict[str, Any], codes: List[int]) -> Dict[str, Any]:
@@ -518,20 +599,34 @@ def task_of(job: Dict[str, Any]) -> str:
     return f"{job['job']}/{job['node']}"
 
 
-def task_processes(task: str) -> List[int]:
-    """Return the processes of a job on this node, found by the variable that they inherited.
+def task_processes(job: Dict[str, Any]) -> List[int]:
+    """Return the processes of a job on this node: all that carry its mark or descend from one that does.
 
-    Neither process groups nor parents tell: torchrun's ranks have sessions of their own, and when torchrun is
-    killed they go on under pid 1 and keep training.
+    Neither process groups nor parents alone tell: torchrun's ranks have sessions of their own, and when torchrun
+    and the supervisor are killed they go on under pid 1 and keep training. What has cleaned its environment is
+    found by descent, from a marked process or from the supervisor, to which orphans come.
     """
-    mark = f"{TASK}={task}".encode()
-    found = []
+    mark = f"{TASK}={task_of(job)}".encode()
+    state = read_json(job_folder(job["job"]) / "state.json")
+    parents: Dict[int, int] = {}
+    marked = set()
     for entry in os.listdir("/proc"):
-        if entry.isdigit():
+        fields = stat_fields(int(entry)) if entry.isdigit() else []
+        if len(fields) > 1 and fields[0] not in ("Z", "X"):
+            parents[int(entry)] = int(fields[1])
             with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as environ:
-                if mark in environ.read().split(b"\0") and not is_zombie(int(entry)):
-                    found.append(int(entry))
-    return found
+                if mark in environ.read().split(b"\0"):
+                    marked.add(int(entry))
+    supervisor = int(state.get("pid") or 0)
+    roots = set(marked)
+    if supervisor and born(supervisor) == state.get("born"):
+        roots.add(supervisor)
+    found = set(marked)
+    fresh = roots
+    while fresh:
+        fresh = {pid for pid, parent_pid in parents.items() if parent_pid in fresh and pid not in found}
+        found |= fresh
+    return sorted(found - {supervisor, os.getpid()})
 
 
 def stat_fields(pid: int) -> List[str]:
@@ -554,13 +649,15 @@ def born(pid: int) -> str:
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
 
 
-def end_task(task: str, grace: float) -> Tuple[int, int]:
+def end_task(
+    job: Dict[str, Any], grace: float, children: Sequence["subprocess.Popen[bytes]"] = ()
+) -> Tuple[int, int]:
     """SIGTERM, wait up to `grace` seconds, SIGKILL until none is left. Return (ended, left)."""
     ended: Set[int] = set()
     asked: Set[int] = set()
     deadline = time.monotonic() + grace
     while True:
-        pids = task_processes(task)
+        pids = task_processes(job)
         if not pids or time.monotonic() > deadline + 10:
             return len(ended), len(pids)
         ended.update(pids)
@@ -571,6 +668,8 @@ def end_task(task: str, grace: float) -> Tuple[int, int]:
             roots = [pid for pid in pids if parent(pid) not in pids and pid not in asked]
             send(roots, signal.SIGTERM)
             asked.update(roots)
+        for child in children:
+            child.poll()
         time.sleep(0.05)
 
 
@@ -592,9 +691,9 @@ def kill(options: argparse.Namespace) -> None:
     if not job:
         reply({"known": False, "ended": 0, "left": 0})
         return
-    if not options.finished and current_state(folder)["state"] not in ENDED:
+    if not options.finished and current_state(folder)["state"] not in ("succeeded", "failed", "cancelled"):
         (folder / "cancel" if options.cancel else folder / "stopped").touch()
-    ended, left = end_task(task_of(job), options.grace)
+    ended, left = end_task(job, options.grace)
     for _ in range(100):  # the supervisor notices within 50 ms, and writes the end
         state = current_state(folder)
         if state["state"] in ENDED:
@@ -606,12 +705,45 @@ def kill(options: argparse.Namespace) -> None:
 
 
 def current_state(folder: Path) -> Dict[str, Any]:
-    """Return a job's state; `lost` where its supervisor is gone without having written the end."""
+    """Return a job's state; `lost` where its supervisor is gone without having written the end.
+
+    `stopping` says that somebody is ending it, so that a watcher does not take that for a failure.
+    """
     state = read_json(folder / "state.json")
-    if state.get("state") == "running" and born(state["pid"]) != state["born"]:
+    if alive_but_gone(folder, state):
         again = read_json(folder / "state.json")  # it may have ended between the two looks
-        return {**state, "state": "lost", "exit_code": 1} if again.get("state") == "running" else again
-    return state or {"job": folder.name, "state": "lost", "exit_code": 1, "ended": None}
+        state = {**state, "state": "lost", "exit_code": 1} if again.get("state") == state["state"] else again
+    if not state:
+        return {"job": folder.name, "state": "lost", "exit_code": 1, "ended": None}
+    return {**state, "stopping": (folder / "cancel").exists() or (folder / "stopped").exists()}
+
+
+def alive_but_gone(folder: Path, state: Dict[str, Any]) -> bool:
+    if state.get("state") == "running":
+        return bool(born(state["pid"]) != state["born"])
+    if state.get("state") == "starting":  # it takes the supervisor milliseconds to write the next word
+        return time.time() - (folder / "job.json").stat().st_mtime > 30
+    return False
+
+
+def running_jobs() -> List[str]:
+    """Return the jobs that occupy this node: also those whose supervisor is gone while ranks go on."""
+    found = []
+    for job in list_jobs():
+        known = read_json(job_folder(job["job"]) / "job.json")
+        if job["state"] not in ENDED or (job["state"] == "lost" and known and task_processes(known)):
+            found.append(job["job"])
+    return found
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    import fcntl
+
+    ROOT.mkdir(mode=0o700, exist_ok=True)
+    with open(ROOT / f"{name}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def list_jobs() -> List[Dict[str, Any]]:
@@ -630,7 +762,8 @@ def follow(options: argparse.Namespace) -> None:
     """Write frames to stdout until the job has ended and every byte of its logs was written.
 
     A frame is a line `log RANK OFFSET LENGTH` and LENGTH bytes, a line `state JSON`, a line `beat` every few
-    seconds (silence means a dead node, however silent the job), or the last line `end`. RANK -1 is the launcher's own output. --offsets continues where an earlier connection broke.
+    seconds (silence means a dead node, however silent the job), or the last line `end`.
+    RANK -1 is the launcher's own output. --offsets continues where an earlier connection broke.
     """
     folder = job_folder(options.job)
     if not (folder / "job.json").exists():
@@ -646,7 +779,7 @@ def follow(options: argparse.Namespace) -> None:
         state = current_state(folder)  # before the logs: what was written until now is read below
         ended = state["state"] in ENDED
         for number, path in log_files(folder):
-            for offset, data in new_bytes(path, offsets.get(number, 0), whole=ended or not options.wait):
+            for offset, data in new_bytes(path, offsets.get(number, 0)):
                 out.write(f"log {number} {offset} {len(data)}\n".encode() + data)
                 offsets[number] = offset + len(data)
         summary = json.dumps({**state, "ranks": rank_records(folder)})
@@ -666,26 +799,20 @@ def log_files(folder: Path) -> List[Tuple[int, Path]]:
     return [(-1, folder / "launcher.log"), *sorted(logs)]
 
 
-def new_bytes(path: Path, offset: int, whole: bool) -> Iterator[Tuple[int, bytes]]:
-    """Yield (offset, data) of what was added, in pieces; only complete lines unless `whole`."""
+def new_bytes(path: Path, offset: int) -> Iterator[Tuple[int, bytes]]:
+    """Yield (offset, data) of what was added, in pieces; lines are put together at the other end."""
     try:
         file: BinaryIO = open(path, "rb")  # noqa: SIM115
     except OSError:
         return
     with file:
         file.seek(offset)
-        rest = b""
         while True:
             data = file.read(1 << 16)
             if not data:
-                break
-            rest += data
-            cut = rest.rfind(b"\n") + 1
-            if cut:
-                yield offset, rest[:cut]
-                offset, rest = offset + cut, rest[cut:]
-        if rest and whole:
-            yield offset, rest
+                return
+            yield offset, data
+            offset += len(data)
 
 
 # -- the command line --------------------------------------------------------------------------------------
