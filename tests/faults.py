@@ -31,6 +31,7 @@ class FaultyEndpoint:
         self._errors: dict[str, deque[tuple[int, str]]] = {}
         self._rewrites: dict[str, Rewrite] = {}
         self._gates: dict[str, tuple[threading.Event, threading.Event]] = {}
+        self._lost: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def fail(self, action: str, code: str, *, times: int = 1, status: int = 400) -> None:
@@ -45,6 +46,10 @@ class FaultyEndpoint:
         """Carry the action out, but keep its answer back. Return (it has come, let it go)."""
         self._gates[action] = (threading.Event(), threading.Event())
         return self._gates[action]
+
+    def lose_answer(self, action: str, *, times: int = 1) -> None:
+        """Carry the next `times` calls out, and close the connection instead of answering."""
+        self._lost[action] = times
 
     def count(self, action: str) -> int:
         return self.calls.count(action)
@@ -85,6 +90,10 @@ class FaultyEndpoint:
             )
             return
         status, answer, kind = self._forward(handler, body)
+        if self._lost.get(action, 0) > 0:
+            self._lost[action] -= 1
+            handler.close_connection = True
+            return
         if action in self._rewrites:
             answer = self._rewrites[action](answer)
         if action in self._gates:

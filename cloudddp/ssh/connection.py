@@ -298,6 +298,8 @@ def _explain(target: Target, error: BaseException) -> ConnectError:
             hint="security group, route or your own network: did your address change? `cloudddp allow-me`",
             patience=inf,
         )
+    if "banner" in str(error) or "No existing session" in str(error):
+        return ConnectError(f"{where}: it answers, but does not speak SSH (still booting?)", patience=inf)
     if isinstance(error, paramiko.PasswordRequiredException):
         return ConnectError(f"{target.private_key}: needs a passphrase, which cloudddp's own keys never have")
     return ConnectError(f"{where}: {error or type(error).__name__}", patience=inf)

@@ -473,9 +473,10 @@ def launch(folder: Path, job: Dict[str, Any], process: Dict[str, Any]) -> "subpr
         job["job"],
         "--",
     ]
-    words = process["argv"]
-    at = words.index(RANK_WRAPPER)  # the first one: the user's own arguments come later
-    argv = [*words[:at], *wrapper, program(words[at + 1], project), *words[at + 2 :]]
+    argv = list(process["argv"])
+    if RANK_WRAPPER in argv:
+        at = argv.index(RANK_WRAPPER)  # the first one: the user's own arguments come later
+        argv[at : at + 2] = [*wrapper, *(program(word, project) for word in argv[at + 1 : at + 2])]
     argv[0] = program(argv[0], project)
     env = {**os.environ, **job["env"], **process["env"], TASK: task_of(job)}
     with open(folder / "launcher.log", "ab") as log:

@@ -132,13 +132,28 @@ def test_init_writes_a_file_that_it_can_read_back(cli: Any) -> None:
 
 
 def test_allow_me_replaces_the_address_that_may_use_ssh(cli: Any, ec2: Any) -> None:
-    cli.ok("up", "-n", "1", "--ssh-from", "203.0.113.7/32")
+    cli.ok("up", "-n", "1")
+    where = [{"Name": "tag:cloudddp:cluster", "Values": [cli.cluster]}]
+    (group,) = ec2.describe_security_groups(Filters=where)["SecurityGroups"]
+    ours = {
+        "IpProtocol": "tcp",
+        "FromPort": int(cli.env["CLOUDDDP_SSH_PORT"]),
+        "ToPort": int(cli.env["CLOUDDDP_SSH_PORT"]),
+    }
+    blocks = [
+        ("203.0.113.7/32", "cloudddp caller"),
+        ("203.0.113.8/32", "a colleague"),
+    ]  # where we were; a guest
+    ec2.authorize_security_group_ingress(
+        GroupId=group["GroupId"],
+        IpPermissions=[{**ours, "IpRanges": [{"CidrIp": b, "Description": why}]} for b, why in blocks],
+    )
     cli.ok("allow-me")
     (group,) = ec2.describe_security_groups(
         Filters=[{"Name": "tag:cloudddp:cluster", "Values": [cli.cluster]}]
     )["SecurityGroups"]
     blocks = [r["CidrIp"] for p in group["IpPermissions"] for r in p["IpRanges"]]
-    assert blocks == ["127.0.0.1/32"]
+    assert sorted(blocks) == ["127.0.0.1/32", "203.0.113.8/32"]
 
 
 def test_the_simulator_is_started_by_the_option_and_ended_by_stop(tmp_path: Path, project: Path) -> None:

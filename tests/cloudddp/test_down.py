@@ -60,7 +60,7 @@ def test_what_cannot_be_removed_is_listed_and_the_exit_code_is_3(
     assert done.returncode == 3
     (instance,) = remains().instances
     assert instance in done.stderr
-    assert "$1.01 an hour" in done.stderr
+    assert "$1.03 an hour" in done.stderr
     assert "OperationNotPermitted" in done.stderr
     cli.ok("down", "-y")
     assert remains().nothing

@@ -53,7 +53,7 @@ def test_launch_prints_what_each_node_is_told(rehearse: Any, project: Path) -> N
         "NCCL_SOCKET_IFNAME==ens5",
         "A=b c",
         "an hour",
-        "1 files",
+        "1 file,",
     ):
         assert expected in out, expected
 

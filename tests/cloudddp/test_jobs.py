@@ -138,7 +138,7 @@ def test_a_program_that_does_not_exist_is_said_so(cli: Any) -> None:
     cli.write("ok.py", "")
     done = cli("launch", "ok.py", CLOUDDDP_PYTHON="/nowhere/python")
     assert done.returncode == 1
-    assert "no Python found" in done.stderr
+    assert "no /nowhere/python" in done.stderr
 
 
 def test_a_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -> None:
@@ -245,7 +245,7 @@ def test_results_come_back_and_are_not_sent_again(cli: Any) -> None:
     )
     cli.ok("launch", "write.py")
     out = cli.ok("pull")
-    assert "node 0: 1 files" in out
+    assert "node 0: 1 file," in out
     (job,) = (cli.cwd / "results").iterdir()
     assert (job / "runs" / "a b" / "x").read_bytes() == bytes(range(256)) * 1000
     again = cli("sync")
@@ -317,7 +317,7 @@ def test_exec_runs_everywhere_and_returns_the_worst_code(cli: Any) -> None:
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["[node 0] two words here", "[node 1] two words here"]
     assert cli("exec", "--node", "1", "exit 4").returncode == 4
-    assert cli("exec", "--node", "2", "true").returncode == 2
+    assert cli("exec", "--node", "2", "true").returncode == 1
 
 
 def test_launch_without_a_cluster_says_how_to_make_one(cli: Any) -> None:

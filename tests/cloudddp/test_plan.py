@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,6 +136,8 @@ def test_everything_is_tagged_in_the_call_that_creates_it(spot: bool) -> None:
         "cloudddp:created": "2026-11-20T12:00:00Z",
         "cloudddp:expires": "2026-11-20T14:00:00Z",
         "cloudddp:version": __version__,
+        "cloudddp:nodes": "2",
+        "cloudddp:usd-per-node-hour": f"{made.price.hour / 2:.4f}",
         "Name": "cloudddp-demo",
     }
     of_nodes = {"instance", "volume", "network-interface"} | ({"spot-instances-request"} if spot else set())
@@ -240,7 +244,21 @@ def test_the_user_data_is_a_cloud_config_with_the_host_key_and_the_deadline() ->
     assert set(files) == {TIMER, SERVICE}
     assert "OnCalendar=2026-11-20 14:00:00 UTC\n" in files[TIMER]
     assert files[SERVICE] == UNITS[1]
-    assert config["runcmd"][-1] == ["systemctl", "enable", "--now", TIMER.rsplit("/", 1)[1]]
+    assert config["runcmd"][1] == ["systemctl", "enable", "--now", TIMER.rsplit("/", 1)[1]]
+
+
+@pytest.mark.parametrize(("hours", "ended"), [(-1.0, True), (1.0, False)])
+def test_a_node_that_boots_after_its_deadline_ends_at_once(tmp_path: Path, hours: float, ended: bool) -> None:
+    """The last command of the user data, run for real with a systemctl that writes down what it is told."""
+    now = datetime.now(UTC) + timedelta(hours=hours) - timedelta(hours=2)
+    config = config_of(planned(ClusterSpec(max_hours=2.0), place=replace(PLACE, now=now)))
+    (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/told\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    command = config["runcmd"][-1]
+    subprocess.run(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=30)
+    assert (tmp_path / "told").exists() == ended
+    if ended:
+        assert (tmp_path / "told").read_text() == "start --no-block cloudddp-deadline.service\n"
 
 
 def test_no_placeholder_is_left_in_the_user_data() -> None:

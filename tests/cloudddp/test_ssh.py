@@ -62,7 +62,7 @@ def test_a_wrong_host_key_is_refused_with_the_reason_before_any_login(place: Sit
     assert "node 0 (i-0)" in error.message
     assert expected.split()[1][-16:] in error.message
     assert place.host.public.split()[1][-16:] in error.message
-    assert not error.retryable
+    assert error.patience == 0
     assert len(server.connections) == 1
     assert server.logins == []
 
@@ -71,7 +71,7 @@ def test_a_host_key_of_another_kind_is_refused_before_any_login(place: Site) -> 
     server = place.server(algorithm="ecdsa-sha2-nistp256")
     error = refusal(place.target(server.port))
     assert "refused" in error.message
-    assert not error.retryable
+    assert error.patience == 0
     assert server.logins == []
 
 
@@ -82,7 +82,7 @@ def test_a_key_that_the_node_does_not_know_is_refused_and_may_come_later(
     other.write_text(keys.generate().private)
     error = refusal(place.target(server.port, private_key=other))
     assert "key is refused for user 'ubuntu'" in error.message
-    assert error.retryable
+    assert error.patience > 0
 
 
 def test_another_user_is_refused_with_a_hint_at_the_setting(place: Site, server: Server) -> None:
@@ -96,7 +96,7 @@ def test_nobody_listening_may_be_a_node_that_boots(place: Site) -> None:
         holder.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port meanwhile
         error = refusal(place.target(holder.getsockname()[1]))
     assert "connection refused" in error.message
-    assert error.retryable
+    assert error.patience > 0
 
 
 def test_a_machine_that_accepts_and_never_speaks_is_given_up_and_nothing_is_printed(place: Site) -> None:
@@ -106,7 +106,7 @@ def test_a_machine_that_accepts_and_never_speaks_is_given_up_and_nothing_is_prin
         "from cloudddp.ssh.connection import Connection, Target\n"
         "key, port, host = sys.argv[1:]\n"
         "try: Connection.open(Target('n', '127.0.0.1', int(port), 'u', Path(key), host), connect_timeout=0.5)\n"
-        "except ConnectError as error: print(error.retryable, error.message)\n"
+        "except ConnectError as error: print(error.patience, error.message)\n"
         "import threading; [t.join(30) for t in threading.enumerate() if t is not threading.main_thread()]\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -114,7 +114,8 @@ def test_a_machine_that_accepts_and_never_speaks_is_given_up_and_nothing_is_prin
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
         )
-    assert done.stdout.startswith("True n at 127.0.0.1 port")
+    assert done.stdout.startswith("inf n at 127.0.0.1 port")
+    assert "does not speak SSH" in done.stdout
     assert done.stderr == ""
 
 

@@ -1,0 +1,363 @@
+"""Steps that a tired person takes: the wrong folder, the wrong order, a closed terminal, a second laptop."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import TIMEOUT, interrupt, wait_for
+
+
+def direct(cli: Any, *, nodes: int = 1) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
+    cli.ok("up", "-n", str(nodes))
+
+
+class Terminal:
+    """A command on a terminal that can be closed, as a window is."""
+
+    def __init__(self, cli: Any, *words: str) -> None:
+        self.ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cloudddp", *words],
+            cwd=cli.cwd, env={**cli.env, "TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs,
+            start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = b""
+
+    def read_until(self, word: bytes) -> None:
+        while word not in self.seen:
+            self.seen += os.read(self.ours, 1000)
+
+    def close(self) -> int:
+        """Close the window: the kernel sends nothing here (no controlling terminal), so SIGHUP by hand."""
+        os.close(self.ours)
+        self.process.send_signal(signal.SIGHUP)
+        return self.process.wait(TIMEOUT)
+
+
+@pytest.fixture
+def terminal(cli: Any) -> Any:
+    opened: list[Terminal] = []
+
+    def open_one(*words: str) -> Terminal:
+        opened.append(Terminal(cli, *words))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.process.kill()
+        one.process.wait()
+
+
+def test_closing_the_terminal_during_up_leaves_nothing(
+    cli: Any, faults: Any, terminal: Any, remains: Any
+) -> None:
+    came, go = faults.hold("RunInstances")
+    window = terminal("up", "-n", "2")
+    assert came.wait(60)
+    os.close(window.ours)
+    window.process.send_signal(signal.SIGHUP)
+    go.set()
+    window.process.wait(TIMEOUT)
+    assert remains().nothing
+
+
+def test_closing_the_terminal_during_run_takes_the_cluster_down(
+    cli: Any, terminal: Any, remains: Any
+) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
+    cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
+    window = terminal("run", "-n", "1", "--nproc-per-node", "1", "wait.py")
+    window.read_until(b"began")
+    window.close()
+    assert remains().nothing
+
+
+def test_a_second_signal_does_not_abort_the_teardown(cli: Any, faults: Any, remains: Any) -> None:
+    """Ctrl-C, then closing the window: the commonest way to leave in a hurry."""
+    came, go = faults.hold("TerminateInstances")
+    cli.ok("up", "-n", "1")
+    process = cli.start("down", "-y")
+    assert came.wait(60)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGHUP)
+    go.set()
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0
+    assert remains().nothing
+
+
+def test_a_journal_that_cannot_be_written_does_not_stop_the_teardown(cli: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "1")
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    journal = Path(cli.env["CLOUDDDP_HOME"]) / "clusters" / cluster["cluster_id"] / "journal.jsonl"
+    journal.unlink()
+    journal.symlink_to("/dev/full")
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
+def test_an_instance_that_aws_does_not_know_yet_is_ended_all_the_same(
+    cli: Any, faults: Any, remains: Any
+) -> None:
+    """InvalidInstanceID.NotFound right after a launch does not mean that the instance has ended."""
+    cli.ok("up", "-n", "1")
+    faults.fail("TerminateInstances", "InvalidInstanceID.NotFound", times=2)
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
+def test_credentials_that_expire_during_the_teardown_list_what_may_be_left(
+    cli: Any, faults: Any, ec2: Any
+) -> None:
+    cli.ok("up", "-n", "1")
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    faults.fail("TerminateInstances", "ExpiredToken", times=9)
+    done = cli("down", "-y")
+    assert done.returncode == 3
+    assert cluster["nodes"][0]["instance_id"] in done.stderr
+    assert "ExpiredToken" in done.stderr
+
+
+def test_a_group_whose_creation_was_answered_twice_is_our_own(cli: Any, faults: Any) -> None:
+    """The first answer is lost after the effect, and botocore repeats the call: a Duplicate, but ours."""
+    faults.lose_answer("CreateSecurityGroup")
+    assert "is ready" in cli.ok("up", "-n", "1")
+    assert faults.count("CreateSecurityGroup") == 2
+
+
+def test_down_in_another_region_says_where_the_cluster_is(cli: Any) -> None:
+    cli.ok("up", "-n", "1")
+    done = cli("down", "-y", "--region", "us-west-2")
+    assert done.returncode == 1
+    assert "us-east-1" in done.stderr
+    assert "down --region us-east-1" in done.stderr
+
+
+def test_the_settings_of_the_project_apply_in_its_subfolders(cli: Any) -> None:
+    del cli.env["CLOUDDDP_CLUSTER"]
+    cli.write("cloudddp.toml", f'[cluster]\nname = "{cli.cluster}"\nnodes = 1\n')
+    (cli.cwd / ".git").mkdir()
+    below = cli.cwd / "a" / "b"
+    below.mkdir(parents=True)
+    cli.cwd = below
+    assert cli.cluster in cli.ok("up")
+    done = cli("status")
+    assert done.returncode == 0
+    assert "using" in done.stderr
+
+
+def test_hints_are_typed_as_this_user_has_to_type_them(cli: Any) -> None:
+    cli.write("ok.py", "")
+    done = cli("-c", "nowhere", "--region", "us-east-1", "launch", "ok.py")
+    assert "cloudddp -c nowhere --region us-east-1 up" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--sim", "--dry-run", "--detach"])
+def test_our_own_option_after_the_script_is_refused_not_passed_on(cli: Any, faults: Any, option: str) -> None:
+    cli.write("train.py", "")
+    done = cli("launch", "train.py", option)
+    assert done.returncode == 2
+    assert "put it before train.py" in done.stderr
+    assert faults.calls == []
+
+
+def test_after_two_dashes_every_word_is_the_scripts(cli: Any) -> None:
+    direct(cli)
+    cli.write("args.py", "import sys; print(sys.argv[1:])")
+    assert "['--dry-run']" in cli.ok("launch", "--", "args.py", "--dry-run")
+
+
+@pytest.mark.parametrize("form", ["./sub/train.py", "{cwd}/sub/train.py", "sub/../sub/train.py"])
+def test_a_script_may_be_named_as_a_shell_completes_it(cli: Any, form: str) -> None:
+    direct(cli)
+    cli.write("sub/train.py", "print('ran')")
+    assert "ran" in cli.ok("launch", form.format(cwd=cli.cwd))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "train.py"), "sync.max_mb"),
+        (("run", "--nproc-per-node", "1,2,3", "train.py"), "lists 3 nodes"),
+    ],
+)
+def test_run_refuses_before_it_makes_nodes(cli: Any, faults: Any, words: tuple[str, ...], said: str) -> None:
+    cli.write("train.py", "")
+    cli.write("big.bin", "x" * 3_000_000)
+    cli.env["CLOUDDDP_SYNC_MAX_MB"] = "1" if said == "sync.max_mb" else "100"
+    done = cli(*words)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert faults.calls == []
+
+
+def test_a_refused_launch_leaves_the_running_jobs_files_alone(cli: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", "import time; time.sleep(600)")
+    cli.ok("launch", "-d", "wait.py")
+    cli.write("wait.py", "print('changed')")
+    assert cli("launch", "wait.py").returncode == 1
+    assert "time.sleep" in cli.ok("exec", "cat wait.py")
+
+
+def test_two_launches_at_once_make_one_job(cli: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", "import time; time.sleep(600)")
+    cli.ok("sync")
+    both = [cli.start("launch", "-d", "wait.py") for _ in range(2)]
+    for process in both:
+        process.communicate(timeout=TIMEOUT)
+    assert sorted(process.returncode for process in both) == [0, 1]
+    states = [job["state"] for job in json.loads(cli.ok("jobs", "--json"))]
+    assert states.count("running") == 1
+
+
+def test_answering_no_shows_each_line_once(cli: Any, terminal: Any) -> None:
+    direct(cli)
+    cli.write(
+        "tick.py",
+        "import time, os\nfor i in range(10**6):\n print('tick', i, flush=True)\n time.sleep(0.1)\n if os.path.exists('stop'): break",
+    )
+    window = terminal("launch", "tick.py")
+    window.read_until(b"tick 3")
+    window.process.send_signal(signal.SIGINT)
+    window.read_until(b"Cancel the job on every node?")
+    os.write(window.ours, b"n\n")
+    window.read_until(b"tick 30\r")
+    cli.ok("exec", "touch stop")
+    window.read_until(b"finished")
+    for k in range(30):
+        assert window.seen.count(f"tick {k}\r".encode()) == 1, k
+
+
+def test_a_watcher_does_not_end_a_job_that_restarts(cli: Any) -> None:
+    """A rank that fails, of a job with restarts, is torchrun's business."""
+    pytest.importorskip("torch")
+    cli.env.update(CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_MAX_RESTARTS="1", CLOUDDDP_RENDEZVOUS="static")
+    cli.ok("up", "-n", "1")
+    cli.write(
+        "twice.py",
+        "import os, sys, time\ntime.sleep(1)\nsys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)",
+    )
+    cli.ok("launch", "-d", "twice.py")
+    assert cli("logs", "-f").returncode == 0
+
+
+def test_ctrl_c_on_a_follower_leaves_the_job_running(cli: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
+    cli.ok("launch", "-d", "wait.py")
+    follower = cli.start("logs", "-f")
+    assert follower.stdout is not None
+    assert "began" in follower.stdout.readline()
+    code, _, err = interrupt(follower)
+    assert code == 130
+    assert "the job goes on" in err
+    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
+
+
+def test_ranks_without_a_supervisor_keep_the_node_busy_until_cancelled(cli: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", "import time; time.sleep(600)")
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    pid = json.loads(cli.ok("exec", f"cat ~/.cloudddp/jobs/{job}/state.json").split("] ", 1)[1])["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: json.loads(cli.ok("jobs", "--json"))[0]["state"] == "lost", "the supervisor is missed")
+    busy = cli("launch", "wait.py")
+    assert busy.returncode == 1
+    assert job in busy.stderr
+    assert "ended" in cli.ok("cancel", job)
+    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "cancelled"
+
+
+def test_a_daemon_with_a_clean_environment_is_ended_with_the_job(cli: Any) -> None:
+    direct(cli)
+    cli.write(
+        "daemon.py",
+        "import subprocess, time\nprint(subprocess.Popen(['setsid', 'env', '-i', 'sleep', '601']).pid, flush=True)\ntime.sleep(600)",
+    )
+    process = cli.start("launch", "daemon.py")
+    assert process.stdout is not None
+    pid = int(process.stdout.readline().split("] ")[1])
+    assert Path(f"/proc/{pid}").exists()
+    interrupt(process)
+    wait_for(lambda: "sleep" not in _program(pid), "the daemon is ended")
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def test_one_bad_file_does_not_cost_the_other_results(cli: Any) -> None:
+    direct(cli)
+    cli.write(
+        "write.py",
+        "import os, pathlib\np = pathlib.Path('runs/a'); p.mkdir(parents=True)\n(p / 'best.pt').write_text('w')\n"
+        "os.symlink(os.path.abspath('runs/a'), 'runs/latest')\nos.symlink('/etc/passwd', 'runs/outside')\nos.mkfifo('runs/pipe')\n",
+    )
+    cli.ok("launch", "write.py")
+    done = cli("pull")
+    assert done.returncode == 0, done.stderr
+    (got,) = (cli.cwd / "results").iterdir()
+    assert (got / "runs" / "a" / "best.pt").read_text() == "w"
+    assert (got / "runs" / "latest" / "best.pt").read_text() == "w"
+    assert not (got / "runs" / "outside").exists()
+    assert "left out runs/pipe" in done.stderr
+    assert "left out runs/outside" in done.stderr
+
+
+def test_pull_says_what_is_not_there_and_what_is_older(cli: Any) -> None:
+    direct(cli)
+    cli.write(
+        "write.py", "import pathlib\npathlib.Path('runs').mkdir()\npathlib.Path('runs/x').write_text('1')"
+    )
+    cli.write("nothing.py", "import time; time.sleep(1.5)")
+    assert cli.ok("launch", "write.py") == ""
+    cli.ok("launch", "nothing.py")
+    done = cli("pull")
+    assert "older than job" in done.stderr
+    missing = cli("pull", "nowhere")
+    assert missing.returncode == 1
+    assert "nothing to pull" in missing.stderr
+
+
+def test_a_cluster_that_has_lost_a_node_does_not_launch_on_the_rest(cli: Any, ec2: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write("ok.py", "")
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    ec2.terminate_instances(InstanceIds=[cluster["nodes"][0]["instance_id"]])
+    wait_for(lambda: len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 1, "the node is gone")
+    done = cli("launch", "ok.py")
+    assert done.returncode == 1
+    assert "1 of 2 nodes" in done.stderr
+
+
+def test_an_unknown_profile_and_a_broken_aws_file_are_usage_errors(cli: Any, tmp_path: Path) -> None:
+    unknown = cli("status", "--profile", "nope")
+    assert unknown.returncode == 2
+    assert "nope" in unknown.stderr
+    (tmp_path / "config").write_text("not [ an ini file")
+    broken = cli("status", AWS_CONFIG_FILE=str(tmp_path / "config"))
+    assert broken.returncode == 2
+    assert "AWS configuration" in broken.stderr
+
+
+def test_what_a_terminal_cannot_show_is_replaced(cli: Any) -> None:
+    direct(cli)
+    cli.write("uni.py", "print('ok \\u2713')")
+    done = cli("launch", "uni.py", PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0, done.stderr
+    assert "ok ?" in done.stdout
