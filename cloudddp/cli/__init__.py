@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from cloudddp import __version__
-from cloudddp.cli import clusters, files, jobs, simulator
+from cloudddp.cli import clusters, files, jobs, run, simulator
 from cloudddp.cli.common import CONTEXT, Session, global_options
 
 
@@ -30,5 +30,5 @@ def main(ctx: click.Context) -> None:
     ctx.ensure_object(Session)
 
 
-for _command in (*clusters.COMMANDS, *jobs.COMMANDS, *files.COMMANDS, simulator.sim):
+for _command in (*clusters.COMMANDS, *jobs.COMMANDS, *run.COMMANDS, *files.COMMANDS, simulator.sim):
     main.add_command(_command)

@@ -1,16 +1,16 @@
-"""The verbs on jobs: launch, run, logs, jobs, cancel."""
+"""The verbs on jobs: launch, logs, jobs, cancel."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from cloudddp.cli import clusters
 from cloudddp.cli.common import (
     Progress,
     Session,
@@ -21,16 +21,13 @@ from cloudddp.cli.common import (
     note,
     print_json,
     setting,
-    size,
     table,
     verb,
-    yes_option,
 )
 
 if TYPE_CHECKING:
-    from cloudddp.aws.client import AWS
     from cloudddp.cluster import Cluster
-    from cloudddp.errors import Leftovers
+    from cloudddp.job import JobRecord
     from cloudddp.nodes import Runner
     from cloudddp.ranks import Script
     from cloudddp.spec import Config
@@ -58,7 +55,7 @@ def job_settings(function: Any) -> Any:
     return function
 
 
-def _prepare(
+def prepare(
     session: Session,
     module: bool,
     variables: tuple[str, ...],
@@ -121,29 +118,29 @@ def launch(
       cloudddp launch train.py --epochs 10
       cloudddp launch --nproc-per-node 4 -m train.main --epochs 10
     """
-    settings, wanted = _prepare(session, module, variables, script, args, rehearsed=dry_run)
+    settings, wanted = prepare(session, module, variables, script, args, rehearsed=dry_run)
     if dry_run:
         from cloudddp.cli import rehearsal
 
         rehearsal.launch(settings, wanted, session.root)
         return 0
     with session.open(settings, whole=True) as (cluster, runner):
-        job_id = _start(runner, cluster, settings, wanted, session)
+        job_id = start_job(runner, cluster, settings, wanted, session)
         if detach:
             click.echo(job_id)
             note(f"next: cloudddp logs -f {job_id}   (cloudddp cancel {job_id} ends it)")
             return 0
-        return _foreground(runner, cluster, settings, job_id).exit_code
+        return foreground(runner, cluster, settings, job_id).exit_code
 
 
-def _start(runner: Runner, cluster: Cluster, settings: Config, script: Script, session: Session) -> str:
+def start_job(runner: Runner, cluster: Cluster, settings: Config, script: Script, session: Session) -> str:
     from cloudddp import job
 
     with Progress() as say:
         return job.launch(runner, cluster, settings, script, root=session.root, say=say).id
 
 
-def _foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) -> Finished:
+def foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) -> Finished:
     """Show the job's logs to its end; Ctrl-C asks once and cancels it everywhere. Return how it ended."""
     from cloudddp.watch import Watch
 
@@ -232,97 +229,6 @@ def _report(finished: Finished, seconds: float) -> int:
     return finished.exit_code
 
 
-@verb("run", passes_arguments=True)
-@clusters.cluster_settings
-@yes_option
-@job_settings
-def run(
-    session: Session, yes: bool, module: bool, variables: tuple[str, ...], script: str, args: tuple[str, ...]
-) -> int:
-    """up + launch + pull + down: the whole job, and nothing left whatever happens.
-
-    \b
-    Example:
-      cloudddp run -n 2 -t g5.12xlarge --max-cost 20 train.py --epochs 10
-    """
-    from cloudddp import cluster
-    from cloudddp.errors import CloudDDPError, Interrupted
-
-    settings, wanted = _prepare(session, module, variables, script, args, fresh=True)
-    aws = session.aws(settings)
-    if any(c.nodes for c in cluster.find(aws, settings.cluster.name)):
-        raise CloudDDPError(
-            f"cluster {settings.cluster.name!r} is there already; `run` makes and removes its own",
-            hint="use `cloudddp launch`, or another name with -c",
-        )
-    made = clusters.bring_up(session, settings, yes=yes).cluster
-    finished = None
-    try:
-        with session.open(settings) as (found, runner):
-            job_id = _start(runner, found, settings, wanted, session)
-            try:
-                finished = _foreground(runner, found, settings, job_id)
-            finally:
-                if finished is None or finished.state != "unknown":
-                    _bring_back(session, runner, settings, job_id)
-    except Interrupted as interrupted:
-        interrupted.message = interrupted.message.replace(
-            "; the cluster is still up", "; the cluster is taken down"
-        )
-        interrupted.hint = ""
-        raise
-    finally:
-        alone = finished is not None and finished.state == "unknown" and _still_live(aws, made)
-        if not alone:
-            report = clusters.take_down(session, settings, made.id)
-            note(clusters.describe_down(report, settings.cluster.name, simulated=session.sim))
-    if alone:
-        raise _left_alone(made)
-    return finished.exit_code
-
-
-def _still_live(aws: AWS, made: Cluster) -> bool:
-    """Return whether the nodes are there as far as anyone can tell."""
-    from cloudddp.aws import inventory
-    from cloudddp.errors import CloudDDPError
-
-    try:
-        return any(node.live for node in inventory.instances(aws, inventory.with_id(made.id)))
-    except CloudDDPError:
-        return True
-
-
-def _left_alone(made: Cluster) -> Leftovers:
-    """Nothing is torn down from a computer that cannot see the nodes: the job and its results may be well."""
-    from cloudddp.errors import Leftovers
-
-    until = f"{made.expires:%Y-%m-%d %H:%M} UTC" if made.expires else "their deadline"
-    return Leftovers(
-        f"contact with every node was lost, so the {counted(len(made.nodes), 'node')} were left running; "
-        f"they end themselves at {until}",
-        hint="with a network again: cloudddp allow-me, then cloudddp logs -f, cloudddp pull, cloudddp down",
-    )
-
-
-def _bring_back(session: Session, runner: Runner, settings: Config, job_id: str) -> None:
-    """Bring results home before the nodes go; a failure here must not stop the teardown."""
-    from cloudddp import job
-    from cloudddp.errors import CloudDDPError
-
-    try:
-        record = job.find(job.jobs(runner), job_id)
-        to = session.root / job.RESULTS / job_id
-        pulled = job.pull(runner, settings.job.outputs, node=record.rank_zero or 0, to=to)
-        for line in pulled.notes:
-            note(f"warning: {line}")
-        if pulled.files:
-            note(f"{counted(pulled.files, 'file')}, {size(pulled.size)}, brought to {to}")
-        else:
-            note(f"warning: no results: nothing is in {', '.join(settings.job.outputs)} on the nodes")
-    except (CloudDDPError, OSError) as error:
-        note(f"warning: results were not brought back: {error}")
-
-
 @verb("logs")
 @click.argument("job_id", metavar="[JOB]", required=False)
 @click.option(
@@ -363,8 +269,7 @@ def jobs(session: Session, as_json: bool) -> None:
     with session.open(settings) as (_, runner):
         known = job.jobs(runner)
     if as_json:
-        keys = ("id", "state", "exit_code", "script", "started", "ended", "nodes", "rank_zero")
-        print_json([{key: getattr(record, key) for key in keys} for record in known])
+        print_json([_job_json(record) for record in known])
         return
     if not known:
         note("no jobs")
@@ -380,6 +285,23 @@ def jobs(session: Session, as_json: bool) -> None:
         for r in known
     ]
     click.echo(table(("JOB", "STATE", "EXIT", "TIME", "SCRIPT"), rows))
+
+
+def _job_json(record: JobRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "state": record.state,
+        "exit_code": record.exit_code,
+        "script": record.script,
+        "started": _iso(record.started),
+        "ended": _iso(record.ended),
+        "nodes": list(record.nodes),
+        "rank_zero_node": record.rank_zero,
+    }
+
+
+def _iso(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 @verb("cancel")
@@ -398,4 +320,4 @@ def cancel(session: Session, job_id: str | None) -> None:
         click.echo(f"job {record.id}: it had ended already ({record.state})")
 
 
-COMMANDS = (launch, run, logs, jobs, cancel)
+COMMANDS = (launch, logs, jobs, cancel)

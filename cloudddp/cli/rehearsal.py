@@ -134,7 +134,9 @@ def _rehearsed() -> Iterator[None]:
         rehearsal = simulated.rehearse()
         rehearsal.__enter__()
     except ImportError:
-        raise CloudDDPError("--dry-run needs moto", hint="pip install 'cloudddp[sim]'") from None
+        raise CloudDDPError(
+            "--dry-run needs moto", hint="pip install 'cloudddp[sim]' (in a clone: pip install '.[sim]')"
+        ) from None
     try:
         with tempfile.TemporaryDirectory(prefix="cloudddp-rehearsal-") as folder:
             os.environ["CLOUDDDP_HOME"] = folder  # the rehearsal puts the environment back

@@ -195,7 +195,7 @@ def _require() -> None:
     if missing:
         raise CloudDDPError(
             f"the simulator needs {' and '.join(missing)}, which {'are' if missing[1:] else 'is'} not installed",
-            hint="pip install 'cloudddp[sim]'",
+            hint="pip install 'cloudddp[sim]' (in a clone: pip install '.[sim]')",
         )
 
 

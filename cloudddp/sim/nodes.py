@@ -112,6 +112,9 @@ class LoopbackNodes:
             "SHELL": "/bin/bash",
             "TMPDIR": str(_temporary(folder)),
             "LANG": "C.UTF-8",
+            # `pip install` in a rehearsal goes into the node's own home, not into whoever runs the simulator.
+            "PIP_TARGET": str(folder / "home" / "site-packages"),
+            "PYTHONPATH": str(folder / "home" / "site-packages"),
             "PATH": os.pathsep.join(map(str, path)),
             processes.HOME_MARK: str(self._home),
             processes.NODE_MARK: instance_id,

@@ -501,12 +501,12 @@ def wait_for(children: List["subprocess.Popen[bytes]"], job: Dict[str, Any]) -> 
 def collect_orphans(children: List["subprocess.Popen[bytes]"]) -> None:
     """Take leave of orphans that have ended; a child that Popen waits for is left to it."""
     known = {child.pid for child in children}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) not in known:
-            fields = stat_fields(int(entry))
-            if len(fields) > 1 and fields[0] == "Z" and int(fields[1]) == os.getpid():
-                with contextlib.suppress(OSError):
-                    os.waitpid(int(entry), os.WNOHANG)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in known:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def outcome(folder: Path, job: Dict[str, Any], codes: List[int]) -> Dict[str, Any]:

@@ -1,0 +1,110 @@
+"""`run`: up + launch + pull + down in one, with the teardown whatever happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cloudddp.cli import clusters
+from cloudddp.cli.common import Session, counted, note, size, verb, yes_option
+from cloudddp.cli.jobs import foreground, job_settings, prepare, start_job
+
+if TYPE_CHECKING:
+    from cloudddp.aws.client import AWS
+    from cloudddp.cluster import Cluster
+    from cloudddp.errors import Leftovers
+    from cloudddp.nodes import Runner
+    from cloudddp.spec import Config
+
+
+@verb("run", passes_arguments=True)
+@clusters.cluster_settings
+@yes_option
+@job_settings
+def run(
+    session: Session, yes: bool, module: bool, variables: tuple[str, ...], script: str, args: tuple[str, ...]
+) -> int:
+    """up + launch + pull + down: the whole job, and nothing left whatever happens.
+
+    \b
+    Example:
+      cloudddp run -n 2 -t g5.12xlarge --max-cost 20 train.py --epochs 10
+    """
+    from cloudddp import cluster
+    from cloudddp.errors import CloudDDPError, Interrupted
+
+    settings, wanted = prepare(session, module, variables, script, args, fresh=True)
+    aws = session.aws(settings)
+    if any(c.nodes for c in cluster.find(aws, settings.cluster.name)):
+        raise CloudDDPError(
+            f"cluster {settings.cluster.name!r} is there already; `run` makes and removes its own",
+            hint="use `cloudddp launch`, or another name with -c",
+        )
+    made = clusters.bring_up(session, settings, yes=yes).cluster
+    finished = None
+    try:
+        with session.open(settings) as (found, runner):
+            job_id = start_job(runner, found, settings, wanted, session)
+            try:
+                finished = foreground(runner, found, settings, job_id)
+            finally:
+                if finished is None or finished.state != "unknown":
+                    _bring_back(session, runner, settings, job_id)
+    except Interrupted as interrupted:
+        interrupted.message = interrupted.message.replace(
+            "; the cluster is still up", "; the cluster is taken down"
+        )
+        interrupted.hint = ""
+        raise
+    finally:
+        alone = finished is not None and finished.state == "unknown" and _still_live(aws, made)
+        if not alone:
+            report = clusters.take_down(session, settings, made.id)
+            note(clusters.describe_down(report, settings.cluster.name, simulated=session.sim))
+    if alone:
+        raise _left_alone(made)
+    return finished.exit_code
+
+
+def _still_live(aws: AWS, made: Cluster) -> bool:
+    """Return whether the nodes are there as far as anyone can tell."""
+    from cloudddp.aws import inventory
+    from cloudddp.errors import CloudDDPError
+
+    try:
+        return any(node.live for node in inventory.instances(aws, inventory.with_id(made.id)))
+    except CloudDDPError:
+        return True
+
+
+def _left_alone(made: Cluster) -> Leftovers:
+    """Nothing is torn down from a computer that cannot see the nodes: the job and its results may be well."""
+    from cloudddp.errors import Leftovers
+
+    until = f"{made.expires:%Y-%m-%d %H:%M} UTC" if made.expires else "their deadline"
+    return Leftovers(
+        f"contact with every node was lost, so the {counted(len(made.nodes), 'node')} were left running; "
+        f"they end themselves at {until}",
+        hint="with a network again: cloudddp allow-me, then cloudddp logs -f, cloudddp pull, cloudddp down",
+    )
+
+
+def _bring_back(session: Session, runner: Runner, settings: Config, job_id: str) -> None:
+    """Bring results home before the nodes go; a failure here must not stop the teardown."""
+    from cloudddp import job
+    from cloudddp.errors import CloudDDPError
+
+    try:
+        record = job.find(job.jobs(runner), job_id)
+        to = session.root / job.RESULTS / job_id
+        pulled = job.pull(runner, settings.job.outputs, node=record.rank_zero or 0, to=to)
+        for line in pulled.notes:
+            note(f"warning: {line}")
+        if pulled.files:
+            note(f"{counted(pulled.files, 'file')}, {size(pulled.size)}, brought to {to}")
+        else:
+            note(f"warning: no results: nothing is in {', '.join(settings.job.outputs)} on the nodes")
+    except (CloudDDPError, OSError) as error:
+        note(f"warning: results were not brought back: {error}")
+
+
+COMMANDS = (run,)
