@@ -5,37 +5,23 @@ from __future__ import annotations
 import errno
 import io
 import os
-import signal
 import sys
 from typing import NoReturn
 
 from cloudddp.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CloudDDPError
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: as Ctrl-C, but nobody is there to be asked."""
-
-
-class HungUp(Terminated):
-    """SIGHUP: the terminal went away."""
-
-
-def _raise(error: type[KeyboardInterrupt]) -> NoReturn:
-    raise error
-
-
 def run() -> int:
     """Run the command line and return the exit code."""
     import click
 
+    from cloudddp import interrupts
     from cloudddp.cli import main as group
 
     for stream in (sys.stdout, sys.stderr):  # a rank may print what this terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    signal.signal(signal.SIGTERM, lambda *_: _raise(Terminated))
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, lambda *_: _raise(HungUp))
+    interrupts.arm()
     try:
         return group.main(prog_name="cloudddp", standalone_mode=False) or 0
     except click.exceptions.Exit as exit_:

@@ -100,6 +100,8 @@ def _located(root: Path, here: Path, script: Script) -> Script:
             hint=f"leave out {script.target}: cloudddp starts it" if known else "give its path, or -m MODULE",
         )
     inside_root = Path(os.path.normpath(found.absolute()))
+    if not inside_root.is_relative_to(root):  # the same folder, reached by a link
+        inside_root, root = inside_root.resolve(), root.resolve()
     if not inside_root.is_relative_to(root):
         raise UsageError(
             f"script {script.target} lies outside the project {root}, so the nodes would not have it",

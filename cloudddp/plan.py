@@ -105,11 +105,12 @@ def iso(moment: datetime) -> str:
 
 
 def moment(text: str) -> datetime | None:
-    """Return the moment that a tag names, or None where it names none."""
+    """Return the moment that a tag names, or None where it names none. Without a zone it is taken as UTC."""
     try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00"))
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def lifetime(spec: ClusterSpec, price: Price) -> timedelta:

@@ -72,25 +72,31 @@ def down(aws: AWS, where: Where, *, say: Say, known: Sequence[str] = ()) -> Down
     """
     present = inventory.instances(aws, where)
     live = [instance for instance in present if instance.live]
-    cost = _cost_until_now(live)
-    ids = [*(i.id for i in live), *sorted({*known} - {i.id for i in present})]
+    unseen = [
+        Thing("instance", one, "", "(state unknown)") for one in sorted({*known} - {i.id for i in present})
+    ]
+    ids = [*(instance.id for instance in live), *(thing.id for thing in unseen)]
     reasons: list[str] = []
     found: list[Thing] = []
-    left: tuple[Instance | Thing, ...] = tuple(live)
+    left: tuple[Instance | Thing, ...] = (*live, *unseen)
     try:
+        # Before a word is said or a sum is made: these may fail, too.
+        refused = set(inventory.terminate(aws, ids)) if ids else set()
         if ids:
-            inventory.terminate(aws, ids)  # before a word is said: saying may fail, too
             say(f"terminating {len(ids)} node{'s' * (len(ids) != 1)}")
             _note(live)
         if ids or any(instance.state != "terminated" for instance in present):
             inventory.wait_terminated(aws, where, progress=lambda n: say(f"waiting for {n} to end"))
         # Nodes that could not be ended still use the rest: taking it from under them would only hide them.
-        left = tuple(i for i in inventory.instances(aws, where) if i.state != "terminated")
-        if not any(i.live for i in left if isinstance(i, Instance)):
+        still = [i for i in inventory.instances(aws, where) if i.state != "terminated"]
+        left = (*still, *(thing for thing in unseen if thing.id in refused))
+        if not any(i.live for i in still):
             found, reasons = _delete_things(aws, where, say)
-            left = _last_look(aws, where, hopeless=bool(reasons)) if ids or found or left else ()
+            last = _last_look(aws, where, hopeless=bool(reasons)) if ids or found or left else ()
+            left = (*last, *(thing for thing in unseen if thing.id in refused))
     except CloudDDPError as error:
         reasons.append(error.message)
+    cost = _cost_until_now(live)
     left_ids = {thing.id for thing in left}
     if not left and not reasons:
         _forget({i.cluster_id for i in present if i.cluster_id})
@@ -137,6 +143,8 @@ def _delete_things(aws: AWS, where: Where, say: Say) -> tuple[list[Thing], list[
             return list(seen.values()), [error.message for error in errors]
         say("waiting until nothing uses them any more")
         time.sleep(inventory.POLL_SECONDS)
+        if late := [i.id for i in inventory.instances(aws, where) if i.live]:  # what uses them, seen only now
+            inventory.terminate(aws, late)
 
 
 def _last_look(aws: AWS, where: Where, *, hopeless: bool) -> tuple[Instance | Thing, ...]:
@@ -165,6 +173,7 @@ def leftovers(report: Down) -> Leftovers:
     lines, total, unknown = [], 0.0, False
     for thing in report.left:
         if isinstance(thing, Thing):
+            unknown = unknown or thing.kind == "instance"
             lines.append(f"  {thing.kind} {thing.id} {thing.detail}".rstrip())
             continue
         price = thing.price if thing.live else 0.0  # on its way out: not billed any more

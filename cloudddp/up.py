@@ -26,6 +26,15 @@ from cloudddp.state import ClusterFolder, ClusterRecord
 from cloudddp.teardown import down, leftovers, undisturbed
 
 SETTLE_SECONDS = 15.0  # what AWS made a moment ago may not be found for so long
+# The last answer of several attempts, of which an earlier one may have worked.
+UNSURE = (
+    "InternalError",
+    "InternalFailure",
+    "Unavailable",
+    "ServiceUnavailable",
+    "RequestLimitExceeded",
+    "Throttling",
+)
 NOT_YET = ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound")
 LOOK_SECONDS = 15.0  # while SSH is awaited, EC2 is asked so often whether the nodes still live
 
@@ -180,7 +189,7 @@ def _settled(aws: AWS, method: str, params: dict[str, Any], made: Made) -> Any:
         try:
             return aws.call("ec2", method, **params)
         except AWSError as error:
-            if error.code:
+            if error.code and error.code not in UNSURE:
                 made.uncertain = False  # AWS answered, and said no
             if error.code in ("InvalidKeyPair.Duplicate", "InvalidPermission.Duplicate"):
                 return {}

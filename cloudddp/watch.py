@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -96,14 +96,16 @@ def lines_of(data: bytes) -> list[str]:
 class Watch:
     """Follows one job. `wait=False` reads what there is and returns."""
 
-    def __init__(self, runner: Runner, job: str, count: int, *, on_line: OnLine, wait: bool = True) -> None:
+    def __init__(
+        self, runner: Runner, job: str, nodes: Iterable[int], *, on_line: OnLine, wait: bool = True
+    ) -> None:
         self._runner = runner
         self._job = job
         self._on_line = on_line
         self._wait = wait
         self._events: queue.Queue[tuple[int, tuple[Any, ...]]] = queue.Queue(WAITING)
-        self._open = set(range(count))
-        self._count = count
+        self._open = set(nodes)
+        self._nodes = frozenset(self._open)
         self._heard: dict[int, float] = {}
         self._states: dict[int, dict[str, Any]] = {}
         self._lost: dict[int, tuple[str, float]] = {}  # node -> why, and since when (seconds since the epoch)
@@ -113,6 +115,8 @@ class Watch:
         self._stopping: threading.Thread | None = None
         self._survivors: dict[int, int] = {}
         self._all_done_since: float | None = None
+        self._event: tuple[int, tuple[Any, ...]] | None = None
+        self._ready: deque[tuple[int, int, str]] = deque()
         for node in sorted(self._open):
             threading.Thread(target=self._follow, args=(node,), daemon=True).start()
 
@@ -128,13 +132,15 @@ class Watch:
         With `stop_on_failure` a rank's failure ends the job on every node, with `stop_on_loss` the loss of a node
         too: that is for the one who started the job, since a mere viewer's own network may be at fault.
         """
-        while self._open:
+        while self._open or self._ready:
+            self._show()
             try:
-                node, event = self._events.get(timeout=0.2)
+                self._event = self._event or self._events.get(timeout=0.2)
             except queue.Empty:
                 self._end_exit_race()
                 continue
-            self._take(node, event)
+            self._take(*self._event)
+            self._event = None  # not before: an interrupt in between must not lose it
             lost = stop_on_loss and bool(self._lost) and not self.offline
             failed = stop_on_failure and self._failed()
             if self._stopping is None and (lost or failed):
@@ -142,6 +148,10 @@ class Watch:
         if self._stopping is not None:
             self._stopping.join(grace + 30)
         return self._finished()
+
+    def _show(self) -> None:
+        while self._ready:
+            self._on_line(*self._ready.popleft())
 
     def _follow(self, node: int) -> None:
         """Read one node's frames into the queue; reconnect and go on where a connection broke."""
@@ -178,7 +188,8 @@ class Watch:
             except Exception as error:
                 broken_since = broken_since or time.monotonic()
                 self._steady_since.pop(node, None)
-                if not self._wait or not self._try_again(node, broken_since):
+                final = "no job " in str(error) or time.monotonic() - broken_since > OFFLINE_AFTER
+                if not self._wait or final or not self._try_again(node, broken_since):
                     since = time.time() - (time.monotonic() - broken_since)
                     self._events.put((node, ("lost", str(error), since)))
                     return
@@ -228,12 +239,12 @@ class Watch:
         tail = self._tails.setdefault((node, rank), deque(maxlen=LAST_LINES))
         for line in lines_of(complete) if complete else ():
             tail.append(line)
-            self._on_line(node, rank, line)
+            self._ready.append((node, rank, line))
 
     @property
     def offline(self) -> bool:
         """Whether contact with every node was lost: then it is this computer's network, most likely."""
-        return len(self._lost) == self._count
+        return len(self._lost) == len(self._nodes)
 
     def _failed(self) -> bool:
         if any(state.get("stopping") for state in self._states.values()):
@@ -274,6 +285,7 @@ class Watch:
             }
             self._survivors.update(dict.fromkeys(outcome.errors, -1))
 
+        self._survivors = dict.fromkeys(self._nodes, -1)  # until they have answered
         self._stopping = threading.Thread(target=work, daemon=True)
         self._stopping.start()
 
@@ -315,7 +327,7 @@ class Watch:
         """No rank failed, yet the job did: torchrun itself, or what was to be started, did not work."""
         bad = [state for state in self._states.values() if state["state"] != "succeeded"]
         worst = min(bad, key=lambda state: float(state.get("ended") or 1e18))
-        node = int(worst["node"])
+        node = int(worst.get("node", 0))
         why = (
             worst.get("error")
             or f"the launcher ended with {worst.get('exit_code')} before its ranks had finished"

@@ -38,6 +38,10 @@ class FaultyEndpoint:
         """Answer the next `times` calls with an error, without their effect."""
         self._errors.setdefault(action, deque()).extend([(status, code)] * times)
 
+    def forgive(self) -> None:
+        """Forget every planned failure."""
+        self._errors.clear()
+
     def rewrite(self, action: str, change: Rewrite) -> None:
         """Change the body of every answer to this action."""
         self._rewrites[action] = change

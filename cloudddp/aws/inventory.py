@@ -187,8 +187,8 @@ def _listing(aws: AWS, method: str, key: str, filters: list[dict[str, Any]]) -> 
     return aws.pages("ec2", method, key, Filters=filters)
 
 
-def terminate(aws: AWS, ids: list[str]) -> None:
-    """Ask for the end of these instances, until AWS has accepted it for each.
+def terminate(aws: AWS, ids: list[str]) -> list[str]:
+    """Ask for the end of these instances, until AWS has accepted it for each; return those it never knew.
 
     InvalidInstanceID.NotFound does not mean that an instance has ended: one made a moment ago may not be known yet
     (EC2, eventual consistency), and one unknown id fails the whole batch. So unknown ones are asked for again.
@@ -198,7 +198,7 @@ def terminate(aws: AWS, ids: list[str]) -> None:
     while True:
         left = _terminate_once(aws, left)
         if not left or time.monotonic() > deadline:
-            return  # still unknown after all that time: `wait_terminated` watches for them
+            return left
         time.sleep(POLL_SECONDS)
 
 

@@ -71,13 +71,20 @@ def up(session: Session, dry_run: bool, yes: bool) -> None:
     Example:
       cloudddp up -n 2 -t g5.xlarge --max-hours 4 --max-cost 10
     """
+    from cloudddp.errors import Interrupted
+
     settings = session.settings(rehearsed=dry_run)
     if dry_run:
         from cloudddp.cli import rehearsal
 
         rehearsal.up(settings)
         return
-    made = bring_up(session, settings, yes=yes)
+    try:
+        made = bring_up(session, settings, yes=yes)
+    except KeyboardInterrupt:  # while things are being made it is an Interrupted, with everything undone
+        raise Interrupted(
+            "interrupted before anything was made, or when all was ready", hint="cloudddp status tells which"
+        ) from None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late to change anything: the cluster is up
     click.echo(describe_up(made))
     note("next: cloudddp launch SCRIPT   (cloudddp down ends the bill)")

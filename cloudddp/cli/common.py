@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 _current: Session | None = None
+VERBS = "up|down|launch|run|logs|jobs|cancel|status|ls|exec|ssh|sync|pull|allow-me"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,15 +33,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 def in_words_typed(text: str) -> str:
     """Return a hint with `cloudddp VERB` as this user has to type it: with --sim, -c and so on as they were given."""
     typed = _current.typed if _current else "cloudddp"
-    return re.sub(r"\bcloudddp (?=[a-z])(?!sim\b|init\b)", lambda _: typed + " ", text)
+    return re.sub(rf"\bcloudddp (?=({VERBS})\b)", lambda _: typed + " ", text)
 
 
 def _nearest_config(folder: Path) -> Path | None:
-    """Return the cloudddp.toml here or above, within the repository or, outside one, the user's home."""
-    for here in (folder, *folder.parents):
-        if (here / "cloudddp.toml").is_file():
-            return here / "cloudddp.toml"
-        if (here / ".git").exists() or here == Path.home():
+    """Return the cloudddp.toml here, or above within the repository or, outside one, below the user's home.
+
+    Never further: a file that somebody put into a folder that all share would decide what is sent and run.
+    """
+    here, home = folder.resolve(), Path.home().resolve()
+    repository = next((path for path in (here, *here.parents) if (path / ".git").exists()), None)
+    for path in (here, *here.parents):
+        ours = path == here or repository is not None or (path != home and path.is_relative_to(home))
+        if not ours:
+            return None
+        if (path / "cloudddp.toml").is_file():
+            return path / "cloudddp.toml"
+        if path == repository:
             return None
     return None
 
@@ -66,7 +75,7 @@ class Session:
     def root(self) -> Path:
         """The project: the folder of the configuration file, else the current one."""
         if self.config:
-            return Path(self.config).absolute().parent
+            return Path(self.config).resolve().parent
         return found.parent if (found := _nearest_config(Path.cwd())) else Path.cwd()
 
     @property
@@ -301,6 +310,10 @@ class Progress:
     def __init__(self) -> None:
         self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._console: Any = None
+        if self._live:  # not later: the first word may come from a signal handler
+            from rich.console import Console
+
+            self._console = Console(stderr=True, highlight=False, markup=False)
         self._status: Any = None
         self._step = ""
         self._since = time.monotonic()
@@ -315,7 +328,9 @@ class Progress:
         """Say the next step. It never fails, and may be called by a signal handler."""
         try:
             self._say(text)
-        except (OSError, ValueError):  # the terminal has gone away
+        except (
+            Exception
+        ):  # the terminal has gone away, or the handler came in between: words must not stop acts
             self._live, self._status = False, None
 
     def _say(self, text: str) -> None:
@@ -328,9 +343,6 @@ class Progress:
         self._finish_step()
         self._step, self._since = text, time.monotonic()
         if self._status is None:
-            from rich.console import Console
-
-            self._console = self._console or Console(stderr=True, highlight=False, markup=False)
             self._status = self._console.status(text)
             self._status.start()
         self._status.update(text)

@@ -135,9 +135,16 @@ def launch(
 
 def start_job(runner: Runner, cluster: Cluster, settings: Config, script: Script, session: Session) -> str:
     from cloudddp import job
+    from cloudddp.errors import Interrupted
 
-    with Progress() as say:
-        return job.launch(runner, cluster, settings, script, root=session.root, say=say).id
+    try:
+        with Progress() as say:
+            return job.launch(runner, cluster, settings, script, root=session.root, say=say).id
+    except KeyboardInterrupt:  # job.launch has ended what it had started
+        raise Interrupted(
+            "interrupted while the job was being started; it was ended; the cluster is still up",
+            hint="cloudddp down ends the bill",
+        ) from None
 
 
 def foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) -> Finished:
@@ -145,7 +152,7 @@ def foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) 
     from cloudddp.watch import Watch
 
     began = time.monotonic()
-    watch = Watch(runner, job_id, len(cluster.nodes), on_line=printer())
+    watch = Watch(runner, job_id, range(len(cluster.nodes)), on_line=printer())
     while True:
         try:
             finished = watch.run(
@@ -165,12 +172,13 @@ def foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) 
 
 
 def _wants_cancel(interrupt: KeyboardInterrupt) -> bool:
-    from cloudddp.__main__ import HungUp
+    from cloudddp import interrupts
 
-    if isinstance(interrupt, HungUp):
+    if isinstance(interrupt, interrupts.HungUp):
         raise interrupt  # the terminal is gone; the job is not ours to end
     if type(interrupt) is not KeyboardInterrupt or not sys.stdin.isatty():
         return True
+    interrupts.arm()  # a second Ctrl-C is an answer, too
     try:
         return click.confirm("\nCancel the job on every node?", default=True, err=True)
     except (click.Abort, KeyboardInterrupt):
@@ -243,11 +251,11 @@ def logs(session: Session, job_id: str | None, follow: bool, only: tuple[int, ..
     from cloudddp.watch import Watch
 
     settings = session.settings()
-    with session.open(settings) as (cluster, runner):
+    with session.open(settings) as (_, runner):
         record = job.find(job.jobs(runner), job_id)
         began = time.monotonic()
         show = printer(frozenset(only) if only else None, launcher=session.verbose)
-        watch = Watch(runner, record.id, len(cluster.nodes), on_line=show, wait=follow)
+        watch = Watch(runner, record.id, record.nodes, on_line=show, wait=follow)
         try:
             finished = watch.run(stop_on_failure=follow, grace=settings.job.stop_grace)
         except KeyboardInterrupt:

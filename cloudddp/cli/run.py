@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cloudddp.errors import Leftovers
     from cloudddp.nodes import Runner
     from cloudddp.spec import Config
+    from cloudddp.watch import Finished
 
 
 @verb("run", passes_arguments=True)
@@ -39,9 +40,10 @@ def run(
             f"cluster {settings.cluster.name!r} is there already; `run` makes and removes its own",
             hint="use `cloudddp launch`, or another name with -c",
         )
-    made = clusters.bring_up(session, settings, yes=yes).cluster
-    finished = None
+    made: Cluster | None = None
+    finished: Finished | None = None
     try:
+        made = clusters.bring_up(session, settings, yes=yes).cluster
         with session.open(settings) as (found, runner):
             job_id = start_job(runner, found, settings, wanted, session)
             try:
@@ -56,13 +58,40 @@ def run(
         interrupted.hint = ""
         raise
     finally:
-        alone = finished is not None and finished.state == "unknown" and _still_live(aws, made)
-        if not alone:
-            report = clusters.take_down(session, settings, made.id)
-            note(clusters.describe_down(report, settings.cluster.name, simulated=session.sim))
-    if alone:
-        raise _left_alone(made)
+        if made is not None:
+            _end(session, settings, made, finished)
     return finished.exit_code
+
+
+def _end(session: Session, settings: Config, made: Cluster, finished: Finished | None) -> None:
+    """Take the nodes away, or say which are left and why. Raises Leftovers, which outweighs the job's exit code."""
+    from cloudddp import teardown
+    from cloudddp.errors import CloudDDPError, Leftovers
+
+    with teardown.undisturbed(lambda _: note("still taking everything down; it takes a moment")):
+        try:
+            if (
+                finished is not None
+                and finished.state == "unknown"
+                and _still_live(session.aws(settings), made)
+            ):
+                raise _left_alone(made)
+            report = clusters.take_down(session, settings, made.id)
+        except Leftovers:
+            raise
+        except CloudDDPError as error:
+            ids = ", ".join(node.id for node in made.nodes)
+            hour = made.node_hour
+            bill = "at a price unknown" if hour is None else f"costing ${hour * len(made.nodes):.2f} an hour"
+            raise Leftovers(
+                f"it is not certain that {ids} have ended, {bill}, until {_deadline(made)}: {error.message}",
+                hint="repeat `cloudddp down` until it says that nothing is left",
+            ) from None
+    note(clusters.describe_down(report, settings.cluster.name, simulated=session.sim))
+
+
+def _deadline(made: Cluster) -> str:
+    return f"{made.expires:%Y-%m-%d %H:%M} UTC" if made.expires else "their deadline"
 
 
 def _still_live(aws: AWS, made: Cluster) -> bool:
@@ -80,10 +109,9 @@ def _left_alone(made: Cluster) -> Leftovers:
     """Nothing is torn down from a computer that cannot see the nodes: the job and its results may be well."""
     from cloudddp.errors import Leftovers
 
-    until = f"{made.expires:%Y-%m-%d %H:%M} UTC" if made.expires else "their deadline"
     return Leftovers(
         f"contact with every node was lost, so the {counted(len(made.nodes), 'node')} were left running; "
-        f"they end themselves at {until}",
+        f"they end themselves at {_deadline(made)}",
         hint="with a network again: cloudddp allow-me, then cloudddp logs -f, cloudddp pull, cloudddp down",
     )
 

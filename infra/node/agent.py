@@ -31,6 +31,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Sequence, Set, Tuple
@@ -378,21 +379,34 @@ def setup(options: argparse.Namespace) -> None:
             data = inside(folder, name).read_bytes()
             content.update(f"\n{name} {len(data)}\n".encode(errors="surrogateescape") + data)
     stamp = ROOT / f"setup-{folder.name}-{content.hexdigest()[:16]}"
-    with locked("setup"):  # an interrupted launch may have left one at work
-        reply(set_up(wanted, folder, stamp))
+    try:
+        with locked("setup", wait=False):
+            reply(set_up(wanted, folder, stamp))
+    except BlockingIOError:  # an interrupted launch has left one at work
+        busy = {
+            "ran": False,
+            "exit_code": 75,
+            "command": "(another set-up)",
+            "output": "it is still at work here",
+        }
+        reply(busy)
 
 
 def set_up(wanted: Dict[str, Any], folder: Path, stamp: Path) -> Dict[str, Any]:
     if stamp.exists():
         return {"ran": False, "exit_code": 0, "command": "", "output": ""}
     for command in wanted["commands"]:
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, env={**os.environ, **wanted["env"]}, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            tail = done.stdout[-20000:].decode(errors="replace")
-            return {"ran": True, "exit_code": done.returncode, "command": command, "output": tail}
+        with (
+            tempfile.TemporaryFile() as output
+        ):  # a pipe would wait for what the command leaves in the background
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, env={**os.environ, **wanted["env"]}, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                output.seek(max(output.tell() - 20000, 0))
+                tail = output.read().decode(errors="replace")
+                return {"ran": True, "exit_code": done.returncode, "command": command, "output": tail}
     stamp.write_text("done\n")
     return {"ran": True, "exit_code": 0, "command": "", "output": ""}
 
@@ -414,6 +428,8 @@ def start(_: argparse.Namespace) -> None:
         busy = running_jobs()
         if busy:
             raise SystemExit(f"job {busy[0]} is still running on this node")
+        if (folder / "cancel").exists() or (folder / "stopped").exists():
+            raise SystemExit(f"job {job['job']} was cancelled before it started")
         (folder / "ranks").mkdir(parents=True, exist_ok=False)
         os.chmod(folder, 0o700)  # the environment may hold the user's secrets
         begin(job, folder)
@@ -631,8 +647,9 @@ def task_processes(job: Dict[str, Any]) -> List[int]:
 
 
 def stat_fields(pid: int) -> List[str]:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rsplit(")", 1)[1].split()
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
+        # A name may be cut in the middle of a character; only what follows it is of interest.
+        return stat.read().rsplit(b")", 1)[1].decode().split()
     return []
 
 
@@ -676,7 +693,7 @@ def end_task(
 
 def send(pids: List[int], number: signal.Signals) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):  # gone, or another user's (sudo): then it is counted as left
             os.kill(pid, number)
 
 
@@ -686,14 +703,24 @@ def parent(pid: int) -> int:
 
 
 def kill(options: argparse.Namespace) -> None:
-    """End every process of a job on this node; `--finished` keeps the outcome that its ranks had."""
+    """End every process of a job on this node; `--finished` keeps the outcome that its ranks had.
+
+    A job that is not known yet may be about to start (another connection brings it): it is forbidden to.
+    """
     folder = job_folder(options.job)
-    job = read_json(folder / "job.json")
+    with locked("jobs"):  # not in the middle of a start
+        job = read_json(folder / "job.json")
+        if not job:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not options.finished and current_state(folder)["state"] not in (
+            "succeeded",
+            "failed",
+            "cancelled",
+        ):
+            (folder / ("cancel" if options.cancel else "stopped")).touch()
     if not job:
         reply({"known": False, "ended": 0, "left": 0})
         return
-    if not options.finished and current_state(folder)["state"] not in ("succeeded", "failed", "cancelled"):
-        (folder / "cancel" if options.cancel else folder / "stopped").touch()
     ended, left = end_task(job, options.grace)
     for _ in range(100):  # the supervisor notices within 50 ms, and writes the end
         state = current_state(folder)
@@ -701,6 +728,7 @@ def kill(options: argparse.Namespace) -> None:
             break
         time.sleep(0.05)
     if state["state"] == "lost" and not left:
+        settle(folder)
         write_json(folder / "state.json", {**state, **outcome(folder, job, [137]), "ended": time.time()})
     reply({"known": True, "ended": ended, "left": left, "state": current_state(folder)["state"]})
 
@@ -730,7 +758,7 @@ def alive_but_gone(folder: Path, state: Dict[str, Any]) -> bool:
 def running_jobs() -> List[str]:
     """Return the jobs that occupy this node: also those whose supervisor is gone while ranks go on."""
     found = []
-    for job in list_jobs():
+    for job in list_jobs()[-20:]:
         known = read_json(job_folder(job["job"]) / "job.json")
         if job["state"] not in ENDED or (job["state"] == "lost" and known and task_processes(known)):
             found.append(job["job"])
@@ -738,17 +766,18 @@ def running_jobs() -> List[str]:
 
 
 @contextlib.contextmanager
-def locked(name: str) -> Iterator[None]:
+def locked(name: str, wait: bool = True) -> Iterator[None]:
+    """Hold a lock of this node. Raises BlockingIOError where it is taken and `wait` is false."""
     import fcntl
 
     ROOT.mkdir(mode=0o700, exist_ok=True)
     with open(ROOT / f"{name}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
 
 
 def list_jobs() -> List[Dict[str, Any]]:
-    folders = sorted((ROOT / "jobs").glob("*")) if (ROOT / "jobs").exists() else []
+    folders = [f for f in sorted((ROOT / "jobs").glob("*")) if (f / "job.json").exists()]
     return [{**current_state(folder), "ranks": rank_records(folder)} for folder in folders]
 
 

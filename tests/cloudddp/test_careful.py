@@ -322,9 +322,10 @@ def test_one_bad_file_does_not_cost_the_other_results(cli: Any) -> None:
 def test_pull_says_what_is_not_there_and_what_is_older(cli: Any) -> None:
     direct(cli)
     cli.write(
-        "write.py", "import pathlib\npathlib.Path('runs').mkdir()\npathlib.Path('runs/x').write_text('1')"
+        "write.py",
+        "import os, pathlib\npathlib.Path('runs').mkdir()\npathlib.Path('runs/x').write_text('1')\nos.utime('runs/x', (1, 1))",
     )
-    cli.write("nothing.py", "import time; time.sleep(1.5)")
+    cli.write("nothing.py", "print('nothing')")
     assert cli.ok("launch", "write.py") == ""
     cli.ok("launch", "nothing.py")
     done = cli("pull")
@@ -361,3 +362,89 @@ def test_what_a_terminal_cannot_show_is_replaced(cli: Any) -> None:
     done = cli("launch", "uni.py", PYTHONIOENCODING="latin-1")
     assert done.returncode == 0, done.stderr
     assert "ok ?" in done.stdout
+
+
+def test_two_signals_at_once_do_not_abort_the_undoing(cli: Any, faults: Any, remains: Any) -> None:
+    """Both are pending when RunInstances answers: the second must not raise in the handler of the first."""
+    came, go = faults.hold("RunInstances")
+    process = cli.start("up", "-n", "1")
+    assert came.wait(60)
+    go.set()
+    wait_for(lambda: "DescribeInstances" in faults.calls[faults.calls.index("RunInstances") :], "up goes on")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130
+    assert remains().nothing
+
+
+def test_run_says_what_may_be_left_when_it_cannot_look_any_more(cli: Any, faults: Any, ec2: Any) -> None:
+    """An SSO session that ended during a long job: the teardown's first look is refused."""
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
+    cli.write(
+        "wait.py",
+        "import os, time\nprint('began', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)",
+    )
+    process = cli.start("run", "-n", "1", "--nproc-per-node", "1", "wait.py")
+    assert process.stdout is not None
+    assert "began" in process.stdout.readline()
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    for action in ("DescribeInstances", "TerminateInstances"):
+        faults.fail(action, "RequestExpired", times=99)
+    home = ec2.describe_instances(InstanceIds=[cluster["nodes"][0]["instance_id"]])
+    assert home["Reservations"]
+    (node,) = [n for n in _nodes(cli) if n["instance_id"] == cluster["nodes"][0]["instance_id"]]
+    (Path(node["home"]) / "project" / "go").touch()
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 3
+    assert cluster["nodes"][0]["instance_id"] in err
+    assert "an hour" in err
+    faults.forgive()
+
+
+def _nodes(cli: Any) -> list[dict[str, Any]]:
+    shown: list[dict[str, Any]] = json.loads(cli.ok("sim", "status", "--json"))["nodes"]
+    return shown
+
+
+def test_a_tag_without_a_time_zone_does_not_stop_the_teardown(cli: Any, ec2: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "1")
+    ec2.create_tags(
+        Resources=remains().instances, Tags=[{"Key": "cloudddp:created", "Value": "2026-11-20T10:00:00"}]
+    )
+    cli.ok("status")
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
+def test_a_follower_ends_where_a_node_does_not_know_the_job(cli: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write("ok.py", "print('ran')")
+    cli.ok("launch", "ok.py")
+    cli.ok("exec", "--node", "1", "rm -r ~/.cloudddp/jobs/*")
+    assert "ran" in cli.ok("logs", "-f")
+
+
+def test_a_set_up_command_that_leaves_a_process_behind_does_not_hold_the_launch(cli: Any) -> None:
+    direct(cli)
+    cli.write("cloudddp.toml", '[setup]\nrun = ["sleep 300 & echo started"]\n')
+    cli.write("ok.py", "print('ran')")
+    assert "ran" in cli.ok("launch", "ok.py")
+
+
+def test_settings_are_not_taken_from_folders_that_all_share(cli: Any, tmp_path: Path) -> None:
+    """Outside a repository and the home, a file further up is somebody else's."""
+    (tmp_path / "cloudddp.toml").write_text("[cluster]\nnodes = 0\n")
+    assert cli("status").returncode == 1  # no cluster; the bad file was not read
+
+
+def test_a_configuration_named_by_a_path_with_dots_or_links_works(cli: Any) -> None:
+    direct(cli)
+    cli.write("cloudddp.toml", "")
+    cli.write("sub/train.py", "print('ran')")
+    (cli.cwd / "link").symlink_to(cli.cwd / "sub")
+    root, cli.cwd = cli.cwd, cli.cwd / "sub"
+    assert "ran" in cli.ok("launch", "--config", "../cloudddp.toml", "train.py")
+    cli.cwd = root
+    assert "ran" in cli.ok("launch", "--config", "sub/../cloudddp.toml", "sub/train.py")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -217,3 +219,26 @@ def test_variables_of_a_job_reach_its_ranks_and_nobody_elses_eyes(node: Node) ->
     assert not any(b"hunter2-of-this-test" in line for line in shown)
     assert stat.S_IMODE(node.folder().stat().st_mode) == 0o700
     assert not (node.folder() / "job.json").stat().st_mode & 0o022
+
+
+def test_a_process_whose_name_is_no_utf8_disturbs_nobody(node: Node, tmp_path: Path) -> None:
+    """The kernel cuts names at 15 bytes, in the middle of a character if need be."""
+    program = tmp_path / "学習プログラム"
+    shutil.copy("/bin/sleep", program)
+    stranger = subprocess.Popen([program, "60"])
+    try:
+        node.start(FOREVER)
+        pid = node.rank_pid()
+        assert node.kill("job-1", "--cancel")["left"] == 0
+        assert not alive(pid)
+        assert node.state()["state"] == "cancelled"
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_job_that_was_cancelled_before_it_came_does_not_start(node: Node) -> None:
+    assert node.kill("job-1", "--cancel") == {"known": False, "ended": 0, "left": 0}
+    with pytest.raises(AssertionError, match="cancelled before it started"):
+        node.start(FOREVER)
+    assert node.answer("jobs") == []
