@@ -74,7 +74,7 @@ def pull(
     to: Path | None,
 ) -> None:
     """Bring results back: PATHS of the project on the nodes (default: job.outputs, which is `runs`)."""
-    from cloudddp import job
+    from cloudddp import job, results
     from cloudddp.errors import CloudDDPError
 
     settings = session.settings()
@@ -91,7 +91,7 @@ def pull(
         for source in sources:
             target = base / f"node{source}" if all_nodes else base
             since = None if paths else record.started
-            pulled = job.pull(runner, names, node=source, to=target, since=since)
+            pulled = results.pull(runner, names, node=source, to=target, since=since)
             total += pulled.files
             for line in pulled.notes:
                 note(f"warning: node {source}: {line}")

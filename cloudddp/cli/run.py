@@ -118,13 +118,13 @@ def _left_alone(made: Cluster) -> Leftovers:
 
 def _bring_back(session: Session, runner: Runner, settings: Config, job_id: str) -> None:
     """Bring results home before the nodes go; a failure here must not stop the teardown."""
-    from cloudddp import job
+    from cloudddp import job, results
     from cloudddp.errors import CloudDDPError
 
     try:
         record = job.find(job.jobs(runner), job_id)
         to = session.root / job.RESULTS / job_id
-        pulled = job.pull(runner, settings.job.outputs, node=record.rank_zero or 0, to=to)
+        pulled = results.pull(runner, settings.job.outputs, node=record.rank_zero or 0, to=to)
         for line in pulled.notes:
             note(f"warning: {line}")
         if pulled.files:
