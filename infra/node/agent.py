@@ -428,7 +428,7 @@ def start(_: argparse.Namespace) -> None:
         busy = running_jobs()
         if busy:
             raise SystemExit(f"job {busy[0]} is still running on this node")
-        if (folder / "cancel").exists() or (folder / "stopped").exists():
+        if is_stopping(folder):
             raise SystemExit(f"job {job['job']} was cancelled before it started")
         (folder / "ranks").mkdir(parents=True, exist_ok=False)
         os.chmod(folder, 0o700)  # the environment may hold the user's secrets
@@ -466,7 +466,9 @@ def supervise(options: argparse.Namespace) -> None:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     children: List["subprocess.Popen[bytes]"] = []
     try:
-        children.extend(launch(folder, job, process) for process in job["processes"])
+        children.extend(
+            launch(folder, job, process) for process in job["processes"] if not is_stopping(folder)
+        )
         codes = wait_for(children, job)
     except OSError as error:
         state["error"] = f"{error.filename or 'process'}: {error.strerror}"
@@ -727,6 +729,8 @@ def kill(options: argparse.Namespace) -> None:
         if state["state"] in ENDED:
             break
         time.sleep(0.05)
+        late, left = end_task(job, 0)  # what it was about to start when this began
+        ended += late
     if state["state"] == "lost" and not left:
         settle(folder)
         write_json(folder / "state.json", {**state, **outcome(folder, job, [137]), "ended": time.time()})
@@ -744,7 +748,11 @@ def current_state(folder: Path) -> Dict[str, Any]:
         state = {**state, "state": "lost", "exit_code": 1} if again.get("state") == state["state"] else again
     if not state:
         return {"job": folder.name, "state": "lost", "exit_code": 1, "ended": None}
-    return {**state, "stopping": (folder / "cancel").exists() or (folder / "stopped").exists()}
+    return {**state, "stopping": is_stopping(folder)}
+
+
+def is_stopping(folder: Path) -> bool:
+    return (folder / "cancel").exists() or (folder / "stopped").exists()
 
 
 def alive_but_gone(folder: Path, state: Dict[str, Any]) -> bool:

@@ -9,10 +9,11 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from agentnode import AGENT, FOREVER, Node, alive, until
+from agentnode import AGENT, FOREVER, Node, alive, processes_of, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent runs on Linux only (/proc)")
 
@@ -242,3 +243,13 @@ def test_a_job_that_was_cancelled_before_it_came_does_not_start(node: Node) -> N
     with pytest.raises(AssertionError, match="cancelled before it started"):
         node.start(FOREVER)
     assert node.answer("jobs") == []
+
+
+@pytest.mark.parametrize("late", [0.0, 0.02, 0.05, 0.1])
+def test_a_kill_right_after_the_start_leaves_nothing(node: Node, late: float) -> None:
+    """The supervisor may be in the middle of starting ranks when the kill looks for them."""
+    node.start(*[FOREVER] * 4)
+    time.sleep(late)
+    answer = node.kill("job-1", "--cancel", grace=0.0)
+    assert (answer["left"], answer["state"]) == (0, "cancelled")
+    until(lambda: not processes_of(node.home))
