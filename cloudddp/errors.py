@@ -6,7 +6,6 @@ that is none of these is a bug of ours and is reported as one.
 
 from __future__ import annotations
 
-EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LEFTOVERS = 3

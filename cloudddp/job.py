@@ -29,18 +29,6 @@ CLOCK_SKEW = 5.0  # seconds; more confuses "which rank failed first", and certif
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A job that was started: what runs on each node, in node order."""
-
-    id: str
-    plans: tuple[NodePlan, ...]
-
-    @property
-    def world_size(self) -> int:
-        return sum(plan.ranks for plan in self.plans)
-
-
-@dataclass(frozen=True, slots=True)
 class JobRecord:
     """A job as its nodes remember it. Times are seconds since the epoch; `nodes` are node ranks."""
 
@@ -121,8 +109,8 @@ def snapshot(root: Path, config: Config) -> sync.Snapshot:
     return project
 
 
-def launch(runner: Runner, cluster: Cluster, config: Config, script: Script, *, root: Path, say: Say) -> Job:
-    """Sync, set up and start the script's ranks on every node; return when all have been started.
+def launch(runner: Runner, cluster: Cluster, config: Config, script: Script, *, root: Path, say: Say) -> str:
+    """Sync, set up and start the script's ranks on every node; return the job's id when all have been started.
 
     Raises UsageError, NodeError. When one node cannot start, what the others started is ended again.
     """
@@ -140,7 +128,7 @@ def launch(runner: Runner, cluster: Cluster, config: Config, script: Script, *, 
         f"starting job {job_id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
     )
     _start(runner, config, script, job_id, plans)
-    return Job(job_id, tuple(plans))
+    return job_id
 
 
 def sync_only(runner: Runner, cluster: Cluster, config: Config, *, root: Path, say: Say) -> None:

@@ -7,7 +7,7 @@ variables that torch.distributed's env:// reads. This room decides; the agent on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cloudddp.errors import CloudDDPError, UsageError
@@ -56,7 +56,6 @@ class NodePlan:
     env: dict[str, str]
     processes: tuple[Process, ...]
     ranks: int
-    expected: tuple[int, ...] = field(default=())  # global ranks, where they are known beforehand
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,11 +121,9 @@ def plan(job: JobSpec, hosts: Sequence[Host], script: Script, *, job_id: str, cl
                 )
                 for k in range(count)
             )
-            expected = tuple(range(first, first + count))
         else:
             processes = (_torchrun(job, host, script, count=count, hosts=hosts, port=port, job_id=job_id),)
-            expected = ()
-        plans.append(NodePlan(host.rank, env, processes, count, expected))
+        plans.append(NodePlan(host.rank, env, processes, count))
     return plans
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -138,7 +137,3 @@ class ClusterFolder:
         """Remove the keys of a cluster that is gone; the journal and the record stay as history."""
         for path in (self.private_key, self.host_key, self.known_hosts):
             path.unlink(missing_ok=True)
-
-    def remove(self) -> None:
-        """Remove the folder whole: for a cluster that never came to exist."""
-        shutil.rmtree(self.path, ignore_errors=True)

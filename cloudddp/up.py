@@ -120,9 +120,8 @@ def _adopt(aws: AWS, cluster: Cluster, spec: ClusterSpec, say: Say, connect: Con
             hint="`cloudddp down` first, or another name with -c",
         )
     say(f"cluster {cluster.name} is there already; checking that its {len(cluster.nodes)} nodes are ready")
-    _make_ready(
-        aws, cluster, spec, 0, say, connect
-    )  # an earlier `up` may have been killed before it could check
+    # Checked again: an earlier `up` may have been killed before it could.
+    _make_ready(aws, cluster, spec, 0, say, connect)
     return cluster
 
 
@@ -290,9 +289,9 @@ def _undo(aws: AWS, cluster_id: str, made: Made, error: BaseException, say: Say)
                 time.sleep(SETTLE_SECONDS)
             say("interrupted: taking everything down" if interrupted else "failed: taking everything down")
             report = down(aws, inventory.with_id(cluster_id), known=made.instances, say=lambda _: None)
-        except CloudDDPError as second:
+        except Exception as second:  # whatever it is: the user must hear of the nodes, not of a bug
             raise Leftovers(
-                f"cluster {cluster_id} may be left running{_named(made)}: {second.message}",
+                f"cluster {cluster_id} may be left running{_named(made)}: {second}",
                 hint="repeat `cloudddp down` until it says that nothing is left",
             ) from None
     if report.left or report.reasons:

@@ -132,8 +132,10 @@ class Watch:
         With `stop_on_failure` a rank's failure ends the job on every node, with `stop_on_loss` the loss of a node
         too: that is for the one who started the job, since a mere viewer's own network may be at fault.
         """
-        while self._open or self._ready:
+        while True:
             self._show()
+            if not self._open:
+                break
             try:
                 self._event = self._event or self._events.get(timeout=0.2)
             except queue.Empty:

@@ -139,7 +139,7 @@ def start_job(runner: Runner, cluster: Cluster, settings: Config, script: Script
 
     try:
         with Progress() as say:
-            return job.launch(runner, cluster, settings, script, root=session.root, say=say).id
+            return job.launch(runner, cluster, settings, script, root=session.root, say=say)
     except KeyboardInterrupt:  # job.launch has ended what it had started
         raise Interrupted(
             "interrupted while the job was being started; it was ended; the cluster is still up",

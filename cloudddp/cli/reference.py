@@ -67,9 +67,10 @@ def configuration_page() -> str:
         "Generated from `cloudddp/spec.py` by `python -m cloudddp.cli.reference`; do not edit.",
         "",
         "`cloudddp init` writes a commented `cloudddp.toml`. The strongest source wins: flag, environment variable,",
-        "`./cloudddp.toml` (or `--config FILE`), `config.toml` in the user's configuration folder, default. An unknown",
-        "key, section or `CLOUDDDP_*` variable is an error that names the nearest known one, and every value is",
-        "checked before anything is called.",
+        "`cloudddp.toml` (or `--config FILE`), `config.toml` in the user's configuration folder, default. `cloudddp.toml` is",
+        "looked for in the current folder, then above it within the repository or below the user's home; its folder is the",
+        "project. An unknown key, section or `CLOUDDDP_*` variable is an error that names the nearest known one, and every",
+        "value is checked before anything is called.",
     ]
     for section in spec.SECTIONS:
         out += ["", f"## [{section}]", "", INTRODUCTION[section], ""]

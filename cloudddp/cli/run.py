@@ -66,7 +66,7 @@ def run(
 def _end(session: Session, settings: Config, made: Cluster, finished: Finished | None) -> None:
     """Take the nodes away, or say which are left and why. Raises Leftovers, which outweighs the job's exit code."""
     from cloudddp import teardown
-    from cloudddp.errors import CloudDDPError, Leftovers
+    from cloudddp.errors import Leftovers
 
     with teardown.undisturbed(lambda _: note("still taking everything down; it takes a moment")):
         try:
@@ -79,12 +79,12 @@ def _end(session: Session, settings: Config, made: Cluster, finished: Finished |
             report = clusters.take_down(session, settings, made.id)
         except Leftovers:
             raise
-        except CloudDDPError as error:
+        except Exception as error:  # whatever it is: the user must hear of the nodes, not of a bug
             ids = ", ".join(node.id for node in made.nodes)
             hour = made.node_hour
             bill = "at a price unknown" if hour is None else f"costing ${hour * len(made.nodes):.2f} an hour"
             raise Leftovers(
-                f"it is not certain that {ids} have ended, {bill}, until {_deadline(made)}: {error.message}",
+                f"it is not certain that {ids} have ended, {bill}, until {_deadline(made)}: {error}",
                 hint="repeat `cloudddp down` until it says that nothing is left",
             ) from None
     note(clusters.describe_down(report, settings.cluster.name, simulated=session.sim))

@@ -655,11 +655,6 @@ def stat_fields(pid: int) -> List[str]:
     return []
 
 
-def is_zombie(pid: int) -> bool:
-    fields = stat_fields(pid)
-    return not fields or fields[0] == "Z"
-
-
 def born(pid: int) -> str:
     """Return the start time of a process in clock ticks since boot: with it a reused pid is not mistaken.
 

@@ -111,7 +111,6 @@ def test_ranks_of_unequal_nodes_are_numbered_by_the_sum_of_those_before() -> Non
     plans = planned(JobSpec(nproc_per_node=counts, rendezvous="direct"), [host(k) for k in range(3)])
     numbers = [[int(process.env["RANK"]) for process in plan.processes] for plan in plans]
     assert numbers == [[0], [1, 2, 3], [4, 5]]
-    assert [plan.expected for plan in plans] == [(0,), (1, 2, 3), (4, 5)]
     assert [plan.processes[0].env["LOCAL_WORLD_SIZE"] for plan in plans] == [
         "1",
         "3",

@@ -126,13 +126,6 @@ def test_forgetting_removes_the_keys_and_keeps_the_history(tmp_path: Path) -> No
     assert folder.record() == RECORD
 
 
-def test_removing_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
-    folder = made(tmp_path)
-    folder.remove()
-    folder.remove()
-    assert not folder.path.exists()
-
-
 def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
     state.write_atomic(path, "old")
