@@ -26,6 +26,8 @@ KEEPALIVE_SECONDS = 15
 DEAD_SECONDS = 45
 KEY_PATIENCE = 120.0  # a refused key: cloud-init may still be writing it, or the login user is wrong
 CHUNK = 128 * 1024  # larger writes were slower (0.82 s against 1.30 s for 200 MB)
+ABOUT_A_CHANNEL = range(93, 99)  # RFC 4254: window adjust, data, extended data, EOF, CLOSE, request
+CLOSE = 97
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Connection:
     def __init__(self, target: Target, client: paramiko.SSHClient) -> None:
         self.target = target
         self._client = client
+        self._order = _Order(client)
 
     @classmethod
     def open(cls, target: Target, *, connect_timeout: float = 10.0) -> Connection:
@@ -140,6 +143,7 @@ class Connection:
             if transport is None or not transport.is_active():
                 raise EOFError
             channel = transport.open_session(timeout=timeout)
+            self._order.opened(channel)
             channel.settimeout(timeout)
             channel.exec_command(command)
         except (OSError, EOFError, paramiko.SSHException) as error:
@@ -178,6 +182,36 @@ class Connection:
     def close(self) -> None:
         """Close at once; a command that waits in another thread ends with NodeError."""
         self._client.close()
+
+
+class _Order:
+    """Nothing is sent on a channel after its CLOSE, for which a server ends the whole connection.
+
+    paramiko decides to send (data, a wider window) under the channel's lock and sends after letting go of it, so
+    its own thread can answer the server's CLOSE in between. Every packet passes here one at a time, in its final
+    order (paramiko holds `clear_to_send_lock`); what comes too late is dropped, as RFC 4254 section 5.3 has it.
+    """
+
+    def __init__(self, client: paramiko.SSHClient) -> None:
+        self._closed: set[bytes] = set()
+        transport = client.get_transport()
+        assert transport is not None  # noqa: S101  the client is connected
+        self._send = transport.packetizer.send_message
+        transport.packetizer.send_message = self._in_order
+
+    def opened(self, channel: paramiko.Channel) -> None:
+        """The server may give the number of a closed channel to a new one."""
+        self._closed.discard(channel.remote_chanid.to_bytes(4, "big"))
+
+    def _in_order(self, message: paramiko.Message) -> None:
+        packet = message.asbytes()
+        if packet[0] in ABOUT_A_CHANNEL:
+            channel = packet[1:5]
+            if channel in self._closed:
+                return
+            if packet[0] == CLOSE:
+                self._closed.add(channel)
+        self._send(message)
 
 
 class _Background:

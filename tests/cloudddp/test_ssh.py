@@ -234,6 +234,31 @@ def test_closing_ends_a_command_that_waits_in_another_thread(connection: Connect
             running.result(60)
 
 
+def test_nothing_is_sent_on_a_channel_after_its_close(
+    connection: Connection, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """paramiko can decide to widen a window, answer CLOSE, and send the first after the second."""
+    import paramiko
+
+    late: list[paramiko.Channel] = []
+    unlink = paramiko.Channel._set_closed
+
+    def keep(channel: paramiko.Channel) -> None:
+        late.append(channel)
+        unlink(channel)
+
+    monkeypatch.setattr(paramiko.Channel, "_set_closed", keep)
+    assert connection.run("true").exit_code == 0
+    monkeypatch.undo()
+    message = paramiko.Message()
+    message.add_byte(bytes([93]))  # SSH_MSG_CHANNEL_WINDOW_ADJUST
+    message.add_int(late[0].remote_chanid)
+    message.add_int(300_000)
+    late[0].transport._send_user_message(message)
+    assert connection.run("echo still here").stdout == b"still here\n"
+    assert len(server.connections) == 1
+
+
 def test_many_commands_run_side_by_side_on_one_connection(connection: Connection, server: Server) -> None:
     together = threading.Barrier(8, timeout=60)
 
