@@ -109,17 +109,24 @@ def snapshot(root: Path, config: Config) -> sync.Snapshot:
     return project
 
 
-def launch(runner: Runner, cluster: Cluster, config: Config, script: Script, *, root: Path, say: Say) -> str:
-    """Sync, set up and start the script's ranks on every node; return the job's id when all have been started.
+def new_id() -> str:
+    """Return a job's id: names in their order are jobs in theirs."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
-    Raises UsageError, NodeError. When one node cannot start, what the others started is ended again.
+
+def launch(
+    runner: Runner, cluster: Cluster, config: Config, script: Script, *, root: Path, say: Say, job_id: str
+) -> None:
+    """Sync, set up and start the script's ranks on every node; return when all have been started.
+
+    Raises UsageError, NodeError. When one node cannot start, what the others started is ended again; after an
+    interrupt that is the caller's part, with `end_started`.
     """
     project = snapshot(root, config)
     found = probe(runner, cluster, manifest=project.digest, python=config.job.python)
     _check(found, config, say)  # before the files of a job that still runs are touched
     _bring_in_step(runner, found, config, project, say)
     _set_up(runner, config, say)
-    job_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     plans = ranks.plan(
         config.job, _hosts(cluster, found, config.job.python), script, job_id=job_id, cluster=cluster.name
     )
@@ -128,7 +135,6 @@ def launch(runner: Runner, cluster: Cluster, config: Config, script: Script, *, 
         f"starting job {job_id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
     )
     _start(runner, config, script, job_id, plans)
-    return job_id
 
 
 def sync_only(runner: Runner, cluster: Cluster, config: Config, *, root: Path, say: Say) -> None:
@@ -249,19 +255,23 @@ def _start(runner: Runner, config: Config, script: Script, job_id: str, plans: S
     stdin = {plan.node: json.dumps({**plan.to_json(), **common}).encode() for plan in plans}
     try:
         runner.each(lambda rank: nodes.call(runner, rank, "start", stdin=stdin[rank])).all()
-    except BaseException:  # also Ctrl-C: some nodes may have begun
-        _end_started(runner, job_id)
+    except Exception:  # some nodes may have begun
+        end_started(runner, job_id)
         raise
 
 
-def _end_started(runner: Runner, job_id: str) -> None:
-    """End what a start that failed has begun; by new connections, as the failure has closed the old ones."""
+def end_started(runner: Runner, job_id: str) -> list[int]:
+    """End what a broken-off start has begun, if anything; return the nodes of which that is not certain.
 
-    def end(rank: int) -> None:
+    By new connections, as the failure or the interrupt has closed the old ones.
+    """
+
+    def end(rank: int) -> bool:
         runner.reconnect(rank)
-        nodes.call(runner, rank, "kill", f"--job={job_id}", "--cancel", "--grace=1")
+        return bool(nodes.call(runner, rank, "kill", f"--job={job_id}", "--cancel", "--grace=1")["left"])
 
-    runner.each(end, fatal=lambda _: False)
+    outcome = runner.each(end, fatal=lambda _: False)
+    return sorted({*outcome.errors, *(rank for rank, left in outcome.values.items() if left)})
 
 
 # -- looking back ------------------------------------------------------------------------------------------

@@ -117,8 +117,9 @@ class Watch:
         self._all_done_since: float | None = None
         self._event: tuple[int, tuple[Any, ...]] | None = None
         self._ready: deque[tuple[int, int, str]] = deque()
-        for node in sorted(self._open):
-            threading.Thread(target=self._follow, args=(node,), daemon=True).start()
+        self._followers = [
+            threading.Thread(target=self._follow, args=(node,), daemon=True) for node in sorted(self._open)
+        ]
 
     def run(
         self,
@@ -132,6 +133,9 @@ class Watch:
         With `stop_on_failure` a rank's failure ends the job on every node, with `stop_on_loss` the loss of a node
         too: that is for the one who started the job, since a mere viewer's own network may be at fault.
         """
+        for follower in self._followers:
+            if follower.ident is None:
+                follower.start()
         while True:
             self._show()
             if not self._open:

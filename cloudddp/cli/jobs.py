@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -124,8 +125,11 @@ def launch(
 
         rehearsal.launch(settings, wanted, session.root)
         return 0
-    with session.open(settings, whole=True) as (cluster, runner):
-        job_id = start_job(runner, cluster, settings, wanted, session)
+    from cloudddp import job
+
+    job_id = job.new_id()
+    with session.open(settings, whole=True) as (cluster, runner), guarded(runner, job_id):
+        start_job(runner, cluster, settings, wanted, session, job_id)
         if detach:
             click.echo(job_id)
             note(f"next: cloudddp logs -f {job_id}   (cloudddp cancel {job_id} ends it)")
@@ -133,22 +137,43 @@ def launch(
         return foreground(runner, cluster, settings, job_id).exit_code
 
 
-def start_job(runner: Runner, cluster: Cluster, settings: Config, script: Script, session: Session) -> str:
-    from cloudddp import job
+@contextlib.contextmanager
+def guarded(runner: Runner, job_id: str) -> Iterator[None]:
+    """End the job where Ctrl-C comes before anybody watches it: while it is started, or right after."""
+    from cloudddp import interrupts, job, teardown
     from cloudddp.errors import Interrupted
 
     try:
-        with Progress() as say:
-            return job.launch(runner, cluster, settings, script, root=session.root, say=say)
-    except KeyboardInterrupt:  # job.launch has ended what it had started
+        yield
+    except interrupts.HungUp:
+        raise
+    except KeyboardInterrupt:
+        with teardown.undisturbed(lambda _: note("still ending what was started; it takes a moment")):
+            unsure = job.end_started(runner, job_id)
+        known = "it was ended" if not unsure else f"it may still run on node {', '.join(map(str, unsure))}"
         raise Interrupted(
-            "interrupted while the job was being started; it was ended; the cluster is still up",
-            hint="cloudddp down ends the bill",
+            f"interrupted while job {job_id} was being started; {known}; the cluster is still up",
+            hint=f"cloudddp cancel {job_id}, and again if need be"
+            if unsure
+            else "cloudddp down ends the bill",
         ) from None
 
 
+def start_job(
+    runner: Runner, cluster: Cluster, settings: Config, script: Script, session: Session, job_id: str
+) -> None:
+    """Start the job. Call inside `guarded`."""
+    from cloudddp import job
+
+    with Progress() as say:
+        job.launch(runner, cluster, settings, script, root=session.root, say=say, job_id=job_id)
+
+
 def foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) -> Finished:
-    """Show the job's logs to its end; Ctrl-C asks once and cancels it everywhere. Return how it ended."""
+    """Show the job's logs to its end; Ctrl-C asks once and cancels it everywhere. Return how it ended.
+
+    Call inside `guarded`.
+    """
     from cloudddp.watch import Watch
 
     began = time.monotonic()

@@ -224,7 +224,10 @@ def launch(settings: Config, script: Script, root: Path) -> None:
         recorder.on = False
         info = discover.instance_type(aws, settings.cluster)
         nodes = Nodes(made, gpus=info.gpus, cpus=info.vcpus, quiet=False)
-        job.launch(nodes, made, settings, script, root=root, say=lambda text: click.echo(f"\n# {text}"))
+        job.launch(
+            nodes, made, settings, script,
+            root=root, say=lambda text: click.echo(f"\n# {text}"), job_id=job.new_id(),
+        )  # fmt: skip
         click.echo("\n# End of the rehearsal. Nothing was started.")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cloudddp.cli import clusters
 from cloudddp.cli.common import Session, counted, note, size, verb, yes_option
-from cloudddp.cli.jobs import foreground, job_settings, prepare, start_job
+from cloudddp.cli.jobs import foreground, guarded, job_settings, prepare, start_job
 
 if TYPE_CHECKING:
     from cloudddp.aws.client import AWS
@@ -30,7 +30,7 @@ def run(
     Example:
       cloudddp run -n 2 -t g5.12xlarge --max-cost 20 train.py --epochs 10
     """
-    from cloudddp import cluster
+    from cloudddp import cluster, job
     from cloudddp.errors import CloudDDPError, Interrupted
 
     settings, wanted = prepare(session, module, variables, script, args, fresh=True)
@@ -44,8 +44,9 @@ def run(
     finished: Finished | None = None
     try:
         made = clusters.bring_up(session, settings, yes=yes).cluster
-        with session.open(settings) as (found, runner):
-            job_id = start_job(runner, found, settings, wanted, session)
+        job_id = job.new_id()
+        with session.open(settings) as (found, runner), guarded(runner, job_id):
+            start_job(runner, found, settings, wanted, session, job_id)
             try:
                 finished = foreground(runner, found, settings, job_id)
             finally:

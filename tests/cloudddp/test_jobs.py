@@ -181,6 +181,33 @@ def test_ctrl_c_in_the_foreground_cancels_everywhere_and_keeps_the_cluster(cli: 
     assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2
 
 
+@pytest.mark.parametrize("moment", ["job.launch", "watch.Watch.__init__", "cli.common.Progress.stop"])
+def test_ctrl_c_between_the_start_and_the_first_look_ends_the_job(cli: Any, moment: str) -> None:
+    direct(cli)
+    cli.write("wait.py", SLEEPERS)
+    owner, _, name = moment.rpartition(".")
+    # The signal comes at an exact moment: as the named function returns, when every rank has been started.
+    code = (
+        "import os, signal\n"
+        "from cloudddp import __main__, cli, job, watch\n"
+        "import cloudddp.cli.common\n"
+        f"real = {moment}\n"
+        "def then_interrupted(*args, **kwargs):\n"
+        "    real(*args, **kwargs)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        f"setattr({owner}, {name!r}, then_interrupted)\n"
+        "__main__.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "launch", "wait.py"],
+        cwd=cli.cwd, env=cli.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr
+    assert "it was ended; the cluster is still up" in done.stderr
+    assert processes(cli) == 0
+
+
 def test_ctrl_c_on_a_terminal_asks_first(cli: Any) -> None:
     direct(cli, nodes=1, ranks=1)
     cli.write(

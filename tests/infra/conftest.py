@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
     yield made
     for folder in (made.home / ".cloudddp" / "jobs").glob("*"):
         made.answer("kill", f"--job={folder.name}", "--cancel", "--grace=0")
+    patience = time.monotonic() + 10
+    while processes_of(made.home) and time.monotonic() < patience:
+        time.sleep(0.02)  # the supervisor has said how the job ended, and is on its way out
     left = processes_of(made.home)
     for pid in left:
         os.kill(pid, signal.SIGKILL)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentnode import AGENT, FOREVER, Node, processes_of
+from agentnode import AGENT, FOREVER, Node, processes_of, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent runs on Linux only (/proc)")
 
@@ -158,4 +158,4 @@ def test_the_agent_does_its_work_on_python_3_9(tmp_path: Path) -> None:
     node.rank_pid(job="job-2")
     assert node.kill("job-2", "--cancel")["state"] == "cancelled"
     assert node.call("pack", "--project=p", "made").returncode == 0
-    assert processes_of(node.home) == []
+    until(lambda: not processes_of(node.home))
