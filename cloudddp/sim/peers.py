@@ -16,7 +16,8 @@ _MAPPED = "0000000000000000FFFF0000"  # an IPv4 address as an IPv6 socket shows 
 
 def is_ours(address: str, port: int) -> bool:
     """Whether the socket bound to this loopback address and port belongs to our user, or to root."""
-    return any(owner in (0, os.getuid()) for owner in _owners(address, port))
+    owners = set(_owners(address, port))
+    return bool(owners) and owners <= {0, os.getuid()}
 
 
 def _owners(address: str, port: int) -> Iterator[int]:
@@ -29,5 +30,6 @@ def _owners(address: str, port: int) -> Iterator[int]:
         except OSError:
             continue
         for fields in map(str.split, lines):
-            if fields[1] in wanted:
+            # A socket that nobody holds any more (TIME_WAIT) has no inode, and shows root for its owner.
+            if fields[1] in wanted and fields[9] != "0":
                 yield int(fields[7])

@@ -240,6 +240,27 @@ def test_another_user_of_the_machine_is_refused(laptop: Laptop, door: str) -> No
             assert b"curve25519" not in done.stdout
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_port_with_a_past_makes_nobody_ours(sim: control.Simulator) -> None:
+    """A connection that lingers after its end shows root for its owner; its port can be used again."""
+    code = (
+        "import socket, sys\n"
+        "def made():\n"
+        "    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); return s\n"
+        "door = socket.create_server(('127.0.0.1', 0))\n"
+        "first = made(); first.bind(('127.0.0.1', 0)); port = first.getsockname()[1]\n"
+        "first.connect(door.getsockname()); there, _ = door.accept()\n"
+        "first.close(); there.recv(1); there.close()\n"
+        "again = made(); again.bind(('127.0.0.1', port)); again.connect(('127.0.0.1', int(sys.argv[1])))\n"
+        "again.sendall(b'GET /_cloudddp/nodes HTTP/1.0\\r\\n\\r\\n'); print(again.recv(100))\n"
+    )
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-c", code, sim.endpoint.rsplit(":", 1)[1]],
+        user=65534, cwd="/", capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert " 403 " in done.stdout
+
+
 def test_a_simulator_that_is_gone_is_said_to_be(home: Path) -> None:
     simulator = control.start(home)
     control.stop(home)
