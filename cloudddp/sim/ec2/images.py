@@ -1,0 +1,102 @@
+"""The Deep Learning AMIs, and the SSM parameters that name them, in place of moto's images of 2017.
+
+Teaches moto the data of cloudddp/sim/images.py; knows nothing of instances.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from cloudddp.sim.ec2.patch import wrap
+from cloudddp.sim.images import IMAGES, OWNER, ROOT_GIB
+
+BY_ID = {image.image_id: image for image in IMAGES}
+
+_PARAMETERS = "/aws/service/deeplearning"
+
+
+def install() -> None:
+    """Put the images and the parameters into every region."""
+    _offer_images()
+    _offer_parameters()
+
+
+def _offer_images() -> None:
+    from moto.ec2.models import amis
+
+    def load(self: Any) -> None:
+        for image in IMAGES:
+            self.amis[image.image_id] = ami = amis.Ami(
+                self,
+                image.image_id,
+                name=image.name,
+                description=f"{image.name} (simulated)",
+                owner_id=OWNER,
+                owner_alias="amazon",
+                public=True,
+                virtualization_type="hvm",
+                architecture=image.architecture,
+                image_location=f"amazon/{image.name}",
+                hypervisor="xen",
+                root_device_type="ebs",
+                root_device_name=image.root_device,
+                creation_date=datetime(2026, 8, 22, 6, tzinfo=UTC),
+            )
+            ami.ebs_snapshot.volume.size = ROOT_GIB
+
+    def mappings(original: Any) -> property:
+        def disks(self: Any) -> Any:
+            if self.id not in BY_ID:
+                return original.fget(self)
+            disk = {
+                "SnapshotId": self.ebs_snapshot.id,
+                "VolumeSize": ROOT_GIB,
+                "VolumeType": "gp3",
+                "Encrypted": False,
+                "DeleteOnTermination": True,
+            }
+            return [{"DeviceName": self.root_device_name, "Ebs": disk}]
+
+        return property(disks)
+
+    wrap(amis.AmiBackend, "_load_amis", lambda _original: load)
+    wrap(amis.Ami, "block_device_mappings", mappings)
+
+
+def _offer_parameters() -> None:
+    from moto.core.utils import utcnow
+    from moto.ssm import models
+
+    parameter: Any = models.Parameter
+
+    def check(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def load(self: Any, key: str) -> None:
+            original(self, key)
+            asked = str(key or "")
+            loaded = getattr(self, "_deep_learning", False)
+            if loaded or not (asked.startswith(_PARAMETERS) or _PARAMETERS.startswith(asked or "?")):
+                return
+            self._deep_learning = True
+            for image in IMAGES:
+                self[image.parameter].append(
+                    parameter(
+                        account_id=self.account_id,
+                        name=image.parameter,
+                        value=image.image_id,
+                        parameter_type="String",
+                        description=image.name,
+                        allowed_pattern=None,
+                        keyid=None,
+                        last_modified_date=utcnow(),
+                        version=1,
+                        data_type="text",
+                    )
+                )
+
+        return load
+
+    wrap(models.ParameterDict, "_check_loading_status", check)

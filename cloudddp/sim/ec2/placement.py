@@ -1,0 +1,167 @@
+"""Placement groups: the four actions that moto lacks, and what a launch into a group has to obey.
+
+A cluster group is of one zone and of types that support it. How near to each other the nodes are is not simulated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudddp.sim.ec2 import catalog
+from cloudddp.sim.ec2.patch import LOCK, add, refuse, shelf
+
+_STRATEGIES = ("cluster", "partition", "spread")
+_MOST = 500  # groups per account and region
+
+
+def install() -> None:
+    """Add the actions to moto's EC2."""
+    from moto.ec2.responses import EC2Response
+
+    add(
+        EC2Response,
+        create_placement_group=_create,
+        describe_placement_groups=_describe,
+        delete_placement_group=_delete,
+    )
+
+
+def check(
+    backend: Any, wanted: dict[str, Any], *, instance_type: str, zone: str, spot: dict[str, Any]
+) -> Any:
+    """The group that a launch (its Placement) names, or None. Refuses what a cluster group does not take."""
+    name = wanted.get("GroupName") or wanted.get("GroupId")
+    if not name:
+        return None
+    group = _find(backend, name)
+    if group is None:
+        refuse("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
+    if group.strategy not in catalog.strategies(instance_type):
+        refuse(
+            "InvalidParameterCombination",
+            f"{group.strategy.capitalize()} placement groups are not supported by the '{instance_type}' instance type. "
+            "Specify a supported instance type or change the placement group strategy, and try again.",
+        )
+    if group.strategy == "cluster":
+        _check_cluster(backend, group, zone, spot)
+    return group
+
+
+def _check_cluster(backend: Any, group: Any, zone: str, spot: dict[str, Any]) -> None:
+    if spot.get("InstanceInterruptionBehavior") in ("stop", "hibernate"):
+        refuse(
+            "InvalidParameterCombination",
+            "A Spot Instance that is stopped or hibernated on interruption cannot be launched in a cluster placement group.",
+        )
+    zones = {instance.placement.zone for instance in _members(backend, group)}
+    if zones - {zone}:
+        refuse(
+            "InvalidParameterCombination",
+            f"The cluster placement group '{group.group_name}' has instances in {', '.join(sorted(zones))}; "
+            f"it cannot span Availability Zones, and {zone} was requested.",
+        )
+
+
+def join(instance: Any, group: Any) -> None:
+    """Show the instance as a member of the group."""
+    instance.placement.group_name = group.group_name
+    instance.placement.group_id = group.group_id
+
+
+def _groups(backend: Any) -> dict[str, Any]:
+    return dict(shelf(backend, "placement_groups", dict))
+
+
+def _find(backend: Any, name: str) -> Any:
+    known = shelf(backend, "placement_groups", dict)
+    return known.get(name) or next((group for group in known.values() if group.group_id == name), None)
+
+
+def _members(backend: Any, group: Any) -> list[Any]:
+    return [
+        instance
+        for instance in backend.all_instances()
+        if instance.placement.group_name == group.group_name and instance.state != "terminated"
+    ]
+
+
+def _create(response: Any) -> Any:
+    from moto.core.responses import ActionResult
+
+    name = response._get_param("GroupName")
+    strategy = response._get_param("Strategy", "cluster")
+    tags = response._parse_tag_specification("placement-group").get("placement-group", {})
+    if not name:
+        refuse("MissingParameter", "The request must contain the parameter groupName")
+    if strategy not in _STRATEGIES:
+        refuse("InvalidParameterValue", f"Value ({strategy}) for parameter strategy is invalid.")
+    response.error_on_dryrun()
+    with LOCK:
+        known = shelf(response.ec2_backend, "placement_groups", dict)
+        if name in known:
+            refuse("InvalidPlacementGroup.Duplicate", f"The placement group '{name}' already exists.")
+        if len(known) >= _MOST:
+            refuse("PlacementGroupLimitExceeded", "The maximum number of placement groups has been reached.")
+        known[name] = group = _make(
+            response.ec2_backend,
+            name,
+            strategy=strategy,
+            partitions=response._get_int_param("PartitionCount"),
+            spread=response._get_param("SpreadLevel"),
+        )
+        group.add_tags(tags)
+    return ActionResult({"PlacementGroup": group})
+
+
+def _make(backend: Any, name: str, *, strategy: str, partitions: int | None, spread: str | None) -> Any:
+    from moto.ec2.models.core import TaggedEC2Resource
+    from moto.ec2.utils import random_id
+
+    class PlacementGroup(TaggedEC2Resource):
+        """As DescribePlacementGroups shows it; the attributes are also its filters."""
+
+        def __init__(self) -> None:
+            self.ec2_backend = backend
+            self.id = self.group_id = random_id(prefix="pg")
+            self.group_name, self.strategy, self.state = name, strategy, "available"
+            self.partition_count = (partitions or 2) if strategy == "partition" else None
+            self.spread_level = (spread or "rack") if strategy == "spread" else None
+            self.group_arn = f"arn:aws:ec2:{backend.region_name}:{backend.account_id}:placement-group/{name}"
+
+    return PlacementGroup()
+
+
+def _describe(response: Any) -> Any:
+    from moto.core.responses import ActionResult
+    from moto.ec2.utils import generic_filter
+
+    response.error_on_dryrun()
+    names = response._get_param("GroupNames", []) + response._get_param("GroupIds", [])
+    for name in names:
+        if _find(response.ec2_backend, name) is None:
+            refuse("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
+    groups = [
+        group
+        for group in _groups(response.ec2_backend).values()
+        if not names or {group.group_name, group.group_id} & set(names)
+    ]
+    return ActionResult({"PlacementGroups": generic_filter(response._filters_from_querystring(), groups)})
+
+
+def _delete(response: Any) -> Any:
+    from moto.core.responses import EmptyResult
+
+    name = response._get_param("GroupName")
+    response.error_on_dryrun()
+    with LOCK:
+        group = _find(response.ec2_backend, name)
+        if group is None:
+            refuse("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
+        if _members(response.ec2_backend, group):
+            refuse(
+                "InvalidPlacementGroup.InUse",
+                f"The placement group '{group.group_name}' is in use and may not be deleted.",
+            )
+        del shelf(response.ec2_backend, "placement_groups", dict)[group.group_name]
+        response.ec2_backend.tags.pop(group.id, None)
+    return EmptyResult()

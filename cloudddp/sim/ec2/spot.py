@@ -1,0 +1,143 @@
+"""Spot requests of instances that RunInstances launched on the spot market: shown, cancelled, closed.
+
+Interruptions are ordered elsewhere; `close` says here why a request ended.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from cloudddp.sim.ec2.patch import LOCK, refuse, wrap
+
+BY_USER = "instance-terminated-by-user"
+NO_CAPACITY = "instance-terminated-no-capacity"
+
+_MESSAGES = {
+    "fulfilled": "Your Spot request is fulfilled.",
+    "request-canceled-and-instance-running": "Your Spot request is canceled, but your instance is still running.",
+    BY_USER: "Spot Instance terminated due to user-initiated termination.",
+    NO_CAPACITY: "Your Spot Instance was terminated because there is no Spot capacity available.",
+}
+
+
+def install() -> None:
+    """Give moto's spot requests a life of their own."""
+    from moto.ec2.models import EC2Backend
+    from moto.ec2.models.spot_requests import SpotInstanceRequest
+
+    wrap(SpotInstanceRequest, "__init__", _link)
+    wrap(SpotInstanceRequest, "status", lambda _original: property(_status))
+    wrap(SpotInstanceRequest, "create_time", lambda _original: property(lambda self: self._created))
+    wrap(SpotInstanceRequest, "get_filter_value", _filters)
+    wrap(EC2Backend, "describe_spot_instance_requests", _describe)
+    wrap(EC2Backend, "cancel_spot_instance_requests", lambda _original: _cancel)
+
+
+def request(instance: Any, options: dict[str, Any], tags: dict[str, dict[str, str]]) -> None:
+    """Make the request that a launched instance fulfils. `options`: the SpotOptions of RunInstances."""
+    from moto.ec2.models.spot_requests import SpotInstanceRequest
+    from moto.ec2.utils import random_spot_request_id
+
+    class Fulfilled(SpotInstanceRequest):
+        """moto's, but for an instance there is."""
+
+        def launch_instance(self) -> Any:
+            return instance
+
+    made = Fulfilled(
+        instance.ec2_backend,
+        spot_request_id=random_spot_request_id(),
+        price=str(options.get("MaxPrice") or ""),
+        image_id=instance.image_id,
+        spot_instance_type=options.get("SpotInstanceType") or "one-time",
+        valid_from=None,
+        valid_until=options.get("ValidUntil"),
+        launch_group=None,
+        availability_zone_group=None,
+        key_name=instance.key_name,
+        security_groups=[group.id for group in instance.security_groups],
+        user_data=None,
+        instance_type=instance.instance_type,
+        placement=instance.placement.zone,
+        kernel_id=None,
+        ramdisk_id=None,
+        monitoring_enabled=instance.monitored,
+        subnet_id=instance.subnet_id,
+        tags=tags,
+        spot_fleet_id=None,
+        instance_interruption_behaviour=options.get("InstanceInterruptionBehavior"),
+    )
+    instance.ec2_backend.spot_instance_requests[made.id] = made
+
+
+def close(instance: Any, code: str = BY_USER) -> None:
+    """Close the instance's request, if it has one that is not closed yet; `code` is the status code to show."""
+    for made in list(instance.ec2_backend.spot_instance_requests.values()):
+        if made.instance is instance and made.state in ("active", "open"):
+            _set(made, "closed", code)
+
+
+def _set(made: Any, state: str, code: str) -> None:
+    made.state, made._status_code, made.status_message = state, code, _MESSAGES[code]
+    made._updated = datetime.now(UTC)
+
+
+def _link(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def create(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._created = self._updated = datetime.now(UTC)
+        original(self, *args, **kwargs)
+        _set(self, "active", "fulfilled")
+        self.instance.spot_instance_request_id = self.id
+
+    return create
+
+
+def _status(made: Any) -> dict[str, Any]:
+    return {"Code": made._status_code, "Message": made.status_message, "UpdateTime": made._updated}
+
+
+def _filters(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def value(self: Any, filter_name: str, method_name: str | None = None) -> Any:
+        known = {
+            "instance-id": self.instance.id,
+            "status-code": self._status_code,
+            "launch.instance-type": self.instance.instance_type,
+            "launched-availability-zone": self.instance.placement.zone,
+        }
+        return known[filter_name] if filter_name in known else original(self, filter_name, method_name)
+
+    return value
+
+
+def _describe(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def describe(self: Any, filters: Any = None, spot_instance_ids: list[str] | None = None) -> Any:
+        _check_known(self, spot_instance_ids or [])
+        return original(self, filters=filters, spot_instance_ids=spot_instance_ids)
+
+    return describe
+
+
+def _cancel(backend: Any, request_ids: list[str]) -> list[Any]:
+    """moto forgets cancelled requests; EC2 shows them for hours, and leaves the instance running."""
+    with LOCK:
+        _check_known(backend, request_ids)
+        cancelled = [backend.spot_instance_requests[one] for one in request_ids]
+        for made in cancelled:
+            if made.state in ("active", "open"):
+                _set(made, "cancelled", "request-canceled-and-instance-running")
+        return cancelled
+
+
+def _check_known(backend: Any, request_ids: list[str]) -> None:
+    unknown = [one for one in request_ids if one not in backend.spot_instance_requests]
+    if unknown:
+        refuse(
+            "InvalidSpotInstanceRequestID.NotFound",
+            f"The spot instance request ID '{unknown[0]}' does not exist",
+        )

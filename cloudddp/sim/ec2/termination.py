@@ -1,0 +1,48 @@
+"""TerminateInstances: nothing of an instance is left, however often one asks.
+
+Knows the rooms that gave the instance something, and takes it back.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from cloudddp.sim.ec2 import interfaces, spot
+from cloudddp.sim.ec2.limits import CONDITIONS
+from cloudddp.sim.ec2.patch import LOCK, wrap
+
+
+def install() -> None:
+    """Put the clearing up around moto's termination."""
+    from moto.ec2.models import EC2Backend
+    from moto.ec2.models.instances import Instance
+
+    wrap(Instance, "terminate", _terminate)
+    wrap(EC2Backend, "terminate_instances", _terminate_instances)
+
+
+def _terminate(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def terminate(self: Any) -> Any:
+        with LOCK:
+            if self.state == "terminated":
+                return self._state
+            previous = original(self)
+            interfaces.release(self)
+            spot.close(self)
+            if hasattr(self, "reservation_id"):  # else the launch failed half way, and took no place
+                CONDITIONS.occupy(self.placement.zone, self.instance_type, -1)
+            return previous
+
+    return terminate
+
+
+def _terminate_instances(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def terminate(self: Any, instance_ids: list[str]) -> Any:
+        with LOCK:
+            return original(self, list(dict.fromkeys(instance_ids)))
+
+    return terminate
