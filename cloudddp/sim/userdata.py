@@ -10,7 +10,7 @@ import base64
 import gzip
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import PurePosixPath
@@ -27,6 +27,8 @@ class UserData:
     login_keys: tuple[str, ...] = ()
     timer: str = ""  # name of the systemd timer that holds the deadline
     deadline: datetime | None = None
+    config: dict[str, Any] = field(default_factory=dict)  # the whole cloud-config
+    script: str = ""  # user data that is a program of its own (#!)
 
 
 @lru_cache(maxsize=16)  # the nodes of one launch share it
@@ -37,15 +39,18 @@ def parse(raw: bytes) -> UserData:
     """
     if raw.startswith(b"\x1f\x8b"):
         raw = gzip.decompress(raw)
+    if raw.startswith(b"#!"):
+        return UserData(script=raw.decode(errors="surrogateescape"))
     if not raw.startswith(b"#cloud-config"):
         return UserData()
-    config = _mapping(_load(raw))
+    config = _plain(_mapping(_load(raw)))
     timer, deadline = _deadline(config.get("write_files"))
     return UserData(
         host_key=str(_mapping(config.get("ssh_keys")).get("ed25519_private") or ""),
         login_keys=tuple(str(key) for key in _sequence(config.get("ssh_authorized_keys"))),
         timer=timer,
         deadline=deadline,
+        config=config,
     )
 
 
@@ -61,6 +66,21 @@ def _load(raw: bytes) -> Any:
         return yaml.safe_load(raw)
     except yaml.YAMLError as error:
         raise ValueError(f"user data is no valid cloud-config: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """The same in JSON's types, for YAML has more: a file's !!binary content becomes base64, a date its text."""
+    if isinstance(value, dict):
+        if isinstance(value.get("content"), bytes):
+            zipped = "gz+" if str(value.get("encoding", "")).lower() in ("gz", "gzip") else ""
+            text = base64.b64encode(value["content"]).decode()
+            value = {**value, "content": text, "encoding": f"{zipped}b64"}
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if value is None or isinstance(value, (str, bool, int, float)) else str(value)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -2,23 +2,56 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
+import lab as labs
 import paramiko
 import pytest
-from simlab import Laptop
+from account import Account, post_conditions
+from simlab import Laptop, client_of
 
 from cloudddp.sim import control, processes
+from cloudddp.sim.aws import CONDITIONS, rehearse
 
 
 @pytest.fixture(scope="session")
 def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
+    """A simulator of loopback nodes, which are there on every Linux."""
     home = tmp_path_factory.mktemp("home")
-    yield control.start(home)
+    yield control.start(home, nodes="process")
     control.stop(home)
     assert processes.belonging(home) == []
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
+    """A simulator of namespace nodes; skips where there can be none."""
+    if why := labs.obstacle():
+        pytest.skip(why)
+    home = tmp_path_factory.mktemp("lab")
+    yield control.start(home, nodes="namespace")
+    control.stop(home)
+    assert processes.belonging(home) == []
+
+
+@pytest.fixture
+def resident(lab: control.Simulator, request: pytest.FixtureRequest) -> Iterator[labs.LabLaptop]:
+    """A laptop of the test's own in the lab; what it launched is terminated after the test."""
+    laptop = labs.LabLaptop(lab, f"key of {request.node.name}")
+    yield laptop
+    laptop.leave()
+
+
+@pytest.fixture(scope="module")
+def neighbour(lab: control.Simulator, request: pytest.FixtureRequest) -> Iterator[labs.LabLaptop]:
+    """A laptop in the lab for a whole module."""
+    laptop = labs.LabLaptop(lab, f"key of {request.node.name}")
+    yield laptop
+    laptop.leave()
 
 
 @pytest.fixture
@@ -48,3 +81,28 @@ def node(sim: control.Simulator, request: pytest.FixtureRequest) -> Iterator[tup
 def ssh(node: tuple[Laptop, dict[str, Any]]) -> paramiko.SSHClient:
     laptop, instance = node
     return laptop.connect(instance["PublicIpAddress"])
+
+
+@pytest.fixture
+def remote(sim: control.Simulator) -> Iterator[Account]:
+    """The simulator's account over HTTP; nothing of it outlives the test."""
+
+    def set_conditions(body: dict[str, Any]) -> dict[str, Any]:
+        status, answer = post_conditions(sim.endpoint, body)
+        assert status == 200, answer
+        return answer
+
+    account = Account(functools.partial(client_of, sim), set_conditions)
+    yield account
+    account.leave()
+
+
+@pytest.fixture(params=["server", "rehearsal"])
+def account(request: pytest.FixtureRequest) -> Iterator[Account]:
+    """An account whose rules have to be the same over HTTP and in process."""
+    if request.param == "server":
+        yield request.getfixturevalue("remote")
+        return
+    with rehearse():
+        yield Account(boto3.client, lambda body: CONDITIONS.update(body).to_json())
+        CONDITIONS.update({"clear": True})

@@ -90,6 +90,17 @@ def cloud_config(**content: Any) -> str:
     return "#cloud-config\n" + json.dumps(content)
 
 
+def client_of(sim: control.Simulator, service: str, **more: Any) -> Any:
+    return boto3.client(
+        service,
+        endpoint_url=sim.endpoint,
+        region_name=more.pop("region_name", sim.region),
+        aws_access_key_id="anyone",
+        aws_secret_access_key="anything",
+        **more,
+    )
+
+
 class Laptop:
     """An ordinary user of the account: a key pair, a host key to inject, clients; cleans up after itself."""
 
@@ -103,14 +114,7 @@ class Laptop:
         self._clients: list[paramiko.SSHClient] = []
 
     def client(self, service: str, **more: Any) -> Any:
-        return boto3.client(
-            service,
-            endpoint_url=self.sim.endpoint,
-            region_name=more.pop("region_name", self.sim.region),
-            aws_access_key_id="anyone",
-            aws_secret_access_key="anything",
-            **more,
-        )
+        return client_of(self.sim, service, **more)
 
     def user_data(self, **more: Any) -> str:
         keys = {"ed25519_private": self.host_key.private, "ed25519_public": self.host_key.public}

@@ -224,11 +224,13 @@ def test_a_group_that_refers_to_itself_can_be_deleted_and_one_that_others_refer_
         {"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "Encrypted": True}}]},
         {"NetworkInterfaces": [{"DeviceIndex": 0, "DeleteOnTermination": True}]},
         {
+            "InstanceType": "p4d.24xlarge",
             "NetworkInterfaces": [
                 {"DeviceIndex": 0},
                 {"DeviceIndex": 1},
                 {"DeviceIndex": 1, "NetworkCardIndex": 1},
-            ]
+                {"DeviceIndex": 1, "NetworkCardIndex": 2, "InterfaceType": "efa-only"},
+            ],
         },
     ],
 )

@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from simlab import Laptop, execute, until
@@ -47,8 +49,8 @@ def test_there_is_none_before_the_first_start(home: Path) -> None:
 
 
 def test_starting_twice_gives_the_same_simulator(home: Path) -> None:
-    first = control.start(home)
-    assert control.start(home) == first
+    first = control.start(home, nodes="process")
+    assert control.start(home, nodes="process") == first
     assert control.find(home) == first
     assert control.stop(home) == 1
     assert control.find(home) is None
@@ -56,7 +58,7 @@ def test_starting_twice_gives_the_same_simulator(home: Path) -> None:
 
 
 def test_starting_at_the_same_time_makes_one_server(home: Path) -> None:
-    code = "import sys; from pathlib import Path; from cloudddp.sim import control; print(control.start(Path(sys.argv[1])).pid)"
+    code = "import sys; from pathlib import Path; from cloudddp.sim import control; print(control.start(Path(sys.argv[1]), nodes='process').pid)"
     starters = [started(code, str(home)) for _ in range(3)]
     pids = {starter.communicate(timeout=100)[0].strip() for starter in starters}
     assert pids == {str(control.find(home).pid)}
@@ -64,7 +66,7 @@ def test_starting_at_the_same_time_makes_one_server(home: Path) -> None:
 
 
 def test_the_server_outlives_whoever_started_it_and_its_terminal(home: Path) -> None:
-    code = "import sys; from pathlib import Path; from cloudddp.sim import control; control.start(Path(sys.argv[1]))"
+    code = "import sys; from pathlib import Path; from cloudddp.sim import control; control.start(Path(sys.argv[1]), nodes='process')"
     starter = started(code, str(home), start_new_session=True)
     starter.communicate(timeout=60)
     assert starter.returncode == 0
@@ -75,7 +77,7 @@ def test_the_server_outlives_whoever_started_it_and_its_terminal(home: Path) -> 
 
 
 def test_stop_ends_what_the_nodes_run_after_the_server_was_killed(home: Path) -> None:
-    laptop = Laptop(control.start(home), "key")
+    laptop = Laptop(control.start(home, nodes="process"), "key")
     (instance,) = laptop.launch()
     client = laptop.connect(instance["PublicIpAddress"])
     execute(client, "setsid sh -c 'echo $$ > pid; exec sleep 3600' >/dev/null 2>&1 </dev/null &")
@@ -90,14 +92,14 @@ def test_stop_ends_what_the_nodes_run_after_the_server_was_killed(home: Path) ->
 
 
 def test_start_after_a_crash_begins_afresh(home: Path) -> None:
-    laptop = Laptop(control.start(home), "key")
+    laptop = Laptop(control.start(home, nodes="process"), "key")
     (instance,) = laptop.launch()
     client = laptop.connect(instance["PublicIpAddress"])
     execute(client, "setsid sh -c 'echo $$ > pid; exec sleep 3600' >/dev/null 2>&1 </dev/null &")
     pid = int(until(lambda: execute(client, "cat pid 2>/dev/null").out))
     os.kill(laptop.sim.pid, signal.SIGKILL)
     until(lambda: control.find(home) is None)
-    again = control.start(home)
+    again = control.start(home, nodes="process")
     assert again.pid != laptop.sim.pid
     assert processes.look(pid) is None
     assert control.nodes(again) == []
@@ -105,7 +107,7 @@ def test_start_after_a_crash_begins_afresh(home: Path) -> None:
 
 
 def test_sigterm_ends_the_server_and_its_nodes(home: Path) -> None:
-    laptop = Laptop(control.start(home), "key")
+    laptop = Laptop(control.start(home, nodes="process"), "key")
     (instance,) = laptop.launch()
     client = laptop.connect(instance["PublicIpAddress"])
     client.exec_command("sleep 3600")
@@ -120,7 +122,10 @@ def test_two_simulators_side_by_side_share_nothing(
     home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     other_home = tmp_path_factory.mktemp("other")
-    first, second = Laptop(control.start(home), "key"), Laptop(control.start(other_home), "key")
+    first, second = (
+        Laptop(control.start(home, nodes="process"), "key"),
+        Laptop(control.start(other_home, nodes="process"), "key"),
+    )
     assert first.sim.network != second.sim.network
     (here,), (there,) = first.launch(), second.launch()
     assert len({i[a] for i in (here, there) for a in ("PrivateIpAddress", "PublicIpAddress")}) == 4
@@ -135,7 +140,7 @@ def test_two_simulators_side_by_side_share_nothing(
 def test_the_ssh_port_can_be_chosen(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    laptop = Laptop(control.start(home, ssh_port=port), "key")
+    laptop = Laptop(control.start(home, nodes="process", ssh_port=port), "key")
     assert laptop.sim.ssh_port == port
     assert control.environment(laptop.sim)["CLOUDDDP_SSH_PORT"] == str(port)
     (instance,) = laptop.launch()
@@ -144,7 +149,7 @@ def test_the_ssh_port_can_be_chosen(home: Path) -> None:
 
 
 def test_a_process_that_got_the_servers_pid_is_not_taken_for_it(home: Path) -> None:
-    simulator = control.start(home)
+    simulator = control.start(home, nodes="process")
     path = home / "sim" / "sim.json"
     record = json.loads(path.read_text())
     control.stop(home)
@@ -176,7 +181,7 @@ def test_a_damaged_record_is_no_simulator(home: Path, content: str) -> None:
 
 def test_a_taken_port_is_said_and_nothing_stays(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CloudDDPError) as error:
-        control.start(home, port=taken.getsockname()[1])
+        control.start(home, nodes="process", port=taken.getsockname()[1])
     assert "in use" in error.value.message
     assert "server.log" in error.value.hint
     assert control.find(home) is None
@@ -261,8 +266,49 @@ def test_a_port_with_a_past_makes_nobody_ours(sim: control.Simulator) -> None:
     assert " 403 " in done.stdout
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_listener_of_ours_on_the_same_port_does_not_vouch_for_another_user(sim: control.Simulator) -> None:
+    """Sockets of several users can share an address and port, as long as the other ends differ."""
+    endpoint = urlsplit(sim.endpoint)
+    with socket.socket() as ours:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        ours.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+            ours.connect(elsewhere.getsockname())
+            code = (
+                "import socket, sys\n"
+                "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
+                "s.bind(('127.0.0.1', int(sys.argv[1]))); s.connect(('127.0.0.1', int(sys.argv[2])))\n"
+                "s.sendall(b'GET /_cloudddp/nodes HTTP/1.0\\r\\n\\r\\n'); print(s.recv(100))\n"
+            )
+            done = subprocess.run(
+                ["/usr/bin/python3", "-I", "-c", code, str(ours.getsockname()[1]), str(endpoint.port)],
+                user=65534, cwd="/", capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+    assert " 200 " not in done.stdout
+    assert " 403 " in done.stdout or "Address already in use" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://example.com"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": "rebound.example.com"},
+    ],
+)
+def test_a_web_page_cannot_use_the_api(sim: control.Simulator, headers: dict[str, str]) -> None:
+    """A page that the user happens to look at may send forms anywhere, also to loopback."""
+    for path, body in (("/", b"Action=DescribeInstances"), ("/_cloudddp/nodes", None)):
+        request = urllib.request.Request(sim.endpoint + path, data=body, headers=headers)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=30)
+        assert refused.value.code == 403
+
+
 def test_a_simulator_that_is_gone_is_said_to_be(home: Path) -> None:
-    simulator = control.start(home)
+    simulator = control.start(home, nodes="process")
     control.stop(home)
     with pytest.raises(CloudDDPError, match="does not answer"):
         control.nodes(simulator)

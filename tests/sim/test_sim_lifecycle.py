@@ -43,7 +43,7 @@ def start_daemon(laptop: Laptop, instance: dict[str, Any]) -> int:
 
 
 def test_an_instance_is_pending_until_its_time_has_come(home: Path) -> None:
-    laptop = Laptop(control.start(home, pending_seconds=3600), "key")
+    laptop = Laptop(control.start(home, nodes="process", timing={"pending": 3600}), "key")
     (launched,) = laptop.run()
     assert launched["State"]["Name"] == "pending"
     until(lambda: _answers(laptop, launched["PrivateIpAddress"]))
@@ -130,7 +130,7 @@ def test_terminating_ends_a_process_that_cleared_its_environment(laptop: Laptop)
 
 
 def test_an_instance_can_be_terminated_while_pending(home: Path) -> None:
-    laptop = Laptop(control.start(home, pending_seconds=3600), "key")
+    laptop = Laptop(control.start(home, nodes="process", timing={"pending": 3600}), "key")
     (launched,) = laptop.run()
     laptop.terminate(launched["InstanceId"])
     assert control.nodes(laptop.sim) == []

@@ -1,0 +1,308 @@
+"""What a node of the lab does by itself: user data, units, deadlines, power; and how little of it reaches further."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import re
+import shlex
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import paramiko
+import pytest
+from lab import LabLaptop, attempt, shell
+from simlab import make_key, until
+
+from cloudddp import payload
+from cloudddp.plan import Identity, user_data
+from cloudddp.sim import control
+
+PYTHON = "/opt/pytorch/bin/python"
+OTHER = make_key()
+GIVEN = {
+    "ssh_authorized_keys": [OTHER.public],
+    "bootcmd": ["cat /proc/1/comm > /var/log/first-of-boot", ["sh", "-c", "echo $INSTANCE_ID > /var/log/who"]],
+    "write_files": [
+        {"path": "/srv/deep/er/plain", "content": "ü\n", "permissions": "0640"},
+        {"path": "/srv/base64", "content": base64.b64encode(b"\x00\xff").decode(), "encoding": "b64"},
+        {"path": "/srv/zipped", "content": base64.b64encode(gzip.compress(b"z")).decode(), "encoding": "gz+b64"},
+        {"path": "/srv/plain", "content": "a"},
+        {"path": "/srv/plain", "content": "b", "append": True},
+        {"path": "/home/ubuntu/mine", "content": "m", "owner": "ubuntu:ubuntu", "defer": True},
+        {"path": "/srv/broken", "content": "x", "encoding": "b64"},
+    ],
+    "runcmd": [
+        "cat /proc/1/comm > /var/log/first-of-runcmd",
+        "cd /srv",
+        ["touch", "with a space"],
+        "echo ${HOME-none} > home; sleep 1; touch last",
+    ],
+    "packages": ["cowsay"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def client(neighbour: LabLaptop) -> paramiko.SSHClient:
+    """A node with the user data above, when cloud-init has done with it."""
+    ssh = neighbour.login(neighbour.launch(UserData=neighbour.user_data(**GIVEN))[0])
+    attempt(ssh, "cloud-init status --wait")
+    return ssh
+
+
+def ours(laptop: LabLaptop, expires: datetime, *, created: datetime | None = None) -> str:
+    """cloudddp's own user data with that deadline."""
+    texts = [payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
+    identity = Identity("c", "k", laptop.host_key.private, laptop.host_key.public)
+    return user_data(identity, created or expires - timedelta(hours=1), expires, (texts[0], texts[1]))
+
+
+def soon(seconds: int) -> datetime:
+    return datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=seconds)
+
+
+def ended(laptop: LabLaptop, node: dict[str, Any], state: str) -> dict[str, Any]:
+    until(lambda: laptop.state(node["InstanceId"]) == state)
+    return laptop.describe(node["InstanceId"])[0]
+
+
+# -- user data -------------------------------------------------------------------------------------------------
+
+
+def test_a_key_from_the_user_data_logs_in_and_a_stranger_does_not(
+    neighbour: LabLaptop, client: paramiko.SSHClient
+) -> None:
+    address = client.get_transport().getpeername()[0]
+    assert shell(neighbour.connect(address, key=OTHER), "id -un") == "ubuntu"
+    with pytest.raises(paramiko.AuthenticationException):
+        neighbour.connect(address, key=make_key())
+
+
+def test_a_node_without_user_data_makes_a_host_key_and_takes_the_key_pair(resident: LabLaptop) -> None:
+    assert shell(resident.meet(resident.launch(UserData="")[0]), "cloud-init status --wait") == "status: done"
+
+
+def test_files_are_written_as_cloud_init_would(client: paramiko.SSHClient) -> None:
+    assert shell(client, "sudo cat /srv/deep/er/plain") == "ü"
+    assert shell(client, "stat -c '%a %U' /srv/deep/er/plain /srv/plain").splitlines() == [
+        "640 root",
+        "644 root",
+    ]
+    assert shell(client, "base64 /srv/base64; cat /srv/zipped /srv/plain") == "AP8=\nzab"
+    assert shell(client, "stat -c %U:%G /home/ubuntu/mine; cat /home/ubuntu/mine") == "ubuntu:ubuntu\nm"
+
+
+def test_bootcmd_runs_before_sshd_and_runcmd_after(client: paramiko.SSHClient) -> None:
+    assert "python" in shell(client, "cat /var/log/first-of-boot")
+    assert shell(client, "cat /var/log/first-of-runcmd") == "sshd"
+
+
+def test_runcmd_is_one_script_without_a_home_as_on_ec2(client: paramiko.SSHClient) -> None:
+    assert shell(client, "ls '/srv/with a space' /srv/last; cat /srv/home").splitlines()[-1] == "none"
+
+
+def test_bootcmd_is_told_the_instance(neighbour: LabLaptop, client: paramiko.SSHClient) -> None:
+    assert shell(client, "cat /var/log/who") in {node["instance_id"] for node in control.nodes(neighbour.sim)}
+
+
+def test_what_failed_and_what_is_not_obeyed_is_in_the_status(client: paramiko.SSHClient) -> None:
+    done = attempt(client, "cloud-init status --long")
+    assert done.status == 1
+    assert b"status: error" in done.out
+    assert b"ignored: ['packages']" in done.out
+    assert b"write_files: " in done.out
+    assert attempt(client, "test -e /srv/broken").status == 1
+
+
+def test_a_script_is_run_once_and_its_output_kept(resident: LabLaptop) -> None:
+    node = resident.launch(UserData="#!/bin/bash\necho run by $(id -un) >> /srv/runs; echo said\n")[0]
+    ssh = resident.meet(node)
+    assert shell(ssh, "cloud-init status --wait; cat /srv/runs /var/log/cloud-init-output.log") == (
+        "status: done\nrun by root\nsaid"
+    )
+    ssh = again(resident, node, ssh)
+    assert shell(ssh, "cloud-init status --wait; cat /srv/runs") == "status: done\nrun by root"
+
+
+def test_a_command_that_fails_is_an_error_and_the_node_lives_on(resident: LabLaptop) -> None:
+    node = resident.launch(UserData=resident.user_data(runcmd=["exit 3"], bootcmd=["false"]))[0]
+    done = attempt(resident.login(node), "cloud-init status --wait --long")
+    assert done.status == 1
+    assert {b"bootcmd: " in done.out, b"runcmd: " in done.out, b"exit status 3" in done.out} == {True}
+
+
+# -- the deadline ----------------------------------------------------------------------------------------------
+
+
+def test_our_own_user_data_arms_the_deadline(resident: LabLaptop) -> None:
+    expires = soon(7200)
+    node = resident.launch(UserData=ours(resident, expires, created=expires - timedelta(hours=2)))[0]
+    ssh = resident.login(node)
+    assert shell(ssh, "cloud-init status --wait") == "status: done"
+    shown = shell(
+        ssh, "systemctl show cloudddp-deadline.timer -p ActiveState,NextElapseUSecRealtime"
+    ).splitlines()
+    assert shown == ["ActiveState=active", f"NextElapseUSecRealtime={expires:%a %Y-%m-%d %H:%M:%S} UTC"]
+    assert shell(ssh, "systemctl is-enabled cloudddp-deadline.timer") == "enabled"
+
+
+def test_the_deadline_terminates_the_instance_in_the_api(resident: LabLaptop) -> None:
+    expires = soon(5)
+    node = resident.launch(UserData=ours(resident, expires), InstanceInitiatedShutdownBehavior="terminate")[0]
+    gone = ended(resident, node, "terminated")
+    assert datetime.now(UTC) >= expires
+    assert gone["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
+
+
+def test_a_node_that_boots_after_its_deadline_ends_all_the_same(resident: LabLaptop) -> None:
+    data = ours(resident, soon(-60))
+    ended(
+        resident, resident.run(UserData=data, InstanceInitiatedShutdownBehavior="terminate")[0], "terminated"
+    )
+
+
+def test_a_deadline_that_passed_during_a_stop_ends_the_node_when_it_starts(resident: LabLaptop) -> None:
+    expires = soon(10)
+    node = resident.launch(UserData=ours(resident, expires))[0]
+    ssh = resident.login(node)
+    assert shell(ssh, "cloud-init status --wait; echo kept > file") == "status: done"
+    resident.ec2.stop_instances(InstanceIds=[node["InstanceId"]])
+    ended(resident, node, "stopped")
+    until(lambda: datetime.now(UTC) > expires)
+    resident.ec2.start_instances(InstanceIds=[node["InstanceId"]])
+    ended(resident, node, "stopped")  # by the deadline, since its shutdown behaviour is to stop
+    resident.ec2.start_instances(InstanceIds=[node["InstanceId"]])  # which has been kept now
+    assert shell(resident.login(ended(resident, node, "running")), "cat file") == "kept"
+
+
+# -- power and units -------------------------------------------------------------------------------------------
+
+
+def again(laptop: LabLaptop, node: dict[str, Any], ssh: paramiko.SSHClient) -> paramiko.SSHClient:
+    """The node after a `sudo reboot`."""
+    shell(ssh, "sudo touch /run/before")
+    attempt(ssh, "sudo reboot")
+    until(lambda: not ssh.get_transport().is_active())
+
+    def back() -> paramiko.SSHClient | None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            fresh = laptop.meet(node)
+            return fresh if attempt(fresh, "test -e /run/before").status == 1 else None
+        return None
+
+    return until(back)
+
+
+@pytest.mark.parametrize(
+    "command", ["poweroff", "shutdown now", "shutdown -h now", "systemctl poweroff", "halt"]
+)
+def test_powering_off_terminates_or_stops_as_the_instance_was_launched(
+    resident: LabLaptop, command: str
+) -> None:
+    ending = resident.launch(InstanceInitiatedShutdownBehavior="terminate")[0]
+    stopping = resident.launch()[0]
+    for node in (ending, stopping):
+        attempt(resident.login(node), f"sudo {command}")
+    ended(resident, ending, "terminated")
+    ended(resident, stopping, "stopped")
+
+
+def test_a_reboot_keeps_the_disk_and_starts_what_was_enabled(resident: LabLaptop) -> None:
+    node = resident.launch()[0]
+    ssh = resident.login(node)
+    unit = "[Service]\nExecStart=/bin/sleep 1000\n[Install]\nWantedBy=multi-user.target\n"
+    shell(ssh, f"echo {shlex.quote(unit)} | sudo tee /etc/systemd/system/mine.service; echo kept > file")
+    shell(ssh, "sudo systemctl enable mine")
+    assert attempt(ssh, "systemctl is-active mine").out == b"inactive\n"
+    ssh = again(resident, node, ssh)
+    assert resident.state(node["InstanceId"]) == "running"
+    assert shell(ssh, "cat file") == "kept"
+    until(lambda: attempt(ssh, "systemctl is-active mine").out == b"active\n")
+
+
+def test_a_shutdown_for_later_can_be_cancelled(client: paramiko.SSHClient) -> None:
+    shell(client, "sudo shutdown -h +600; sudo shutdown -c")
+    assert attempt(client, "sudo shutdown 23:59").status == 1
+
+
+def test_the_login_user_alone_may_not_end_the_node(client: paramiko.SSHClient) -> None:
+    for command in ("poweroff", "reboot", "shutdown now", "systemctl poweroff --force", "systemctl start x"):
+        done = attempt(client, command)
+        assert (done.status, b"Access denied" in done.err) == (1, True), command
+    assert shell(client, "echo alive") == "alive"
+
+
+def test_a_service_is_started_watched_and_stopped(client: paramiko.SSHClient) -> None:
+    def make(name: str, text: str) -> None:
+        shell(client, f"printf %s {shlex.quote(text)} | sudo tee /etc/systemd/system/{name}.service")
+
+    def state(name: str) -> str:
+        return shell(client, f"systemctl show {name} -p ActiveState --value")
+
+    make("lasting", "[Service]\nExecStart=/bin/sleep 1000\n")
+    shell(client, "sudo systemctl start lasting")
+    assert state("lasting") == "active"
+    shell(client, "sudo systemctl stop lasting")
+    assert state("lasting") == "inactive"
+    assert attempt(client, "pgrep -f 'sleep 1000'").status == 1
+    make("once", "[Service]\nType=oneshot\nExecStart=-/bin/false\nExecStart=/bin/touch /srv/once\n")
+    shell(client, "sudo systemctl start once; test -e /srv/once")
+    assert state("once") == "inactive"
+    make("bad", "[Service]\nType=oneshot\nExecStart=/bin/false\nExecStart=/bin/touch /srv/never\n")
+    assert attempt(client, "sudo systemctl start bad").status == 1
+    assert state("bad") == "failed"
+    assert attempt(client, "test -e /srv/never").status == 1
+    assert attempt(client, "sudo systemctl start nowhere").status == 5
+    make("slow", "[Service]\nType=oneshot\nExecStart=/bin/sleep 1000\n")
+    shell(client, "sudo systemctl start --no-block slow")
+    assert until(lambda: state("slow") == "activating")
+    shell(client, "sudo systemctl stop slow")
+
+
+def test_a_timer_that_is_spoiled_later_does_not_stop_the_others(client: paramiko.SSHClient) -> None:
+    for name, lines in {"one": "OnActiveSec=1000", "two": "OnActiveSec=3"}.items():
+        text = f"[Timer]\n{lines}\n"
+        shell(client, f"printf %s {shlex.quote(text)} | sudo tee /etc/systemd/system/{name}.timer")
+    service = "[Service]\nType=oneshot\nExecStart=/bin/touch /srv/elapsed\n"
+    shell(client, f"printf %s {shlex.quote(service)} | sudo tee /etc/systemd/system/two.service")
+    shell(
+        client,
+        "sudo systemctl start one.timer two.timer; echo nonsense | sudo tee /etc/systemd/system/one.timer",
+    )
+    until(lambda: attempt(client, "test -e /srv/elapsed").status == 0)
+
+
+def test_sudo_gives_the_streams_the_exit_code_and_the_signals_of_its_command(
+    client: paramiko.SSHClient,
+) -> None:
+    done = attempt(client, "echo in | sudo sh -c 'cat; echo err >&2; exit 7'")
+    assert (done.status, done.out, done.err) == (7, b"in\n", b"err\n")
+    assert shell(client, "X=1 sudo Y=2 sh -c 'echo $X $Y $HOME'") == "2 /root"
+    assert shell(client, "sudo -u ubuntu id -un") == "ubuntu"
+    assert attempt(client, "sudo -u nobody-here true").status == 1
+    assert attempt(client, "sudo no-such-command").status == 1
+    shell(client, "sudo sleep 4321 & sleep 1; kill -TERM $!; wait $!; true")
+    until(lambda: attempt(client, "pgrep -f '[s]leep 4321'").status == 1)
+
+
+# -- GPUs ------------------------------------------------------------------------------------------------------
+
+
+def test_the_gpus_of_the_type_are_listed_and_torch_sees_none(client: paramiko.SSHClient) -> None:
+    lines = shell(client, "nvidia-smi -L").splitlines()
+    assert [re.sub(r" \(UUID: GPU-[0-9a-f-]{36}\)$", "", line) for line in lines] == [
+        f"GPU {n}: NVIDIA A10G (simulated)" for n in range(4)
+    ]
+    found = shell(
+        client, "nvidia-smi --query-gpu=index,memory.total --format=csv,noheader,nounits"
+    ).splitlines()
+    assert [line.partition(",")[0] for line in found] == ["0", "1", "2", "3"]
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        assert shell(client, f"{PYTHON} -c 'import torch; print(torch.cuda.is_available())'") == "False"
+
+
+def test_a_type_without_gpus_has_no_driver(resident: LabLaptop) -> None:
+    done = attempt(resident.login(resident.launch(InstanceType="m5.large")[0]), "nvidia-smi -L")
+    assert (done.status, b"couldn't communicate with the NVIDIA driver" in done.out) == (9, True)

@@ -1,0 +1,143 @@
+"""How little of a node of the lab reaches further than the node, for its root as for its user."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import paramiko
+import pytest
+from lab import LabLaptop, attempt, shell
+
+from cloudddp.sim import control, kernel
+
+PYTHON = "/opt/pytorch/bin/python"
+
+
+@pytest.fixture(scope="module")
+def client(neighbour: LabLaptop) -> paramiko.SSHClient:
+    return neighbour.login(neighbour.launch()[0])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "date -s @$(date +%s)",
+        "mount -t tmpfs none /mnt",
+        "mount -o remount,rw /usr",
+        "umount /usr",
+        "sh -c 'cat /proc/sys/vm/swappiness > /proc/sys/vm/swappiness'",
+        "sh -c 'cat /proc/sys/kernel/hostname > /proc/sys/kernel/hostname'",
+        "hostname other",
+        "mknod /tmp/disk b 254 0",
+        "chmod 666 /dev/null",
+        "touch -d 2001-01-01 /dev/full",
+        "touch /usr/bin/x",
+        "touch /opt/pytorch/x",
+        "ip link set ens5 down",
+        "ip addr add 172.31.0.99/20 dev ens5",
+        "nft list ruleset",
+        "dmesg --clear",
+    ],
+)
+def test_not_even_root_of_a_node_may(client: paramiko.SSHClient, command: str) -> None:
+    """Each would change nothing if it were let, so that a defect here harms nobody."""
+    assert attempt(client, f"sudo {command}").status != 0
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("init_module", 175), ("reboot", 169), ("swapoff", 168), ("kexec_load", 246)]
+)
+def test_the_kernel_refuses_root_of_a_node(client: paramiko.SSHClient, name: str, number: int) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("the numbers of the calls are those of x86_64")
+    # With arguments that no kernel takes: the answer is EPERM (1) only if who asks is looked at first. A kernel
+    # that was built without the call says ENOSYS (38).
+    code = f"import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.syscall({number}, 0, 0, 0, 0), ctypes.get_errno())"
+    assert shell(client, f"sudo {PYTHON} -c {shlex.quote(code)}") in ("-1 1", "-1 38"), name
+
+
+def test_root_of_a_node_has_the_powers_of_a_list_and_no_way_to_more(client: paramiko.SSHClient) -> None:
+    status = dict(line.split(":\t", 1) for line in shell(client, "sudo cat /proc/self/status").splitlines())
+    allowed = sum(1 << number for number in kernel.HARMLESS)
+    assert [int(status[name], 16) & ~allowed for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")] == [
+        0,
+        0,
+        0,
+        0,
+    ]
+    assert status["NoNewPrivs"] == "1"
+
+
+def test_a_node_sees_its_own_processes_and_cannot_signal_others(client: paramiko.SSHClient) -> None:
+    stranger = subprocess.Popen(["sleep", "98765"])
+    try:
+        assert "98765" not in shell(client, "sudo ps -e -o args")
+        assert shell(client, "ps -o pid= -C sshd | sort -n | head -1").strip() == "1"
+        inside = {int(pid) for pid in shell(client, "ps -e -o pid=").split()}
+        if stranger.pid not in inside:
+            assert attempt(client, f"sudo kill -0 {stranger.pid}").status != 0
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_node_reaches_no_listener_of_the_computer_and_no_address_outside(
+    lab: control.Simulator, client: paramiko.SSHClient
+) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as listener:  # noqa: S104
+        port = listener.getsockname()[1]
+        api = lab.endpoint.rpartition(":")[2]
+        targets = [("127.0.0.1", port), ("127.0.0.1", api), ("203.0.113.10", port), ("203.0.113.10", api)]
+        targets += [("169.254.169.254", port), ("192.0.2.1", 80), ("172.31.0.1", port)]
+        for address, number in targets:
+            assert attempt(client, f"timeout 2 bash -c '</dev/tcp/{address}/{number}'").status != 0, address
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_a_node_reads_no_file_of_the_computer_or_of_another_node(
+    lab: control.Simulator, resident: LabLaptop, client: paramiko.SSHClient, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    secret.chmod(0o644)
+    other = resident.launch()[0]
+    shell(resident.login(other), "echo theirs > /home/ubuntu/theirs")
+    for path in (
+        secret,
+        lab.home / "sim",
+        lab.home / "sim/nodes" / other["InstanceId"],
+        Path("/home/ubuntu/theirs"),
+    ):
+        assert attempt(client, f"sudo ls -d {shlex.quote(str(path))}").status != 0, path
+    assert shell(client, "sudo ls -A /home") == "ubuntu"
+    shown = shell(client, "sudo find /root -mindepth 1 -maxdepth 1").splitlines()
+    assert all(any(str(prefix).startswith(one) for prefix in _pythons()) for one in shown)
+    assert (
+        attempt(client, "sudo sh -c 'ls /dev/sd* /dev/vd* /dev/nvme* /dev/mem /dev/kmsg 2>/dev/null'").out
+        == b""
+    )
+
+
+def _pythons() -> list[str]:
+    return [sys.prefix, sys.base_prefix]
+
+
+def test_what_a_node_tells_the_simulator_lies_on_no_disk_of_the_computer(
+    lab: control.Simulator, client: paramiko.SSHClient
+) -> None:
+    shell(client, "sudo touch /run/cloudddp/left")
+    assert list((lab.home / "sim").rglob("left")) == []
+    assert (
+        attempt(
+            client,
+            "sudo sh -c 'cp /usr/bin/id /run/cloudddp/id && chmod 4755 /run/cloudddp/id && /run/cloudddp/id'",
+        ).status
+        != 0
+    )

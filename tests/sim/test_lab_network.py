@@ -1,0 +1,361 @@
+"""The lab's network: security groups hold, addresses are EC2's, faults break what they say, nothing gets out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import LabLaptop, attempt, inside, reachable, shell
+from simlab import until
+
+from cloudddp.errors import UsageError
+from cloudddp.sim import control, processes
+
+ECHO = (
+    "import socket,sys;s=socket.create_server(('0.0.0.0',int(sys.argv[1])));"
+    "print('up',flush=True)\nwhile True: c,a=s.accept(); c.sendall(a[0].encode()); c.close()"
+)
+
+
+@pytest.fixture(scope="module")
+def pair(neighbour: LabLaptop) -> Iterator[tuple[Any, Any]]:
+    """Two nodes of one group, with a server that tells who calls on port 4000 of each."""
+    nodes = neighbour.launch(2)
+    for node in nodes:
+        shell(
+            neighbour.login(node),
+            f'nohup python3 -c "{ECHO}" 4000 > up 2>&1 & until [ -s up ]; do sleep 0.05; done',
+        )
+    yield nodes[0], nodes[1]
+
+
+def call(laptop: LabLaptop, node: Any, address: str, port: int = 4000, *, seconds: float = 2.0) -> str:
+    """What a node hears when it calls an address: the caller's own address, or '' where nobody answers."""
+    code = f"import socket;print(socket.create_connection(('{address}',{port}),{seconds}).recv(99).decode())"
+    return attempt(laptop.login(node), f'python3 -c "{code}" 2>/dev/null').out.decode().strip()
+
+
+# -- addresses -------------------------------------------------------------------------------------------------
+
+
+def test_a_node_has_the_address_and_the_mac_that_ec2_gave_it(neighbour: LabLaptop, pair: Any) -> None:
+    for node in pair:
+        shown = shell(
+            neighbour.login(node), "ip -o -4 addr show dev ens5; cat /sys/class/net/ens5/{address,mtu}"
+        )
+        assert f"inet {node['PrivateIpAddress']}/20" in shown
+        assert node["NetworkInterfaces"][0]["MacAddress"] in shown
+        assert shown.endswith("9001")
+        assert shell(neighbour.login(node), "hostname") == node["PrivateDnsName"].partition(".")[0]
+
+
+def test_nodes_call_each_other_by_private_address_and_by_name(neighbour: LabLaptop, pair: Any) -> None:
+    first, second = pair
+    assert call(neighbour, first, second["PrivateIpAddress"]) == first["PrivateIpAddress"]
+    name = second["PrivateDnsName"].partition(".")[0]
+    assert call(neighbour, first, name) == first["PrivateIpAddress"]
+
+
+def test_the_laptop_reaches_public_addresses_and_no_private_one(lab: control.Simulator, pair: Any) -> None:
+    node = pair[0]
+    assert reachable(lab, node["PublicIpAddress"], 22)
+    assert not reachable(lab, node["PrivateIpAddress"], 22)
+
+
+def test_nothing_gets_out_of_the_lab(neighbour: LabLaptop, lab: control.Simulator, pair: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        port = outside.getsockname()[1]
+        for address in ("127.0.0.1", "203.0.113.10", "192.0.2.1", "198.51.100.254"):
+            assert call(neighbour, pair[0], address, port, seconds=0.5) == ""
+    with inside(lab):
+        routes = subprocess.run(["ip", "-o", "route"], capture_output=True, text=True, check=True).stdout
+    assert "default" not in routes
+
+
+def test_interfaces_take_the_names_that_were_asked_for_in_turn(home: Path) -> None:
+    sim = control.start(home, nodes="namespace", interfaces=("ens5", "enp71s0"))
+    laptop = LabLaptop(sim, "key")
+    names = [shell(laptop.login(node), "ls /sys/class/net") for node in laptop.launch(2)]
+    assert sorted(name.replace("lo", "").strip() for name in names) == ["enp71s0", "ens5"]
+
+
+# -- security groups -------------------------------------------------------------------------------------------
+
+
+def test_without_a_rule_nobody_comes_in_and_a_rule_holds_as_soon_as_it_is_made(resident: LabLaptop) -> None:
+    shut = resident.make_group("shut", itself=False, ssh=False)
+    (node,) = resident.launch(1, SecurityGroupIds=[shut])
+    address = node["PublicIpAddress"]
+    assert not reachable(resident.sim, address, 22)
+    ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
+    elsewhere = {**ssh, "IpRanges": [{"CidrIp": "192.0.2.0/24"}]}
+    resident.ec2.authorize_security_group_ingress(GroupId=shut, IpPermissions=[elsewhere])
+    assert not reachable(resident.sim, address, 22)
+    here = {**ssh, "IpRanges": [{"CidrIp": "203.0.113.10/32"}]}
+    resident.ec2.authorize_security_group_ingress(GroupId=shut, IpPermissions=[here])
+    assert until(lambda: reachable(resident.sim, address, 22))
+    resident.ec2.revoke_security_group_ingress(GroupId=shut, IpPermissions=[here])
+    assert not reachable(resident.sim, address, 22)
+
+
+def test_without_the_rule_for_itself_members_of_a_group_do_not_hear_each_other(resident: LabLaptop) -> None:
+    alone = resident.make_group("alone", itself=False)
+    first, second = resident.launch(2, SecurityGroupIds=[alone])
+    shell(
+        resident.login(second),
+        f'nohup python3 -c "{ECHO}" 4000 > up 2>&1 & until [ -s up ]; do sleep 0.05; done',
+    )
+    assert call(resident, first, second["PrivateIpAddress"], seconds=1) == ""
+    rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": alone}]}]
+    resident.ec2.authorize_security_group_ingress(GroupId=alone, IpPermissions=rule)
+    assert call(resident, first, second["PrivateIpAddress"]) == first["PrivateIpAddress"]
+    assert call(resident, first, second["PublicIpAddress"]) == ""  # a group is known by private addresses
+
+
+def test_egress_rules_hold(resident: LabLaptop, pair: Any) -> None:
+    (node,) = resident.launch(1, SecurityGroupIds=[resident.group])
+    peers = resident.ec2.describe_instances(InstanceIds=[pair[1]["InstanceId"]])
+    theirs = peers["Reservations"][0]["Instances"][0]["SecurityGroups"][0]["GroupId"]
+    rule = [
+        {
+            "IpProtocol": "tcp",
+            "FromPort": 4000,
+            "ToPort": 4000,
+            "UserIdGroupPairs": [{"GroupId": resident.group}],
+        }
+    ]
+    resident.ec2.authorize_security_group_ingress(GroupId=theirs, IpPermissions=rule)
+    try:
+        assert call(resident, node, pair[1]["PrivateIpAddress"]) == node["PrivateIpAddress"]
+        everything = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+        resident.ec2.revoke_security_group_egress(GroupId=resident.group, IpPermissions=everything)
+        assert call(resident, node, pair[1]["PrivateIpAddress"], seconds=1) == ""
+    finally:
+        resident.ec2.revoke_security_group_ingress(GroupId=theirs, IpPermissions=rule)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("opened", ["nothing", "29500"])
+def test_a_job_hangs_silently_without_the_rule_and_goes_on_when_it_comes(
+    resident: LabLaptop, opened: str
+) -> None:
+    pytest.importorskip("torch")
+    group = resident.make_group(f"only {opened}", itself=False)
+    if opened == "29500":
+        rule = {
+            "IpProtocol": "tcp",
+            "FromPort": 29500,
+            "ToPort": 29500,
+            "UserIdGroupPairs": [{"GroupId": group}],
+        }
+        resident.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
+    nodes = resident.launch(2, SecurityGroupIds=[group])
+    script = (
+        "import os, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "print('all of', dist.get_world_size(), 'are here', flush=True)\n"
+        "os._exit(0)\n"
+    )
+    for rank, node in enumerate(nodes):
+        agent = (
+            "GLOO_SOCKET_IFNAME=ens5 OMP_NUM_THREADS=1 nohup /opt/pytorch/bin/python -m torch.distributed.run --nnodes=2"
+            f" --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=j --rdzv-endpoint={nodes[0]['PrivateIpAddress']}:29500"
+            f" --local-addr={node['PrivateIpAddress']} job.py > log 2>&1 & echo $! > agent{rank}"
+        )
+        shell(resident.login(node), f"cat > job.py <<'E'\n{script}E\n{agent}")
+    time.sleep(
+        12
+    )  # long enough for a job that can start to be over: the tests above say that calls take no time
+    for rank, node in enumerate(nodes):
+        assert shell(resident.login(node), f"kill -0 $(cat agent{rank}) && cat log").count("are here") == 0
+    rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+    resident.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
+    for node in nodes:
+        until(lambda node=node: "all of 2 are here" in shell(resident.login(node), "cat log"), 90)
+
+
+# -- faults ----------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_is_cut_off_is_silent_and_runs_on(resident: LabLaptop) -> None:
+    first, second = resident.launch(2)
+    ssh = resident.login(first)
+    shell(ssh, "nohup sh -c 'while true; do date +%s%N > beat; sleep 0.05; done' > /dev/null 2>&1 &")
+    control.fault(resident.sim, "cut", [first["InstanceId"]])
+    assert not reachable(resident.sim, first["PublicIpAddress"], 22)
+    assert reachable(resident.sim, second["PublicIpAddress"], 22)
+    assert resident.describe(first["InstanceId"])[0]["State"]["Name"] == "running"
+    beat = (
+        Path(next(n["home"] for n in control.nodes(resident.sim) if n["instance_id"] == first["InstanceId"]))
+        / "beat"
+    )
+    before = beat.read_text()
+    until(lambda: beat.read_text() not in ("", before))
+    control.fault(resident.sim, "heal", [first["InstanceId"]])
+    until(lambda: reachable(resident.sim, first["PublicIpAddress"], 22))
+
+
+def test_two_nodes_are_cut_off_from_each_other_and_from_nobody_else(resident: LabLaptop) -> None:
+    a, b, c = resident.launch(3)
+    control.fault(resident.sim, "cut-between", [a["InstanceId"], b["InstanceId"]])
+    assert call(resident, a, b["PrivateIpAddress"], 22, seconds=1) == ""
+    assert call(resident, b, a["PrivateIpAddress"], 22, seconds=1) == ""
+    assert call(resident, a, c["PrivateIpAddress"], 22).startswith("SSH-2.0-OpenSSH")
+    control.fault(resident.sim, "heal", [a["InstanceId"]])
+    assert call(resident, a, b["PrivateIpAddress"], 22).startswith("SSH-2.0-OpenSSH")
+
+
+def test_a_frozen_node_takes_connections_and_says_nothing(resident: LabLaptop) -> None:
+    (node,) = resident.launch(1)
+    resident.login(node)
+    control.fault(resident.sim, "freeze", [node["InstanceId"]])
+    with (
+        inside(resident.sim),
+        socket.create_connection((node["PublicIpAddress"], 22), timeout=2) as connection,
+    ):
+        with pytest.raises(TimeoutError):
+            connection.recv(10)
+        control.fault(resident.sim, "heal", [node["InstanceId"]])
+        connection.settimeout(20)
+        assert connection.recv(4) == b"SSH-"
+
+
+def test_a_killed_node_is_terminated_by_ec2_without_a_word(resident: LabLaptop) -> None:
+    (node,) = resident.launch(1)
+    ssh = resident.login(node)
+    shell(ssh, "nohup setsid sleep 1000 > /dev/null 2>&1 &")
+    control.fault(resident.sim, "kill", [node["InstanceId"]])
+    shown = until(
+        lambda: (i := resident.describe(node["InstanceId"])[0])["State"]["Name"] == "terminated" and i
+    )
+    assert shown["StateReason"]["Code"] == "Server.InternalError"
+    assert node["InstanceId"] not in {p.node for p in processes.belonging(resident.sim.home)}
+
+
+def test_a_full_disk_refuses_every_byte_until_it_is_healed(resident: LabLaptop) -> None:
+    (node,) = resident.launch(1)
+    ssh = resident.login(node)
+    shell(ssh, "echo kept > before")
+    control.fault(resident.sim, "fill-disk", [node["InstanceId"]])
+    done = attempt(ssh, "head -c 100000 /dev/zero > more")
+    assert done.status != 0
+    assert b"No space left on device" in done.err
+    control.fault(resident.sim, "heal", [node["InstanceId"]])
+    assert shell(ssh, "head -c 100000 /dev/zero > more && cat before") == "kept"
+
+
+def test_ssh_packets_can_be_lost_while_the_rest_gets_through(resident: LabLaptop) -> None:
+    first, second = resident.launch(2)
+    shell(
+        resident.login(second),
+        f'nohup python3 -c "{ECHO}" 4000 > up 2>&1 & until [ -s up ]; do sleep 0.05; done',
+    )
+    ssh = resident.login(first)
+    control.fault(resident.sim, "drop-ssh", [second["InstanceId"]])
+    assert not reachable(resident.sim, second["PublicIpAddress"], 22)
+    code = f"import socket;print(socket.create_connection(('{second['PrivateIpAddress']}',4000),5).recv(99).decode())"
+    assert shell(ssh, f'python3 -c "{code}"') == first["PrivateIpAddress"]
+
+
+def test_slow_ssh_is_slow_and_works(resident: LabLaptop) -> None:
+    (node,) = resident.launch(1)
+    ssh = resident.login(node)
+
+    def seconds() -> float:
+        began = time.monotonic()
+        assert len(shell(ssh, "head -c 40000 /dev/zero | tr '\\0' x")) == 40000
+        return time.monotonic() - began
+
+    quick = seconds()
+    control.fault(resident.sim, "slow-ssh", [node["InstanceId"]])
+    assert seconds() > max(
+        2.0, 5 * quick
+    )  # the line lets 4 KB a second through: no machine is that slow by itself
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "said"),
+    [
+        ("explode", ["0"], "faults: kill, cut"),
+        ("cut", ["i-0nowhere"], "nodes: "),
+        ("cut-between", ["0"], "two nodes"),
+    ],
+)
+def test_an_unknown_fault_or_node_is_refused_with_what_there_is(
+    lab: control.Simulator, pair: Any, kind: str, nodes: list[str], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        control.fault(lab, kind, nodes)
+
+
+# -- the lab itself --------------------------------------------------------------------------------------------
+
+
+def test_a_killed_simulator_leaves_nothing_after_stop(home: Path) -> None:
+    sim = control.start(home, nodes="namespace")
+    laptop = LabLaptop(sim, "key")
+    for node in laptop.launch(2):
+        shell(laptop.login(node), "nohup setsid env -i sleep 1000 > /dev/null 2>&1 &")
+    spaces = {Path(f"/proc/{p.pid}/ns/net").readlink() for p in processes.belonging(home)}
+    os.kill(sim.pid, signal.SIGKILL)
+    assert control.stop(home) > 0
+    assert processes.belonging(home) == []
+    assert spaces.isdisjoint(_networks())
+    assert str(home) not in Path("/proc/mounts").read_text()
+    assert list((home / "sim" / "nodes").iterdir()) == []
+
+
+def _networks() -> set[Path]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                found.add((entry / "ns" / "net").readlink())
+    return found
+
+
+def test_a_taken_port_and_a_missing_program_are_named(home: Path, tmp_path: Path) -> None:
+    from cloudddp.errors import CloudDDPError
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(CloudDDPError, match=f"{taken.getsockname()[1]}"),
+    ):
+        control.start(home, nodes="namespace", port=taken.getsockname()[1])
+
+
+def test_the_command_line_enters_the_lab_by_itself(lab: control.Simulator, tmp_path: Path) -> None:
+    environment = {**os.environ, "CLOUDDDP_HOME": str(lab.home)}
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudddp", "sim", "exec", "--", "ip", "-o", "-4", "addr", "show"],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "203.0.113.10/32" in done.stdout
+    code = "import urllib.request, os; print(urllib.request.urlopen(os.environ['CLOUDDDP_CHECKIP_URL']).read().decode())"
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudddp", "sim", "exec", "--", sys.executable, "-c", code],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "203.0.113.10"
+
+
+def test_threads_of_the_test_itself_are_back_outside(lab: control.Simulator) -> None:
+    before = Path("/proc/thread-self/ns/net").readlink()
+    with inside(lab):
+        seen: list[Path] = []
+        thread = threading.Thread(target=lambda: seen.append(Path("/proc/thread-self/ns/net").readlink()))
+        thread.start()
+        thread.join()
+        assert seen != [before]
+    assert Path("/proc/thread-self/ns/net").readlink() == before

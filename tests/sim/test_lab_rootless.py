@@ -1,0 +1,128 @@
+"""The lab of an ordinary user, in a user namespace of theirs: the same nodes, the same commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from simlab import until
+
+from cloudddp.sim import ground
+
+ROOT = Path(__file__).parents[2]
+NOBODY_IN_PARTICULAR = 54321
+
+
+def interpreter() -> str:
+    """A Python of our version that another user may run; '' where there is none."""
+    for candidate in (sys.executable, f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"):
+        try:
+            subprocess.run(
+                [candidate, "-S", "-c", ""], user=NOBODY_IN_PARTICULAR, group=NOBODY_IN_PARTICULAR, extra_groups=[],
+                cwd="/", capture_output=True, check=True,
+            )  # fmt: skip
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return candidate
+    return ""
+
+
+class Person:
+    """An ordinary user with a folder and cloudddp."""
+
+    def __init__(self, home: Path, python: str) -> None:
+        self.home = home
+        self.project = home / "project"
+        self.project.mkdir()
+        os.chown(self.project, NOBODY_IN_PARTICULAR, NOBODY_IN_PARTICULAR)
+        self._python = python
+        path = os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])
+        self._environment = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(home), "CLOUDDDP_HOME": str(home / "state"),
+            "PYTHONPATH": path, "CLOUDDDP_CLUSTER": "mine", "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+
+    def __call__(self, *words: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [self._python, "-m", "cloudddp", *words], user=NOBODY_IN_PARTICULAR, group=NOBODY_IN_PARTICULAR,
+            extra_groups=[], cwd=self.project, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert not ok or done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
+        return done
+
+    def processes(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    lines = (entry / "status").read_text()
+                except OSError:
+                    continue
+                alive = "\nState:\tZ" not in lines and "\nState:\tX" not in lines
+                if alive and f"\nUid:\t{NOBODY_IN_PARTICULAR}\t" in lines:
+                    found.append(int(entry.name))
+        return found
+
+
+@pytest.fixture
+def person() -> Iterator[Person]:
+    if os.getuid():
+        pytest.skip("needs root, to become somebody else")
+    python = interpreter()
+    if not python:
+        pytest.skip("no Python of this version that another user may run")
+    # In a process of that user's own: what is refused to root may be granted to nobody, and the other way round.
+    asked = subprocess.run(
+        [python, "-c", "from cloudddp.sim import ground; print(ground.obstacle())"], user=NOBODY_IN_PARTICULAR,
+        group=NOBODY_IN_PARTICULAR, extra_groups=[], cwd="/", capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )  # fmt: skip
+    if asked.returncode or asked.stdout.strip():
+        pytest.skip(f"no namespaces for an ordinary user: {asked.stdout.strip() or asked.stderr[-300:]}")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, NOBODY_IN_PARTICULAR, NOBODY_IN_PARTICULAR)
+        found = Person(Path(folder), python)
+        yield found
+        found("sim", "stop")
+        until(lambda: not found.processes())  # a killed process takes a moment to be gone
+
+
+def test_an_ordinary_user_rehearses_the_whole_job(person: Person) -> None:
+    (person.project / "hi.py").write_text("import socket; print('hi from', socket.gethostname())")
+    (person.project / "cloudddp.toml").write_text('[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    assert "hosts of their own" in person("sim", "start", "--nodes", "namespace").stdout
+    person("--sim", "up", "-n", "2", "-t", "g5.12xlarge")
+    said = person("--sim", "launch", "hi.py").stdout
+    assert "hi from ip-172-31-" in said
+    shown = person(
+        "--sim", "exec", "--", "id -un; sudo id -u; cat /proc/1/comm; ip -o -4 addr show dev ens5"
+    ).stdout
+    assert shown.count("ubuntu") >= 2
+    assert shown.count("sshd") == 2
+    assert shown.count("/20") == 2
+    assert person("--sim", "ssh", "0", "--", "hostname").stdout.startswith("ip-172-31-")
+    person("--sim", "down")
+    assert json.loads(person("sim", "status", "--json").stdout)["nodes"] == []
+
+
+def test_after_a_kill_of_an_ordinary_users_simulator_stop_leaves_nothing(person: Person) -> None:
+    person("sim", "start", "--nodes", "namespace")
+    person("--sim", "up", "-n", "2", "-t", "g5.12xlarge")
+    os.kill(json.loads(person("sim", "status", "--json").stdout)["pid"], signal.SIGKILL)
+    assert "processes ended" in person("sim", "stop").stdout
+    until(lambda: not person.processes())
+
+
+def test_an_obstacle_leaves_the_process_that_asks_as_it_was() -> None:
+    before = {name: Path(f"/proc/self/ns/{name}").readlink() for name in ("net", "mnt", "user", "pid")}
+    ground.obstacle()
+    assert {name: Path(f"/proc/self/ns/{name}").readlink() for name in before} == before
