@@ -1,0 +1,34 @@
+"""A lab of its own for each test with a witness, and nothing left of it afterwards."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import clean_environment
+from witnesslab import MARK, Lab, end_marked
+
+from cloudddp.sim import control, ground, processes
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """A lab of the test's own; afterwards nothing of it, nor of what ran in it, is left."""
+    if reason := ground.obstacle():
+        pytest.skip(f"no namespaces: {reason}")
+    home, folder = tmp_path / "lab", tmp_path / "user"
+    for path in (home, folder, folder / "tmp"):
+        path.mkdir()
+    mark = uuid.uuid4().hex
+    env = clean_environment(
+        CLOUDDDP_HOME=str(home), HOME=str(folder), TMPDIR=str(folder / "tmp"), **{MARK: mark}
+    )
+    sim = control.start(home, nodes="namespace")
+    try:
+        yield Lab(sim, folder, env)
+    finally:
+        control.stop(home)
+        end_marked(mark)
+    assert processes.belonging(home) == []

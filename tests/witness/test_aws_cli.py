@@ -1,0 +1,83 @@
+"""The AWS CLI against the lab: what a person types to get a machine, use it over SSH, and be rid of it.
+
+The program is Amazon's, the SSH client OpenSSH's. Nothing of cloudddp is asked but where the endpoint is.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from witnesslab import IMAGE_PARAMETER, Lab, witness
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Person:
+    """Somebody with the AWS CLI and ssh, and a key that they made themselves."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self._program = witness("aws", "aws")
+        lab("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "key")
+
+    def aws(self, *words: str) -> Any:
+        said = self.lab(self._program, "--output", "json", *words).stdout
+        return json.loads(said) if said.strip() else None
+
+    def refused(self, *words: str) -> str:
+        done = self.lab(self._program, *words, check=False)
+        assert done.returncode != 0, done.stdout
+        return done.stderr
+
+    def ssh(self, address: str, command: str, *, check: bool = True) -> Any:
+        options = ("StrictHostKeyChecking=accept-new", "UserKnownHostsFile=known_hosts", "IdentitiesOnly=yes")
+        words = [
+            word for option in (*options, f"ConnectTimeout={15 if check else 3}") for word in ("-o", option)
+        ]
+        return self.lab("ssh", "-i", "key", *words, f"ubuntu@{address}", command, check=check)
+
+
+@pytest.fixture
+def person(lab: Lab) -> Person:
+    return Person(lab)
+
+
+def test_the_aws_cli_makes_an_instance_that_ssh_logs_in_to_and_ends_it(person: Person) -> None:
+    aws = person.aws
+    image = aws("ssm", "get-parameter", "--name", IMAGE_PARAMETER)["Parameter"]["Value"]
+    aws("ec2", "import-key-pair", "--key-name", "mine", "--public-key-material", "fileb://key.pub")
+    group = aws("ec2", "create-security-group", "--group-name", "mine", "--description", "ssh")["GroupId"]
+    made = aws(
+        "ec2", "run-instances", "--image-id", image, "--instance-type", "g4dn.xlarge",
+        "--key-name", "mine", "--security-group-ids", group,
+    )["Instances"][0]  # fmt: skip
+    instance = made["InstanceId"]
+    assert made["State"]["Name"] == "pending"
+    aws("ec2", "wait", "instance-running", "--instance-ids", instance)
+    seen = aws("ec2", "describe-instances", "--instance-ids", instance)["Reservations"][0]["Instances"][0]
+    address = seen["PublicIpAddress"]
+
+    closed = person.ssh(address, "true", check=False)
+    assert closed.returncode == 255 and "timed out" in closed.stderr  # no rule lets anybody in yet
+
+    me = person.lab("sh", "-c", 'curl -fsS "$CLOUDDDP_CHECKIP_URL"').stdout.strip()
+    aws(
+        "ec2", "authorize-security-group-ingress", "--group-id", group,
+        "--protocol", "tcp", "--port", "22", "--cidr", f"{me}/32",
+    )  # fmt: skip
+    said = person.ssh(address, "hostname; id -un; echo $SSH_CONNECTION; nvidia-smi -L").stdout.splitlines()
+    assert said[0] == f"ip-{seen['PrivateIpAddress'].replace('.', '-')}"
+    assert said[1] == "ubuntu"
+    assert said[2].split()[0] == me and said[2].split()[2] == seen["PrivateIpAddress"]
+    assert [line.partition(":")[0] for line in said[3:]] == ["GPU 0"]
+
+    assert "DependencyViolation" in person.refused("ec2", "delete-security-group", "--group-id", group)
+    aws("ec2", "terminate-instances", "--instance-ids", instance)
+    aws("ec2", "wait", "instance-terminated", "--instance-ids", instance)
+    assert person.lab.states() == []
+    assert person.ssh(address, "true", check=False).returncode == 255
+    aws("ec2", "delete-security-group", "--group-id", group)
+    aws("ec2", "delete-key-pair", "--key-name", "mine")
+    assert aws("ec2", "describe-key-pairs")["KeyPairs"] == []
