@@ -1,6 +1,6 @@
 """Measure cloudddp against the claims in its documentation, side by side with peers where they are installed.
 
-    python -m bench [help status up sync] [--peers VENV]
+    python -m bench [help status up sync lab training] [--peers VENV]
 
 `--peers` names an environment with torchx and flintrock (`pip install torchx flintrock 'setuptools<81'`); without it
 the rows of the peers are left out. Whole processes are timed in turn (ours, theirs, ours, ...), after one warm-up,
@@ -10,7 +10,9 @@ and medians are printed with the smallest and the largest.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -65,12 +67,16 @@ def environment(home: str) -> dict[str, str]:
 
 
 @contextmanager
-def simulator() -> Iterator[tuple[Any, dict[str, str]]]:
-    """Yield (a running simulator, the environment in which AWS clients and cloudddp use it)."""
+def simulator(nodes: str = "process") -> Iterator[tuple[Any, dict[str, str]]]:
+    """Yield (a running simulator, the environment in which AWS clients and cloudddp use it).
+
+    With nodes of kind `process`, the default, this very process reaches them; with `namespace` nodes only what
+    `cloudddp sim exec` runs does.
+    """
     from cloudddp.sim import control
 
     with tempfile.TemporaryDirectory(prefix="cloudddp-bench-") as home:
-        found = control.start(Path(home))
+        found = control.start(Path(home), nodes=nodes)
         try:
             yield found, {**environment(home), **control.environment(found)}
         finally:
@@ -165,11 +171,66 @@ def bench_sync(_: Path | None) -> None:
                 print(f"  {name:<12} {len(commands)} round trips, {spent:.3f} s", flush=True)
 
 
+def bench_lab(_: Path | None) -> None:
+    """Nodes that are hosts of their own: from RunInstances to SSH on all, from TerminateInstances to all gone."""
+    from bench import lab
+
+    print("lab: namespace nodes, plain boto3; in brackets the load of this computer before and after")
+    with simulator("namespace") as (found, env):
+        before = os.getloadavg()[0]
+        inside = {**env, "CLOUDDDP_HOME": str(found.home)}
+        command = [script("cloudddp"), "sim", "exec", "--", sys.executable, str(Path(lab.__file__))]
+        said = subprocess.run(command, env=inside, check=True, capture_output=True, text=True).stdout
+    rows = [json.loads(text) for text in said.splitlines()]
+    for size in lab.SIZES:
+        for key, name in (("ssh", "from the call to every SSH"), ("gone", "from the call to all terminated")):
+            spent = [row[key] for row in rows if row["nodes"] == size]
+            line(f"  {size:2} nodes, {name}", statistics.median(spent), min(spent), max(spent), "s")
+    print(f"  [{before:.1f}, {os.getloadavg()[0]:.1f}]")
+
+
+def bench_training(_: Path | None) -> None:
+    """`cloudddp launch` of a small DDP training with gloo, 2 namespace nodes with 2 ranks each: the whole command."""
+    print("training: 2 namespace nodes x 2 ranks, gloo, 200 steps of a small network; `cloudddp launch`")
+    with simulator("namespace") as (found, env), tempfile.TemporaryDirectory() as folder:
+        inside = {**env, "CLOUDDDP_HOME": str(found.home), "CLOUDDDP_YES": "1", "OMP_NUM_THREADS": "1"}
+        shutil.copy(Path(__file__).with_name("gloo.py"), Path(folder) / "gloo.py")
+
+        def ours(*words: str) -> float:
+            began = time.perf_counter()
+            command = [script("cloudddp"), "--sim", *words]
+            done = subprocess.run(
+                command, env=inside, cwd=folder, capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                raise SystemExit(
+                    f"cloudddp {' '.join(words)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+                )
+            return time.perf_counter() - began
+
+        ours("up", "-n", "2", "-t", "g5.xlarge")
+        # The same four ranks without nodes: what is left of the difference is the launcher's and the lab's.
+        plain = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+        rows = [
+            (ours("launch", "--nproc-per-node", "2", "gloo.py"), timed([*plain, f"{folder}/gloo.py"], inside))
+            for _ in range(3)
+        ]
+        ours("down")
+    for name, row in zip(
+        ("cloudddp launch", "torchrun with 4 ranks, no nodes"), zip(*rows, strict=True), strict=True
+    ):
+        line(f"  {name}", statistics.median(row), min(row), max(row), "s")
+    ratios = [launched / alone for launched, alone in rows]
+    line("  ratio", statistics.median(ratios), min(ratios), max(ratios), "")
+
+
 BENCHES: dict[str, Callable[[Path | None], None]] = {
     "help": bench_help,
     "status": bench_status,
     "up": bench_up,
     "sync": bench_sync,
+    "lab": bench_lab,
+    "training": bench_training,
 }
 
 
