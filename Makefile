@@ -1,11 +1,12 @@
 # Everything from a fresh clone: each target makes what it needs, in .venv.
 PYTHON ?= python3
 VENV := .venv
+WITNESS := .venv-witness
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types docs bench clean
+.PHONY: help demo test witness check lint types docs bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -23,8 +24,18 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 demo: $(VENV)/.installed  ## the whole job on this computer: 2 simulated nodes, real training, teardown
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/demo.sh
 
-test: $(VENV)/.installed  ## every test
-	@$(BIN)/python -m pytest -n auto --dist loadgroup --cov --cov-report=term
+test: $(VENV)/.installed  ## every test but those of `make witness`
+	@$(BIN)/python -m pytest --ignore=tests/witness -n auto --dist loadgroup --cov --cov-report=term
+
+# Programs of others, each in an environment of its own: what they need must not meet what we need.
+$(WITNESS)/%/.installed: tests/witness/requirements-%.txt
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
+	@touch $@
+
+witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator
+	@$(BIN)/python -m pytest tests/witness
 
 check: lint types test  ## lint, types and tests, as in CI
 
@@ -43,4 +54,4 @@ bench: $(VENV)/.installed  ## print the figures of bench/
 	@$(BIN)/python -m bench
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .coverage* .import_linter_cache
+	rm -rf $(VENV) $(WITNESS) build dist .mypy_cache .ruff_cache .pytest_cache .coverage* .import_linter_cache

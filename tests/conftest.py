@@ -19,7 +19,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from cloudddp.sim import control
 
     home = tmp_path_factory.mktemp("home")
-    found = control.start(home)
+    found = control.start(home, nodes="process")
     yield found
     control.stop(home)
 

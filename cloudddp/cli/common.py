@@ -154,7 +154,10 @@ class Session:
         found = control.find(state.home())
         if found is None:
             note("starting the simulator (cloudddp sim stop ends it)")
-            found = control.start(state.home())
+            found = control.start(state.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
+            if found.why:
+                note(f"its nodes share this computer's network and processes: {found.why}")
+        control.enter(found)
         for name in control.HIDDEN:
             os.environ.pop(name, None)
         os.environ.update(control.environment(found))

@@ -29,20 +29,61 @@ def sim() -> None:
     "--port", type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Port of the endpoint (0: any)."
 )
 @click.option(
+    "--nodes",
+    type=click.Choice(["auto", "namespace", "process"]),
+    default="auto",
+    help="Hosts of their own, or processes of this computer; auto: the first where it can be had.",
+)
+@click.option(
+    "--interface",
+    "interfaces",
+    multiple=True,
+    metavar="NAME",
+    help="Name of the nodes' interface (ens5); given several times, the nodes take them in turn.",
+)
+@click.option(
     "--pending-seconds",
     type=click.FloatRange(0, 600),
     default=0.0,
     metavar="S",
     help="Least time in state pending.",
 )
-def start(port: int, pending_seconds: float) -> None:
+@click.option(
+    "--booting-seconds",
+    type=click.FloatRange(0, 600),
+    default=0.0,
+    metavar="S",
+    help="Time from state running to the first answer of SSH.",
+)
+@click.option(
+    "--shutting-down-seconds",
+    type=click.FloatRange(0, 600),
+    default=0.0,
+    metavar="S",
+    help="Least time in state shutting-down.",
+)
+@click.option(
+    "--unknown-seconds",
+    type=click.FloatRange(0, 600),
+    default=0.0,
+    metavar="S",
+    help="Time for which a new instance is InvalidInstanceID.NotFound.",
+)
+def start(port: int, nodes: str, interfaces: tuple[str, ...], **seconds: float) -> None:
     """Start the simulator, unless it runs."""
     from cloudddp import state
     from cloudddp.sim import control
 
     before = control.find(state.home())
-    found = control.start(state.home(), port=port, pending_seconds=pending_seconds)
-    click.echo(f"simulator {'runs already' if before else 'started'}: {found.endpoint}")
+    timing = {name.removesuffix("_seconds").replace("_", "-"): value for name, value in seconds.items()}
+    found = control.start(state.home(), port=port, nodes=nodes, interfaces=interfaces, timing=timing)
+    click.echo(f"simulator {'runs already' if before else 'started'}: {found.endpoint}, {_kind(found)}")
+
+
+def _kind(found: Simulator) -> str:
+    if found.nodes == "namespace":
+        return "nodes are hosts of their own (namespaces)"
+    return f"nodes are processes of this computer ({found.why})"
 
 
 @sim.command("stop")
@@ -65,9 +106,10 @@ def status(as_json: bool) -> None:
     found = _running()
     nodes = control.nodes(found)
     if as_json:
-        print_json({"endpoint": found.endpoint, "region": found.region, "pid": found.pid, "nodes": nodes})
+        about = {"endpoint": found.endpoint, "region": found.region, "pid": found.pid, "kind": found.nodes}
+        print_json({**about, "why": found.why, "nodes": nodes})
         return
-    click.echo(f"simulator at {found.endpoint}, region {found.region}, pid {found.pid}")
+    click.echo(f"simulator at {found.endpoint}, region {found.region}, pid {found.pid}; {_kind(found)}")
     header = ("INSTANCE", "STATE", "PRIVATE", "PUBLIC", "PROCESSES", "DEADLINE")
     keys = ("instance_id", "state", "private_ip", "public_ip")
     rows = [
@@ -106,6 +148,63 @@ def exec_(command: tuple[str, ...]) -> None:
     _replace(command[0], list(command))
 
 
+@sim.command("fault")
+@click.argument("kind")
+@click.argument("nodes", nargs=-1, required=True)
+def fault(kind: str, nodes: tuple[str, ...]) -> None:
+    """Break something: KIND of fault, and the NODE (or two) that it befalls.
+
+    A node is named by its rank, instance id or address.
+
+    \b
+      kill NODE          the machine fails, without a last word
+      cut NODE           nothing gets to it or from it
+      cut-between A B    nothing gets from one to the other
+      freeze NODE        every process stands still
+      fill-disk NODE     no space is left
+      slow-ssh NODE      SSH crawls
+      drop-ssh NODE      SSH packets are lost
+      heal NODE          ends all of these but kill
+    """
+    from cloudddp.sim import control
+
+    done = control.fault(_running(), kind, nodes)
+    click.echo(f"{done['kind']}: {' and '.join(done['nodes'])}")
+
+
+@sim.command("interrupt")
+@click.argument("node")
+@click.option(
+    "--seconds", type=click.FloatRange(0, 600), default=120.0, metavar="S", help="Length of the notice."
+)
+def interrupt(node: str, seconds: float) -> None:
+    """Take a spot NODE back, after EC2's notice of two minutes (or as told)."""
+    from cloudddp.sim import control
+
+    done = control.interrupt(_running(), node, seconds=seconds)
+    click.echo(f"{done['node']} will be terminated at {done['time']}")
+
+
+@sim.command("conditions")
+@click.argument("changes", required=False)
+@click.option("--clear", is_flag=True, help="All is well again.")
+def conditions(changes: str | None, clear: bool) -> None:
+    """Change what EC2 answers: capacity, quotas, throttling, lost answers, latency. CHANGES are JSON.
+
+    Without CHANGES, show what holds. docs/simulator.md has the list.
+    """
+    import json
+
+    from cloudddp.errors import UsageError
+    from cloudddp.sim import control
+
+    try:
+        wanted = json.loads(changes) if changes else {}
+    except ValueError as error:
+        raise UsageError(f"CHANGES are no JSON: {error}", hint="for example '{\"latency\": 0.2}'") from None
+    print_json(control.conditions(_running(), {**({"clear": True} if clear else {}), **wanted}))
+
+
 def _running() -> Simulator:
     from cloudddp import state
     from cloudddp.errors import CloudDDPError
@@ -122,6 +221,7 @@ def _replace(program: str, argv: list[str]) -> Any:
     from cloudddp.sim import control
 
     found = _running()
+    control.enter(found)
     environment = {k: v for k, v in os.environ.items() if k not in control.HIDDEN}
     try:
         os.execvpe(program, argv, {**environment, **control.environment(found)})  # noqa: S606  no shell

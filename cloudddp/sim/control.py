@@ -17,12 +17,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudddp.errors import CloudDDPError
+from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.sim import processes
 
 HIDDEN = (
@@ -51,6 +51,9 @@ HIDDEN = (
 )
 """Variables to remove beside setting `environment`: each could send a call to, or take a key from, elsewhere."""
 
+TIMING = {"pending": 0.0, "booting": 0.0, "shutting-down": 0.0, "unknown": 0.0, "visible": 3600.0}
+"""How long EC2 takes for what, in seconds; see lifecycle.Timing."""
+
 _LOG_LINES = 12
 _children: set[int] = set()  # servers that this very process spawned, which nobody else can reap
 
@@ -66,24 +69,40 @@ class Simulator:
     ssh_port: int
     started: str  # ISO 8601, UTC
     home: Path
+    nodes: str  # namespace: hosts of their own; process: they share this computer
+    why: str  # why not namespaces, or ''
 
 
 def start(
-    home: Path, *, port: int = 0, ssh_port: int = 0, pending_seconds: float = 0.0, timeout: float = 30.0
+    home: Path,
+    *,
+    port: int = 0,
+    ssh_port: int = 0,
+    nodes: str = "auto",
+    interfaces: Sequence[str] = (),
+    timing: Mapping[str, float] = {},
+    timeout: float = 30.0,
 ) -> Simulator:
     """The running simulator of `home`, started if there is none; it outlives the caller.
 
-    Port 0 means any. `pending_seconds` is the least time an instance stays pending; `timeout` (seconds) is how
-    long the server may take to answer. Raises CloudDDPError if it cannot be started.
+    Port 0 means any. `nodes` is auto, namespace or process; `interfaces` are the names that the nodes' interfaces
+    take in turn; `timing` overrides TIMING; `timeout` (seconds) is how long the server may take to answer. Raises
+    CloudDDPError if it cannot be started, or if one runs whose nodes are of another kind than was asked for.
     """
     home = home.resolve()
     with _locked(home):
         if running := find(home):
+            if nodes not in ("auto", running.nodes):
+                raise CloudDDPError(
+                    f"the simulator runs already, with {running.nodes} nodes",
+                    hint="cloudddp sim stop, then start it",
+                )
             return running
         _require()
         _sweep(home)
-        arguments = ["--home", str(home), "--port", str(port), "--ssh-port", str(ssh_port)]
-        arguments += ["--pending-seconds", str(pending_seconds)]
+        arguments = ["--home", str(home), "--port", str(port), "--ssh-port", str(ssh_port), "--nodes", nodes]
+        arguments += [word for name in interfaces for word in ("--interface", name)]
+        arguments += [word for name, value in timing.items() for word in (f"--{name}-seconds", str(value))]
         return _await_server(_spawn(home, arguments), home, timeout)
 
 
@@ -135,6 +154,55 @@ def environment(sim: Simulator) -> dict[str, str]:
     return variables
 
 
+def enter(sim: Simulator) -> None:
+    """Move this process to where the simulator's nodes can be reached; it cannot leave again.
+
+    Nothing to do for process nodes. Call it while there is one thread. Raises CloudDDPError.
+    """
+    if sim.nodes != "namespace":
+        return
+    from cloudddp.sim import kernel
+
+    spaces = Path(f"/proc/{sim.pid}/ns")
+    try:
+        if (spaces / "user").readlink() != Path("/proc/self/ns/user").readlink():
+            kernel.enter(spaces / "user", kernel.NEW_USER)
+        kernel.enter(spaces / "net", kernel.NEW_NETWORK)
+    except OSError as error:
+        raise CloudDDPError(
+            f"the simulator's network cannot be entered: {error}", hint="cloudddp sim stop, then start it"
+        ) from error
+
+
+def fault(sim: Simulator, kind: str, nodes: Sequence[str]) -> dict[str, Any]:
+    """Break something (see pages.FAULTS). Raises UsageError for a fault or node that does not exist."""
+    return _post(sim, "fault", {"kind": kind, "nodes": list(nodes)})
+
+
+def interrupt(sim: Simulator, node: str, *, seconds: float) -> dict[str, Any]:
+    """Take a spot node back in so many seconds, with EC2's notice. Raises UsageError."""
+    return _post(sim, "interrupt", {"node": node, "seconds": seconds})
+
+
+def conditions(sim: Simulator, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change what EC2 answers (see conditions.py); returns all that holds then. Raises UsageError."""
+    return _post(sim, "conditions", changes)
+
+
+def _post(sim: Simulator, page: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(  # noqa: S310  the endpoint is our own
+        f"{sim.endpoint}/_cloudddp/{page}",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        return dict(json.loads(_get(request)))
+    except urllib.error.HTTPError as error:
+        raise UsageError(json.loads(error.read()).get("error", str(error))) from None
+    except (OSError, ValueError) as error:
+        raise CloudDDPError(f"the simulator at {sim.endpoint} does not answer: {error}") from error
+
+
 def nodes(sim: Simulator) -> list[dict[str, Any]]:
     """One record per instance that is not terminated: instance_id, state, private_ip, public_ip, ssh_port, home,
     deadline (ISO 8601, UTC, or None), processes (pids). Raises CloudDDPError if the server does not answer.
@@ -169,7 +237,7 @@ def _log(home: Path) -> Path:
     return home / "sim" / "server.log"
 
 
-def _get(url: str) -> bytes:
+def _get(url: str | urllib.request.Request) -> bytes:
     # No proxy: the address is this machine's own whatever the environment says.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=10) as answer:
@@ -202,6 +270,7 @@ def _require() -> None:
 def _spawn(home: Path, arguments: list[str]) -> int:
     root = str(Path(__file__).resolve().parents[2])
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "MOTO_"))}
+    environ["MOTO_IAM_LOAD_MANAGED_POLICIES"] = "true"  # launchers attach AWS's own policies to their roles
     environ[processes.HOME_MARK] = str(home)
     environ.pop(processes.NODE_MARK, None)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))

@@ -1,8 +1,8 @@
 """Ties moto's instances to nodes: states that take time and mean something.
 
-An instance is `pending` until its node answers, `shutting-down` until everything the node ran has ended, and is
-ended at the deadline its user data set. Knows moto's Instance and a node backend; what a node is made of is the
-backend's business alone, so that another kind of node can stand behind the same server.
+An instance is `pending` until its node is up, `shutting-down` until everything the node ran has ended, and is
+ended when its node powers off (at the deadline its user data set, for one). Knows moto's Instance and a node
+backend; what a node is made of is the backend's business alone: two kinds stand behind the same server.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any, Protocol
 
 from cloudddp.sim import userdata
 from cloudddp.sim.aws import LOCK, gpus
+from cloudddp.sim.ec2 import spot
 
+VISIBLE_SECONDS = 3600.0  # about as long as EC2 shows a terminated instance
 _END_SECONDS = 45.0  # longer than processes.end may take
 _TICK = 0.2  # seconds between looks at the deadlines
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32, "stopping": 64, "stopped": 80}
@@ -31,17 +33,36 @@ class NodeSpec:
 
     instance_id: str
     private_ip: str
+    prefix_length: int
+    mac: str
     public_ip: str | None
-    gpus: tuple[str, ...]
+    gpus: tuple[tuple[str, int], ...]  # name, memory in MiB
+    disk_gib: int
     login_keys: tuple[str, ...]
     user_data: userdata.UserData
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long, in seconds, EC2 takes at least: to run an instance, to let it answer SSH after that, to end it, to
+    know of it everywhere (InvalidInstanceID.NotFound before), and to forget a terminated one.
+    """
+
+    pending: float = 0.0
+    booting: float = 0.0
+    shutting_down: float = 0.0
+    unknown: float = 0.0
+    visible: float = VISIBLE_SECONDS
 
 
 class Nodes(Protocol):
     """A kind of node. Calls block, come from any thread, and never twice at once for one instance."""
 
+    keeps_time: bool  # whether a node's own timers end it; else this room watches the deadlines
+    on_end: Callable[[str, str], None]  # called with instance id and how: poweroff, reboot, crash
+
     def boot(self, spec: NodeSpec) -> None:
-        """Return when the node's SSH answers on every address; raise OSError or ValueError if it cannot."""
+        """Return when the node is up; raise OSError or ValueError if it cannot be."""
 
     def halt(self, instance_id: str) -> None:
         """End every process of the node and stop answering; keep its files. Unknown nodes are no error."""
@@ -61,14 +82,18 @@ class _Life:
     turn: threading.Lock = field(default_factory=threading.Lock)
     hurry: threading.Event = field(default_factory=threading.Event)
     deadline: datetime | None = None
+    why: str = ""  # it ends, in EC2's words: "code: message"; '' where somebody asked for it
+    born: float = field(default_factory=time.monotonic)
+    ended: float | None = None
 
 
 class Lifecycle:
     """The instances of all regions and their nodes. `install` once, before the first request."""
 
-    def __init__(self, nodes: Nodes, *, pending_seconds: float = 0.0) -> None:
+    def __init__(self, nodes: Nodes, timing: Timing) -> None:
         self._nodes = nodes
-        self._pending_seconds = pending_seconds
+        self._timing = timing
+        self.changed: Callable[[], None] = lambda: None  # called when a node has come up or gone
         self._lives: dict[str, _Life] = {}
         self._terminate: Callable[[Any], Any] = lambda _instance: None
 
@@ -105,9 +130,46 @@ class Lifecycle:
         for name, hook in hooks.items():
             # A bound method would not bind the instance; a plain function does.
             setattr(Instance, name, _plain(hook))
-        for owner, name in ((EC2Backend, "run_instances"),):
-            setattr(owner, name, run_instances)
-        threading.Thread(target=self._watch, name="deadlines", daemon=True).start()
+        known = EC2Backend.all_reservations
+
+        @functools.wraps(known)
+        def all_reservations(backend: Any, *args: Any, **kwargs: Any) -> Any:
+            return [kept for one in known(backend, *args, **kwargs) if (kept := self._shown(one))]
+
+        for name, changed in (("run_instances", run_instances), ("all_reservations", all_reservations)):
+            setattr(EC2Backend, name, changed)
+        self._nodes.on_end = self._on_end
+        if not self._nodes.keeps_time:
+            threading.Thread(target=self._watch, name="deadlines", daemon=True).start()
+
+    def live(self) -> list[Any]:
+        """moto's instances that have, or will have, a node on the network."""
+        return [
+            life.instance
+            for life in list(self._lives.values())
+            if life.instance.state in ("pending", "running", "stopping", "shutting-down")
+        ]
+
+    def at(self, private_ip: str) -> Any | None:
+        """moto's instance that has this address now, or None."""
+        return next((instance for instance in self.live() if instance.private_ip == private_ip), None)
+
+    def instance(self, instance_id: str) -> Any:
+        """moto's instance. Raises KeyError."""
+        return self._lives[instance_id].instance
+
+    def _shown(self, reservation: Any) -> Any:
+        """The reservation as EC2 shows it now: it learns of new instances late, and forgets old ones."""
+        now = time.monotonic()
+        kept = []
+        for instance in reservation.instances:
+            life = self._lives.get(instance.id)
+            fresh = life is not None and now - life.born < self._timing.unknown
+            gone = life is not None and life.ended is not None and now - life.ended > self._timing.visible
+            if not fresh and not gone:
+                kept.append(instance)
+        reservation.instances = kept
+        return reservation if kept else None
 
     def describe(self) -> list[dict[str, Any]]:
         """One record per instance that is not terminated; see control.nodes."""
@@ -137,6 +199,27 @@ class Lifecycle:
                 break
             time.sleep(0.01)
         self._lives.clear()
+
+    def interrupt(self, instance_id: str) -> None:
+        """Take a spot instance back, as EC2 does when the notice has run out; one that is gone is no error."""
+        life = self._lives.get(instance_id)
+        if life is not None and life.instance.state in ("pending", "running"):
+            life.why = "Server.SpotInstanceTermination: Instance terminated due to spot interruption"
+            spot.close(life.instance, spot.NO_CAPACITY)
+            self._on_terminate(life.instance)
+
+    def _on_end(self, instance_id: str, how: str) -> None:
+        """A node has ended by itself: it powered off, wants to boot again, or its machine failed."""
+        life = self._lives.get(instance_id)
+        if life is None or life.instance.state not in ("pending", "running"):
+            return
+        print(f"{instance_id} ended by itself: {how}", file=sys.stderr, flush=True)
+        if how == "reboot":
+            self._in_background(self._reboot, instance_id)
+        elif how == "poweroff":
+            self._power_off(life)
+        else:
+            self._in_background(lambda lost: self._give_up(lost, "the machine failed"), instance_id)
 
     def _on_terminate(self, instance: Any) -> Any:
         with LOCK:
@@ -188,36 +271,48 @@ class Lifecycle:
             with life.turn:
                 act(life)
 
-        threading.Thread(target=turn, name=f"{act.__name__} {instance_id}", daemon=True).start()
+        threading.Thread(target=turn, name=f"life of {instance_id}", daemon=True).start()
 
     def _boot(self, life: _Life) -> None:
         if life.instance.state != "pending":
             return
-        due = time.monotonic() + self._pending_seconds
+        due = time.monotonic() + self._timing.pending
         try:
             spec = _spec(life.instance)
             life.deadline = spec.user_data.deadline
-            self._nodes.boot(spec)
-        except (OSError, ValueError) as error:
+            if not self._timing.booting:
+                self._nodes.boot(spec)
+            life.hurry.wait(max(0.0, due - time.monotonic()))
+            with LOCK:
+                if life.instance.state == "pending":
+                    _set(life.instance, "running")
+            if self._timing.booting and not life.hurry.wait(self._timing.booting):
+                self._nodes.boot(spec)
+        except Exception as error:  # whatever it is: an instance must not stay pending for ever
             print(f"{life.instance.id} does not boot: {error}", file=sys.stderr, flush=True)
             self._give_up(life, str(error))
             return
-        life.hurry.wait(max(0.0, due - time.monotonic()))
-        with LOCK:
-            if life.instance.state == "pending":
-                _set(life.instance, "running")
+        self.changed()
 
     def _give_up(self, life: _Life, why: str) -> None:
-        self._nodes.remove(life.instance.id)
-        with LOCK:
-            self._terminate(life.instance)
-            life.instance.state_reason.code = "Server.InternalError"
-            life.instance.state_reason.message = f"Server.InternalError: Internal error on launch ({why})"
+        life.why = f"Server.InternalError: Internal error on launch ({why})"
+        self._finish(life)
 
     def _end(self, life: _Life) -> None:
+        due = time.monotonic() + self._timing.shutting_down
+        self._nodes.halt(life.instance.id)
+        time.sleep(max(0.0, due - time.monotonic()))
+        self._finish(life)
+
+    def _finish(self, life: _Life) -> None:
         self._nodes.remove(life.instance.id)
         with LOCK:
             self._terminate(life.instance)
+            if life.why:  # after moto's own, which takes every end to be the user's
+                life.instance.state_reason.code = life.why.partition(":")[0]
+                life.instance.state_reason.message = life.why
+            life.ended = time.monotonic()
+        self.changed()
 
     def _halt(self, life: _Life) -> None:
         from moto.core.utils import utcnow
@@ -254,6 +349,7 @@ class Lifecycle:
         """What `poweroff` on the node comes to: the instance's own shutdown behaviour."""
         print(f"{life.instance.id} reached its deadline", file=sys.stderr, flush=True)
         if life.instance.instance_initiated_shutdown_behavior == "terminate":
+            life.why = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
             self._on_terminate(life.instance)
         else:
             self._on_stop(life.instance)
@@ -279,6 +375,7 @@ def _refuse(instance: Any, what: str, *, unless: tuple[str, ...]) -> None:
 
 
 def _spec(instance: Any) -> NodeSpec:
+    subnet = instance.ec2_backend.get_subnet(instance.subnet_id)
     pair = instance.ec2_backend.key_pairs.get(instance.key_name)
     try:
         user_data = userdata.parse(b64decode(str(instance.user_data or "")))
@@ -291,8 +388,19 @@ def _spec(instance: Any) -> NodeSpec:
     return NodeSpec(
         instance_id=instance.id,
         private_ip=instance.private_ip,
+        prefix_length=int(subnet.cidr_block.partition("/")[2]),
+        mac=instance.nics[0].mac_address,
         public_ip=instance.public_ip,
-        gpus=tuple(gpus(instance.instance_type)),
+        gpus=tuple(gpu if isinstance(gpu, tuple) else (gpu, 16384) for gpu in gpus(instance.instance_type)),
+        disk_gib=_disk(instance),
         login_keys=tuple(filter(None, [key.strip(), *user_data.login_keys])),
         user_data=user_data,
     )
+
+
+def _disk(instance: Any) -> int:
+    """The size of the root volume, in GiB."""
+    sizes = [
+        mapping.size for mapping in instance.block_device_mapping.values() if getattr(mapping, "size", None)
+    ]
+    return int(sizes[0]) if sizes else 8

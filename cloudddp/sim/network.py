@@ -1,4 +1,4 @@
-"""Loopback addresses for instances, so that every address the API tells can be connected to.
+"""Addresses for instances, so that every one that the API tells can be connected to.
 
 Knows moto's address book and nothing of nodes. In-process rehearsals do without it: nothing listens there.
 """
@@ -14,16 +14,18 @@ from typing import Any
 from cloudddp.sim.aws import wrap
 
 
-def place(network: str) -> None:
-    """Give every region's default VPC the addresses of `network`, a loopback /16, instead of 172.31.0.0/16.
+def place(network: str, *, public: str | None = None) -> None:
+    """Give every region's default VPC the addresses of `network`, a /16, and instances public ones of `public`.
 
-    Private addresses come from its lower half (one /20 per zone), public ones from its upper half.
+    Without `public`, private addresses come from the lower half of `network` (one /20 per zone), public ones from
+    its upper half.
     """
     from moto.ec2.models import elastic_ip_addresses, elastic_network_interfaces, vpcs
     from moto.ec2.models.subnets import Subnet
 
-    lower, upper = ipaddress.ip_network(network).subnets(prefixlen_diff=1)
-    public = itertools.cycle(str(address) for address in upper.hosts())
+    whole = ipaddress.ip_network(network)
+    lower, upper = (whole, ipaddress.ip_network(public)) if public else whole.subnets(prefixlen_diff=1)
+    free = itertools.cycle(str(address) for address in upper.hosts())
     taken: set[str] = set()
 
     def create_vpc(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,4 +65,4 @@ def place(network: str) -> None:
         (elastic_network_interfaces, "random_public_ip"),
         (elastic_ip_addresses, "random_ip"),
     ):
-        wrap(module, name, lambda _original: lambda: next(public))
+        wrap(module, name, lambda _original: lambda: next(free))

@@ -14,15 +14,16 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import asyncssh
 
-from cloudddp.sim import control, peers, processes, shims
+from cloudddp.sim import control, processes, shims
 from cloudddp.sim.lifecycle import NodeSpec
+from cloudddp.sim.peers import Network
 from cloudddp.sim.sessions import Place, serve
 
 USER = "ubuntu"
@@ -39,6 +40,7 @@ class _Node:
     spec: NodeSpec
     place: Place
     logins: frozenset[bytes]
+    network: Network
     listeners: list[Any] = field(default_factory=list)
     connections: set[Any] = field(default_factory=set)
     sessions: set[asyncio.Task[None]] = field(default_factory=set)
@@ -48,9 +50,13 @@ class _Node:
 class LoopbackNodes:
     """The node backend that works everywhere on Linux; implements lifecycle.Nodes."""
 
+    keeps_time = False  # user data is read, never run: the simulator watches the deadlines
+
     def __init__(self, home: Path, *, ssh_port: int) -> None:
+        self.on_end: Callable[[str, str], None] = lambda _id, _how: None
         self._home = home
         self._port = ssh_port
+        self._network = Network()
         self._nodes: dict[str, _Node] = {}
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True).start()
@@ -64,6 +70,7 @@ class LoopbackNodes:
             spec=spec,
             place=Place(folder / "home", self._environment(spec.instance_id), lambda: node.open),
             logins=frozenset(filter(None, map(_public_data, spec.login_keys))),
+            network=self._network,
         )
         self._nodes[spec.instance_id] = node
         try:
@@ -83,6 +90,18 @@ class LoopbackNodes:
         """As `halt`, and its files go too."""
         self.halt(instance_id)
         control.remove_node(self._folder(instance_id))
+
+    def kill(self, instance_id: str) -> None:
+        """As if the machine under it had failed."""
+        self.halt(instance_id)
+        self.on_end(instance_id, "crash")
+
+    def freeze(self, instance_id: str) -> None:
+        """Stop what runs on the node. Its SSH server is the simulator's own, and goes on answering."""
+        processes.stop(self._home, instance_id)
+
+    def thaw(self, instance_id: str) -> None:
+        processes.resume(self._home, instance_id)
 
     def describe(self, instance_ids: list[str]) -> list[dict[str, Any]]:
         """For each: ssh_port, home (a path), processes (pids)."""
@@ -157,8 +176,8 @@ class _Door(asyncssh.SSHServer):
     def connection_made(self, conn: Any) -> None:
         self._connection = conn
         self._node.connections.add(conn)
-        address, port = conn.get_extra_info("peername")[:2]
-        if not self._node.open or not peers.is_ours(address, port):
+        peer, door = conn.get_extra_info("peername"), conn.get_extra_info("sockname")
+        if not self._node.open or not self._node.network.is_ours(peer, door=door):
             conn.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncssh's signature)
@@ -213,7 +232,9 @@ async def _greeted(address: str, port: int) -> None:
 def _furnish(folder: Path, spec: NodeSpec) -> None:
     for name in ("home", "bin", "tmp", "run"):
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name, text in shims.scripts(gpus=spec.gpus, user_data=spec.user_data).items():
+    for name, text in shims.scripts(
+        gpus=tuple(name for name, _ in spec.gpus), user_data=spec.user_data
+    ).items():
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
 

@@ -5,31 +5,47 @@ A node runs commands as the user who started the simulator, so nobody else may m
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+Socket = tuple[str, int]  # IPv4 address, port
+
 _MAPPED = "0000000000000000FFFF0000"  # an IPv4 address as an IPv6 socket shows it
 
 
-def is_ours(address: str, port: int) -> bool:
-    """Whether the socket bound to this loopback address and port belongs to our user, or to root."""
-    owners = set(_owners(address, port))
-    return bool(owners) and owners <= {0, os.getuid()}
+class Network:
+    """The connections of the network that this process is on now, also after it has moved to another one."""
+
+    def __init__(self) -> None:
+        self._us = os.getuid()  # as a table shows us, which is decided when it is opened
+        self._lock = threading.Lock()
+        self._tables = []
+        for name in ("tcp", "tcp6"):
+            with contextlib.suppress(OSError):  # a machine without IPv6
+                self._tables.append(Path(f"/proc/self/net/{name}").open())  # noqa: SIM115  kept
+
+    def is_ours(self, peer: Socket, *, door: Socket) -> bool:
+        """Whether the connection from `peer` to `door`, both loopback, is held by our user or by root."""
+        owners = list(self._owners(peer, door))
+        return bool(owners) and set(owners) <= {0, self._us}
+
+    def _owners(self, peer: Socket, door: Socket) -> Iterator[int]:
+        theirs = {(_shown(peer, form), _shown(door, form)) for form in ("", _MAPPED)}
+        for table in self._tables:
+            with self._lock:
+                table.seek(0)
+                lines = table.read().splitlines()[1:]
+            for fields in map(str.split, lines):
+                # A socket that nobody holds any more (TIME_WAIT) has no inode, and shows root for its owner.
+                if (fields[1], fields[2]) in theirs and fields[9] != "0":
+                    yield int(fields[7])
 
 
-def _owners(address: str, port: int) -> Iterator[int]:
+def _shown(socket: Socket, form: str) -> str:
     # The kernel prints the address as one number in the machine's byte order: little-endian where we run.
-    number = f"{int.from_bytes(ipaddress.IPv4Address(address).packed, 'little'):08X}"
-    wanted = {f"{prefix}{number}:{port:04X}" for prefix in ("", _MAPPED)}
-    for table in _TABLES:
-        try:
-            lines = table.read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for fields in map(str.split, lines):
-            # A socket that nobody holds any more (TIME_WAIT) has no inode, and shows root for its owner.
-            if fields[1] in wanted and fields[9] != "0":
-                yield int(fields[7])
+    number = int.from_bytes(ipaddress.IPv4Address(socket[0]).packed, "little")
+    return f"{form}{number:08X}:{socket[1]:04X}"

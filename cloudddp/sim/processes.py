@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 HOME_MARK = "CLOUDDDP_SIM_HOME"
@@ -62,14 +62,17 @@ def belonging(home: Path, node: str | None = None) -> list[Process]:
     come before their children.
 
     A process counts if it carries the marks, or if it descends from one that does: a program may clear its
-    environment, but not its parent.
+    environment, but not its parent. It is then its parent's node's.
     """
     seen = list(_everything())
     ours = [p for p in seen if p.home == str(home) and (node is None or p.node == node)]
     known = {process.pid for process in ours}
     fresh = known
     while fresh:
-        children = [p for p in seen if p.parent in fresh and p.pid not in known]
+        nodes = {process.pid: process.node for process in ours}
+        children = [
+            replace(p, node=nodes[p.parent]) for p in seen if p.parent in fresh and p.pid not in known
+        ]
         fresh = {process.pid for process in children}
         known = known | fresh
         ours += children
@@ -100,6 +103,18 @@ def end(home: Path, node: str | None = None) -> int:
             raise TimeoutError(f"processes that do not die: {[process.pid for process in left]}")
         time.sleep(0.005)
     return len(ended)
+
+
+def stop(home: Path, node: str) -> None:
+    """SIGSTOP every process of a node; none of them can start another one meanwhile."""
+    _frozen(home, node)
+
+
+def resume(home: Path, node: str) -> None:
+    """SIGCONT every process of a node."""
+    left = belonging(home, node)
+    for process in left:
+        _send(signal.SIGCONT, process, home, {other.pid for other in left})
 
 
 def _frozen(home: Path, node: str | None) -> list[Process]:

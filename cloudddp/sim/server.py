@@ -1,14 +1,13 @@
 """The simulator's server process: `python -m cloudddp.sim.server --home DIR`.
 
-moto's EC2 on a loopback port with three pages of its own in front (/_cloudddp/...), and the nodes behind it, all
-in one process. Started and ended by control.py, which owns everything that must work without this process.
+moto's EC2 on a loopback port with pages of its own in front (/_cloudddp/...), and the nodes behind it, all in one
+process. Started and ended by control.py, which owns everything that must work without this process.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
-import json
 import logging
 import os
 import signal
@@ -20,19 +19,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudddp.sim import aws, control, peers, processes
-from cloudddp.sim.lifecycle import Lifecycle
-from cloudddp.sim.network import place
-from cloudddp.sim.nodes import LoopbackNodes
+from cloudddp.sim import aws, control, front, ground, peers, processes
+from cloudddp.sim.door import guard
+from cloudddp.sim.ground import Ground
+from cloudddp.sim.lifecycle import Lifecycle, Timing
+from cloudddp.sim.metadata import Metadata
+from cloudddp.sim.pages import Pages
 
 _REGION = "us-east-1"
 _ACCOUNT = "123456789012"  # whose requests moto takes all to be
-_GUARD_PORT = 61022  # above the ephemeral range of Linux, so that no outgoing connection sits on it
-_SSH_PORTS = (22, 2222, 22022)
-
-
-class NoNetwork(Exception):
-    """No free loopback network, or none on which the wanted SSH port can be had."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,30 +42,50 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_end.set())
     try:
-        guard, network, ssh_port = _claim_network(options.ssh_port)
-        server, lifecycle = _build(options, network, ssh_port)
-    except (OSError, NoNetwork) as error:
+        door = _open(options.port)  # before the ground: this one is on the computer's own loopback
+        computer = peers.Network()
+        standing = ground.prepare(
+            options.home,
+            options.nodes,
+            port=door.getsockname()[1],
+            ssh_port=options.ssh_port,
+            interfaces=tuple(options.interface),
+        )
+        servers, lifecycle = _build(options, standing, door, computer)
+    except (OSError, ground.Unavailable) as error:
         print(f"cannot start: {error}", file=sys.stderr)
         return 1
-    with guard:
+    for server in servers:
         threading.Thread(target=server.serve_forever, name="api", daemon=True).start()
-        control.record(
-            control.Simulator(
-                pid=os.getpid(),
-                endpoint=f"http://127.0.0.1:{server.server_port}",
-                region=_REGION,
-                network=network,
-                ssh_port=ssh_port,
-                started=datetime.now(UTC).isoformat(timespec="seconds"),
-                home=options.home,
-            )
+    control.record(
+        control.Simulator(
+            pid=os.getpid(),
+            endpoint=f"http://127.0.0.1:{door.getsockname()[1]}",
+            region=_REGION,
+            network=standing.network,
+            ssh_port=standing.ssh_port,
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            home=options.home,
+            nodes=standing.kind,
+            why=standing.why,
         )
-        asked_to_end.wait()
+    )
+    asked_to_end.wait()
+    for server in servers:
         server.shutdown()
-        lifecycle.end_all()
+    lifecycle.end_all()
     processes.end(options.home)
     (options.home / "sim" / "sim.json").unlink(missing_ok=True)
     return 0
+
+
+def _open(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", port), backlog=256)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OSError(errno.EADDRINUSE, f"port {port} of 127.0.0.1 is in use") from error
+        raise
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -78,11 +93,18 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--home", type=lambda value: Path(value).resolve(), required=True)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ssh-port", type=int, default=0)
-    parser.add_argument("--pending-seconds", type=float, default=0.0)
-    return parser.parse_args(arguments)
+    parser.add_argument("--nodes", choices=ground.KINDS, default="auto")
+    parser.add_argument("--interface", action="append", default=[])
+    for name, value in control.TIMING.items():
+        parser.add_argument(f"--{name}-seconds", type=float, default=value)
+    options = parser.parse_args(arguments)
+    options.interface = options.interface or ["ens5"]
+    return options
 
 
-def _build(options: argparse.Namespace, network: str, ssh_port: int) -> tuple[Any, Lifecycle]:
+def _build(
+    options: argparse.Namespace, standing: Ground, door: socket.socket, computer: peers.Network
+) -> tuple[list[Any], Lifecycle]:
     from moto.backends import get_backend
     from moto.moto_server.werkzeug_app import (
         DomainDispatcherApplication,
@@ -92,74 +114,53 @@ def _build(options: argparse.Namespace, network: str, ssh_port: int) -> tuple[An
     from werkzeug.serving import make_server
 
     aws.prepare()
-    place(network)
-    lifecycle = Lifecycle(
-        LoopbackNodes(options.home, ssh_port=ssh_port), pending_seconds=options.pending_seconds
+    timing = Timing(
+        **{
+            name.replace("-", "_"): getattr(options, f"{name.replace('-', '_')}_seconds")
+            for name in control.TIMING
+        }
     )
+    lifecycle = Lifecycle(standing.nodes, timing)
     lifecycle.install()
     # Made now, so that the first call is as quick as the next and a moto that does not fit fails here.
     get_backend("ec2")[_ACCOUNT][_REGION]
-    front = _front(DomainDispatcherApplication(create_backend_app), lifecycle)
-    try:
-        server = make_server(
-            "127.0.0.1", options.port, front, threaded=True, request_handler=MotoRequestHandler
+    pages = Pages(standing, lifecycle)
+    moto = front.wrap(DomainDispatcherApplication(create_backend_app), aws.CONDITIONS)
+    application = _front(moto, lifecycle, pages)
+    told = [Metadata(lifecycle.at, pages.notices).server()] if standing.router else []
+    lab = peers.Network()
+    answering = [
+        make_server(
+            "127.0.0.1",
+            one.getsockname()[1],
+            guard(application, network, one.getsockname()),
+            threaded=True,
+            request_handler=MotoRequestHandler,
+            fd=one.fileno(),
         )
-    except SystemExit as error:  # werkzeug's way to say that the port is taken; it has printed so
-        raise OSError(errno.EADDRINUSE, f"port {options.port} of 127.0.0.1 is in use") from error
-    return server, lifecycle
+        for one, network in ((door, computer), *((other, lab) for other in standing.doors))
+    ]
+    return [*answering, *told], lifecycle
 
 
 def _front(
-    application: Callable[..., Iterable[bytes]], lifecycle: Lifecycle
+    application: Callable[..., Iterable[bytes]], lifecycle: Lifecycle, pages: Pages
 ) -> Callable[..., Iterable[bytes]]:
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
-        if not peers.is_ours(environ["REMOTE_ADDR"], int(environ["REMOTE_PORT"])):
-            return _reply(start_response, "text/plain", "another user's simulator\n", "403 Forbidden")
-        if path == "/_cloudddp/health":
-            return _reply(start_response, "text/plain", "ok\n")
-        if path == "/_cloudddp/address":
-            return _reply(start_response, "text/plain", f"{environ['REMOTE_ADDR']}\n")
-        if path == "/_cloudddp/nodes":
-            return _reply(start_response, "application/json", json.dumps(lifecycle.describe()))
+        if path.startswith("/_cloudddp/") and path != front.PAGE:
+            status, kind, text = pages.answer(path.removeprefix("/_cloudddp/"), environ)
+            body = text.encode()
+            start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
+            return [body]
         if path == "/moto-api/reset":
             lifecycle.end_all()
-        return application(environ, start_response)
+        try:
+            return application(environ, start_response)
+        finally:  # also where the answer is lost
+            pages.settle()  # a rule that was changed holds from the answer on
 
     return answer
-
-
-def _reply(
-    start_response: Callable[..., Any], kind: str, text: str, status: str = "200 OK"
-) -> Iterable[bytes]:
-    body = text.encode()
-    start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
-    return [body]
-
-
-def _claim_network(ssh_port: int) -> tuple[socket.socket, str, int]:
-    """A /16 of loopback nobody else simulates on; it is held as long as the returned socket is open.
-
-    Raises NoNetwork.
-    """
-    for number in range(64, 127):
-        guard = _listen(f"127.{number}.0.1", _GUARD_PORT)
-        if guard is None:
-            continue
-        for port in (ssh_port,) if ssh_port else _SSH_PORTS:
-            if probe := _listen(f"127.{number}.0.1", port):
-                probe.close()
-                return guard, f"127.{number}.0.0/16", port
-        guard.close()
-        raise NoNetwork(f"no SSH port for the nodes: tried {ssh_port or ', '.join(map(str, _SSH_PORTS))}")
-    raise NoNetwork("63 simulators run on this machine already")
-
-
-def _listen(host: str, port: int) -> socket.socket | None:
-    try:
-        return socket.create_server((host, port))
-    except OSError:
-        return None
 
 
 if __name__ == "__main__":

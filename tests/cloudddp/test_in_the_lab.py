@@ -1,0 +1,171 @@
+"""The whole product on simulated hosts: their own networks, processes, disks and clocks, and what breaks there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness import CommandLine, clean_environment, wait_for
+
+from cloudddp.sim import control, ground
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
+    if why := ground.obstacle():
+        pytest.skip(why)
+    home = tmp_path_factory.mktemp("lab")
+    yield control.start(home, nodes="namespace", interfaces=("ens5", "enp71s0"))
+    control.stop(home)
+
+
+@pytest.fixture
+def cli(lab: control.Simulator, project: Any, request: pytest.FixtureRequest) -> Iterator[CommandLine]:
+    """The command line with CLOUDDDP_SIM set, as a user has it: it enters the lab by itself."""
+    cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
+    env = clean_environment(
+        CLOUDDDP_HOME=str(lab.home), CLOUDDDP_CLUSTER=cluster, CLOUDDDP_YES="1", CLOUDDDP_SIM="1"
+    )
+    line = CommandLine(project, cluster, env)
+    yield line
+    line.end()
+    line.ok("down", "-y")
+
+
+def nodes(cli: CommandLine) -> list[dict[str, Any]]:
+    return list(json.loads(cli.ok("status", "--json"))[0]["nodes"])
+
+
+def direct(cli: CommandLine, *options: str) -> None:
+    """Two nodes, and jobs whose ranks are started without torchrun."""
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
+
+
+IDLE = 6  # processes of a node without a job: its machine, sshd, init; and what a connection takes
+WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
+
+
+def running(cli: CommandLine, script: str = "wait.py") -> Any:
+    """A job in the foreground, as a process, once every rank has begun."""
+    process = cli.start("launch", script)
+    wait_for(lambda: all(n["processes"] > IDLE for n in counted(cli)), "the ranks run")
+    return process
+
+
+def counted(cli: CommandLine) -> list[dict[str, Any]]:
+    listed = json.loads(cli.ok("sim", "status", "--json"))["nodes"]
+    mine = {node["instance_id"] for node in nodes(cli)}
+    return [{**n, "processes": len(n["processes"])} for n in listed if n["instance_id"] in mine]
+
+
+@pytest.mark.torch
+def test_torchrun_trains_across_hosts_whose_interfaces_have_different_names(cli: CommandLine) -> None:
+    pytest.importorskip("torch")
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.write(
+        "reduce.py",
+        "import os, socket, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(1) * dist.get_rank()\n"
+        "dist.all_reduce(x)\n"
+        "print(int(x), socket.gethostname(), os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'],"
+        " torch.cuda.is_available(), flush=True)\n"
+        "dist.barrier()\n"
+        "os._exit(0)\n",  # gloo's threads, torn down with the interpreter, now and then abort it
+    )
+    said = cli.ok("launch", "--nproc-per-node", "2", "reduce.py")
+    names = {node["private_ip"]: f"ip-{node['private_ip'].replace('.', '-')}" for node in nodes(cli)}
+    for name, interface in zip(sorted(names.values()), interfaces(cli), strict=True):
+        assert said.count(f"6 {name} {interface} ={interface} False") == 2, said
+    assert set(interfaces(cli)) == {"ens5", "enp71s0"}
+
+
+def interfaces(cli: CommandLine) -> list[str]:
+    """The name of each node's interface, in the order of host names."""
+    said = cli.ok("exec", "--", "hostname; ls /sys/class/net").splitlines()
+    words = [line.split("] ", 1)[1] for line in said]
+    hosts = [word for word in words if word.startswith("ip-")]
+    found = [word for word in words if word.startswith("en")]
+    return [name for _, name in sorted(zip(hosts, found, strict=True))]
+
+
+def test_files_go_there_and_results_come_back(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write(
+        "make.py",
+        "import os, pathlib\n"
+        "pathlib.Path('runs').mkdir(exist_ok=True)\n"
+        "pathlib.Path('runs/' + os.environ['RANK']).write_text(pathlib.Path('data.txt').read_text())\n",
+    )
+    cli.write("data.txt", "seven")
+    cli.ok("launch", "make.py")
+    cli.ok("pull")
+    (brought,) = (cli.cwd / "results").rglob("runs/0")
+    assert brought.read_text() == "seven"
+
+
+def test_a_machine_that_fails_ends_the_job_and_is_named(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("wait.py", WAIT)
+    process = running(cli)
+    cli.ok("sim", "fault", "kill", nodes(cli)[1]["instance_id"])
+    _, err = process.communicate(timeout=110)
+    assert process.returncode == 1
+    assert "node 1 was lost" in err
+    (left,) = counted(cli)  # and nothing of the job on the other node
+    assert left["processes"] <= IDLE
+    refused = cli("launch", "wait.py")
+    assert refused.returncode == 1
+    assert "1 of 2 nodes" in refused.stderr
+
+
+def test_a_spot_node_that_is_taken_back_ends_the_job_and_down_finds_nothing_left(cli: CommandLine) -> None:
+    direct(cli, "--spot")
+    cli.write("wait.py", WAIT)
+    process = running(cli)
+    cli.ok("sim", "interrupt", nodes(cli)[0]["instance_id"], "--seconds", "1")
+    _, err = process.communicate(timeout=110)
+    assert process.returncode == 1
+    assert "node 0 was lost" in err
+    assert "nothing is left" in cli.ok("down")
+
+
+def test_a_node_without_room_says_so(cli: CommandLine) -> None:
+    direct(cli)
+    cli.ok("sim", "fault", "fill-disk", nodes(cli)[0]["instance_id"])
+    (cli.cwd / "data.bin").write_bytes(os.urandom(1 << 20))
+    cli.write("wait.py", WAIT)
+    done = cli("launch", "wait.py")
+    assert done.returncode == 1
+    assert "node 0: " in done.stderr
+    assert "No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("fault", "explode", "0"), "faults: kill, cut"),
+        (("fault", "cut", "i-nowhere"), "nodes: "),
+        (("interrupt", "i-nowhere"), "nodes: "),
+        (("conditions", "{"), "no JSON"),
+    ],
+)
+def test_an_unknown_fault_or_node_is_a_usage_error(
+    cli: CommandLine, words: tuple[str, ...], said: str
+) -> None:
+    done = cli("sim", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_kind_that_cannot_be_had_is_refused_and_auto_says_what_is_missing(
+    cli: CommandLine, tmp_path: Any
+) -> None:
+    # A PATH with nothing of what the lab needs; the folders of system programs are looked at all the same.
+    asked = cli("sim", "start", "--nodes", "process")
+    assert asked.returncode == 1
+    assert "runs already, with namespace nodes" in asked.stderr
