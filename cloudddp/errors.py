@@ -41,7 +41,13 @@ class AWSError(CloudDDPError):
 
 
 class NodeError(CloudDDPError):
-    """A node could not be reached, or a command on it failed."""
+    """A node could not be reached, or a command on it failed. `reason` is the message without the command, for who
+    runs commands that no user has typed; '' where the message names none.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", reason: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
 
 
 class ConnectError(NodeError):

@@ -6,6 +6,7 @@ Ctrl-C reaches it at once. What is printed, and how, is the caller's business.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import threading
@@ -23,7 +24,7 @@ from cloudddp.nodes import Runner
 ENDED = ("succeeded", "failed", "cancelled", "lost")
 LAUNCHER = -1  # the rank number under which torchrun's own output comes
 BEAT = 5.0  # seconds between the agent's signs of life
-SILENCE = 60.0  # seconds without a beat after which a connection counts as broken
+SILENCE = 30.0  # seconds without a beat after which a connection counts as broken
 LOST_AFTER = 20.0  # seconds of failed reconnecting after which a node counts as lost, while others answer
 OFFLINE_AFTER = 300.0  # the same when no node answers: then it is this computer's network, most likely
 EXIT_RACE = 10.0  # torchrun may linger at its exit barrier after every rank has finished
@@ -107,6 +108,7 @@ class Watch:
         self._open = set(nodes)
         self._nodes = frozenset(self._open)
         self._heard: dict[int, float] = {}
+        self._done: set[int] = set()  # nodes whose part of the job has ended, and been read to its end
         self._states: dict[int, dict[str, Any]] = {}
         self._lost: dict[int, tuple[str, float]] = {}  # node -> why, and since when (seconds since the epoch)
         self._partial: dict[tuple[int, int], bytearray] = {}
@@ -189,6 +191,7 @@ class Watch:
                 command = nodes.command("follow", *arguments)
                 result = self._runner.run(node, command, command_timeout=SILENCE, on_stdout=keep)
                 if ended:
+                    self._done.add(node)
                     return
                 raise NodeError(f"node {node}: {nodes.last_words(result)}")
             except Exception as error:
@@ -197,7 +200,7 @@ class Watch:
                 final = "no job " in str(error) or time.monotonic() - broken_since > OFFLINE_AFTER
                 if not self._wait or final or not self._try_again(node, broken_since):
                     since = time.time() - (time.monotonic() - broken_since)
-                    self._events.put((node, ("lost", str(error), since)))
+                    self._events.put((node, ("lost", _why(error), since)))
                     return
 
     def _try_again(self, node: int, since: float) -> bool:
@@ -213,12 +216,25 @@ class Watch:
                     return False
 
     def _hopeless(self, node: int, since: float) -> bool:
+        for other in self._done.copy():
+            self._sound(other)
         now = time.monotonic()
         steady = self._steady_since.copy().items()
         others = [at for n, at in steady if n != node and now - self._heard[n] < 2 * BEAT]
         if others:
             return now - max(since, min(others)) > LOST_AFTER
         return now - since > OFFLINE_AFTER
+
+    def _sound(self, node: int) -> None:
+        """Learn whether a node still answers that has nothing more to say of the job."""
+        if time.monotonic() - self._heard[node] < BEAT:
+            return
+        try:
+            self._runner.run(node, "true", command_timeout=BEAT)
+            self._heard[node] = time.monotonic()
+        except Exception:
+            with contextlib.suppress(Exception):
+                self._runner.reconnect(node)
 
     def _take(self, node: int, event: tuple[Any, ...]) -> None:
         kind = event[0]
@@ -340,3 +356,7 @@ class Watch:
         )
         tail = tuple(self._tails.get((node, LAUNCHER), ()))
         return "failed", int(worst.get("exit_code") or 1), f"node {node}: {why}", tail
+
+
+def _why(error: Exception) -> str:
+    return (error.reason if isinstance(error, NodeError) else "") or str(error)

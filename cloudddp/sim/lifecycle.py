@@ -11,6 +11,7 @@ import functools
 import sys
 import threading
 import time
+import traceback
 from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -269,7 +270,10 @@ class Lifecycle:
 
         def turn() -> None:
             with life.turn:
-                act(life)
+                try:
+                    act(life)
+                except Exception:  # nobody else would hear of it
+                    print(f"{instance_id}: {traceback.format_exc()}", file=sys.stderr, flush=True)
 
         threading.Thread(target=turn, name=f"life of {instance_id}", daemon=True).start()
 
@@ -295,17 +299,28 @@ class Lifecycle:
         self.changed()
 
     def _give_up(self, life: _Life, why: str) -> None:
+        with LOCK:
+            if life.instance.state not in ("pending", "running"):
+                return  # somebody ends it already, for a reason of their own
+            _set(life.instance, "shutting-down")
         life.why = f"Server.InternalError: Internal error on launch ({why})"
         self._finish(life)
 
     def _end(self, life: _Life) -> None:
         due = time.monotonic() + self._timing.shutting_down
-        self._nodes.halt(life.instance.id)
-        time.sleep(max(0.0, due - time.monotonic()))
-        self._finish(life)
+        try:
+            self._nodes.halt(life.instance.id)
+        finally:  # an instance must not shut down for ever
+            time.sleep(max(0.0, due - time.monotonic()))
+            self._finish(life)
 
     def _finish(self, life: _Life) -> None:
-        self._nodes.remove(life.instance.id)
+        try:
+            self._nodes.remove(life.instance.id)
+        finally:
+            self._ended(life)
+
+    def _ended(self, life: _Life) -> None:
         with LOCK:
             self._terminate(life.instance)
             if life.why:  # after moto's own, which takes every end to be the user's

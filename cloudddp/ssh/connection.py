@@ -126,8 +126,10 @@ class Connection:
                 listener.join(command_timeout)
                 exit_code = self._exit_code(channel, command, command_timeout)
             except TimeoutError:
+                why = f"{self.target.label}: no answer for {command_timeout:g} s"
                 raise NodeError(
-                    f"{self.target.label}: no answer for {command_timeout:g} s to: {_short(command)}",
+                    f"{why} to: {_short(command)}",
+                    reason=why,
                     hint="is the node alive? `cloudddp status` tells; `cloudddp exec -- uptime` tries it",
                 ) from None
             if feeder.error is not None:
@@ -168,9 +170,10 @@ class Connection:
         return int(channel.exit_status)
 
     def _broken(self, command: str, error: BaseException) -> NodeError:
-        reason = str(error) or "connection closed"
+        reason = f"{self.target.label}: the SSH connection broke ({str(error) or 'connection closed'})"
         return NodeError(
-            f"{self.target.label}: the SSH connection broke ({reason}) in: {_short(command)}",
+            f"{reason} in: {_short(command)}",
+            reason=reason,
             hint="`cloudddp status` tells whether the node still exists",
         )
 

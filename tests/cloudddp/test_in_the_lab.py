@@ -123,6 +123,22 @@ def test_a_machine_that_fails_ends_the_job_and_is_named(cli: CommandLine) -> Non
     assert "1 of 2 nodes" in refused.stderr
 
 
+def test_a_lost_node_is_found_also_when_the_other_has_ended_by_itself(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write(
+        "until.py",
+        "import os, time\nprint('began', flush=True)\n"
+        "while not os.path.exists('enough'): time.sleep(0.05)\nraise SystemExit(3)\n",
+    )
+    process = running(cli, "until.py")
+    cli.ok("sim", "fault", "kill", nodes(cli)[1]["instance_id"])
+    cli.ok("exec", "--node", "0", "touch enough")
+    _, err = process.communicate(timeout=110)  # it gave up only when contact with all had been lost for long
+    assert process.returncode == 1
+    assert "node 1 was lost" in err
+    assert "agent" not in err
+
+
 def test_a_spot_node_that_is_taken_back_ends_the_job_and_down_finds_nothing_left(cli: CommandLine) -> None:
     direct(cli, "--spot")
     cli.write("wait.py", WAIT)
