@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ROOT, clean_environment
+from harness import ROOT, cannot, clean_environment
 
 HEAVY = (
     "boto3",
@@ -109,7 +109,7 @@ def test_global_options_work_before_and_after_the_verb(cli: Any) -> None:
 
 def test_ssh_reaches_a_node_with_a_strictly_checked_key(cli: Any) -> None:
     if not any((Path(folder) / "ssh").exists() for folder in ("/usr/bin", "/usr/local/bin", "/bin")):
-        pytest.skip("OpenSSH's client is not installed")
+        cannot("OpenSSH's client is not installed")
     cli.ok("up", "-n", "2")
     done = cli("ssh", "1", "echo reached; pwd")
     assert done.returncode == 0, done.stderr

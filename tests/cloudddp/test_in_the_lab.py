@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import CommandLine, clean_environment, wait_for
+from harness import CommandLine, cannot, clean_environment, wait_for
 
 from cloudddp.sim import control, ground
 
@@ -16,7 +16,7 @@ from cloudddp.sim import control, ground
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
     if why := ground.obstacle():
-        pytest.skip(why)
+        cannot(why)
     home = tmp_path_factory.mktemp("lab")
     yield control.start(home, nodes="namespace", interfaces=("ens5", "enp71s0"))
     control.stop(home)

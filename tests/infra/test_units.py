@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ DEADLINE = datetime(2026, 11, 20, 14, 30, 5, tzinfo=UTC)
 CREATED = DEADLINE - timedelta(hours=2)
 
 needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None,
+    shutil.which("systemd-analyze") is None and not os.environ.get("CI"),
     reason="systemd-analyze is not installed (Debian: apt-get install systemd)",
 )
 

@@ -12,6 +12,7 @@ import lab as labs
 import paramiko
 import pytest
 from account import Account, post_conditions
+from harness import cannot
 from simlab import Laptop, client_of
 
 from cloudddp.sim import control, processes
@@ -31,7 +32,7 @@ def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
     """A simulator of namespace nodes; skips where there can be none."""
     if why := labs.obstacle():
-        pytest.skip(why)
+        cannot(why)
     home = tmp_path_factory.mktemp("lab")
     yield control.start(home, nodes="namespace")
     control.stop(home)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from harness import cannot
 
 from cloudddp import payload
 from cloudddp.plan import Identity, user_data
@@ -29,7 +30,7 @@ def ours() -> str:
 
 def judged(path: Path) -> subprocess.CompletedProcess[str]:
     if shutil.which("cloud-init") is None:
-        pytest.skip("cloud-init is not installed (Debian: apt-get install cloud-init)")
+        cannot("cloud-init is not installed (Debian: apt-get install cloud-init)")
     return subprocess.run(
         ["cloud-init", "schema", "--config-file", str(path)], capture_output=True, text=True, timeout=60
     )

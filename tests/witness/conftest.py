@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import clean_environment
+from harness import cannot, clean_environment
 from witnesslab import MARK, Lab, end_marked
 
 from cloudddp.sim import control, ground, processes
@@ -17,7 +17,7 @@ from cloudddp.sim import control, ground, processes
 def lab(tmp_path: Path) -> Iterator[Lab]:
     """A lab of the test's own; afterwards nothing of it, nor of what ran in it, is left."""
     if reason := ground.obstacle():
-        pytest.skip(f"no namespaces: {reason}")
+        cannot(f"no namespaces: {reason}")
     home, folder = tmp_path / "lab", tmp_path / "user"
     for path in (home, folder, folder / "tmp"):
         path.mkdir()

@@ -14,8 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-from harness import ROOT
+from harness import ROOT, cannot
 
 from cloudddp.sim import control
 
@@ -57,7 +56,7 @@ def witness(name: str, program: str) -> str:
     """The path of a witness's program; skips the test where its environment was not made."""
     path = ROOT / ".venv-witness" / name / "bin" / program
     if not path.exists():
-        pytest.skip(f"no {program} in .venv-witness: `make witness` installs it")
+        cannot(f"no {program} in .venv-witness: `make witness` installs it")
     return str(path)
 
 
