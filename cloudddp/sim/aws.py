@@ -20,6 +20,7 @@ from cloudddp.sim.ec2 import (
     interfaces,
     launch,
     placement,
+    rules,
     spot,
     termination,
 )
@@ -43,7 +44,7 @@ def prepare() -> None:
     _prepared = True
     _validate()
     rooms = (
-        images, disks, addresses, interfaces, groups, placement, spot, filters, launch, termination
+        images, disks, addresses, interfaces, groups, rules, placement, spot, filters, launch, termination
     )  # fmt: skip
     for room in rooms:
         room.install()

@@ -12,6 +12,7 @@ Answers are JSON; a 400 carries {"error": "..."} for what the caller got wrong.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -72,15 +73,24 @@ class Pages:
         return "404 Not Found", "text/plain", "no such page\n"
 
     def settle(self) -> None:
-        """Bring the firewall in step with the instances and groups there are now."""
+        """Bring the firewall in step with the instances and groups there are now.
+
+        Fails no call: it comes after the call's effect, and an answer must follow. Rules that cannot be put into force
+        are written to the log, and the last good ones hold.
+        """
         router = self._ground.router
         if router is None:
             return
         with self._lock:
             wanted = groups.policy(self._lifecycle.live())
-            if wanted != self._policy:
+            if wanted == self._policy:
+                return
+            try:
                 router.apply(wanted)
-                self._policy = wanted
+            except OSError as error:
+                print(f"the firewall stays as it was: {error}", file=sys.stderr, flush=True)
+                return
+            self._policy = wanted
 
     # -- what is to go wrong -------------------------------------------------------------------------------
 

@@ -18,13 +18,17 @@ PUBLIC = "198.51.100.0/24"  # TEST-NET-2
 METADATA = "169.254.169.254"  # answered here, for every node, by who asks
 MTU = 9001  # as inside a VPC
 _VOID = "void0"
+_NO_WAY_OUT = 7  # the number of a routing table
 _ROUTER_MAC = "02:00:5e:00:00:01"
 _SSH_CRAWL = "limit rate over 4 kbytes/second burst 2 kbytes drop"  # what a very bad line leaves of SSH
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a security group lets through: a protocol ("-1": all), ports, and peers (networks or groups)."""
+    """What a security group lets through: a protocol ("-1": all), ports, and peers (networks or groups).
+
+    Of ICMP, `first` and `last` are the type and the code; -1 and None are all of them.
+    """
 
     protocol: str
     first: int | None = None
@@ -40,6 +44,7 @@ class Member:
     private: str
     public: str | None
     groups: tuple[str, ...]
+    vpc: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,16 @@ class Router:
         self._cables: dict[str, str] = {}  # private address -> the lab's end
 
     def set_up(self) -> None:
-        """Give the laptop its address and make every other one a place where packets vanish, as on the internet."""
-        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        """Give the laptop its address and make every other one a place where packets vanish, as on the internet.
+
+        To the nodes, that is. The laptop itself hears at once that an address has no way: its programs would
+        otherwise wait out every look at the internet.
+        """
+        settings = Path("/proc/sys/net/ipv4")
+        (settings / "ip_forward").write_text("1")
+        for those in ("all", "default"):
+            # EC2's source check: what a cable brings must come from the one address that is routed to that cable.
+            (settings / "conf" / those / "rp_filter").write_text("1")
         _ip(
             "link set lo up",
             f"addr add {LAPTOP}/32 dev lo",
@@ -87,6 +100,8 @@ class Router:
             f"link set {_VOID} arp off up",
             "link set void1 up",
             f"route add {PUBLIC} dev {_VOID} src {LAPTOP}",
+            f"route add default dev {_VOID} table {_NO_WAY_OUT}",
+            f"rule add pref 40000 not iif lo lookup {_NO_WAY_OUT}",  # after the main table; lo: sent from here
         )
         self.apply(self._policy)
 
@@ -112,13 +127,17 @@ class Router:
             subprocess.run(["ip", "link", "del", cable], capture_output=True, check=False)
 
     def apply(self, policy: Policy | None = None) -> None:
-        """Replace the firewall by one for `policy` (or for the same one, after a change of `faults`)."""
+        """Replace the firewall by one for `policy` (or for the same one, after a change of `faults`).
+
+        Raises OSError, and leaves the firewall as it is, where the policy cannot be put into rules.
+        """
         with self._lock:
-            self._policy = policy or self._policy
-            text = ruleset(self._policy, self.faults)
+            wanted = policy or self._policy
+            text = ruleset(wanted, self.faults)
             done = subprocess.run(["nft", "-f", "-"], input=text, text=True, capture_output=True, check=False)
-        if done.returncode:
-            raise OSError(f"nft refused the lab's rules: {done.stderr.strip()}")
+            if done.returncode:
+                raise OSError(f"nft refused the lab's rules: {done.stderr.strip()}")
+            self._policy = wanted
 
 
 def node_commands(*, interface: str, private: str, prefix_length: int, gateway: str) -> list[str]:
@@ -135,16 +154,17 @@ def node_commands(*, interface: str, private: str, prefix_length: int, gateway: 
 
 def ruleset(policy: Policy, faults: Faults) -> str:
     """The whole nftables table, as text for `nft -f`: EC2's rules are stateful, default closed, and only allow."""
-    sets = sorted({member.groups for member in policy.members})
+    kinds = sorted({_kind(member) for member in policy.members})
     chains = [
-        _chain(f"in_{n}", _lines(policy.ingress, groups, "saddr", "accept")) for n, groups in enumerate(sets)
+        _chain(f"in_{n}", _lines(policy.ingress, groups, "ip saddr")) for n, (_, groups) in enumerate(kinds)
     ]
     chains += [
-        _chain(f"out_{n}", [*_lines(policy.egress, groups, "daddr", "return"), "drop"])
-        for n, groups in enumerate(sets)
+        # What was called counts, as on EC2, where a public address stays one until it has left the VPC.
+        _chain(f"out_{n}", [_other_vpcs(vpc), *_lines(policy.egress, groups, "ct original ip daddr")])
+        for n, (vpc, groups) in enumerate(kinds)
     ]
-    numbers = {groups: n for n, groups in enumerate(sets)}
-    nodes = [(member.private, numbers[member.groups]) for member in policy.members]
+    numbers = {kind: n for n, kind in enumerate(kinds)}
+    nodes = [(member.private, numbers[_kind(member)]) for member in policy.members]
     public = [(member.public, member.private) for member in policy.members if member.public]
     return "\n".join(
         [
@@ -152,12 +172,14 @@ def ruleset(policy: Policy, faults: Faults) -> str:
             "delete table inet cloudddp",
             "table inet cloudddp {",
             *(_set(f"g_{group}", addresses) for group, addresses in _groups(policy).items()),
+            *(_set(_vpc_set(vpc), addresses) for vpc, addresses in _vpcs(policy).items()),
+            _set("privates", [ip for ip, _ in nodes]),
+            _set("with_public", [private for _, private in public]),
             *chains,
             _map("ingress", "ipv4_addr : verdict", [(ip, f"jump in_{n}") for ip, n in nodes]),
             _map("egress", "ipv4_addr : verdict", [(ip, f"jump out_{n}") for ip, n in nodes]),
             _map("to_private", "ipv4_addr : ipv4_addr", public),
             _map("to_public", "ipv4_addr : ipv4_addr", [(private, ip) for ip, private in public]),
-            _set("privates", [ip for ip, _ in nodes]),
             _chain("faults", _fault_lines(faults)),
             _chain(
                 "between",
@@ -165,8 +187,9 @@ def ruleset(policy: Policy, faults: Faults) -> str:
                     "type filter hook forward priority filter; policy drop;",
                     "jump faults",
                     "ct state established,related accept",
+                    "ct status dnat ip saddr != @with_public drop",  # without an address there, no way out
                     "ip saddr vmap @egress",
-                    "accept",
+                    "drop",
                 ],
             ),
             _chain(
@@ -235,34 +258,53 @@ def _groups(policy: Policy) -> dict[str, list[str]]:
     return {group.replace("-", "_"): addresses for group, addresses in sorted(found.items())}
 
 
-def _lines(
-    rules: Mapping[str, tuple[Rule, ...]], groups: Iterable[str], side: str, verdict: str
-) -> list[str]:
+def _kind(member: Member) -> tuple[str, tuple[str, ...]]:
+    """Members of one kind may do the same, and share a chain."""
+    return member.vpc, member.groups
+
+
+def _vpcs(policy: Policy) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for member in policy.members:
+        found.setdefault(member.vpc, []).append(member.private)
+    return dict(sorted(found.items()))
+
+
+def _vpc_set(vpc: str) -> str:
+    return f"v_{vpc.replace('-', '_')}"
+
+
+def _other_vpcs(vpc: str) -> str:
+    return f"ct original ip daddr @privates ct original ip daddr != @{_vpc_set(vpc)} drop"
+
+
+def _lines(rules: Mapping[str, tuple[Rule, ...]], groups: Iterable[str], peer: str) -> list[str]:
+    """What the groups let through; `peer` is nft's expression for the other side's address."""
     lines: list[str] = []
     for group in groups:
         for rule in rules.get(group, ()):
             what = _match(rule)
-            lines += [
-                f"ip {side} {network} {what}{verdict}".replace("ip saddr 0.0.0.0/0 ", "").replace(
-                    "ip daddr 0.0.0.0/0 ", ""
-                )
-                for network in rule.networks
-            ]
-            lines += [f"ip {side} @g_{peer.replace('-', '_')} {what}{verdict}" for peer in rule.groups]
+            lines += [f"{_among(peer, network)}{what}accept" for network in rule.networks]
+            lines += [f"{peer} @g_{other.replace('-', '_')} {what}accept" for other in rule.groups]
     return list(dict.fromkeys(lines))
+
+
+def _among(peer: str, network: str) -> str:
+    return "" if network == "0.0.0.0/0" else f"{peer} {network} "
 
 
 def _match(rule: Rule) -> str:
     """The protocol and ports of a rule, in nft's words; ends with a space unless it is empty."""
-    protocol = {"6": "tcp", "17": "udp", "1": "icmp"}.get(rule.protocol, rule.protocol)
-    if protocol == "-1":
+    if rule.protocol == "-1":
         return ""
-    if protocol in ("tcp", "udp"):
+    if rule.protocol in ("tcp", "udp"):
         first, last = rule.first or 0, 65535 if rule.last in (None, -1) else rule.last
-        return f"{protocol} dport {first}-{last} "
-    if protocol == "icmp":
-        return "ip protocol icmp "
-    return f"meta l4proto {protocol} "
+        return f"{rule.protocol} dport {first}-{last} "
+    if rule.protocol == "icmp":
+        kinds = [f"icmp {name} {number} " for name, number in (("type", rule.first), ("code", rule.last))
+                 if number not in (None, -1)]  # fmt: skip
+        return "".join(kinds) or "ip protocol icmp "
+    return f"meta l4proto {rule.protocol} "
 
 
 def _fault_lines(faults: Faults) -> list[str]:

@@ -92,7 +92,11 @@ def _give_address(original: Callable[..., Any]) -> Callable[..., Any]:
                 private_ip_address = str(subnet.cidr.network_address)
             elif not private_ip_addresses:
                 private_ip_address = _claim(subnet, private_ip_address, self)
-            interface = original(self, subnet, private_ip_address, private_ip_addresses, *more, **kwargs)
+            try:
+                interface = original(self, subnet, private_ip_address, private_ip_addresses, *more, **kwargs)
+            except Exception:
+                subnet.del_subnet_ip(private_ip_address)
+                raise
             interface.interface_type = kwargs.get("interface_type") or "interface"
             if bare:
                 _clear(interface)
@@ -151,12 +155,14 @@ def _clear(interface: Any) -> None:
 
 def _allocate(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def allocate(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def allocate(self: Any, domain: str, address: str | None = None, **kwargs: Any) -> Any:
         with LOCK:
+            if address:  # one of the account's that it has released; nothing is kept here for that
+                refuse("InvalidAddress.NotFound", f"Address '{address}' not found.")
             most = CONDITIONS.read().quota.get("addresses")
             if most is not None and len(self.addresses) >= most:
                 refuse("AddressLimitExceeded", "The maximum number of addresses has been reached.")
-            return original(self, *args, **kwargs)
+            return original(self, domain, **kwargs)
 
     return allocate
 

@@ -1,6 +1,6 @@
 """Security groups that are in use cannot be deleted, unknown ones cannot be used, and changed ones are changed.
 
-Which packets the groups let through is not decided here.
+Which packets the groups let through is not decided here; what a rule may say is rules.py's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ def install() -> None:
 
     wrap(EC2Backend, "delete_security_group", _guard)
     wrap(SecurityGroups, "delete_security_group", _spare_default)
+    wrap(EC2Backend, "create_vpc", _admit_members)
+    wrap(EC2Backend, "create_network_interface", _same_vpc)
     wrap(EC2Backend, "modify_instance_security_groups", _change_of_instance)
     wrap(EC2Backend, "modify_network_interface_attribute", _change_of_interface)
     # moto adds the instance's groups to every interface's, so that none can ever be taken away.
@@ -42,6 +44,53 @@ def _known(backend: Any, ids: Iterable[str]) -> list[Any]:
     return found
 
 
+def _admit_members(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A VPC's default group lets its own members through, which moto leaves out."""
+
+    @functools.wraps(original)
+    def create(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from moto.ec2.models.security_groups import SecurityGroupRule
+
+        vpc = original(self, *args, **kwargs)
+        group = self.get_default_security_group(vpc.id)
+        itself = {"GroupId": group.id, "OwnerId": self.account_id, "UserId": self.account_id}
+        group.add_ingress_rule(
+            SecurityGroupRule(self, "-1", group.id, None, None, None, itself, is_egress=False)
+        )
+        return vpc
+
+    return create
+
+
+def _same_vpc(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A group counts in its own VPC only; moto takes any, and invents those that it does not know."""
+
+    @functools.wraps(original)
+    def create(
+        self: Any,
+        subnet: Any,
+        address: Any,
+        others: Any = None,
+        group_ids: Any = None,
+        *more: Any,
+        **kwargs: Any,
+    ) -> Any:
+        subnet = self.get_subnet(subnet) if isinstance(subnet, str) else subnet
+        _check_vpc(subnet, _known(self, group_ids or []))
+        return original(self, subnet, address, others, group_ids, *more, **kwargs)
+
+    return create
+
+
+def _check_vpc(subnet: Any, groups: Iterable[Any]) -> None:
+    for group in groups:
+        if group.vpc_id != subnet.vpc_id:
+            refuse(
+                "InvalidParameter",
+                f"Security group {group.id} and subnet {subnet.id} belong to different networks.",
+            )
+
+
 def _change_of_instance(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def modify(self: Any, instance_id: str, new_group_id_list: list[str]) -> Any:
@@ -53,6 +102,7 @@ def _change_of_instance(original: Callable[..., Any]) -> Callable[..., Any]:
                     f"There are multiple interfaces attached to instance '{instance_id}'. "
                     "Please specify an interface ID for the operation instead.",
                 )
+            _check_vpc(instance.nics[0].subnet, groups)
             instance.nics[0]._group_set = groups
             return original(self, instance_id, new_group_id_list)
 
@@ -64,6 +114,7 @@ def _change_of_interface(original: Callable[..., None]) -> Callable[..., None]:
     def modify(self: Any, eni_id: str, group_ids: list[str], *args: Any, **kwargs: Any) -> None:
         with LOCK:
             interface, groups = self.get_network_interface(eni_id), _known(self, group_ids)
+            _check_vpc(interface.subnet, groups)
             original(self, eni_id, group_ids, *args, **kwargs)
             instance = interface.instance
             if groups and instance is not None and instance.nics.get(0) is interface:
@@ -91,6 +142,8 @@ def _spare_default(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def delete(self: Any) -> Any:
+        from moto.core.responses import ActionResult
+
         name, group_id = self._get_param("GroupName"), self._get_param("GroupId")
         group = self.ec2_backend.get_security_group_from_id(group_id) if group_id else None
         if name == "default" or (group and group.name == "default"):
@@ -98,7 +151,10 @@ def _spare_default(original: Callable[..., Any]) -> Callable[..., Any]:
                 "CannotDelete",
                 f'the specified group: "{group_id or name}" name: "default" cannot be deleted by a user',
             )
-        return original(self)
+        if group is None and name:
+            group = self.ec2_backend.get_security_group_from_name(name)
+        original(self)
+        return ActionResult({"Return": True, "GroupId": group.id if group else group_id})
 
     return delete
 

@@ -1,0 +1,265 @@
+"""The rules of security groups, as EC2 takes them: what it refuses, and the one form in which it keeps the rest.
+
+moto takes any text for a protocol, a port or a network. What a rule lets through is not decided here, and which groups
+there are neither.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+from collections.abc import Callable
+from typing import Any
+
+from cloudddp.sim.ec2.patch import LOCK, refuse, wrap
+
+_NAMES = {"6": "tcp", "17": "udp", "1": "icmp", "58": "icmpv6"}
+_WITH_PORTS = ("tcp", "udp", "icmp", "icmpv6")
+_NETWORKS: dict[str, type[ipaddress.IPv4Network | ipaddress.IPv6Network]] = {
+    "CidrIp": ipaddress.IPv4Network,
+    "CidrIpv6": ipaddress.IPv6Network,
+}
+
+
+def install() -> None:
+    """Put the checks around moto's calls that make, change and take away rules."""
+    from moto.ec2.models import EC2Backend
+    from moto.ec2.models.security_groups import SecurityGroupRule
+    from moto.ec2.responses.security_groups import SecurityGroups
+
+    wrap(SecurityGroups, "_process_rules_from_querystring", _read)
+    wrap(SecurityGroupRule, "__init__", _make)
+    wrap(EC2Backend, "modify_security_group_rules", _modify)
+    for side in ("ingress", "egress"):
+        wrap(SecurityGroups, f"authorize_security_group_{side}", _authorize)
+        wrap(SecurityGroups, f"revoke_security_group_{side}", _revoke)
+
+
+def normal(protocol: Any, first: Any, last: Any) -> tuple[str, int | None, int | None]:
+    """Protocol and ports as EC2 shows them: names for those that have some, no ports where they mean nothing."""
+    name = _protocol(protocol)
+    if name not in _WITH_PORTS:
+        return name, None, None
+    if name == "icmpv6" and first is None and last is None:
+        return name, -1, -1
+    numbers = _number(first), _number(last)
+    if name in ("tcp", "udp"):
+        return name, *_ports(*numbers)
+    return name, *_icmp(*numbers)
+
+
+def _protocol(value: Any) -> str:
+    if value in (None, ""):
+        refuse(
+            "InvalidParameterValue",
+            "Invalid value 'null' for protocol. VPC security group rules must specify protocols explicitly.",
+        )
+    text = _NAMES.get(str(value), str(value).lower())
+    if text in (*_WITH_PORTS, "-1"):
+        return text
+    if not (text.isascii() and text.isdigit() and int(text) <= 255):
+        refuse("InvalidParameterValue", f"Invalid value '{value}' for IP protocol. Unknown protocol.")
+    return str(int(text))
+
+
+def _number(value: Any) -> int | None:
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        refuse("InvalidParameterValue", f"Invalid value '{value}' for portRange.")
+
+
+def _both(first: int | None, last: int | None, what: str) -> tuple[int, int]:
+    if first is None or last is None:
+        refuse(
+            "InvalidParameterValue",
+            f"Invalid value 'Must specify both from and to ports with {what}.' for portRange.",
+        )
+    return first, last
+
+
+def _ports(first: int | None, last: int | None) -> tuple[int, int]:
+    first, last = _both(first, last, "TCP/UDP")
+    for name, port in (("from", first), ("to", last)):
+        if not 0 <= port <= 65535:
+            refuse("InvalidParameterValue", f"TCP/UDP ({name}) port ({port}) out of range")
+    if first > last:
+        refuse("InvalidParameterValue", f"Invalid TCP/UDP port range ({first}:{last})")
+    return first, last
+
+
+def _icmp(first: int | None, last: int | None) -> tuple[int, int]:
+    first, last = _both(first, last, "ICMP")
+    for name, number in (("type", first), ("code", last)):
+        if not -1 <= number <= 255:
+            refuse("InvalidParameterValue", f"ICMP {name} ({number}) out of range")
+    if first == -1 and last != -1:
+        refuse("InvalidParameterValue", f"ICMP code ({last}) needs a type: of all types (-1), all codes (-1)")
+    return first, last
+
+
+def network(key: str, text: Any) -> str:
+    """A range of addresses in its canonical form: EC2 clears the bits behind the prefix itself."""
+    address, _, bits = str(text or "").partition("/")
+    try:
+        # A number: Python would also take a mask, or none.
+        return str(_NETWORKS[key]((address, int(bits)), strict=False))
+    except ValueError:
+        refuse("InvalidParameterValue", f"CIDR block {text} is malformed")
+
+
+def _ranges(listed: list[Any]) -> list[dict[str, Any]]:
+    found = []
+    for one in listed:
+        key = "CidrIpv6" if "CidrIpv6" in one else "CidrIp"
+        found.append({**one, key: network(key, one.get(key))})
+    return found
+
+
+def _read(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def process(self: Any) -> list[dict[str, Any]]:
+        rules = [_checked(rule) for rule in original(self)]
+        if self._get_action().startswith("Authorize"):
+            _check_new(rules)
+        return rules
+
+    return process
+
+
+def _checked(rule: dict[str, Any]) -> dict[str, Any]:
+    if rule["security_rule_ids"]:  # the others are named by what they are
+        return rule
+    protocol, first, last = normal(rule["ip_protocol"], rule["from_port"], rule["to_port"])
+    return {
+        **rule,
+        "ip_protocol": protocol,
+        "from_port": -1 if first is None else first,  # moto wants some; see _make
+        "to_port": -1 if last is None else last,
+        "ip_ranges": _ranges(rule["ip_ranges"]),
+    }
+
+
+def _check_new(rules: list[dict[str, Any]]) -> None:
+    seen = set()
+    for rule in rules:
+        sources = [
+            *(one.get("CidrIp") or one["CidrIpv6"] for one in rule["ip_ranges"]),
+            *(one.get("GroupId") or one.get("GroupName") for one in rule["source_groups"]),
+            *(one.get("PrefixListId") for one in rule["prefix_list_ids"]),
+        ]
+        if not sources:
+            refuse(
+                "MissingParameter",
+                "Missing source specification: include source security group or CIDR information",
+            )
+        for source in sources:
+            key = (rule["ip_protocol"], rule["from_port"], rule["to_port"], source)
+            if key in seen:
+                refuse("InvalidParameterValue", "The same permission must not appear multiple times")
+            seen.add(key)
+
+
+def _make(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _forget_ports(self)
+
+    return make
+
+
+def _forget_ports(rule: Any) -> None:
+    if rule.ip_protocol not in _WITH_PORTS:
+        rule.from_port = rule.to_port = None
+
+
+def _modify(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def modify(self: Any, group_id: str, rules: dict[str, dict[str, Any]]) -> None:
+        with LOCK:
+            wanted = {name: _changed(rule) for name, rule in rules.items()}
+            original(self, group_id, wanted)
+            group = self.get_security_group_by_name_or_id(group_id)
+            for name, new in wanted.items():
+                rule = group.get_rule(name)
+                _forget_ports(rule)
+                if new.get("ReferencedGroupId"):  # which moto leaves as it was
+                    rule.source_group = {**rule.source_group, "GroupId": new["ReferencedGroupId"]}
+
+    return modify
+
+
+def _changed(rule: dict[str, Any]) -> dict[str, Any]:
+    protocol, first, last = normal(rule.get("IpProtocol"), rule.get("FromPort"), rule.get("ToPort"))
+    networks = {
+        name: network(key, rule[name])
+        for name, key in (("CidrIpv4", "CidrIp"), ("CidrIpv6", "CidrIpv6"))
+        if rule.get(name) is not None
+    }
+    ports = {"FromPort": -1 if first is None else first, "ToPort": -1 if last is None else last}
+    return {**rule, **networks, **ports, "IpProtocol": protocol}
+
+
+def _rules(response: Any) -> tuple[Any, list[Any]]:
+    """The group that a request is about, and its rules; None and none where there is no such group."""
+    name = response._get_param("GroupName") or response._get_param("GroupId")
+    group = response.ec2_backend.get_security_group_by_name_or_id(name)
+    return group, [*group.ingress_rules, *group.egress_rules] if group else []
+
+
+def _authorize(original: Callable[..., Any]) -> Callable[..., Any]:
+    """All of a request's rules or none; moto keeps those before the one that it refuses, and answers with a part."""
+
+    @functools.wraps(original)
+    def authorize(self: Any) -> Any:
+        with LOCK:
+            group, before = _rules(self)
+            try:
+                answer = original(self)
+            except Exception:
+                if group:
+                    group.ingress_rules = [rule for rule in group.ingress_rules if _among(rule, before)]
+                    group.egress_rules = [rule for rule in group.egress_rules if _among(rule, before)]
+                raise
+            new = [rule for rule in _rules(self)[1] if not _among(rule, before)]
+            answer.result["SecurityGroupRules"] = new
+            return answer
+
+    return authorize
+
+
+def _revoke(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def revoke(self: Any) -> Any:
+        with LOCK:
+            _, before = _rules(self)
+            answer = original(self)
+            after = _rules(self)[1]
+            answer.result["RevokedSecurityGroupRules"] = [
+                _revoked(rule) for rule in before if not _among(rule, after)
+            ]
+            return answer
+
+    return revoke
+
+
+def _among(rule: Any, rules: list[Any]) -> bool:
+    return any(rule is other for other in rules)  # moto's own comparison looks at what they say
+
+
+def _revoked(rule: Any) -> dict[str, Any]:
+    shown = {
+        "SecurityGroupRuleId": rule.id,
+        "GroupId": rule.group_id,
+        "IsEgress": rule.is_egress,
+        "IpProtocol": rule.ip_protocol,
+        "FromPort": -1 if rule.from_port is None else rule.from_port,
+        "ToPort": -1 if rule.to_port is None else rule.to_port,
+        "CidrIpv4": rule.cidr_ipv4,
+        "CidrIpv6": rule.cidr_ipv6,
+        "PrefixListId": rule.prefix_list_id,
+        "ReferencedGroupId": rule.source_group.get("GroupId"),
+        "Description": rule.description,
+    }
+    return {name: value for name, value in shown.items() if value is not None}
