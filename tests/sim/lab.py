@@ -17,6 +17,11 @@ from simlab import Laptop, Result, execute, until
 
 from cloudddp.sim import control, ground, kernel
 
+ECHO = (
+    "import socket,sys;s=socket.create_server(('0.0.0.0',int(sys.argv[1])));"
+    "print('up',flush=True)\nwhile True: c,a=s.accept(); c.sendall(a[0].encode()); c.close()"
+)
+
 
 def obstacle() -> str:
     """Why there can be no lab here, in a sentence; '' where there can."""
@@ -126,3 +131,17 @@ def reachable(lab: control.Simulator, address: str, port: int, *, seconds: float
         except OSError:
             return False
         return True
+
+
+def serve(client: paramiko.SSHClient, port: int = 4000) -> None:
+    """Start a server on the node that tells every caller the address it comes from; return when it listens."""
+    shell(
+        client,
+        f'rm -f up; nohup python3 -c "{ECHO}" {port} > up 2>&1 & until [ -s up ]; do sleep 0.05; done',
+    )
+
+
+def call(laptop: LabLaptop, node: Any, address: str, port: int = 4000, *, seconds: float = 2.0) -> str:
+    """What a node hears when it calls an address: the caller's own address, or '' where nobody answers."""
+    code = f"import socket;print(socket.create_connection(('{address}',{port}),{seconds}).recv(99).decode())"
+    return attempt(laptop.login(node), f'python3 -c "{code}" 2>/dev/null').out.decode().strip()

@@ -1,4 +1,4 @@
-"""The lab's network: security groups hold, addresses are EC2's, faults break what they say, nothing gets out."""
+"""The lab's network: addresses are EC2's, faults break what they say, nothing gets out."""
 
 from __future__ import annotations
 
@@ -15,16 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import LabLaptop, attempt, inside, reachable, shell
+from lab import LabLaptop, attempt, call, inside, reachable, serve, shell
 from simlab import until
 
 from cloudddp.errors import UsageError
 from cloudddp.sim import control, processes
-
-ECHO = (
-    "import socket,sys;s=socket.create_server(('0.0.0.0',int(sys.argv[1])));"
-    "print('up',flush=True)\nwhile True: c,a=s.accept(); c.sendall(a[0].encode()); c.close()"
-)
 
 
 @pytest.fixture(scope="module")
@@ -32,17 +27,8 @@ def pair(neighbour: LabLaptop) -> Iterator[tuple[Any, Any]]:
     """Two nodes of one group, with a server that tells who calls on port 4000 of each."""
     nodes = neighbour.launch(2)
     for node in nodes:
-        shell(
-            neighbour.login(node),
-            f'nohup python3 -c "{ECHO}" 4000 > up 2>&1 & until [ -s up ]; do sleep 0.05; done',
-        )
+        serve(neighbour.login(node))
     yield nodes[0], nodes[1]
-
-
-def call(laptop: LabLaptop, node: Any, address: str, port: int = 4000, *, seconds: float = 2.0) -> str:
-    """What a node hears when it calls an address: the caller's own address, or '' where nobody answers."""
-    code = f"import socket;print(socket.create_connection(('{address}',{port}),{seconds}).recv(99).decode())"
-    return attempt(laptop.login(node), f'python3 -c "{code}" 2>/dev/null').out.decode().strip()
 
 
 # -- addresses -------------------------------------------------------------------------------------------------
@@ -87,102 +73,6 @@ def test_interfaces_take_the_names_that_were_asked_for_in_turn(home: Path) -> No
     laptop = LabLaptop(sim, "key")
     names = [shell(laptop.login(node), "ls /sys/class/net") for node in laptop.launch(2)]
     assert sorted(name.replace("lo", "").strip() for name in names) == ["enp71s0", "ens5"]
-
-
-# -- security groups -------------------------------------------------------------------------------------------
-
-
-def test_without_a_rule_nobody_comes_in_and_a_rule_holds_as_soon_as_it_is_made(resident: LabLaptop) -> None:
-    shut = resident.make_group("shut", itself=False, ssh=False)
-    (node,) = resident.launch(1, SecurityGroupIds=[shut])
-    address = node["PublicIpAddress"]
-    assert not reachable(resident.sim, address, 22)
-    ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22}
-    elsewhere = {**ssh, "IpRanges": [{"CidrIp": "192.0.2.0/24"}]}
-    resident.ec2.authorize_security_group_ingress(GroupId=shut, IpPermissions=[elsewhere])
-    assert not reachable(resident.sim, address, 22)
-    here = {**ssh, "IpRanges": [{"CidrIp": "203.0.113.10/32"}]}
-    resident.ec2.authorize_security_group_ingress(GroupId=shut, IpPermissions=[here])
-    assert until(lambda: reachable(resident.sim, address, 22))
-    resident.ec2.revoke_security_group_ingress(GroupId=shut, IpPermissions=[here])
-    assert not reachable(resident.sim, address, 22)
-
-
-def test_without_the_rule_for_itself_members_of_a_group_do_not_hear_each_other(resident: LabLaptop) -> None:
-    alone = resident.make_group("alone", itself=False)
-    first, second = resident.launch(2, SecurityGroupIds=[alone])
-    shell(
-        resident.login(second),
-        f'nohup python3 -c "{ECHO}" 4000 > up 2>&1 & until [ -s up ]; do sleep 0.05; done',
-    )
-    assert call(resident, first, second["PrivateIpAddress"], seconds=1) == ""
-    rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": alone}]}]
-    resident.ec2.authorize_security_group_ingress(GroupId=alone, IpPermissions=rule)
-    assert call(resident, first, second["PrivateIpAddress"]) == first["PrivateIpAddress"]
-    assert call(resident, first, second["PublicIpAddress"]) == ""  # a group is known by private addresses
-
-
-def test_egress_rules_hold(resident: LabLaptop, pair: Any) -> None:
-    (node,) = resident.launch(1, SecurityGroupIds=[resident.group])
-    peers = resident.ec2.describe_instances(InstanceIds=[pair[1]["InstanceId"]])
-    theirs = peers["Reservations"][0]["Instances"][0]["SecurityGroups"][0]["GroupId"]
-    rule = [
-        {
-            "IpProtocol": "tcp",
-            "FromPort": 4000,
-            "ToPort": 4000,
-            "UserIdGroupPairs": [{"GroupId": resident.group}],
-        }
-    ]
-    resident.ec2.authorize_security_group_ingress(GroupId=theirs, IpPermissions=rule)
-    try:
-        assert call(resident, node, pair[1]["PrivateIpAddress"]) == node["PrivateIpAddress"]
-        everything = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
-        resident.ec2.revoke_security_group_egress(GroupId=resident.group, IpPermissions=everything)
-        assert call(resident, node, pair[1]["PrivateIpAddress"], seconds=1) == ""
-    finally:
-        resident.ec2.revoke_security_group_ingress(GroupId=theirs, IpPermissions=rule)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("opened", ["nothing", "29500"])
-def test_a_job_hangs_silently_without_the_rule_and_goes_on_when_it_comes(
-    resident: LabLaptop, opened: str
-) -> None:
-    pytest.importorskip("torch")
-    group = resident.make_group(f"only {opened}", itself=False)
-    if opened == "29500":
-        rule = {
-            "IpProtocol": "tcp",
-            "FromPort": 29500,
-            "ToPort": 29500,
-            "UserIdGroupPairs": [{"GroupId": group}],
-        }
-        resident.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
-    nodes = resident.launch(2, SecurityGroupIds=[group])
-    script = (
-        "import os, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "dist.barrier()\n"
-        "print('all of', dist.get_world_size(), 'are here', flush=True)\n"
-        "os._exit(0)\n"
-    )
-    for rank, node in enumerate(nodes):
-        agent = (
-            "GLOO_SOCKET_IFNAME=ens5 OMP_NUM_THREADS=1 nohup /opt/pytorch/bin/python -m torch.distributed.run --nnodes=2"
-            f" --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=j --rdzv-endpoint={nodes[0]['PrivateIpAddress']}:29500"
-            f" --local-addr={node['PrivateIpAddress']} job.py > log 2>&1 & echo $! > agent{rank}"
-        )
-        shell(resident.login(node), f"cat > job.py <<'E'\n{script}E\n{agent}")
-    time.sleep(
-        12
-    )  # long enough for a job that can start to be over: the tests above say that calls take no time
-    for rank, node in enumerate(nodes):
-        assert shell(resident.login(node), f"kill -0 $(cat agent{rank}) && cat log").count("are here") == 0
-    rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
-    resident.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
-    for node in nodes:
-        until(lambda node=node: "all of 2 are here" in shell(resident.login(node), "cat log"), 90)
 
 
 # -- faults ----------------------------------------------------------------------------------------------------
@@ -257,10 +147,7 @@ def test_a_full_disk_refuses_every_byte_until_it_is_healed(resident: LabLaptop) 
 
 def test_ssh_packets_can_be_lost_while_the_rest_gets_through(resident: LabLaptop) -> None:
     first, second = resident.launch(2)
-    shell(
-        resident.login(second),
-        f'nohup python3 -c "{ECHO}" 4000 > up 2>&1 & until [ -s up ]; do sleep 0.05; done',
-    )
+    serve(resident.login(second))
     ssh = resident.login(first)
     control.fault(resident.sim, "drop-ssh", [second["InstanceId"]])
     assert not reachable(resident.sim, second["PublicIpAddress"], 22)

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 from account import Account, refused
+from botocore.config import Config
 from lab import LabLaptop, inside, shell
 from test_sim_interfaces import cards
 
@@ -123,3 +124,42 @@ def test_a_node_of_the_lab_answers_on_its_elastic_ip_and_no_longer_where_it_did(
         socket.create_connection((instance["PublicIpAddress"], 22), timeout=2)
     resident.terminate(instance["InstanceId"])
     resident.ec2.release_address(AllocationId=address["AllocationId"])
+
+
+def test_no_public_address_is_given_twice_and_an_empty_pool_says_so(resident: LabLaptop) -> None:
+    ec2 = resident.client("ec2", config=Config(retries={"total_max_attempts": 1}))
+    (node,) = resident.launch()
+    given: list[dict[str, str]] = []
+    try:
+        with refused("InsufficientAddressCapacity") as said:
+            while True:
+                given.append(ec2.allocate_address())
+        assert said.status == 500
+        addresses = {address["PublicIp"] for address in given}
+        assert len(addresses) == len(given)
+        assert node["PublicIpAddress"] not in addresses
+        before = ec2.describe_network_interfaces()["NetworkInterfaces"]
+        request = {"ImageId": resident.image, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
+        with refused("InsufficientAddressCapacity"):
+            ec2.run_instances(**request)
+        assert ec2.describe_network_interfaces()["NetworkInterfaces"] == before
+        ec2.release_address(AllocationId=given[0]["AllocationId"])
+        again = ec2.allocate_address()
+        assert again["PublicIp"] == given.pop(0)["PublicIp"]
+        given.append(again)
+    finally:
+        for address in given:
+            ec2.release_address(AllocationId=address["AllocationId"])
+
+
+def test_the_public_address_of_an_interface_that_outlives_its_instance_is_given_back(
+    account: Account,
+) -> None:
+    (instance,) = account.running(
+        NetworkInterfaces=[{"DeviceIndex": 0, "AssociatePublicIpAddress": True, "DeleteOnTermination": False}]
+    )
+    interface = instance["NetworkInterfaces"][0]["NetworkInterfaceId"]
+    account.end(instance["InstanceId"])
+    (left,) = account.ec2.describe_network_interfaces(NetworkInterfaceIds=[interface])["NetworkInterfaces"]
+    assert "Association" not in left
+    account.ec2.delete_network_interface(NetworkInterfaceId=interface)

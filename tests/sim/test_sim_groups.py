@@ -74,3 +74,10 @@ def test_an_unknown_group_changes_nothing(account: Account, groups: list[str]) -
             InstanceId=instance["InstanceId"], Groups=["sg-0123456789abcdef0"]
         )
     assert shown(account, instance["InstanceId"]) == [[one], [one]]
+
+
+def test_a_deletion_answers_with_what_was_deleted(account: Account) -> None:
+    for by in ("GroupId", "GroupName"):
+        group = account.ec2.create_security_group(GroupName="gone", Description="d")["GroupId"]
+        answer = account.ec2.delete_security_group(**{by: group if by == "GroupId" else "gone"})
+        assert (answer["Return"], answer["GroupId"]) == (True, group)

@@ -1,0 +1,165 @@
+"""The rules of security groups: what EC2 refuses, and how it shows what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from account import Account, refused
+
+ANYONE = [{"CidrIp": "0.0.0.0/0"}]
+
+
+@pytest.fixture
+def group(account: Account) -> Iterator[str]:
+    """A group without rules for what comes in."""
+    made = account.ec2.create_security_group(GroupName="ruled", Description="d")["GroupId"]
+    yield made
+    account.ec2.delete_security_group(GroupId=made)
+
+
+def rule(protocol: Any, first: int | None = None, last: int | None = None, **more: Any) -> dict[str, Any]:
+    ports = {"FromPort": first, "ToPort": last}
+    given = {name: port for name, port in ports.items() if port is not None}
+    return {"IpProtocol": protocol, **given, "IpRanges": ANYONE, **more}
+
+
+def shown(account: Account, group: str) -> list[dict[str, Any]]:
+    return account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
+
+
+@pytest.mark.parametrize(
+    ("permission", "said"),
+    [
+        (rule("tcp", 90, 9), "Invalid TCP/UDP port range (90:9)"),
+        (rule("tcp", 22, 70000), "port (70000) out of range"),
+        (rule("udp", -1, -1), "port (-1) out of range"),
+        (rule("udp"), "Must specify both from and to ports with TCP/UDP."),
+        (rule("tcp", 22), "Must specify both from and to ports with TCP/UDP."),
+        (rule("icmp"), "Must specify both from and to ports with ICMP."),
+        (rule("icmp", 8, 65535), "ICMP code (65535) out of range"),
+        (rule("icmp", -1, 0), "ICMP code (0)"),
+        (rule("warp", 1, 2), "Invalid value 'warp' for IP protocol. Unknown protocol."),
+        (rule("256"), "Invalid value '256' for IP protocol. Unknown protocol."),
+        (rule("tcp", 1, 2, IpRanges=[{"CidrIp": "10.0.0.0/33"}]), "CIDR block 10.0.0.0/33 is malformed"),
+        (rule("tcp", 1, 2, IpRanges=[{"CidrIp": "10.0.0.1"}]), "CIDR block 10.0.0.1 is malformed"),
+        (rule("-1", IpRanges=[], Ipv6Ranges=[{"CidrIpv6": "::/129"}]), "CIDR block ::/129 is malformed"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(
+    account: Account, group: str, permission: dict[str, Any], said: str
+) -> None:
+    for authorize in (
+        account.ec2.authorize_security_group_ingress,
+        account.ec2.authorize_security_group_egress,
+    ):
+        with refused("InvalidParameterValue") as answer:
+            authorize(GroupId=group, IpPermissions=[permission])
+        assert said in answer.message
+        assert answer.status == 400
+    assert shown(account, group) == []
+
+
+def test_a_rule_needs_somebody_to_let_through(account: Account, group: str) -> None:
+    with refused("MissingParameter"):
+        account.ec2.authorize_security_group_ingress(
+            GroupId=group, IpPermissions=[rule("tcp", 1, 2, IpRanges=[])]
+        )
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        (("6", 1, 2), ("tcp", 1, 2)),
+        (("17", 1, 2), ("udp", 1, 2)),
+        (("1", 8, -1), ("icmp", 8, -1)),
+        (("50",), ("50", None, None)),
+        (("50", 0, 0), ("50", None, None)),
+        (("58",), ("icmpv6", -1, -1)),
+        (("icmpv6",), ("icmpv6", -1, -1)),
+        (("-1",), ("-1", None, None)),
+        (("-1", 22, 22), ("-1", None, None)),
+    ],
+)
+def test_protocols_by_number_are_shown_by_name_and_ports_where_they_mean_something(
+    account: Account, group: str, asked: tuple[Any, ...], kept: tuple[Any, ...]
+) -> None:
+    account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule(*asked)])
+    (permission,) = shown(account, group)
+    assert (permission["IpProtocol"], permission.get("FromPort"), permission.get("ToPort")) == kept
+    account.ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=[rule(*asked)])
+    assert shown(account, group) == []
+
+
+def test_the_bits_behind_the_prefix_are_cleared(account: Account, group: str) -> None:
+    ranges = [{"CidrIp": "100.68.0.18/18"}]
+    account.ec2.authorize_security_group_ingress(
+        GroupId=group, IpPermissions=[rule("tcp", 1, 2, IpRanges=ranges)]
+    )
+    assert shown(account, group)[0]["IpRanges"] == [{"CidrIp": "100.68.0.0/18"}]
+
+
+def test_rules_are_made_all_or_none_and_all_are_named_in_the_answer(account: Account, group: str) -> None:
+    one, two, three = (rule("tcp", port, port) for port in (1, 2, 3))
+    authorize = account.ec2.authorize_security_group_ingress
+    made = authorize(GroupId=group, IpPermissions=[one, two])
+    assert [r["FromPort"] for r in made["SecurityGroupRules"]] == [1, 2]
+    with refused("InvalidPermission.Duplicate"):
+        authorize(GroupId=group, IpPermissions=[three, two])
+    with refused("InvalidParameterValue") as said:
+        authorize(GroupId=group, IpPermissions=[three, three])
+    assert "must not appear multiple times" in said.message
+    assert [r["FromPort"] for r in shown(account, group)] == [1, 2]
+
+
+def test_a_revoked_rule_is_named_in_the_answer(account: Account, group: str) -> None:
+    account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule("tcp", 5, 6)])
+    answer = account.ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=[rule("6", 5, 6)])
+    (revoked,) = answer["RevokedSecurityGroupRules"]
+    assert answer["Return"] is True
+    assert (revoked["GroupId"], revoked["FromPort"], revoked["CidrIpv4"]) == (group, 5, "0.0.0.0/0")
+
+
+def test_a_rule_is_changed_by_the_same_rules(account: Account, group: str) -> None:
+    made = account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule("tcp", 5, 6)])
+    (kept,) = made["SecurityGroupRules"]
+
+    def change(**new: Any) -> None:
+        wanted = {"SecurityGroupRuleId": kept["SecurityGroupRuleId"], "SecurityGroupRule": new}
+        account.ec2.modify_security_group_rules(GroupId=group, SecurityGroupRules=[wanted])
+
+    with refused("InvalidParameterValue"):
+        change(IpProtocol="tcp", FromPort=9, ToPort=8, CidrIpv4="0.0.0.0/0")
+    with refused("InvalidParameterValue"):
+        change(IpProtocol="tcp", FromPort=8, ToPort=9, CidrIpv4="0.0.0.0/40")
+    change(IpProtocol="17", FromPort=8, ToPort=9, CidrIpv4="10.1.2.3/8")
+    (permission,) = shown(account, group)
+    assert (permission["IpProtocol"], permission["FromPort"]) == ("udp", 8)
+    assert permission["IpRanges"] == [{"CidrIp": "10.0.0.0/8"}]
+    change(IpProtocol="-1", CidrIpv4="10.0.0.0/8")
+    assert shown(account, group)[0]["IpProtocol"] == "-1"
+
+
+def test_the_default_group_of_a_vpc_lets_its_members_in(account: Account) -> None:
+    vpc = account.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    wanted = [{"Name": "group-name", "Values": ["default"]}]
+    groups = account.ec2.describe_security_groups(Filters=wanted)["SecurityGroups"]
+    assert {group["VpcId"] for group in groups} >= {vpc}
+    for group in groups:
+        pairs = group["IpPermissions"][0]["UserIdGroupPairs"]
+        assert [(r["IpProtocol"], r["IpRanges"]) for r in group["IpPermissions"]] == [("-1", [])]
+        assert [(pair["GroupId"], pair["UserId"]) for pair in pairs] == [(group["GroupId"], group["OwnerId"])]
+    account.ec2.delete_vpc(VpcId=vpc)
+
+
+def test_a_group_counts_in_its_own_vpc_only(account: Account) -> None:
+    vpc = account.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    group = account.ec2.create_security_group(GroupName="theirs", Description="d", VpcId=vpc)["GroupId"]
+    with refused("InvalidParameter") as said:
+        account.launch(SecurityGroupIds=[group])
+    assert "belong to different networks" in said.message
+    assert account.instances() == []
+    assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
+    account.ec2.delete_security_group(GroupId=group)
+    account.ec2.delete_vpc(VpcId=vpc)
