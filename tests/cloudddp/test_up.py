@@ -185,6 +185,25 @@ def test_a_refusal_at_any_call_leaves_nothing(cli: Any, faults: Any, remains: An
     assert remains().nothing
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("IdempotentInstanceTerminated", "then `cloudddp up` again"),
+        ("IdempotentParameterMismatch", "then `cloudddp up` again"),
+        ("InsufficientAddressCapacity", "wait some minutes"),
+    ],
+)
+def test_a_refused_launch_says_what_to_type_next(
+    cli: Any, faults: Any, remains: Any, code: str, said: str
+) -> None:
+    faults.fail("RunInstances", code, times=20)
+    done = cli("up", "-n", "1")
+    assert done.returncode == 1
+    assert code in done.stderr
+    assert said in done.stderr
+    assert remains().nothing
+
+
 @pytest.mark.parametrize("action", ["AuthorizeSecurityGroupIngress", "RunInstances"])
 def test_what_aws_does_not_find_yet_is_asked_for_again(cli: Any, faults: Any, action: str) -> None:
     """EC2 is eventually consistent: the group made a moment ago may be unknown to the next call."""

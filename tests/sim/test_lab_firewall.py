@@ -43,7 +43,8 @@ def make_vpc(laptop: LabLaptop, network: str) -> tuple[str, str, str]:
     """A VPC with a subnet and a group in it that lets nobody in; their ids."""
     vpc = laptop.ec2.create_vpc(CidrBlock=network)["Vpc"]["VpcId"]
     block = str(next(ipaddress.ip_network(network).subnets(new_prefix=20)))
-    subnet = laptop.ec2.create_subnet(VpcId=vpc, CidrBlock=block)["Subnet"]["SubnetId"]
+    request = {"VpcId": vpc, "CidrBlock": block, "AvailabilityZone": f"{laptop.sim.region}a"}
+    subnet = laptop.ec2.create_subnet(**request)["Subnet"]["SubnetId"]
     group = laptop.ec2.create_security_group(GroupName="there", Description="d", VpcId=vpc)["GroupId"]
     return vpc, subnet, group
 

@@ -150,16 +150,3 @@ def test_no_public_address_is_given_twice_and_an_empty_pool_says_so(resident: La
     finally:
         for address in given:
             ec2.release_address(AllocationId=address["AllocationId"])
-
-
-def test_the_public_address_of_an_interface_that_outlives_its_instance_is_given_back(
-    account: Account,
-) -> None:
-    (instance,) = account.running(
-        NetworkInterfaces=[{"DeviceIndex": 0, "AssociatePublicIpAddress": True, "DeleteOnTermination": False}]
-    )
-    interface = instance["NetworkInterfaces"][0]["NetworkInterfaceId"]
-    account.end(instance["InstanceId"])
-    (left,) = account.ec2.describe_network_interfaces(NetworkInterfaceIds=[interface])["NetworkInterfaces"]
-    assert "Association" not in left
-    account.ec2.delete_network_interface(NetworkInterfaceId=interface)

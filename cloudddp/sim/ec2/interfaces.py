@@ -306,7 +306,6 @@ def release(instance: Any) -> None:
     """Take the interfaces from an instance that has ended: those made for it go, others are free again."""
     for interface in list(instance.nics.values()):
         addresses.leave(interface)
-        interface.stop()  # its public address goes, unless it is an Elastic IP
         if interface.delete_on_termination and interface.id in instance.ec2_backend.enis:
             interface.delete()
         interface.instance = interface.attachment_id = interface.attach_time = None
