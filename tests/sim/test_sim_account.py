@@ -99,7 +99,7 @@ def test_an_unknown_parameter_is_not_found(client: Client) -> None:
     ("request_", "expected"),
     [
         ({"ImageId": "ami-0123456789abcdef0"}, "InvalidAMIID.NotFound"),
-        ({"InstanceType": "g5.tiny"}, "InvalidInstanceType.NotFound"),
+        ({"InstanceType": "g5.tiny"}, "InvalidParameterValue"),
         ({"KeyName": "nobody's"}, "InvalidKeyPair.NotFound"),
         ({"SecurityGroupIds": ["sg-0123456789abcdef0"]}, "InvalidGroup.NotFound"),
         (

@@ -132,8 +132,7 @@ def test_no_public_address_is_given_twice_and_an_empty_pool_says_so(resident: La
     given: list[dict[str, str]] = []
     try:
         with refused("InsufficientAddressCapacity") as said:
-            for _ in range(300):  # there are 254
-                given.append(ec2.allocate_address())
+            given.extend(ec2.allocate_address() for _ in range(300))  # there are 254
         assert said.status == 500
         addresses = {address["PublicIp"] for address in given}
         assert len(addresses) == len(given)

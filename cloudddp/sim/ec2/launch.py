@@ -202,8 +202,6 @@ def _zone(backend: Any, kwargs: dict[str, Any]) -> str:
 
 def _check_known(backend: Any, image_id: str, kwargs: dict[str, Any], instance_type: str) -> None:
     """What moto checks itself, before capacity is asked about: EC2 names a wrong id first."""
-    from moto.ec2.exceptions import InvalidInstanceTypeError
-
     from cloudddp.sim.ec2 import catalog
 
     if image_id:
@@ -211,7 +209,7 @@ def _check_known(backend: Any, image_id: str, kwargs: dict[str, Any], instance_t
     if kwargs.get("key_name"):
         backend.describe_key_pairs(key_names=[kwargs["key_name"]])
     if instance_type not in catalog.types():
-        raise InvalidInstanceTypeError(instance_type)
+        refuse("InvalidParameterValue", f"Invalid value '{instance_type}' for InstanceType.")
 
 
 def _all_or_none(backend: Any, launch: Callable[[], Any]) -> Any:
