@@ -121,6 +121,17 @@ def test_a_revoked_rule_is_named_in_the_answer(account: Account, group: str) -> 
     assert (revoked["GroupId"], revoked["FromPort"], revoked["CidrIpv4"]) == (group, 5, "0.0.0.0/0")
 
 
+def test_descriptions_are_changed_for_rules_named_by_id_or_by_what_they_are(
+    account: Account, group: str
+) -> None:
+    made = account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule("50")])
+    by_id = {"SecurityGroupRuleId": made["SecurityGroupRules"][0]["SecurityGroupRuleId"], "Description": "a"}
+    update = account.ec2.update_security_group_rule_descriptions_ingress
+    update(GroupId=group, SecurityGroupRuleDescriptions=[by_id])
+    update(GroupId=group, IpPermissions=[rule("50", IpRanges=[{**ANYONE[0], "Description": "b"}])])
+    assert shown(account, group)[0]["IpRanges"] == [{**ANYONE[0], "Description": "b"}]
+
+
 def test_a_rule_is_changed_by_the_same_rules(account: Account, group: str) -> None:
     made = account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule("tcp", 5, 6)])
     (kept,) = made["SecurityGroupRules"]

@@ -119,8 +119,11 @@ def _ranges(listed: list[Any]) -> list[dict[str, Any]]:
 def _read(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def process(self: Any) -> list[dict[str, Any]]:
+        action = self._get_action()
+        if action.startswith("Update") and not self._get_param("IpPermissions"):
+            return list(original(self))  # descriptions of rules that are named by their ids
         rules = [_checked(rule) for rule in original(self)]
-        if self._get_action().startswith("Authorize"):
+        if action.startswith("Authorize"):
             _check_new(rules)
         return rules
 
