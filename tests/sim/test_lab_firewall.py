@@ -229,42 +229,58 @@ def test_rules_that_cannot_be_put_into_force_fail_no_call_and_the_last_good_ones
     resident.login(after)
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("opened", ["nothing", "29500"])
-def test_a_job_hangs_silently_without_the_rule_and_goes_on_when_it_comes(
-    resident: LabLaptop, opened: str
-) -> None:
-    pytest.importorskip("torch")
-    group = resident.make_group(f"only {opened}", itself=False)
-    if opened == "29500":
-        rule = {
-            "IpProtocol": "tcp",
-            "FromPort": 29500,
-            "ToPort": 29500,
-            "UserIdGroupPairs": [{"GroupId": group}],
-        }
-        resident.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
-    nodes = resident.launch(2, SecurityGroupIds=[group])
-    script = (
-        "import os, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "dist.barrier()\n"
-        "print('all of', dist.get_world_size(), 'are here', flush=True)\n"
-        "os._exit(0)\n"
-    )
-    for rank, node in enumerate(nodes):
+JOB = (
+    "import os, torch.distributed as dist\n"
+    "dist.init_process_group('gloo')\n"
+    "dist.barrier()\n"
+    "print('all of', dist.get_world_size(), 'are here', flush=True)\n"
+    "os._exit(0)\n"
+)
+
+
+def start_job(resident: LabLaptop, nodes: list[dict[str, Any]]) -> None:
+    """torchrun with one rank on each node, its output in the file `log` and its pid in `agent`."""
+    for node in nodes:
         agent = (
             "GLOO_SOCKET_IFNAME=ens5 OMP_NUM_THREADS=1 nohup /opt/pytorch/bin/python -m torch.distributed.run --nnodes=2"
             f" --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=j --rdzv-endpoint={nodes[0]['PrivateIpAddress']}:29500"
-            f" --local-addr={node['PrivateIpAddress']} job.py > log 2>&1 & echo $! > agent{rank}"
+            f" --local-addr={node['PrivateIpAddress']} job.py > log 2>&1 & echo $! > agent"
         )
-        shell(resident.login(node), f"cat > job.py <<'E'\n{script}E\n{agent}")
-    time.sleep(
-        12
-    )  # long enough for a job that can start to be over: the tests above say that calls take no time
-    for rank, node in enumerate(nodes):
-        assert shell(resident.login(node), f"kill -0 $(cat agent{rank}) && cat log").count("are here") == 0
-    rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
-    resident.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule])
+        shell(resident.login(node), f"cat > job.py <<'E'\n{JOB}E\n{agent}")
+
+
+def state(resident: LabLaptop, node: dict[str, Any]) -> str:
+    """`runs` or `ended`, then what the agent has printed."""
+    return shell(resident.login(node), "kill -0 $(cat agent) 2>&- && echo runs || echo ended; cat log")
+
+
+@pytest.mark.torch
+def test_a_job_without_a_way_between_its_nodes_fails_on_the_second_after_a_minute(
+    resident: LabLaptop,
+) -> None:
+    """PyTorch's own 60 seconds: what a user meets on AWS whose group has no rule for itself."""
+    pytest.importorskip("torch")
+    nodes = resident.launch(2, SecurityGroupIds=[resident.make_group("no way", itself=False)])
+    start_job(resident, nodes)
+    until(lambda: state(resident, nodes[1]).startswith("ended"), 200)
+    assert "timed out after 60000ms" in state(resident, nodes[1])
+    assert state(resident, nodes[0]) == "runs"  # and waits, without a word, for its 15 minutes
+
+
+@pytest.mark.torch
+def test_a_job_hangs_silently_with_one_port_open_and_goes_on_when_the_rule_comes(resident: LabLaptop) -> None:
+    pytest.importorskip("torch")
+    group = resident.make_group("only 29500", itself=False)
+    peers = [{"GroupId": group}]
+    allow(
+        resident,
+        group,
+        {"IpProtocol": "tcp", "FromPort": 29500, "ToPort": 29500, "UserIdGroupPairs": peers},
+    )
+    nodes = resident.launch(2, SecurityGroupIds=[group])
+    start_job(resident, nodes)
+    time.sleep(12)  # long enough for a job that can start to be over
+    assert [state(resident, node) for node in nodes] == ["runs", "runs"]
+    allow(resident, group, {"IpProtocol": "-1", "UserIdGroupPairs": peers})
     for node in nodes:
-        until(lambda node=node: "all of 2 are here" in shell(resident.login(node), "cat log"), 90)
+        until(lambda node=node: "all of 2 are here" in state(resident, node), 90)
