@@ -279,7 +279,8 @@ def describe_cluster(cluster: Cluster) -> str:
     price = "price unknown" if hour is None else f"{dollars(hour)} an hour"
     head = f"cluster {cluster.name} ({cluster.id}) in {cluster.region}, made by {cluster.owner or '-'}"
     if cluster.missing:
-        head += f"\n  warning: {counted(cluster.missing, 'node')} of it have ended"
+        have = "has" if cluster.missing == 1 else "have"
+        head += f"\n  warning: {counted(cluster.missing, 'node')} of it {have} ended"
     if cluster.nodes:
         head += f"\n  {price}, {dollars(cluster.cost())} so far; ends in {_left(cluster)}"
     return head + "\n" + nodes_table(cluster)

@@ -108,7 +108,18 @@ class Session:
         self._enter_simulator()
         return self._resolve()
 
+    def chosen_cluster(self) -> str | None:
+        """The cluster that a flag, a variable or a file names; None where only the default is left."""
+        named = any("name" in layer.values.get("cluster", {}) for layer in self._layers())
+        return self._resolve().cluster.name if named else None
+
     def _resolve(self) -> Config:
+        from cloudddp import settings
+
+        return settings.resolve(self._for_simulator(self._layers()))
+
+    def _layers(self) -> list[Layer]:
+        """What was said about the settings, the strongest first."""
         from cloudddp import settings
 
         flags = [
@@ -118,8 +129,7 @@ class Session:
         ]
         layers = [settings.Layer(n, {s: {k: v}}, textual=True) for n, s, k, v in reversed(flags)]
         layers += settings.environment_layers(os.environ)
-        layers += [settings.read_toml(path) for path in self._files()]
-        return settings.resolve(self._for_simulator(layers))
+        return layers + [settings.read_toml(path) for path in self._files()]
 
     def _files(self) -> list[Path]:
         from cloudddp.settings import CONFIG_NAME

@@ -22,6 +22,7 @@ and answers HTTP 400 with {"error": MESSAGE, "known": [NAMES]}.
 from __future__ import annotations
 
 import difflib
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -37,11 +38,22 @@ QUOTAS = (
     "spot-standard",
     "addresses",  # Elastic IPs, not vCPUs
 )
+EXAMPLES: Mapping[str, Any] = {
+    "capacity": {"us-east-1a": {"p5.48xlarge": 2}},
+    "quota": {"on-demand-g": 64},
+    "free_addresses": {"subnet-0123456789abcdef0": 3},
+    "throttle": {"RunInstances": 2},
+    "lose": {"RunInstances": 1},
+    "latency": {"*": 0.2},
+    "reject": {"RunInstances": {"code": "UnauthorizedOperation", "status": 403}},
+}
+"""One of each condition, as an error shows it."""
+
 _NEAR = 12  # as many names as an error lists of a long list
 
 
 class BadCondition(ValueError):
-    """A condition that cannot be set. `known` holds the names there are (of a long list: the nearest)."""
+    """A condition that cannot be set. `known` holds the names there are, the nearest first (of a long list: some)."""
 
     def __init__(self, message: str, known: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -106,7 +118,7 @@ THROTTLED = Rejection("RequestLimitExceeded", "Request limit exceeded.", 503)
 def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
     """The conditions with `body` merged in. Raises BadCondition."""
     if not isinstance(body, dict):
-        raise BadCondition("conditions are a JSON object")
+        raise BadCondition(f"conditions are a JSON object, not {json.dumps(body)}; {_for_example('latency')}")
     changes = dict(body)
     if changes.pop("clear", False):
         conditions = Conditions()
@@ -121,15 +133,23 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
     }
     for key, value in changes.items():
         _require("condition", key, readers)
-        conditions = replace(conditions, **{key: readers[key](getattr(conditions, key), value)})
+        try:
+            read = readers[key](getattr(conditions, key), value)
+        except BadCondition as error:
+            raise BadCondition(f"{key}: {error}; {_for_example(key)}", error.known) from None
+        conditions = replace(conditions, **{key: read})
     return conditions
+
+
+def _for_example(key: str) -> str:
+    return f"for example {json.dumps({key: EXAMPLES[key]})}"
 
 
 def _capacity(old: Mapping[str, Mapping[str, int]], new: Any, names: Names) -> dict[str, Any]:
     def types(zone: str, value: Any) -> dict[str, int]:
         return _entries("instance type", old.get(zone, {}), value, names.types, _count)
 
-    merged = {**old, **_entries("zone", {}, new, names.zones, lambda zone, value: types(zone, value or {}))}
+    merged = {**old, **_entries("zone", {}, new, names.zones, types)}
     gone = [zone for zone, value in new.items() if value is None]
     return {zone: value for zone, value in merged.items() if value and zone not in gone}
 
@@ -138,7 +158,7 @@ def _entries(
     kind: str, old: Mapping[str, Any], new: Any, known: Iterable[str], read: Callable[[str, Any], Any]
 ) -> dict[str, Any]:
     if not isinstance(new, dict):
-        raise BadCondition(f"{kind}: a JSON object is wanted, not {new!r}")
+        raise BadCondition(f"an object by {kind} is wanted, not {json.dumps(new)}")
     merged = dict(old)
     for name, value in new.items():
         _require(kind, name, known)
@@ -153,15 +173,17 @@ def _require(kind: str, name: str, known: Iterable[str]) -> None:
     names = sorted(known)
     if name in names:
         return
-    if len(names) > _NEAR:
-        near = difflib.get_close_matches(name, names, n=_NEAR, cutoff=0.4)
-        names = near or [one for one in names if one[:2] == name[:2]][:_NEAR] or names[:_NEAR]
-    raise BadCondition(f"unknown {kind} {name!r}; known: {', '.join(names) or 'none'}", names)
+    near = difflib.get_close_matches(name, names, n=_NEAR, cutoff=0.4)
+    likely = [*near, *(one for one in names if one[:2] == name[:2])]
+    rest = [] if likely and len(names) > _NEAR else names
+    shown = list(dict.fromkeys([*likely, *rest]))[:_NEAR]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    raise BadCondition(f"unknown {kind} {name!r}; known: {', '.join(shown) or 'none'}{more}", shown)
 
 
 def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadCondition(f"{name}: a whole number of 0 or more is wanted, not {value!r}")
+        raise BadCondition(f"{name}: a whole number of 0 or more is wanted, not {json.dumps(value)}")
     return value
 
 
@@ -173,7 +195,7 @@ def _calls(name: str, value: Any) -> int:
 
 def _seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
-        raise BadCondition(f"{name}: seconds from 0 to 3600 are wanted, not {value!r}")
+        raise BadCondition(f"{name}: seconds from 0 to 3600 are wanted, not {json.dumps(value)}")
     return float(value)
 
 

@@ -11,6 +11,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -18,12 +19,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cloudddp.errors import CloudDDPError, UsageError
-from cloudddp.sim import processes
+from cloudddp.sim import processes, wishes
 
 HIDDEN = (
     "AWS_PROFILE",
@@ -54,7 +55,10 @@ HIDDEN = (
 TIMING = {"pending": 0.0, "booting": 0.0, "shutting-down": 0.0, "unknown": 0.0, "visible": 3600.0}
 """How long EC2 takes for what, in seconds; see lifecycle.Timing."""
 
+INTERFACE = "ens5"  # what the nodes' interface is called unless told
+
 _LOG_LINES = 12
+_CANNOT = "cannot start: "  # how the server begins its one sentence where it knows why
 _children: set[int] = set()  # servers that this very process spawned, which nobody else can reap
 
 
@@ -71,6 +75,8 @@ class Simulator:
     home: Path
     nodes: str  # namespace: hosts of their own; process: they share this computer
     why: str  # why not namespaces, or ''
+    interfaces: tuple[str, ...] = (INTERFACE,)
+    timing: Mapping[str, float] = field(default_factory=lambda: dict(TIMING))
 
 
 def start(
@@ -87,14 +93,18 @@ def start(
 
     Port 0 means any. `nodes` is auto, namespace or process; `interfaces` are the names that the nodes' interfaces
     take in turn; `timing` overrides TIMING; `timeout` (seconds) is how long the server may take to answer. Raises
-    CloudDDPError if it cannot be started, or if one runs whose nodes are of another kind than was asked for.
+    CloudDDPError if it cannot be started, or if one runs that is not as was asked for; UsageError for a name that no
+    interface can have, or names for nodes that have none.
     """
     home = home.resolve()
+    wishes.check(interfaces, nodes)
     with _locked(home):
         if running := find(home):
-            if nodes not in ("auto", running.nodes):
+            if other := wishes.unlike(
+                running, port=port, ssh_port=ssh_port, nodes=nodes, interfaces=interfaces, timing=timing
+            ):
                 raise CloudDDPError(
-                    f"the simulator runs already, with {running.nodes} nodes",
+                    f"the simulator runs already, with {', '.join(other)}",
                     hint="cloudddp sim stop, then start it",
                 )
             return running
@@ -112,7 +122,8 @@ def find(home: Path) -> Simulator | None:
     try:
         record = json.loads(_record(home).read_text())
         ticks = record.pop("ticks")
-        simulator = Simulator(**{**record, "home": Path(record["home"])})
+        interfaces = tuple(record.pop("interfaces", (INTERFACE,)))
+        simulator = Simulator(**{**record, "home": Path(record["home"]), "interfaces": interfaces})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     process = processes.look(simulator.pid)
@@ -174,14 +185,15 @@ def enter(sim: Simulator) -> None:
         ) from error
 
 
-def fault(sim: Simulator, kind: str, nodes: Sequence[str]) -> dict[str, Any]:
-    """Break something (see pages.FAULTS). Raises UsageError for a fault or node that does not exist."""
-    return _post(sim, "fault", {"kind": kind, "nodes": list(nodes)})
+def fault(sim: Simulator, kind: str, nodes: Sequence[str], *, cluster: str | None = None) -> dict[str, Any]:
+    """Break something (see pages.FAULTS); `cluster` says whose ranks are meant. Returns kind, nodes (instance ids)
+    and healed (the faults that `heal` ended). Raises UsageError for a fault or node that does not exist."""
+    return _post(sim, "fault", {"kind": kind, "nodes": list(nodes), "cluster": cluster})
 
 
-def interrupt(sim: Simulator, node: str, *, seconds: float) -> dict[str, Any]:
+def interrupt(sim: Simulator, node: str, *, seconds: float, cluster: str | None = None) -> dict[str, Any]:
     """Take a spot node back in so many seconds, with EC2's notice. Raises UsageError."""
-    return _post(sim, "interrupt", {"node": node, "seconds": seconds})
+    return _post(sim, "interrupt", {"node": node, "seconds": seconds, "cluster": cluster})
 
 
 def conditions(sim: Simulator, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,14 +210,26 @@ def _post(sim: Simulator, page: str, body: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return dict(json.loads(_get(request)))
     except urllib.error.HTTPError as error:
-        raise UsageError(json.loads(error.read()).get("error", str(error))) from None
+        raise _refused(error) from None
     except (OSError, ValueError) as error:
         raise CloudDDPError(f"the simulator at {sim.endpoint} does not answer: {error}") from error
 
 
+def _refused(error: urllib.error.HTTPError) -> CloudDDPError:
+    try:
+        said = dict(json.loads(error.read()))
+    except ValueError:  # not a page of ours that speaks
+        return CloudDDPError(
+            f"the simulator fails: {error}", hint="its log is sim/server.log of CLOUDDDP_HOME"
+        )
+    return UsageError(str(said.get("error", error)), hint=str(said.get("hint", "")))
+
+
 def nodes(sim: Simulator) -> list[dict[str, Any]]:
-    """One record per instance that is not terminated: instance_id, state, private_ip, public_ip, ssh_port, home,
-    deadline (ISO 8601, UTC, or None), processes (pids). Raises CloudDDPError if the server does not answer.
+    """One record per instance that is not terminated, by cluster and rank: cluster (a name, or None), rank (or None),
+    instance_id, state, private_ip, public_ip, ssh_port, home, deadline (ISO 8601, UTC, or None), processes (pids),
+    faults (those that hold, as `fault` calls them; `cut-between ID`), interruption (when a spot node is taken back,
+    ISO 8601, UTC, or None). Raises CloudDDPError if the server does not answer.
     """
     try:
         listed = json.loads(_get(f"{sim.endpoint}/_cloudddp/nodes"))
@@ -318,9 +342,22 @@ def _failed(what: str, home: Path) -> CloudDDPError:
         tail = _log(home).read_text(errors="replace").splitlines()[-_LOG_LINES:]
     except OSError:
         tail = []
+    said = next((line for line in reversed(tail) if line.startswith(_CANNOT)), "")
+    if said:
+        return _explained(re.sub(r"\[Errno \d+\] ", "", said.removeprefix(_CANNOT)), home)
     return CloudDDPError(
         "\n  ".join([f"{what}; its last lines:", *tail]), hint=f"the whole log: {_log(home)}"
     )
+
+
+def _explained(why: str, home: Path) -> CloudDDPError:
+    """The server's own sentence, with what helps."""
+    hint = f"the log: {_log(home)}"
+    if why.startswith("port "):
+        hint = "another simulator's? `cloudddp sim stop` with its CLOUDDDP_HOME; else take another --port, or leave it out"
+    elif "namespace nodes cannot be had" in why:
+        hint = "--nodes process needs none of that, and is less faithful (docs/simulator.md)"
+    return CloudDDPError(f"the simulator cannot start: {why}", hint=hint)
 
 
 def _sweep(home: Path) -> int:

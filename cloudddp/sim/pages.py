@@ -3,10 +3,11 @@
     GET  health     "ok"
     GET  address    the caller's address as the nodes see it
     GET  nodes      control.nodes
-    POST fault      {"kind": "cut", "nodes": ["i-..."]}; see FAULTS
-    POST interrupt  {"node": "i-...", "seconds": 120}
+    POST fault      {"kind": "cut", "nodes": ["i-..."], "cluster": null}; see FAULTS
+    POST interrupt  {"node": "i-...", "cluster": null, "seconds": 120}
 
-Answers are JSON; a 400 carries {"error": "..."} for what the caller got wrong.
+A node is named as roster.py has it; `cluster` says whose ranks are meant. Answers are JSON; a 400 carries
+{"error": "...", "hint": "..."} for what the caller got wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cloudddp.sim import groups
+from cloudddp.sim import groups, roster
 from cloudddp.sim.ground import Ground
 from cloudddp.sim.lifecycle import Lifecycle
 from cloudddp.sim.metadata import Notice
@@ -38,8 +39,16 @@ FAULTS = {
 }
 
 
+ANYWHERE = ("kill", "freeze", "heal")  # faults that process nodes can have, too
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
 class Wrong(Exception):
     """What the caller asked for cannot be; the message says why, and what there is."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class Pages:
@@ -51,13 +60,16 @@ class Pages:
         self._policy: Policy | None = None
         self._lock = threading.Lock()
         self.notices: dict[str, Notice] = {}  # of spot instances that will be taken back
+        # By instance id, the home that was frozen: a node that has booted again has another one.
+        self._frozen: dict[str, str] = {}
+        self._full: set[str] = set()
         lifecycle.changed = self.settle
 
     def answer(self, page: str, environ: dict[str, Any]) -> Answer:
         get: dict[str, Callable[[], Answer]] = {
             "health": lambda: _text("ok\n"),
             "address": lambda: _text(f"{self._ground.caller or environ['REMOTE_ADDR']}\n"),
-            "nodes": lambda: _json(self._lifecycle.describe()),
+            "nodes": lambda: _json(self._nodes()),
         }
         post: dict[str, Callable[[dict[str, Any]], Any]] = {
             "fault": self._fault,
@@ -68,8 +80,9 @@ class Pages:
                 return _json(post[page](_body(environ)))
             if environ["REQUEST_METHOD"] == "GET" and page in get:
                 return get[page]()
-        except Wrong as wrong:
-            return "400 Bad Request", "application/json", json.dumps({"error": str(wrong)})
+        except (Wrong, roster.Unclear) as wrong:
+            answer = {"error": str(wrong), "hint": wrong.hint}
+            return "400 Bad Request", "application/json", json.dumps(answer)
         return "404 Not Found", "text/plain", "no such page\n"
 
     def settle(self) -> None:
@@ -92,6 +105,50 @@ class Pages:
                 return
             self._policy = wanted
 
+    # -- who is there ----------------------------------------------------------------------------------------
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        """Every node in order of cluster and rank, with what is wrong with it; see control.nodes."""
+        listed = self._lifecycle.describe()
+        found = roster.ranked(
+            listed, {node["instance_id"]: self._tags(node["instance_id"]) for node in listed}
+        )
+        ids = {node["private_ip"]: node["instance_id"] for node in found}
+        for node in found:
+            notice = self.notices.get(node["instance_id"])
+            node["faults"] = self._faults(node, ids)
+            node["interruption"] = notice.ends.strftime(_TIME) if notice else None
+        return found
+
+    def _tags(self, instance_id: str) -> dict[str, str]:
+        try:
+            return {tag["key"]: tag["value"] for tag in self._lifecycle.instance(instance_id).get_tags()}
+        except KeyError:  # forgotten in this moment
+            return {}
+
+    def _faults(self, node: dict[str, Any], ids: dict[str, str]) -> list[str]:
+        """The faults that hold on a node, by the names under which they were asked for."""
+        instance, address = node["instance_id"], node["private_ip"]
+        found = ["freeze"] if self._frozen.get(instance) == node["home"] else []
+        found += ["fill-disk"] if instance in self._full else []
+        if self._ground.router is None:
+            return found
+        faults = self._ground.router.faults
+        found += [
+            kind
+            for kind, held in (
+                ("cut", faults.cut),
+                ("slow-ssh", faults.slow_ssh),
+                ("drop-ssh", faults.no_ssh),
+            )
+            if address in held
+        ]
+        others = {other for pair in list(faults.cut_pairs) if address in pair for other in pair - {address}}
+        return found + [f"cut-between {ids.get(other, other)}" for other in sorted(others)]
+
+    def _find(self, name: object, cluster: object) -> dict[str, Any]:
+        return roster.find(self._nodes(), name, None if cluster is None else str(cluster))
+
     # -- what is to go wrong -------------------------------------------------------------------------------
 
     def _fault(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -99,61 +156,72 @@ class Pages:
         if kind not in FAULTS:
             raise Wrong(f"there is no fault {kind!r}; faults: {', '.join(FAULTS)}")
         names = asked.get("nodes", [])
-        if len(names) != (2 if kind == "cut-between" else 1):
+        if not isinstance(names, list) or len(names) != (2 if kind == "cut-between" else 1):
             raise Wrong(f"{kind} is for {'two nodes' if kind == 'cut-between' else 'one node'}")
-        found = [self._find(name) for name in names]
+        found = [self._find(name, asked.get("cluster")) for name in names]
         if len({node["instance_id"] for node in found}) != len(found):
             raise Wrong("a node cannot be cut off from itself")
+        if kind not in ANYWHERE and self._ground.router is None:
+            raise Wrong(f"{kind} needs namespace nodes, and these are processes: {self._ground.why}")
         try:
             self._break(kind, found)
-        except (AttributeError, ValueError) as error:
-            if isinstance(error, AttributeError):
-                raise Wrong(
-                    f"{kind} needs namespace nodes, and these are processes: {self._ground.why}"
-                ) from None
+        except ValueError as error:
             raise Wrong(str(error)) from None
-        return {"kind": kind, "nodes": [node["instance_id"] for node in found]}
+        healed = found[0]["faults"] if kind == "heal" else []
+        return {"kind": kind, "nodes": [node["instance_id"] for node in found], "healed": healed}
 
     def _break(self, kind: str, found: list[dict[str, Any]]) -> None:
         nodes, instance = self._ground.nodes, found[0]["instance_id"]
-        acts: dict[str, Callable[[], None]] = {
-            "kill": lambda: nodes.kill(instance),
-            "freeze": lambda: nodes.freeze(instance),
-            "fill-disk": lambda: nodes.fill(instance),
-        }
-        if kind in acts:
-            acts[kind]()
+        if kind == "kill":
+            nodes.kill(instance)
+        elif kind == "freeze":
+            nodes.freeze(instance)
+            self._frozen[instance] = found[0]["home"]
+        elif kind == "fill-disk":
+            nodes.fill(instance)
+            self._full.add(instance)
+        elif kind == "heal":
+            self._heal(found[0])
+        else:
+            self._break_network(kind, [node["private_ip"] for node in found])
+
+    def _heal(self, node: dict[str, Any]) -> None:
+        instance, router = node["instance_id"], self._ground.router
+        self._ground.nodes.thaw(instance)
+        self._frozen.pop(instance, None)
+        if router is None:
             return
-        if kind == "heal":
-            nodes.thaw(instance)
-            if self._ground.router is None:
-                return
-            nodes.drain(instance)
+        self._ground.nodes.drain(instance)
+        self._full.discard(instance)
+        router.faults.forget(node["private_ip"])
+        router.apply()
+
+    def _break_network(self, kind: str, addresses: list[str]) -> None:
         router = self._ground.router
         if router is None:
-            raise AttributeError("router")
-        faults, address = router.faults, found[0]["private_ip"]
-        changes: dict[str, Callable[[], None]] = {
-            "cut": lambda: faults.cut.add(address),
-            "cut-between": lambda: faults.cut_pairs.add(frozenset(node["private_ip"] for node in found)),
-            "slow-ssh": lambda: faults.slow_ssh.add(address),
-            "drop-ssh": lambda: faults.no_ssh.add(address),
-            "heal": lambda: faults.forget(address),
-        }
-        changes[kind]()
+            raise ValueError(f"{kind} needs namespace nodes")
+        if kind == "cut-between":
+            router.faults.cut_pairs.add(frozenset(addresses))
+        else:
+            held = {
+                "cut": router.faults.cut,
+                "slow-ssh": router.faults.slow_ssh,
+                "drop-ssh": router.faults.no_ssh,
+            }
+            held[kind].update(addresses)
         router.apply()
 
     def _interrupt(self, asked: dict[str, Any]) -> dict[str, Any]:
-        node = self._find(asked.get("node"))
+        node = self._find(asked.get("node"), asked.get("cluster"))
         instance = self._lifecycle.instance(node["instance_id"])
         if instance.lifecycle != "spot":
-            raise Wrong(f"{instance.id} is no spot instance")
+            raise Wrong(f"{instance.id} is no spot instance", "cloudddp up --spot makes a cluster of them")
         if instance.id in self.notices:
             raise Wrong(
                 f"{instance.id} has had its notice: it ends at {self.notices[instance.id].ends:%H:%M:%S} UTC"
             )
         seconds = asked.get("seconds", 120)
-        if not isinstance(seconds, (int, float)) or not 0 <= seconds <= 86400:
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= 86400:
             raise Wrong(f"seconds are a number from 0 to 86400, not {seconds!r}")
         now = datetime.now(UTC)
         at = now + timedelta(seconds=seconds)
@@ -161,21 +229,7 @@ class Pages:
         timer = threading.Timer(seconds, self._lifecycle.interrupt, (instance.id,))
         timer.daemon = True
         timer.start()
-        return {"node": instance.id, "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
-
-    def _find(self, name: Any) -> dict[str, Any]:
-        """A node by its instance id, a unique beginning of it, its private or public address, or its rank."""
-        nodes = sorted(self._lifecycle.describe(), key=lambda node: str(node["private_ip"]))
-        exact = [
-            n
-            for rank, n in enumerate(nodes)
-            if name in (n["instance_id"], n["private_ip"], n["public_ip"], str(rank))
-        ]
-        found = exact or [n for n in nodes if name and str(n["instance_id"]).startswith(str(name))]
-        if len(found) != 1:
-            known = ", ".join(f"{rank} ({n['instance_id']})" for rank, n in enumerate(nodes)) or "none"
-            raise Wrong(f"there is no single node {name!r}; nodes: {known}")
-        return dict(found[0])
+        return {"node": instance.id, "time": at.strftime(_TIME)}
 
 
 def _body(environ: dict[str, Any]) -> dict[str, Any]:

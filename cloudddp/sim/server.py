@@ -68,6 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
             home=options.home,
             nodes=standing.kind,
             why=standing.why,
+            interfaces=tuple(options.interface),
+            timing={name: getattr(options, f"{name.replace('-', '_')}_seconds") for name in control.TIMING},
         )
     )
     asked_to_end.wait()
@@ -98,7 +100,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     for name, value in control.TIMING.items():
         parser.add_argument(f"--{name}-seconds", type=float, default=value)
     options = parser.parse_args(arguments)
-    options.interface = options.interface or ["ens5"]
+    options.interface = options.interface or [control.INTERFACE]
     return options
 
 
