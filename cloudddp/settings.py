@@ -46,6 +46,7 @@ OTHER_VARIABLES = frozenset(
         "YES",
         "SIM",
         "SIM_HOME",
+        "SIM_NODES",
         "SIM_NODE",
         "TASK",
         "JOB_ID",

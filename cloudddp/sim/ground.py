@@ -16,10 +16,14 @@ from typing import Any
 from cloudddp.sim import kernel, network
 from cloudddp.sim.router import LAPTOP, PUBLIC, Router
 
-KINDS = ("auto", "namespace", "process")
 _GUARD_PORT = 61022  # above the ephemeral range of Linux, so that no outgoing connection sits on it
 _SSH_PORTS = (22, 2222, 22022)
 _PRIVATE = "172.31.0.0/16"  # the default VPC, as on EC2
+_SWITCHES = (
+    "user namespaces may be switched off: "
+    "sysctl kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns"
+)
+_POWERS = "this root may not make them; in a container: run it with --privileged"
 
 
 class Unavailable(Exception):
@@ -93,10 +97,9 @@ def _trial() -> str:
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             return "a /proc of its own is refused (in a container: run it with --privileged, or use process nodes)"
     except OSError as error:
-        hint = ""
-        if error.errno in (errno.EPERM, errno.ENOSPC, errno.EACCES) and os.getuid():
-            hint = " (user namespaces may be switched off: sysctl kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
-        return f"{error}{hint}"
+        if error.errno in (errno.EPERM, errno.ENOSPC, errno.EACCES):
+            return f"namespaces are refused: {error.strerror} ({_SWITCHES if os.getuid() else _POWERS})"
+        return str(error)
     return ""
 
 

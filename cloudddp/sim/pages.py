@@ -215,7 +215,7 @@ class Pages:
         node = self._find(asked.get("node"), asked.get("cluster"))
         instance = self._lifecycle.instance(node["instance_id"])
         if instance.lifecycle != "spot":
-            raise Wrong(f"{instance.id} is no spot instance", "cloudddp up --spot makes a cluster of them")
+            raise Wrong(f"{instance.id} is no spot instance", "the nodes of a cluster made with --spot are")
         if instance.id in self.notices:
             raise Wrong(
                 f"{instance.id} has had its notice: it ends at {self.notices[instance.id].ends:%H:%M:%S} UTC"

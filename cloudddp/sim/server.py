@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudddp.sim import aws, control, front, ground, peers, processes
+from cloudddp.sim import aws, control, front, ground, peers, processes, wishes
 from cloudddp.sim.door import guard
 from cloudddp.sim.ground import Ground
 from cloudddp.sim.lifecycle import Lifecycle, Timing
@@ -95,7 +95,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--home", type=lambda value: Path(value).resolve(), required=True)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ssh-port", type=int, default=0)
-    parser.add_argument("--nodes", choices=ground.KINDS, default="auto")
+    parser.add_argument("--nodes", choices=wishes.KINDS, default="auto")
     parser.add_argument("--interface", action="append", default=[])
     for name, value in control.TIMING.items():
         parser.add_argument(f"--{name}-seconds", type=float, default=value)

@@ -14,11 +14,16 @@ from cloudddp.errors import UsageError
 if TYPE_CHECKING:
     from cloudddp.sim.control import Simulator
 
+KINDS = ("auto", "namespace", "process")
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")  # what Linux takes, and `ip` does not misread
 
 
 def check(names: Sequence[str], nodes: str) -> None:
-    """Raise UsageError for a name that no interface can have, or names for nodes that have no interface."""
+    """Raise UsageError for a kind of nodes that is none, a name that no interface can have, or names for nodes that
+    have no interface."""
+    if nodes not in KINDS:
+        raise UsageError(f"there is no kind of nodes {nodes!r}", hint=f"kinds: {', '.join(KINDS)}")
     for name in names:
         if not _NAME.fullmatch(name) or name in ("lo", "all", "default"):  # the last two are of /proc/sys/net
             raise UsageError(

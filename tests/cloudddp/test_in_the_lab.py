@@ -161,6 +161,42 @@ def test_a_node_without_room_says_so(cli: CommandLine) -> None:
     assert "No space left on device" in done.stderr
 
 
+def test_what_is_broken_is_shown_until_it_is_healed(cli: CommandLine) -> None:
+    direct(cli)
+    faults = (
+        ("cut-between", "0", "1"),
+        ("fill-disk", "1"),
+        ("slow-ssh", "1"),
+        ("drop-ssh", "0"),
+        ("freeze", "0"),
+    )
+    for words in faults:
+        cli.ok("sim", "fault", *words)
+    first, second = counted(cli)
+    assert first["faults"] == ["freeze", "drop-ssh", f"cut-between {second['instance_id']}"]
+    assert second["faults"] == ["fill-disk", "slow-ssh", f"cut-between {first['instance_id']}"]
+    table = cli.ok("sim", "status")
+    assert "frozen, no ssh, cut from node 1\n" in table
+    assert "disk full, slow ssh, cut from node 0\n" in table
+    for rank in ("0", "1"):
+        cli.ok("sim", "fault", "heal", rank)
+    assert [node["faults"] for node in counted(cli)] == [[], []]
+
+
+def test_a_node_that_was_frozen_and_boots_again_is_frozen_no_more(
+    cli: CommandLine, lab: control.Simulator
+) -> None:
+    boto3 = pytest.importorskip("boto3")
+    direct(cli)
+    cli.ok("sim", "fault", "freeze", "0")
+    (node, _) = counted(cli)
+    where = {"region_name": lab.region, "aws_access_key_id": "x", "aws_secret_access_key": "x"}
+    boto3.client("ec2", endpoint_url=lab.endpoint, **where).reboot_instances(
+        InstanceIds=[node["instance_id"]]
+    )
+    wait_for(lambda: counted(cli)[0]["faults"] == [], "the frozen machine is gone")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -172,6 +172,14 @@ def test_a_process_that_got_the_servers_pid_is_not_taken_for_it(home: Path) -> N
     assert simulator.home == home
 
 
+def test_a_record_without_what_was_asked_for_is_one_of_the_defaults(home: Path) -> None:
+    simulator = control.start(home, nodes="process")
+    path = home / "sim" / "sim.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in record.items() if k not in ("interfaces", "timing")}))
+    assert control.find(home) == simulator
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"pid": "x", "ticks": 1}', '{"pid": 1'])
 def test_a_damaged_record_is_no_simulator(home: Path, content: str) -> None:
     (home / "sim").mkdir()
@@ -181,9 +189,10 @@ def test_a_damaged_record_is_no_simulator(home: Path, content: str) -> None:
 
 def test_a_taken_port_is_said_and_nothing_stays(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CloudDDPError) as error:
-        control.start(home, nodes="process", port=taken.getsockname()[1])
-    assert "in use" in error.value.message
-    assert "server.log" in error.value.hint
+        port = taken.getsockname()[1]
+        control.start(home, nodes="process", port=port)
+    assert error.value.message.endswith(f"port {port} of 127.0.0.1 is in use")
+    assert "cloudddp sim stop" in error.value.hint
     assert control.find(home) is None
     assert processes.belonging(home) == []
 
