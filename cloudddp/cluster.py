@@ -142,6 +142,16 @@ def connect(
     return fleet
 
 
+def connect_some(cluster: Cluster, spec: ClusterSpec) -> tuple[Runner, dict[int, Exception]]:
+    """Return connections to the nodes that answer, and why the others do not. Raises where none answers."""
+    fleet = Fleet(targets(cluster, spec))
+    try:
+        return fleet, fleet.connect(partly=True)
+    except BaseException:
+        fleet.close()
+        raise
+
+
 # -- the nodes' own view -------------------------------------------------------------------------------------
 
 

@@ -58,11 +58,15 @@ def command(verb: str, *arguments: str) -> str:
 
 
 def shipping_command(verb: str, *arguments: str) -> str:
-    """Return the command that takes the agent from stdin, puts it in place whole, and runs a step of it."""
+    """Return the command that takes the agent from stdin, puts it in place whole, and runs a step of it.
+
+    One that is in place is left there: a node whose disk is full can still be asked.
+    """
     path = f'"$HOME"/{agent_path()}'
     return (
         'umask 077; mkdir -p "$HOME"/.cloudddp && '
-        f"cat > {path}.$$ && mv {path}.$$ {path} && {command(verb, *arguments)}"
+        f"if [ -s {path} ]; then cat > /dev/null; else cat > {path}.$$ && mv {path}.$$ {path}; fi && "
+        f"{command(verb, *arguments)}"
     )
 
 

@@ -179,8 +179,14 @@ class Session:
         return AWS(region=region, profile=None if self.sim else self.profile)
 
     @contextlib.contextmanager
-    def open(self, settings: Config, *, whole: bool = False) -> Iterator[tuple[Any, Runner]]:
-        """Yield (cluster, connections to its nodes) and close them. `whole`: refuse one that has lost a node."""
+    def open(
+        self, settings: Config, *, whole: bool = False, partly: bool = False
+    ) -> Iterator[tuple[Any, Runner]]:
+        """Yield (cluster, connections to its nodes) and close them.
+
+        `whole`: refuse a cluster that has lost a node. `partly`: go on without the nodes that do not answer, and raise
+        NodeError, naming them, once the others have been asked.
+        """
         from cloudddp import cluster
         from cloudddp.errors import CloudDDPError
 
@@ -192,11 +198,29 @@ class Session:
                     gone, hint="`cloudddp pull` what you need, then `cloudddp down` and `cloudddp up`"
                 )
             note(f"warning: {gone}")
-        runner = cluster.connect(found, settings.cluster)
+        silent: dict[int, Exception] = {}
+        if partly:
+            runner, silent = cluster.connect_some(found, settings.cluster)
+        else:
+            runner = cluster.connect(found, settings.cluster)
         try:
+            for error in silent.values():
+                note(f"warning: {error}")
             yield found, runner
         finally:
             runner.close()
+        if silent:
+            raise _not_asked(silent)
+
+
+def _not_asked(silent: dict[int, Exception]) -> Exception:
+    from cloudddp.errors import NodeError
+
+    names = f"node{'s' * (len(silent) > 1)} {', '.join(map(str, sorted(silent)))}"
+    hint = getattr(silent[min(silent)], "hint", "")
+    return NodeError(
+        f"{names} could not be asked: the answer is without {'them' if len(silent) > 1 else 'it'}", hint=hint
+    )
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:

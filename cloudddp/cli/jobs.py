@@ -276,7 +276,7 @@ def logs(session: Session, job_id: str | None, follow: bool, only: tuple[int, ..
     from cloudddp.watch import Watch
 
     settings = session.settings()
-    with session.open(settings) as (_, runner):
+    with session.open(settings, partly=True) as (_, runner):
         record = job.find(job.jobs(runner), job_id)
         began = time.monotonic()
         show = printer(frozenset(only) if only else None, launcher=session.verbose)
@@ -299,8 +299,11 @@ def jobs(session: Session, as_json: bool) -> None:
     from cloudddp import job
 
     settings = session.settings()
-    with session.open(settings) as (_, runner):
-        known = job.jobs(runner)
+    with session.open(settings, partly=True) as (_, runner):
+        _show_jobs(job.jobs(runner), as_json=as_json)
+
+
+def _show_jobs(known: list[JobRecord], *, as_json: bool) -> None:
     if as_json:
         print_json([_job_json(record) for record in known])
         return
@@ -344,13 +347,13 @@ def cancel(session: Session, job_id: str | None) -> None:
     from cloudddp import job
 
     settings = session.settings()
-    with session.open(settings) as (_, runner):
+    with session.open(settings, partly=True) as (_, runner):
         record = job.find(job.jobs(runner), job_id)
         ended = job.cancel(runner, record.id, grace=settings.job.stop_grace)
-    if ended:
-        click.echo(f"job {record.id}: {counted(ended, 'process')} ended")
-    else:
-        click.echo(f"job {record.id}: it had ended already ({record.state})")
+        if ended:
+            click.echo(f"job {record.id}: {counted(ended, 'process')} ended")
+        else:
+            click.echo(f"job {record.id}: it had ended already ({record.state})")
 
 
 COMMANDS = (launch, logs, jobs, cancel)

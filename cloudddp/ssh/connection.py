@@ -325,7 +325,11 @@ def _explain(target: Target, error: BaseException) -> ConnectError:
             hint="did cloud-init run on the image? look at the instance's system log in the AWS console",
         )
     if isinstance(error, ConnectionRefusedError):
-        return ConnectError(f"{where}: connection refused (still booting?)", patience=inf)
+        return ConnectError(
+            f"{where}: connection refused",
+            hint="its SSH is not up: it still boots, or has failed; `cloudddp status` tells its state",
+            patience=inf,
+        )
     if isinstance(error, TimeoutError) or getattr(error, "errno", None) in (
         errno.EHOSTUNREACH,
         errno.ENETUNREACH,
@@ -336,7 +340,11 @@ def _explain(target: Target, error: BaseException) -> ConnectError:
             patience=inf,
         )
     if "banner" in str(error) or "No existing session" in str(error):
-        return ConnectError(f"{where}: it answers, but does not speak SSH (still booting?)", patience=inf)
+        return ConnectError(
+            f"{where}: it takes connections, but does not speak SSH",
+            hint="it still boots, or it hangs; `cloudddp status` tells its state, `cloudddp down` ends it",
+            patience=inf,
+        )
     if isinstance(error, paramiko.PasswordRequiredException):
         return ConnectError(f"{target.private_key}: needs a passphrase, which cloudddp's own keys never have")
     return ConnectError(f"{where}: {error or type(error).__name__}", patience=inf)

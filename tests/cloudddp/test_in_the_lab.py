@@ -158,7 +158,45 @@ def test_a_node_without_room_says_so(cli: CommandLine) -> None:
     done = cli("launch", "wait.py")
     assert done.returncode == 1
     assert "node 0: " in done.stderr
-    assert "No space left on device" in done.stderr
+    assert "0 MiB free, too little for the project" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["freeze", "cut"])
+def test_of_a_job_with_a_silent_node_the_others_tell_and_it_is_named(cli: CommandLine, kind: str) -> None:
+    direct(cli)
+    cli.write("wait.py", WAIT)
+    cli.ok("launch", "-d", "wait.py")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    cli.ok("sim", "fault", kind, "1")
+    shown = (
+        ("jobs", " running "),
+        ("logs", "[rank 0 | node 0] began"),
+        ("cancel", "ended\n"),
+        ("jobs", " cancelled "),
+    )
+    for verb, said in shown:
+        done = cli(verb)
+        assert done.returncode == 1, (verb, done)
+        assert said in done.stdout
+        assert "rank 1" not in done.stdout
+        assert f"node 1 ({nodes(cli)[1]['instance_id']}) at " in done.stderr
+        assert "node 1 could not be asked" in done.stderr
+        assert "the node itself" in done.stderr
+        assert "booting" not in done.stderr
+    refused = cli("launch", "wait.py")
+    assert refused.returncode == 1
+    assert "the node itself" in refused.stderr
+    cli.ok("sim", "fault", "heal", "1")
+    assert "ended" in cli.ok("cancel")
+
+
+def test_a_node_whose_disk_is_full_still_tells_of_its_jobs(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("quick.py", "print('seen')\n")
+    cli.ok("launch", "quick.py")
+    cli.ok("sim", "fault", "fill-disk", "1")
+    assert " succeeded " in cli.ok("jobs")
+    assert "[rank 1 | node 1] seen" in cli.ok("logs")
 
 
 def test_what_is_broken_is_shown_until_it_is_healed(cli: CommandLine) -> None:
