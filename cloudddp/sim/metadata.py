@@ -8,11 +8,13 @@ it is told how to find an instance by its address, and which spot instances have
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import json
 import re
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +32,9 @@ _TOKEN = "X-aws-ec2-metadata-token"  # noqa: S105  the header's name
 _VERSION = re.compile(r"latest|1\.0|\d{4}-\d\d-\d\d")
 _VERSIONS = ("1.0", "2021-07-15", "latest")
 _LISTING = ""  # in a tree: a folder's listing, where it is not simply its names
-_IDLE = 10.0  # seconds for a caller to say what it wants
+_IDLE = 10.0  # seconds for a caller to say the next word of what it wants
+_IN_ALL = 20.0  # seconds for a connection in all, however busy it looks
+_CROWD = 64  # connections of one node at a time; the others have to be heard as well
 _REASONS = {
     400: "Bad Request",
     401: "Unauthorized",
@@ -286,10 +290,31 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], metadata: Metadata) -> None:
         self.metadata = metadata
+        self._open: dict[socket.socket, tuple[str, float]] = {}  # who called, and when it has to be done
+        self._lock = threading.Lock()
         super().__init__(address, _Handler)
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002
-        return self.metadata.known(client_address[0])
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        with self._lock:
+            of_this = sum(address == client_address[0] for address, _ in self._open.values())
+            if of_this >= _CROWD or not self.metadata.known(client_address[0]):
+                return False
+            self._open[request] = (client_address[0], time.monotonic() + _IN_ALL)
+        return True
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called between connections, and at least twice a second."""
+        now = time.monotonic()
+        with self._lock:
+            for request, (_, end) in self._open.items():
+                if end < now:
+                    with contextlib.suppress(OSError):
+                        request.shutdown(socket.SHUT_RDWR)
 
     def server_bind(self) -> None:
         # Not HTTPServer's, which asks the DNS for the name of the address; there is none to ask in the lab.
