@@ -13,7 +13,7 @@ import json
 import os
 import select
 import shutil
-import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -22,11 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cloudddp.sim import kernel, machine, processes, router
+from cloudddp.sim import kernel, memory, processes, rootfs, router
 from cloudddp.sim.guest import entry
 from cloudddp.sim.lifecycle import NodeSpec
 
 _MADE_SECONDS = 20.0  # for a process to have its namespaces; only a machine that swaps takes so long
+_END_SECONDS = 10.0  # for a node that was killed to be gone, before it is tried another way
+_WORDS = ("poweroff", "reboot")  # by which a node ends itself
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # what Ubuntu's PAM gives at login
 _GUEST = Path(__file__).parent / "guest"
 _SHIM = """#!{python} -IS
@@ -44,10 +46,9 @@ class _Host:
 
     spec: NodeSpec
     process: subprocess.Popen[bytes]
-    first: int
+    first: processes.Handle
     interface: str
     wanted: bool = True  # set to False by who ends it, so that its end is no surprise
-    frozen: bool = False
 
 
 class NamespaceNodes:
@@ -65,6 +66,8 @@ class NamespaceNodes:
         self._lock = threading.Lock()
         self._count = 0
         self._names: dict[str, str] = {}  # instance -> its interface's name, for its whole life
+        self._addresses: dict[str, str] = {}  # instance -> its private address, likewise
+        self._sizes: dict[str, int] = {}  # instance -> bytes of its disk, likewise
         self.on_end: Callable[[str, str], None] = lambda _id, _how: None
         self._over = home / "sim" / "over"
         self._hosts_file = home / "sim" / "hosts"
@@ -80,6 +83,7 @@ class NamespaceNodes:
                 spec.instance_id, self._interfaces[self._count % len(self._interfaces)]
             )
             self._count += 1
+            self._addresses[spec.instance_id] = spec.private_ip
         host = self._switch_on(folder, spec, interface)
         with self._lock:
             self._hosts[spec.instance_id] = host
@@ -89,26 +93,36 @@ class NamespaceNodes:
         ).start()
 
     def halt(self, instance_id: str) -> None:
-        """End every process of the node; its disk stays."""
+        """End every process of the node; its disk stays. Raises TimeoutError where the kernel does not let it go."""
         with self._lock:
             host = self._hosts.pop(instance_id, None)
-            self._write_names()
         if host is None:
             return
         host.wanted = False
-        _kill(host.first)
-        host.process.wait()
-        self._router.unplug(host.spec.private_ip)
+        try:
+            _end(host)
+        finally:
+            self._router.unplug(host.spec.private_ip)
+            with self._lock:
+                self._write_names()
 
     def remove(self, instance_id: str) -> None:
-        """As `halt`, and its disk goes too."""
+        """As `halt`, and its disk goes too, and what was broken of its network is nobody's any more."""
         self.halt(instance_id)
         folder = self._folder / instance_id
         for name in ("disk", "state"):
             with contextlib.suppress(OSError):
                 kernel.unmount(folder / name)
         shutil.rmtree(folder, ignore_errors=True)
-        self._names.pop(instance_id, None)
+        with self._lock:
+            self._names.pop(instance_id, None)
+            self._sizes.pop(instance_id, None)
+            address = self._addresses.pop(instance_id, None)
+        if address is not None:
+            try:
+                self._router.unplug(address, for_good=True)
+            except OSError as error:
+                print(f"{instance_id} is gone, and a fault of it stays: {error}", file=sys.stderr, flush=True)
 
     def describe(self, instance_ids: list[str]) -> list[dict[str, Any]]:
         """For each: ssh_port, home (a path), interface, processes (pids)."""
@@ -119,7 +133,7 @@ class NamespaceNodes:
             found.append(
                 {
                     "ssh_port": 22,
-                    "home": f"/proc/{host.first}/root/home/{machine.USER}" if host else "",
+                    "home": f"/proc/{host.first.pid}/root/home/{rootfs.USER}" if host else "",
                     "interface": self._names.get(instance_id, ""),
                     "processes": pids.get(instance_id, []) if host else [],
                 }
@@ -129,16 +143,21 @@ class NamespaceNodes:
     # -- faults --------------------------------------------------------------------------------------------
 
     def kill(self, instance_id: str) -> None:
-        """As if the machine under it had failed: no signal to any process, no last word."""
-        _kill(self._host(instance_id).first)
+        """As if the machine under it had failed: no signal to any process, no last word on any connection."""
+        host = self._host(instance_id)
+        self._router.unplug(host.spec.private_ip)  # first: the kernel takes leave of every peer of the dead
+        host.first.kill()
 
     def freeze(self, instance_id: str) -> None:
         """Stop every process of the node; its connections stay open and nobody answers on them."""
-        self._host(instance_id).frozen = True
-        processes.stop(self._home, instance_id)
+        machine_process = self._host(instance_id).process.pid  # it is who sees the node's end
+        try:
+            processes.stop(self._home, instance_id, spare=machine_process)
+        except TimeoutError as error:
+            raise ValueError(f"{instance_id} has {error}") from None
 
     def thaw(self, instance_id: str) -> None:
-        self._host(instance_id).frozen = False
+        self._host(instance_id)
         processes.resume(self._home, instance_id)
 
     def fill(self, instance_id: str) -> None:
@@ -150,9 +169,9 @@ class NamespaceNodes:
 
     def drain(self, instance_id: str) -> None:
         """Give a filled disk its room again."""
-        host = self._host(instance_id)
+        self._host(instance_id)
         disk = self._folder / instance_id / "disk"
-        kernel.mount("tmpfs", disk, "tmpfs", kernel.REMOUNT, f"size={host.spec.disk_gib}g")
+        kernel.mount("tmpfs", disk, "tmpfs", kernel.REMOUNT, f"size={self._sizes[instance_id]}")
 
     def _host(self, instance_id: str) -> _Host:
         host = self._hosts.get(instance_id)
@@ -166,15 +185,15 @@ class NamespaceNodes:
         for name in ("disk", "state"):
             (folder / name).mkdir(mode=0o755, parents=True, exist_ok=True)
         if not os.path.ismount(folder / "disk"):
-            kernel.mount(
-                "tmpfs", folder / "disk", "tmpfs", kernel.NO_DEVICES, f"mode=755,size={spec.disk_gib}g"
-            )
-        if not os.path.ismount(folder / "state"):
-            # Not a folder of the host's: the node's root writes there, and could leave a setuid program behind.
-            quiet = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
-            kernel.mount("tmpfs", folder / "state", "tmpfs", quiet, "mode=755,size=1m")
-        for path in (folder / "state").iterdir():
-            path.unlink()
+            size = self._sizes[spec.instance_id] = memory.for_disk(spec.disk_gib << 30)
+            options = memory.limits(size, "755")
+            kernel.mount("tmpfs", folder / "disk", "tmpfs", kernel.NO_DEVICES, options)
+        # Not a folder of the host's: the node's root writes there, and could leave a setuid program behind. A new
+        # one each time: who boots again must not find, or be stopped by, what was left there.
+        if os.path.ismount(folder / "state"):
+            kernel.unmount(folder / "state")
+        quiet = kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC
+        kernel.mount("tmpfs", folder / "state", "tmpfs", quiet, "mode=755,size=1m,nr_inodes=256")
         facts = {
             "instance_id": spec.instance_id,
             "gpus": [
@@ -189,7 +208,7 @@ class NamespaceNodes:
 
     def _switch_on(self, folder: Path, spec: NodeSpec, interface: str) -> _Host:
         network = ipaddress.ip_interface(f"{spec.private_ip}/{spec.prefix_length}").network
-        wanted = machine.Machine(
+        wanted = rootfs.Machine(
             name=f"ip-{spec.private_ip.replace('.', '-')}",
             disk=folder / "disk",
             over=self._over,
@@ -197,6 +216,7 @@ class NamespaceNodes:
             hosts=self._hosts_file,
             prefix=Path(sys.prefix),
             base=Path(sys.base_prefix),
+            shared_memory=memory.for_shared_memory(),
             network="\n".join(
                 router.node_commands(
                     interface=interface,
@@ -207,8 +227,8 @@ class NamespaceNodes:
             ),
             environment={
                 "PATH": _PATH,
-                "PIP_TARGET": f"/home/{machine.USER}/.site-packages",
-                "PYTHONPATH": f"/home/{machine.USER}/.site-packages",
+                "PIP_TARGET": f"/home/{rootfs.USER}/.site-packages",
+                "PYTHONPATH": f"/home/{rootfs.USER}/.site-packages",
             },
             as_root=self._as_root,
         )
@@ -232,8 +252,11 @@ class NamespaceNodes:
             _hear(process, "made")
             self._router.plug(process.pid, interface=interface, private=spec.private_ip, mac=spec.mac)
             _tell(process, "go")
-            first = int(_hear(process, "pid "))
+            first = processes.Handle(int(_hear(process, "pid ")), parent=process.pid)
         except BaseException as error:
+            if isinstance(error, ProcessLookupError):  # it has failed already, and is about to say why
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_SECONDS)
             process.kill()
             process.wait()
             self._router.unplug(spec.private_ip)
@@ -246,18 +269,14 @@ class NamespaceNodes:
 
     def _await_end(self, host: _Host) -> None:
         host.process.wait()
+        host.first.close()
         if not host.wanted:
             return
         instance_id = host.spec.instance_id
-        how = "crash"
-        with contextlib.suppress(OSError):
-            how = (self._folder / instance_id / "state" / "power").read_text()
+        how = _last_word(self._folder / instance_id / "state" / "power")
         if how == "crash":
-            print(
-                f"{instance_id}: {_last_line(self._folder / instance_id / 'boot.log')}",
-                file=sys.stderr,
-                flush=True,
-            )
+            why = _last_line(self._folder / instance_id / "boot.log")
+            print(f"{instance_id}: {why}", file=sys.stderr, flush=True)
         self.on_end(instance_id, how)
 
     def _write_names(self) -> None:
@@ -268,7 +287,13 @@ class NamespaceNodes:
             name = f"ip-{private.replace('.', '-')}"
             # The second form is how PyTorch's sockets ask.
             lines += [f"{address} {name}.ec2.internal {name}" for address in (private, f"::ffff:{private}")]
-        self._hosts_file.write_text("\n".join(lines) + "\n")
+        text = "".join(f"{line}\n" for line in lines).encode()
+        try:
+            with self._hosts_file.open("r+b", buffering=0) as file:
+                os.pwrite(file.fileno(), text, 0)  # not emptied first: somebody may be reading
+                file.truncate(len(text))
+        except OSError as error:
+            print(f"the nodes' names are out of date: {error}", file=sys.stderr, flush=True)
 
 
 def missing() -> list[str]:
@@ -281,7 +306,7 @@ def missing() -> list[str]:
 def _lay_over(over: Path) -> None:
     """The stand-ins, as they lie over every node's /usr."""
     shutil.rmtree(over, ignore_errors=True)
-    guest = over / machine.GUEST.relative_to("usr") / "guest"
+    guest = over / rootfs.GUEST.relative_to("usr") / "guest"
     guest.mkdir(parents=True)
     for source in _GUEST.glob("*.py"):
         shutil.copy(source, guest / source.name)
@@ -289,7 +314,7 @@ def _lay_over(over: Path) -> None:
         (over / folder).mkdir()
         for name in names:
             path = over / folder / name
-            path.write_text(_SHIM.format(python=_python(), guest=machine.GUEST, name=name))
+            path.write_text(_SHIM.format(python=_python(), guest=rootfs.GUEST, name=name))
             path.chmod(0o755)
     for path in (over, *over.rglob("*")):
         if path.is_dir():
@@ -319,11 +344,40 @@ def _hear(process: subprocess.Popen[bytes], word: str) -> str:
     return line.removeprefix(word)
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _end(host: _Host) -> None:
+    """SIGKILL to the node's pid 1, with which the kernel ends all the others; and if that takes too long, by way of
+    the death of its parent. Raises TimeoutError.
+    """
+    host.first.kill()
+    try:
+        host.process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        host.process.kill()
+        try:
+            host.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{host.spec.instance_id}: process {host.first.pid} does not end") from None
+
+
+def _last_word(path: Path) -> str:
+    """How a node says that it ended; `crash` where it says nothing that can be believed: its root writes there."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return "crash"
+    try:
+        said = os.read(handle, 16) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
+    except OSError:
+        said = b""
+    finally:
+        os.close(handle)
+    word = said.decode(errors="replace").strip()
+    return word if word in _WORDS else "crash"
 
 
 def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines()
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
     return lines[-1] if lines else "no word why"

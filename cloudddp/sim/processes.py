@@ -1,13 +1,15 @@
 """Whose processes are whose: everything the simulator starts carries a mark in its environment.
 
 The marks are what makes `stop` possible after the server was killed, and what keeps it from touching anything
-else. This module reads /proc and sends SIGKILL; it knows nothing of EC2 or SSH.
+else. This module reads /proc and sends signals; it knows nothing of EC2 or SSH.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -49,6 +51,41 @@ def look(pid: int) -> Process | None:
         home=os.fsdecode(marks.get(HOME_MARK.encode(), b"")),
         node=os.fsdecode(marks.get(NODE_MARK.encode(), b"")),
     )
+
+
+class Handle:
+    """One child of a process of ours, held so that a signal never reaches who gets its pid later."""
+
+    def __init__(self, pid: int, *, parent: int) -> None:
+        """Raises ProcessLookupError where that process is not, or is no child of `parent`."""
+        self.pid = pid
+        self._lock = threading.Lock()
+        self._descriptor = os.pidfd_open(pid)
+        # Only now, with the pid held, does it say something about this very process.
+        if _parent(pid) != parent:
+            self.close()
+            raise ProcessLookupError(f"process {pid} is gone")
+
+    def kill(self) -> None:
+        """SIGKILL; one that is gone, or closed, is no error."""
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self._descriptor >= 0:
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of it, once."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _parent(pid: int) -> int:
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return 0
+    return int(stat[stat.rindex(")") + 2 :].split()[1])
 
 
 def _everything() -> Iterator[Process]:
@@ -105,9 +142,12 @@ def end(home: Path, node: str | None = None) -> int:
     return len(ended)
 
 
-def stop(home: Path, node: str) -> None:
-    """SIGSTOP every process of a node; none of them can start another one meanwhile."""
-    _frozen(home, node)
+def stop(home: Path, node: str, *, spare: int = 0) -> None:
+    """SIGSTOP every process of a node but `spare`; none of them can start another one meanwhile.
+
+    Raises TimeoutError where they start new ones faster than they can be stopped.
+    """
+    _frozen(home, node, spare)
 
 
 def resume(home: Path, node: str) -> None:
@@ -117,17 +157,20 @@ def resume(home: Path, node: str) -> None:
         _send(signal.SIGCONT, process, home, {other.pid for other in left})
 
 
-def _frozen(home: Path, node: str | None) -> list[Process]:
+def _frozen(home: Path, node: str | None, spare: int = 0) -> list[Process]:
     """What `belonging` finds, stopped: a parent must not fork anew between its child's end and its own."""
-    stopped: set[int] = set()
+    stopped: set[tuple[int, int]] = set()
+    patience = time.monotonic() + _LINGER
     while True:
         left = belonging(home, node)
-        fresh = [process for process in left if process.pid not in stopped]
+        fresh = [p for p in left if (p.pid, p.started) not in stopped and p.pid != spare]
         if not fresh:
             return left
         for process in fresh:
             _send(signal.SIGSTOP, process, home, {other.pid for other in left})
-            stopped.add(process.pid)
+            stopped.add((process.pid, process.started))
+        if time.monotonic() > patience:
+            raise TimeoutError(f"processes that do not stand still: {[process.pid for process in fresh]}")
 
 
 def _send(number: int, process: Process, home: Path, trusted: set[int]) -> bool:

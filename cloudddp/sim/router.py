@@ -65,6 +65,10 @@ class Faults:
     no_ssh: set[str] = field(default_factory=set)
     slow_ssh: set[str] = field(default_factory=set)
 
+    def concern(self, address: str) -> bool:
+        single = address in self.cut | self.no_ssh | self.slow_ssh
+        return single or any(address in pair for pair in self.cut_pairs)
+
     def forget(self, address: str) -> None:
         for one in (self.cut, self.no_ssh, self.slow_ssh):
             one.discard(address)
@@ -118,13 +122,22 @@ class Router:
             f"route replace {private}/32 dev {cable} src {LAPTOP}",
         )
 
-    def unplug(self, private: str) -> None:
-        """The cable goes with the node's namespace; what is left of it here must not meet its successor."""
+    def unplug(self, private: str, *, for_good: bool = False) -> None:
+        """The cable goes; what is sent there from now on vanishes. What is broken on request stays broken for who
+        is plugged in there next, unless the node leaves `for_good`: then that is somebody else.
+        """
         with self._lock:
             cable = self._cables.pop(private, None)
-            self.faults.forget(private)
+            healed = for_good and self.faults.concern(private)
+            if healed:
+                self.faults.forget(private)
         if cable is not None:
-            subprocess.run(["ip", "link", "del", cable], capture_output=True, check=False)
+            # Not merely deleted: where there is no route, the network would tell every peer so at once.
+            void = f"route replace {private}/32 dev {_VOID} src {LAPTOP}"
+            text = f"{void}\nlink del {cable}\n"
+            subprocess.run(["ip", "-batch", "-"], input=text.encode(), capture_output=True, check=False)
+        if healed:
+            self.apply()
 
     def apply(self, policy: Policy | None = None) -> None:
         """Replace the firewall by one for `policy` (or for the same one, after a change of `faults`).
