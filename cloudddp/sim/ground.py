@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudddp.sim import kernel, network
+from cloudddp.sim import kernel, network, seccomp
 from cloudddp.sim.router import LAPTOP, PUBLIC, Router
 
 _GUARD_PORT = 61022  # above the ephemeral range of Linux, so that no outgoing connection sits on it
@@ -86,7 +86,7 @@ def _trial() -> str:
         for name in ("over", "usr", "proc"):
             (place / name).mkdir()
         kernel.mount("overlay", place / "usr", "overlay", kernel.READ_ONLY, f"lowerdir={place}/over:/usr")
-        kernel.unshare(kernel.NEW_PIDS | kernel.NEW_NAME | kernel.NEW_IPC)
+        kernel.unshare(kernel.NEW_PIDS | kernel.NEW_NAME | kernel.NEW_IPC | kernel.NEW_CGROUPS)
         child = os.fork()
         if child == 0:  # only in its own pid namespace may it have a /proc of its own
             try:
@@ -96,6 +96,8 @@ def _trial() -> str:
             os._exit(0)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             return "a /proc of its own is refused (in a container: run it with --privileged, or use process nodes)"
+        kernel.no_new_privileges()
+        seccomp.confine()
     except OSError as error:
         if error.errno in (errno.EPERM, errno.ENOSPC, errno.EACCES):
             return f"namespaces are refused: {error.strerror} ({_SWITCHES if os.getuid() else _POWERS})"

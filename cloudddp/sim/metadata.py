@@ -32,8 +32,7 @@ _TOKEN = "X-aws-ec2-metadata-token"  # noqa: S105  the header's name
 _VERSION = re.compile(r"latest|1\.0|\d{4}-\d\d-\d\d")
 _VERSIONS = ("1.0", "2021-07-15", "latest")
 _LISTING = ""  # in a tree: a folder's listing, where it is not simply its names
-_IDLE = 10.0  # seconds for a caller to say the next word of what it wants
-_IN_ALL = 20.0  # seconds for a connection in all, however busy it looks
+_IN_ALL = 10.0  # seconds for a connection, however busy it looks
 _CROWD = 64  # connections of one node at a time; the others have to be heard as well
 _REASONS = {
     400: "Bad Request",
@@ -329,7 +328,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "EC2ws", ""
-    timeout = _IDLE
+    timeout = _IN_ALL
     server: _Server
 
     def _do(self) -> None:

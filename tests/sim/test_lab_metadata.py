@@ -7,6 +7,7 @@ import re
 import shlex
 import socket
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import paramiko
@@ -297,3 +298,44 @@ def test_no_group_and_no_rule_cuts_a_node_off_from_its_metadata(resident: LabLap
     client = resident.login(resident.launch()[0])
     assert Asking(client)("meta-data/placement/region") == "us-east-1"
     assert attempt(client, "timeout 2 bash -c '</dev/tcp/169.254.169.254/22'").status != 0
+
+
+CROWD = """
+import socket, time
+lines = [socket.create_connection(("169.254.169.254", 80), 30) for _ in range(200)]
+print("up", flush=True)
+end = time.monotonic() + 120
+left = []
+for line in lines[:1] + lines[-1:]:
+    line.settimeout(0.5)
+    while time.monotonic() < end:
+        try:
+            line.sendall(b"G")  # never the end of a request, and never quiet
+            if not line.recv(1):
+                break
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    else:
+        left.append(line)
+print(f"left: {len(left)}", flush=True)
+"""
+
+
+def test_a_node_that_takes_every_connection_keeps_neither_them_nor_the_server(
+    resident: LabLaptop, lab: control.Simulator
+) -> None:
+    greedy, other = resident.launch(2)
+    ssh, ask = resident.login(greedy), Asking(resident.login(other))
+    shell(
+        ssh,
+        f"nohup python3 -c {shlex.quote(CROWD)} > crowd 2>&1 & until grep -q up crowd; do sleep 0.05; done",
+    )
+    assert ask("meta-data/instance-id") == other["InstanceId"]
+    assert threads(lab) < 120  # who calls first is taken first: the 200 have been looked at
+    assert until(lambda: "left: 0" in shell(ssh, "cat crowd"), 120)
+
+
+def threads(lab: control.Simulator) -> int:
+    return len(list(Path(f"/proc/{lab.pid}/task").iterdir()))

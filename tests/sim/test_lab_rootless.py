@@ -109,6 +109,11 @@ def test_an_ordinary_user_rehearses_the_whole_job(person: Person) -> None:
     assert shown.count("ubuntu") >= 2
     assert shown.count("sshd") == 2
     assert shown.count("/20") == 2
+    for command in ("unshare -U true", "sudo unshare -U true", "sudo unshare -m true"):
+        assert person("--sim", "ssh", "0", "--", command, ok=False).returncode != 0, command
+    confined = "grep -c '^Seccomp:.2' /proc/1/status; sudo grep -c '^Seccomp:.2' /proc/self/status"
+    assert person("--sim", "ssh", "0", "--", confined).stdout.split() == ["1", "1"]
+    assert person("--sim", "ssh", "0", "--", "sudo cat /proc/keys /proc/timer_list").stdout == ""
     assert person("--sim", "ssh", "0", "--", "hostname").stdout.startswith("ip-172-31-")
     person("--sim", "down")
     assert json.loads(person("sim", "status", "--json").stdout)["nodes"] == []
