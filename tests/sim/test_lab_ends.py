@@ -193,7 +193,7 @@ def test_a_fault_of_the_network_outlives_a_reboot_and_ends_with_heal(resident: L
     resident.login(node)
     control.fault(resident.sim, "cut", [node["InstanceId"]])
     reboot(resident, node)
-    resident.ec2.create_tags(Resources=[node["InstanceId"]], Tags=[{"Key": "any", "Value": "call"}])
+    resident.launch()  # which has the whole firewall made anew
     assert not reachable(resident.sim, node["PublicIpAddress"], 22)
     control.fault(resident.sim, "heal", [node["InstanceId"]])
     until(lambda: reachable(resident.sim, node["PublicIpAddress"], 22))
