@@ -206,3 +206,29 @@ def test_who_gets_the_address_of_a_node_that_was_cut_off_is_not(resident: LabLap
     (other,) = resident.launch(PrivateIpAddress=node["PrivateIpAddress"])
     assert other["PrivateIpAddress"] == node["PrivateIpAddress"]
     until(lambda: reachable(resident.sim, other["PublicIpAddress"], 22))
+
+
+# -- names -----------------------------------------------------------------------------------------------------
+
+READER = """
+import os, signal
+seen, over = set(), []
+signal.signal(signal.SIGTERM, lambda *_: over.append(1))
+print("up", flush=True)
+while not over:
+    handle = os.open("/etc/hosts", os.O_RDONLY)
+    seen.add(os.read(handle, 20))
+    os.close(handle)
+print(seen, flush=True)
+"""
+
+
+def test_the_names_of_the_nodes_can_be_read_while_others_come_and_go(resident: LabLaptop) -> None:
+    (node,) = resident.launch()
+    ssh = resident.login(node)
+    shell(ssh, f"nohup python3 -c {shlex.quote(READER)} > seen 2>&1 & until [ -s seen ]; do sleep 0.05; done")
+    for _ in range(2):
+        resident.terminate(*(one["InstanceId"] for one in resident.launch(6)))
+    shell(ssh, "pkill -TERM -f O_RDONLY")
+    shown = until(lambda: len(lines := shell(ssh, "cat seen").splitlines()) == 2 and lines)
+    assert shown == ["up", str({b"127.0.0.1 localhost\n"})]
