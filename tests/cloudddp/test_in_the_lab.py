@@ -113,7 +113,7 @@ def test_a_machine_that_fails_ends_the_job_and_is_named(cli: CommandLine) -> Non
     cli.write("wait.py", WAIT)
     process = running(cli)
     cli.ok("sim", "fault", "kill", nodes(cli)[1]["instance_id"])
-    _, err = process.communicate(timeout=110)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "node 1 was lost" in err
     (left,) = counted(cli)  # and nothing of the job on the other node
