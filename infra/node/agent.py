@@ -39,6 +39,7 @@ from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Sequence, Set,
 ROOT = Path.home() / ".cloudddp"
 TASK = "CLOUDDDP_TASK"  # marks every process of a job on this node; children inherit it
 RANK_WRAPPER = "@RANK@"
+RESERVE = "reserve"  # a file in a job's folder whose room is for the records that are written when there is no other
 ENDED = ("succeeded", "failed", "cancelled", "lost")
 
 
@@ -48,7 +49,12 @@ ENDED = ("succeeded", "failed", "cancelled", "lost")
 def write_json(path: Path, value: Any) -> None:
     """Replace a file whole, so that no reader sees half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value))
+    try:
+        temporary.write_text(json.dumps(value))
+    except OSError:
+        for folder in list(path.parents)[:2]:  # a full disk is when the end of a job must not go unsaid
+            (folder / RESERVE).unlink(missing_ok=True)
+        temporary.write_text(json.dumps(value))
     os.replace(temporary, path)
 
 
@@ -436,6 +442,7 @@ def start(_: argparse.Namespace) -> None:
 
 
 def begin(job: Dict[str, Any], folder: Path) -> None:
+    (folder / RESERVE).write_bytes(bytes(1 << 16))
     write_json(folder / "job.json", job)
     write_json(
         folder / "state.json", {"job": job["job"], "node": job["node"], "state": "starting", "ended": None}

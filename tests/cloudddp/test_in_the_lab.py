@@ -196,6 +196,22 @@ def test_a_node_whose_disk_is_full_still_tells_of_its_jobs(cli: CommandLine) -> 
     assert "[rank 1 | node 1] seen" in cli.ok("logs")
 
 
+def test_a_rank_that_fails_on_a_full_disk_is_the_one_that_is_named(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("mark", "")
+    cli.write(
+        "fill.py",
+        "import os, time\nprint('began', flush=True)\n"
+        "while os.path.exists('mark') or os.environ['RANK'] == '0': time.sleep(0.05)\nopen('model.pt', 'wb', 0).write(bytes(9))\n",
+    )
+    process = running(cli, "fill.py")
+    cli.ok("sim", "fault", "fill-disk", "1")
+    cli.ok("exec", "--node", "1", "rm mark; dd if=/dev/zero of=rest bs=4096 2>&- || true")
+    _, err = process.communicate(timeout=110)
+    assert process.returncode == 1
+    assert "rank 1 on node 1 exited 1 first" in err
+
+
 def test_what_is_broken_is_shown_until_it_is_healed(cli: CommandLine) -> None:
     direct(cli)
     faults = (
