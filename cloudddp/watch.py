@@ -24,6 +24,7 @@ from cloudddp.nodes import Runner
 ENDED = ("succeeded", "failed", "cancelled", "lost")
 LAUNCHER = -1  # the rank number under which torchrun's own output comes
 BEAT = 5.0  # seconds between the agent's signs of life
+QUIET = 15.0  # seconds without a beat after which the user is told
 SILENCE = 30.0  # seconds without a beat after which a connection counts as broken
 LOST_AFTER = 20.0  # seconds of failed reconnecting after which a node counts as lost, while others answer
 OFFLINE_AFTER = 300.0  # the same when no node answers: then it is this computer's network, most likely
@@ -33,6 +34,7 @@ LAST_LINES = 20
 WAITING = 256  # frames of up to 64 KiB: a full queue holds the nodes back, by SSH's own flow control
 
 OnLine = Callable[[int, int, str], None]  # node, rank, line
+OnQuiet = Callable[[int, bool], None]  # node, whether it is quiet or is heard again
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +100,20 @@ class Watch:
     """Follows one job. `wait=False` reads what there is and returns."""
 
     def __init__(
-        self, runner: Runner, job: str, nodes: Iterable[int], *, on_line: OnLine, wait: bool = True
+        self,
+        runner: Runner,
+        job: str,
+        nodes: Iterable[int],
+        *,
+        on_line: OnLine,
+        on_quiet: OnQuiet = lambda _node, _quiet: None,
+        wait: bool = True,
     ) -> None:
         self._runner = runner
         self._job = job
         self._on_line = on_line
+        self._on_quiet = on_quiet
+        self._quiet: set[int] = set()
         self._wait = wait
         self._events: queue.Queue[tuple[int, tuple[Any, ...]]] = queue.Queue(WAITING)
         self._open = set(nodes)
@@ -142,6 +153,7 @@ class Watch:
             self._show()
             if not self._open:
                 break
+            self._tell_quiet()
             try:
                 self._event = self._event or self._events.get(timeout=0.2)
             except queue.Empty:
@@ -161,10 +173,21 @@ class Watch:
         while self._ready:
             self._on_line(*self._ready.popleft())
 
+    def _tell_quiet(self) -> None:
+        if self._events.qsize() > WAITING // 2:
+            return  # it is we who are slow: nothing can be heard while the queue is full
+        now = time.monotonic()
+        quiet = {node for node in self._open if now - self._heard.get(node, now) > QUIET}
+        for node in sorted(quiet ^ self._quiet):
+            if node in self._open:
+                self._on_quiet(node, node in quiet)
+        self._quiet = quiet
+
     def _follow(self, node: int) -> None:
         """Read one node's frames into the queue; reconnect and go on where a connection broke."""
         offsets: dict[int, int] = {}
         broken_since: float | None = None
+        self._heard[node] = time.monotonic()
         while True:
             frames = Frames()
             ended = False
@@ -199,7 +222,9 @@ class Watch:
                 self._steady_since.pop(node, None)
                 final = "no job " in str(error) or time.monotonic() - broken_since > OFFLINE_AFTER
                 if not self._wait or final or not self._try_again(node, broken_since):
-                    since = time.time() - (time.monotonic() - broken_since)
+                    # Not since the connection broke: a machine that fails in silence is missed later than what
+                    # its peers make of it.
+                    since = time.time() - (time.monotonic() - self._heard[node])
                     self._events.put((node, ("lost", _why(error), since)))
                     return
 

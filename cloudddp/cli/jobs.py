@@ -177,7 +177,7 @@ def foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) 
     from cloudddp.watch import Watch
 
     began = time.monotonic()
-    watch = Watch(runner, job_id, range(len(cluster.nodes)), on_line=printer())
+    watch = Watch(runner, job_id, range(len(cluster.nodes)), on_line=printer(), on_quiet=_tell_quiet)
     while True:
         try:
             finished = watch.run(
@@ -239,6 +239,10 @@ def printer(only: frozenset[int] | None = None, launcher: bool = False) -> Calla
     return show
 
 
+def _tell_quiet(node: int, quiet: bool) -> None:
+    note(f"nothing is heard of node {node}; trying on" if quiet else f"node {node} is heard again")
+
+
 def _report(finished: Finished, seconds: float) -> int:
     """Say how the job ended, and return its exit code."""
     if finished.survivors:
@@ -280,7 +284,7 @@ def logs(session: Session, job_id: str | None, follow: bool, only: tuple[int, ..
         record = job.find(job.jobs(runner), job_id)
         began = time.monotonic()
         show = printer(frozenset(only) if only else None, launcher=session.verbose)
-        watch = Watch(runner, record.id, record.nodes, on_line=show, wait=follow)
+        watch = Watch(runner, record.id, record.nodes, on_line=show, on_quiet=_tell_quiet, wait=follow)
         try:
             finished = watch.run(stop_on_failure=follow, grace=settings.job.stop_grace)
         except KeyboardInterrupt:

@@ -123,6 +123,20 @@ def test_a_machine_that_fails_ends_the_job_and_is_named(cli: CommandLine) -> Non
     assert "1 of 2 nodes" in refused.stderr
 
 
+def test_a_node_that_falls_silent_is_told_of_before_it_counts_as_lost(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("wait.py", WAIT)
+    process = running(cli)
+    assert process.stderr is not None
+    for act, said in (("freeze", "nothing is heard of node 1; trying on"), ("heal", "node 1 is heard again")):
+        cli.ok("sim", "fault", act, "1")
+        while said not in (line := process.stderr.readline()):
+            assert line, "it has ended"
+    cli.ok("cancel")
+    process.communicate(timeout=110)
+    assert process.returncode == 130
+
+
 def test_a_lost_node_is_found_also_when_the_other_has_ended_by_itself(cli: CommandLine) -> None:
     direct(cli)
     cli.write(
