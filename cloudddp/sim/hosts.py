@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from cloudddp.sim import kernel, memory, processes, rootfs, router
 from cloudddp.sim.guest import entry
-from cloudddp.sim.lifecycle import NodeSpec
+from cloudddp.sim.nodespec import NodeSpec
 
 _MADE_SECONDS = 20.0  # for a process to have its namespaces; only a machine that swaps takes so long
 _END_SECONDS = 10.0  # for a node that was killed to be gone, before it is tried another way
@@ -52,7 +52,7 @@ class _Host:
 
 
 class NamespaceNodes:
-    """The node backend that is faithful; implements lifecycle.Nodes. Make it inside the lab's namespaces."""
+    """The node backend that is faithful; implements nodespec.Nodes. Make it inside the lab's namespaces."""
 
     keeps_time = True  # a node's own timers end it
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import asyncssh
 
 from cloudddp.sim import control, processes, shims
-from cloudddp.sim.lifecycle import NodeSpec
+from cloudddp.sim.nodespec import NodeSpec
 from cloudddp.sim.peers import Network
 from cloudddp.sim.sessions import Place, serve
 
@@ -48,7 +48,7 @@ class _Node:
 
 
 class LoopbackNodes:
-    """The node backend that works everywhere on Linux; implements lifecycle.Nodes."""
+    """The node backend that works everywhere on Linux; implements nodespec.Nodes."""
 
     keeps_time = False  # user data is read, never run: the simulator watches the deadlines
 

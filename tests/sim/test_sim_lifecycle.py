@@ -275,7 +275,9 @@ def test_a_host_key_that_is_none_fails_the_launch_as_an_internal_error(laptop: L
 
 def test_a_network_without_loopback_addresses_fails_the_launch_and_says_why(laptop: Laptop) -> None:
     vpc = laptop.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
-    subnet = laptop.ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24")["Subnet"]["SubnetId"]
+    subnet = laptop.ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24", AvailabilityZone="us-east-1a")[
+        "Subnet"
+    ]["SubnetId"]
     (instance,) = laptop.run(SubnetId=subnet)
     until(lambda: laptop.state(instance["InstanceId"]) == "terminated")
     (after,) = laptop.describe(instance["InstanceId"])
