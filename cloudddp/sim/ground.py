@@ -39,7 +39,7 @@ class Ground:
     network: str
     ssh_port: int
     caller: str | None
-    nodes: Any  # lifecycle.Nodes
+    nodes: Any  # nodespec.Nodes
     router: Router | None
     doors: tuple[socket.socket, ...]  # where the API listens beside the first door
     keep: tuple[socket.socket, ...] = ()  # held open as long as the server runs

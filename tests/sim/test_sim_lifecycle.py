@@ -297,5 +297,9 @@ def test_the_nodes_page_tells_what_runs_where(laptop: Laptop) -> None:
         "public_ip": instance["PublicIpAddress"],
         "ssh_port": laptop.sim.ssh_port,
         "deadline": None,
+        "cluster": None,
+        "rank": 0,
+        "faults": [],
+        "interruption": None,
     }
     assert json.dumps(record)
