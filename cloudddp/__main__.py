@@ -49,7 +49,7 @@ def run() -> int:
 def _tell(message: str, hint: str = "") -> None:
     import click
 
-    from cloudddp.cli.common import in_words_typed
+    from cloudddp.cli.say import in_words_typed
 
     try:
         click.secho(f"cloudddp: {message}", fg="red", err=True)

@@ -8,22 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloudddp.cli.common import (
-    Progress,
-    Session,
-    counted,
-    dollars,
-    dry_run_option,
-    duration,
-    json_option,
-    must_confirm,
-    note,
-    print_json,
-    setting,
-    table,
-    verb,
-    yes_option,
-)
+from cloudddp.cli.common import Session, dry_run_option, json_option, must_confirm, setting, verb, yes_option
+from cloudddp.cli.say import Progress, counted, dollars, duration, note, print_json, table
 
 if TYPE_CHECKING:
     from cloudddp.aws.client import AWS

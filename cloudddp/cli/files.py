@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from cloudddp.cli.common import Progress, Session, counted, note, size, verb
+from cloudddp.cli.common import Session, verb
+from cloudddp.cli.say import Progress, counted, note, size
 
 
 @verb("init")

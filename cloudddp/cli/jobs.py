@@ -12,19 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from cloudddp.cli.common import (
-    Progress,
-    Session,
-    counted,
-    dry_run_option,
-    duration,
-    json_option,
-    note,
-    print_json,
-    setting,
-    table,
-    verb,
-)
+from cloudddp.cli.common import Session, dry_run_option, json_option, setting, verb
+from cloudddp.cli.say import Progress, counted, duration, note, print_json, table
 
 if TYPE_CHECKING:
     from cloudddp.cluster import Cluster

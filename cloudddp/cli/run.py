@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudddp.cli import clusters
-from cloudddp.cli.common import Session, counted, note, size, verb, yes_option
+from cloudddp.cli.common import Session, verb, yes_option
 from cloudddp.cli.jobs import foreground, guarded, job_settings, prepare, start_job
+from cloudddp.cli.say import counted, note, size
 
 if TYPE_CHECKING:
     from cloudddp.aws.client import AWS

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloudddp.cli.common import CONTEXT, Session, json_option, note, print_json, table, verb
+from cloudddp.cli.common import CONTEXT, Session, json_option, verb
+from cloudddp.cli.say import note, print_json, table
 
 if TYPE_CHECKING:
     from cloudddp.sim.control import Simulator

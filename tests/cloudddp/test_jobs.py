@@ -181,7 +181,7 @@ def test_ctrl_c_in_the_foreground_cancels_everywhere_and_keeps_the_cluster(cli: 
     assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2
 
 
-@pytest.mark.parametrize("moment", ["job.launch", "watch.Watch.__init__", "cli.common.Progress.stop"])
+@pytest.mark.parametrize("moment", ["job.launch", "watch.Watch.__init__", "cli.say.Progress.stop"])
 def test_ctrl_c_between_the_start_and_the_first_look_ends_the_job(cli: Any, moment: str) -> None:
     direct(cli)
     cli.write("wait.py", SLEEPERS)
@@ -190,7 +190,7 @@ def test_ctrl_c_between_the_start_and_the_first_look_ends_the_job(cli: Any, mome
     code = (
         "import os, signal\n"
         "from cloudddp import __main__, cli, job, watch\n"
-        "import cloudddp.cli.common\n"
+        "import cloudddp.cli.say\n"
         f"real = {moment}\n"
         "def then_interrupted(*args, **kwargs):\n"
         "    real(*args, **kwargs)\n"
