@@ -40,11 +40,8 @@ _NEW_TIME = 0x80  # to unshare; to clone, these bits are the signal at the child
 _FAMILIES = (1, 2, 10, 16, 17)
 
 _LOAD, _EQUALS, _AT_LEAST, _HAS_ANY, _ANSWER = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH, _FIRST_ARGUMENT = (
-    0,
-    4,
-    16,
-)  # struct seccomp_data: where they lie; the low half of the argument
+# Where they lie in struct seccomp_data; of the argument, the low half.
+_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _SET_SECCOMP, _FILTER = 22, 2
 
