@@ -1,13 +1,16 @@
-"""Who may talk to the simulator's API: the user who started it, by a program. WSGI on both sides.
+"""Who may talk to the simulator's API: the user who started it, by a program.
 
-Loopback is open to every user of the machine, and to every web page that this user looks at.
+Loopback is open to every user of the machine, and to every web page that this user looks at. Others' connections are
+closed before a thread or a byte is spent on them; requests that a web page makes the user's browser send get 403.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable
 from typing import Any
-from urllib.parse import urlsplit
+
+from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
 from cloudddp.sim.peers import Network, Socket
 
@@ -16,14 +19,30 @@ Start = Callable[..., Any]
 Application = Callable[[Environ, Start], Iterable[bytes]]
 
 
-def guard(application: Application, network: Network, address: Socket) -> Application:
-    """The application, as it answers at a door (an address of `network`); others get 403 and a word."""
+class Door(ThreadedWSGIServer):
+    """A server of `application` on a listening socket, which is on `network`."""
+
+    def __init__(
+        self,
+        application: Application,
+        listener: socket.socket,
+        network: Network,
+        handler: type[WSGIRequestHandler],
+    ) -> None:
+        self._network = network
+        self._address: Socket = listener.getsockname()
+        host, port = self._address
+        super().__init__(host, port, _guard(application, self._address), handler, fd=listener.fileno())
+
+    def verify_request(self, _request: Any, client_address: Any) -> bool:
+        """Whether the connection is ours; socketserver's hook, called before a thread is made for it."""
+        return self._network.is_ours(client_address, door=self._address)
+
+
+def _guard(application: Application, address: Socket) -> Application:
     names = {f"{host}:{address[1]}" for host in ("127.0.0.1", "localhost")}
 
     def answer(environ: Environ, start_response: Start) -> Iterable[bytes]:
-        peer = environ["REMOTE_ADDR"], int(environ["REMOTE_PORT"])
-        if not network.is_ours(peer, door=address):
-            return _refuse(start_response, "another user's simulator\n")
         if _is_strange_page(environ, names):
             return _refuse(start_response, "the simulator takes nothing from web pages\n")
         return application(environ, start_response)
@@ -40,7 +59,7 @@ def _is_strange_page(environ: Environ, names: set[str]) -> bool:
     origin, site = environ.get("HTTP_ORIGIN"), environ.get("HTTP_SEC_FETCH_SITE")
     return (
         environ.get("HTTP_HOST", next(iter(names))) not in names
-        or (origin is not None and urlsplit(origin).netloc not in names)
+        or (origin is not None and origin.removeprefix("http://") not in names)
         or site not in (None, "none", "same-origin")
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,10 @@ def _enter_new() -> None:
         kernel.become_root()
     kernel.unshare(kernel.NEW_NETWORK | kernel.NEW_MOUNTS)
     kernel.mount("none", Path("/"), flags=kernel.RECURSIVE | kernel.PRIVATE)
+    # A node's first process runs this Python, and /proc/PID/exe is that file as it was when it was executed: root of
+    # the node could change its mode through a mount that may be written.
+    for python in dict.fromkeys((Path(sys.base_prefix), Path(sys.prefix))):
+        kernel.bind(python, python, read_only=True)
 
 
 def _namespaces(home: Path, port: int, interfaces: tuple[str, ...]) -> Ground:

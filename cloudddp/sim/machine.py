@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -57,8 +58,8 @@ def _run(machine: Machine, words: int) -> None:
         kernel.die_with_parent(signal.SIGKILL)
         _redirect(os.devnull)  # the lab's own ends: root of the node could write there
         rootfs.build(machine)
+        _give_up_powers(kernel.HARMLESS)  # before any file is opened that the node's owner may have put there
         _redirect("/var/log/init.log")
-        _give_up_powers(kernel.HARMLESS)
         go, ready = _start_init()
         if not machine.as_root:
             # sshd as root would want other users, whom an ordinary user's lab has not: it runs as the login user.
@@ -127,12 +128,21 @@ def _become_sshd() -> None:
 
 def _redirect(log: str, *, mode: int = 0o644) -> None:
     """What is said from here on goes to `log`, and nothing is heard."""
+    if log != os.devnull and not _is_plain(log):
+        Path(log).unlink()  # a pipe, for one, would hold up the boot
     nothing = os.open(os.devnull, os.O_RDWR)
-    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, mode)
     for target, source in ((0, nothing), (1, said), (2, said)):
         os.dup2(source, target)
     os.close(nothing)
     os.close(said)
+
+
+def _is_plain(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return True
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def spec_of(instance: Any) -> NodeSpec:
     pair = instance.ec2_backend.key_pairs.get(instance.key_name)
     try:
         user_data = userdata.parse(b64decode(str(instance.user_data or "")))
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # what PyYAML and zlib raise has no common name
         # cloud-init, too, boots a machine whose user data it cannot read.
         print(f"{instance.id}: {error}", file=sys.stderr, flush=True)
         user_data = userdata.UserData()

@@ -8,6 +8,7 @@ up, on a disk that the node's root may have prepared for it: no path on it is fo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -153,7 +154,8 @@ def _furnish(machine: Machine) -> None:
         (root / "var/tmp").chmod(0o1777)
         _write_etc(machine, root / "etc")
         _make_home(root / "home" / USER)
-    shutil.rmtree(root / "tmp", ignore_errors=True)  # not through a link: that is an error
+    with contextlib.suppress(RecursionError):  # as deep as that only on purpose
+        shutil.rmtree(root / "tmp", ignore_errors=True)  # not through a link: that is an error
     folder(root, "tmp").chmod(0o1777)
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from cloudddp.sim import aws, control, front, ground, peers, processes, wishes
-from cloudddp.sim.door import guard
 from cloudddp.sim.ground import Ground
 from cloudddp.sim.lifecycle import Lifecycle, Timing
 from cloudddp.sim.metadata import Metadata
@@ -113,7 +112,8 @@ def _build(
         MotoRequestHandler,
         create_backend_app,
     )
-    from werkzeug.serving import make_server
+
+    from cloudddp.sim.door import Door  # werkzeug takes its time
 
     aws.prepare()
     timing = Timing(
@@ -132,14 +132,7 @@ def _build(
     told = [Metadata(lifecycle.at, pages.notices).server()] if standing.router else []
     lab = peers.Network()
     answering = [
-        make_server(
-            "127.0.0.1",
-            one.getsockname()[1],
-            guard(application, network, one.getsockname()),
-            threaded=True,
-            request_handler=MotoRequestHandler,
-            fd=one.fileno(),
-        )
+        Door(application, one, network, MotoRequestHandler)
         for one, network in ((door, computer), *((other, lab) for other in standing.doors))
     ]
     return [*answering, *told], lifecycle

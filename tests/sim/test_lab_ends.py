@@ -91,6 +91,19 @@ def test_a_link_on_the_way_to_the_computers_python_is_not_followed(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("planted", ["ln -s /proc/sysrq-trigger", "ln -s /proc/mtrr", "mkfifo"])
+def test_a_log_that_a_node_left_is_opened_with_no_more_power_than_the_node_has(
+    resident: LabLaptop, planted: str
+) -> None:
+    (node,) = resident.launch()
+    ssh = resident.login(node)
+    shell(ssh, f"sudo touch /run/before; sudo rm /var/log/init.log; sudo {planted} /var/log/init.log")
+    reboot(resident, node)
+    again = back(resident, node)
+    assert shell(again, "sudo readlink /proc/2/fd/1") == "/var/log/init.log"
+    assert shell(again, "sudo stat -c %F /var/log/init.log").startswith("regular")
+
+
 def test_a_node_boots_again_whatever_lies_where_it_talks_to_the_simulator(resident: LabLaptop) -> None:
     (node,) = resident.launch()
     ssh = resident.login(node)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import paramiko
 import pytest
-from lab import LabLaptop, attempt, shell
+from lab import LabLaptop, attempt, inside, shell
 
 from cloudddp.sim import control, kernel
 
@@ -28,7 +28,7 @@ def client(neighbour: LabLaptop) -> paramiko.SSHClient:
     [
         "date -s @$(date +%s)",
         "mount -t tmpfs none /mnt",
-        "mount -o remount,rw /usr",
+        "mount -o remount,bind,rw /opt/pytorch",
         "umount /usr",
         "sh -c 'cat /proc/sys/vm/swappiness > /proc/sys/vm/swappiness'",
         "sh -c 'cat /proc/sys/kernel/hostname > /proc/sys/kernel/hostname'",
@@ -89,16 +89,20 @@ def test_a_node_sees_its_own_processes_and_cannot_signal_others(client: paramiko
 def test_a_node_reaches_no_listener_of_the_computer_and_no_address_outside(
     lab: control.Simulator, client: paramiko.SSHClient
 ) -> None:
-    with socket.create_server(("0.0.0.0", 0)) as listener:  # noqa: S104
-        port = listener.getsockname()[1]
-        api = lab.endpoint.rpartition(":")[2]
-        targets = [("127.0.0.1", port), ("127.0.0.1", api), ("203.0.113.10", port), ("203.0.113.10", api)]
-        targets += [("169.254.169.254", port), ("192.0.2.1", 80), ("172.31.0.1", port)]
-        for address, number in targets:
-            assert attempt(client, f"timeout 2 bash -c '</dev/tcp/{address}/{number}'").status != 0, address
-        listener.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            listener.accept()
+    with (
+        socket.create_server(("0.0.0.0", 0)) as outside,  # noqa: S104
+        inside(lab),
+        socket.create_server(("0.0.0.0", 0)) as listener,  # noqa: S104
+    ):
+        ports = [outside.getsockname()[1], listener.getsockname()[1], lab.endpoint.rpartition(":")[2]]
+        addresses = ["127.0.0.1", "203.0.113.10", "169.254.169.254", "172.31.0.1"]
+        targets = [(address, port) for address in addresses for port in ports]
+        for address, number in [*targets, ("192.0.2.1", 80)]:
+            assert attempt(client, f"timeout 1 bash -c '</dev/tcp/{address}/{number}'").status != 0, address
+        for one in (outside, listener):
+            one.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                one.accept()
 
 
 def test_a_node_reads_no_file_of_the_computer_or_of_another_node(
@@ -123,6 +127,22 @@ def test_a_node_reads_no_file_of_the_computer_or_of_another_node(
         attempt(client, "sudo sh -c 'ls /dev/sd* /dev/vd* /dev/nvme* /dev/mem /dev/kmsg 2>/dev/null'").out
         == b""
     )
+
+
+def test_root_of_a_node_changes_nothing_of_the_python_that_its_processes_run(
+    client: paramiko.SSHClient,
+) -> None:
+    """/proc/PID/exe is the file as it was executed, through the mount that was there then."""
+    change = "import os, sys; os.chmod(sys.argv[1], os.stat(sys.argv[1]).st_mode)"  # to what it is
+    pids = shell(client, "ls /proc").split()
+    tried = 0
+    for pid in filter(str.isdecimal, pids):
+        exe = shell(client, f"sudo readlink /proc/{pid}/exe || true")
+        if "python" in exe:
+            tried += 1
+            done = attempt(client, f"sudo {PYTHON} -c {shlex.quote(change)} /proc/{pid}/exe")
+            assert b"Read-only file system" in done.err, exe
+    assert tried  # the node's init, at least
 
 
 def _pythons() -> list[str]:

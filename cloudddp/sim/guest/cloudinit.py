@@ -194,8 +194,15 @@ def _user_keys(config: dict[str, Any]) -> list[str]:
 
 def _write_files(config: dict[str, Any], *, deferred: bool) -> None:
     for entry in _list(config.get("write_files")):
-        if (str(entry.get("defer", "")).lower() in _DEFERRED) == deferred:
+        if not isinstance(entry, dict):
+            if not deferred:
+                _attempt("write_files", functools.partial(_refuse, f"not a file's description: {entry!r}"))
+        elif (str(entry.get("defer", "")).lower() in _DEFERRED) == deferred:
             _attempt("write_files", functools.partial(_write_file, entry))
+
+
+def _refuse(why: str) -> None:
+    raise TypeError(why)
 
 
 def _write_file(entry: dict[str, Any]) -> None:
