@@ -29,6 +29,7 @@ SILENCE = 30.0  # seconds without a beat after which a connection counts as brok
 LOST_AFTER = 20.0  # seconds of failed reconnecting after which a node counts as lost, while others answer
 OFFLINE_AFTER = 300.0  # the same when no node answers: then it is this computer's network, most likely
 EXIT_RACE = 10.0  # torchrun may linger at its exit barrier after every rank has finished
+STOP_AGAIN = 5.0  # seconds after which a node is told to stop once more that could not be told
 FAIL_GRACE = 5.0  # the others of a failed job get this long, at most, between SIGTERM and SIGKILL
 LAST_LINES = 20
 WAITING = 256  # frames of up to 64 KiB: a full queue holds the nodes back, by SSH's own flow control
@@ -126,6 +127,8 @@ class Watch:
         self._steady_since: dict[int, float] = {}
         self._tails: dict[tuple[int, int], deque[str]] = {}
         self._stopping: threading.Thread | None = None
+        self._stop_words: tuple[str, ...] = ()
+        self._stop_ended = 0.0
         self._survivors: dict[int, int] = {}
         self._all_done_since: float | None = None
         self._event: tuple[int, tuple[Any, ...]] | None = None
@@ -154,6 +157,7 @@ class Watch:
             if not self._open:
                 break
             self._tell_quiet()
+            self._stop_again()
             try:
                 self._event = self._event or self._events.get(timeout=0.2)
             except queue.Empty:
@@ -331,10 +335,20 @@ class Watch:
                 node: answer["left"] for node, answer in outcome.values.items() if answer["left"]
             }
             self._survivors.update(dict.fromkeys(outcome.errors, -1))
+            self._stop_ended = time.monotonic()
 
+        self._stop_words = arguments
         self._survivors = dict.fromkeys(self._nodes, -1)  # until they have answered
         self._stopping = threading.Thread(target=work, daemon=True)
         self._stopping.start()
+
+    def _stop_again(self) -> None:
+        """Go on where a node could not be told, and runs on: nothing else would ever end the watch."""
+        if self._stopping is None or self._stopping.is_alive():
+            return
+        untold = {node for node in self._open if self._survivors.get(node) == -1}
+        if untold and time.monotonic() - self._stop_ended > STOP_AGAIN:
+            self._stop(*self._stop_words)
 
     # -- the verdict ---------------------------------------------------------------------------------------
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from typing import Any
 
 import pytest
 
-from cloudddp.watch import Frames, lines_of
+from cloudddp.errors import NodeError
+from cloudddp.ssh.connection import Result
+from cloudddp.ssh.fleet import each
+from cloudddp.watch import Frames, Watch, lines_of
 
 STATE = {"state": "running", "script": "a b\\n c", "ranks": []}
 BODIES = [b"plain\n", b"two\nlines\n", b"end\nlog 1 2 3\nstate {}\n", b"", b"\x00\xff\n\n\r", b"no newline"]
@@ -75,3 +79,41 @@ def test_a_beat_is_no_frame() -> None:
 )
 def test_lines_are_what_a_terminal_would_show(data: bytes, lines: list[str]) -> None:
     assert lines_of(data) == lines
+
+
+class TwoNodes:
+    """Carries the agent's steps to two nodes that are threads: rank 0 has failed, and node 1 hears nothing at first."""
+
+    def __init__(self, *, deaf: int) -> None:
+        self.deaf = deaf  # how many times node 1 cannot be told to stop
+        self.told = threading.Event()
+
+    def run(self, node: int, command: str, *, on_stdout: Any = None, **_: Any) -> Result:
+        if " kill " in command:
+            if node == 1 and self.deaf:
+                self.deaf -= 1
+                raise NodeError("node 1: the SSH connection broke")
+            if node == 1:
+                self.told.set()
+            return Result(0, b'{"left": 0}', b"")
+        if node == 1:
+            on_stdout(b"state " + json.dumps({**STATE, "node": 1}).encode() + b"\n")
+            assert self.told.wait(60), "nobody tells it to stop"
+        rank = {"rank": node, "exit_code": 7, "ended": 1.0 + node, "signal": None}
+        ended = {**STATE, "state": "failed", "node": node, "exit_code": 7, "ranks": [rank]}
+        on_stdout(b"state " + json.dumps(ended).encode() + b"\nend\n")
+        return Result(0, b"", b"")
+
+    def each(self, work: Any, *, fatal: Any = None) -> Any:
+        return each({node: lambda node=node: work(node) for node in (0, 1)}, fatal=fatal)
+
+    def reconnect(self, node: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_node_that_could_not_be_told_to_stop_is_told_again() -> None:
+    finished = Watch(TwoNodes(deaf=2), "j", (0, 1), on_line=lambda *_: None).run(stop_on_failure=True)
+    assert (finished.state, finished.exit_code, finished.survivors) == ("failed", 7, {})

@@ -115,6 +115,19 @@ def test_what_failed_and_what_is_not_obeyed_is_in_the_status(client: paramiko.SS
     assert attempt(client, "test -e /srv/broken").status == 1
 
 
+def test_user_data_that_nobody_can_read_ends_no_node(resident: LabLaptop) -> None:
+    strange = [
+        b"\x1f\x8b\x08\x00 no gzip",
+        b'#cloud-config\nx: !!int ""\n',
+        b"#cloud-config\n" + b"[" * 3000,
+        b"#cloud-config\nwrite_files: [a word, 7, {path: /srv/read, content: r}]\n",
+    ]
+    nodes = [resident.launch(UserData=data)[0] for data in strange]
+    said = [attempt(resident.meet(node), "cloud-init status --wait --long; cat /srv/read") for node in nodes]
+    assert [done.out.rstrip().endswith(b"r") for done in said] == [False, False, False, True]
+    assert b"write_files: not a file's description: 'a word'" in said[-1].out
+
+
 def test_a_script_is_run_once_and_its_output_kept(resident: LabLaptop) -> None:
     node = resident.launch(UserData="#!/bin/bash\necho run by $(id -un) >> /srv/runs; echo said\n")[0]
     ssh = resident.meet(node)
