@@ -5,7 +5,7 @@ What exists is asked of AWS, never of this laptop. up.py makes clusters, teardow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -94,6 +94,20 @@ def find(aws: AWS, name: str | None = None) -> list[Cluster]:
         for (cluster_name, cluster_id), members in grouped.items()
     ]
     return sorted(clusters, key=lambda c: (c.name, not c.nodes, c.id))
+
+
+def fates(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
+    """Return, by node rank, what AWS says of those instances of a cluster that have ended. One AWS call."""
+    now = {instance.id: instance for instance in inventory.instances(aws, inventory.with_id(cluster.id))}
+    found = {}
+    for rank in ranks:
+        before = cluster.nodes[rank]
+        after = now.get(before.id)
+        if after is None:
+            found[rank] = f"that {before.id} does not exist any more"
+        elif not after.live:
+            found[rank] = f"that {after.id} is {after.state}: {after.reason or 'no reason given'}"
+    return found
 
 
 def get(aws: AWS, name: str) -> Cluster:

@@ -27,6 +27,9 @@ BEAT = 5.0  # seconds between the agent's signs of life
 QUIET = 15.0  # seconds without a beat after which the user is told
 SILENCE = 30.0  # seconds without a beat after which a connection counts as broken
 LOST_AFTER = 20.0  # seconds of failed reconnecting after which a node counts as lost, while others answer
+OVERDUE = (
+    120.0  # seconds without a beat after which a node is lost whatever its connection makes of it, likewise
+)
 OFFLINE_AFTER = 300.0  # the same when no node answers: then it is this computer's network, most likely
 EXIT_RACE = 10.0  # torchrun may linger at its exit barrier after every rank has finished
 STOP_AGAIN = 5.0  # seconds after which a node is told to stop once more that could not be told
@@ -61,6 +64,7 @@ class Finished:
     first: RankEnd | None
     last_lines: tuple[str, ...]
     survivors: dict[int, int] = field(default_factory=dict)  # node -> processes that could not be ended
+    lost: tuple[int, ...] = ()  # nodes
 
 
 class Frames:
@@ -186,6 +190,12 @@ class Watch:
             if node in self._open:
                 self._on_quiet(node, node in quiet)
         self._quiet = quiet
+        heard = any(now - at < 2 * BEAT for at in self._heard.values())
+        for node in quiet if heard else ():
+            if now - self._heard[node] > OVERDUE:
+                why = f"nothing was heard of it for {OVERDUE:g} s"
+                with contextlib.suppress(queue.Full):  # who empties it is this thread
+                    self._events.put_nowait((node, ("lost", why, time.time() - (now - self._heard[node]))))
 
     def _follow(self, node: int) -> None:
         """Read one node's frames into the queue; reconnect and go on where a connection broke."""
@@ -361,7 +371,8 @@ class Watch:
         ]
         first = min((end for end in ends if end.exit_code), key=lambda end: end.ended, default=None)
         state, code, cause, tail = self._verdict(first)
-        return Finished(self._job, state, code, len(ends), cause, first, tail, dict(self._survivors))
+        lost = tuple(sorted(self._lost))
+        return Finished(self._job, state, code, len(ends), cause, first, tail, dict(self._survivors), lost)
 
     def _verdict(self, first: RankEnd | None) -> tuple[str, int, str, tuple[str, ...]]:
         states = {node: state["state"] for node, state in self._states.items()}
@@ -370,7 +381,9 @@ class Watch:
         lost_at = min((at for _, at in self._lost.values()), default=inf)
         if self._lost and not (first is not None and first.ended < lost_at):
             node = min(self._lost)
-            return "failed", 1, f"node {node} was lost: {self._lost[node][0]}", ()
+            why, last = self._lost[node]
+            silent = f"nothing has been heard of it for {time.time() - last:.0f} s"
+            return "failed", 1, f"node {node} was lost: {silent} ({why})", ()
         if "cancelled" in states.values():
             return "cancelled", 130, "cancelled", ()
         if all(state == "succeeded" for state in states.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -123,7 +123,10 @@ def launch(
             click.echo(job_id)
             note(f"next: cloudddp logs -f {job_id}   (cloudddp cancel {job_id} ends it)")
             return 0
-        return foreground(runner, cluster, settings, job_id).exit_code
+        finished = foreground(session, runner, cluster, settings, job_id)
+    if finished.lost:
+        note("next: cloudddp status; with the nodes that are left: cloudddp pull, cloudddp down")
+    return finished.exit_code
 
 
 @contextlib.contextmanager
@@ -158,7 +161,7 @@ def start_job(
         job.launch(runner, cluster, settings, script, root=session.root, say=say, job_id=job_id)
 
 
-def foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) -> Finished:
+def foreground(session: Session, runner: Runner, cluster: Cluster, settings: Config, job_id: str) -> Finished:
     """Show the job's logs to its end; Ctrl-C asks once and cancels it everywhere. Return how it ended.
 
     Call inside `guarded`.
@@ -182,7 +185,33 @@ def foreground(runner: Runner, cluster: Cluster, settings: Config, job_id: str) 
             raise
         else:
             _report(finished, time.monotonic() - began)
+            ended = _tell_fates(session, settings, cluster, finished.lost) if finished.lost else frozenset()
+            _tell_unchecked(finished, set(finished.survivors) - ended)
             return finished
+
+
+def _tell_fates(session: Session, settings: Config, cluster: Cluster, lost: Iterable[int]) -> frozenset[int]:
+    """Say what AWS knows of the nodes that were lost; returns those whose instances have ended."""
+    from cloudddp import cluster as clusters
+    from cloudddp.errors import AWSError
+
+    try:
+        fates = clusters.fates(session.aws(settings), cluster, lost)
+    except AWSError as error:
+        note(f"warning: what became of {_named(lost)} is not known: {error}")
+        return frozenset()
+    for node, fate in fates.items():
+        note(f"node {node}: AWS says {fate}")
+    return frozenset(fates)
+
+
+def _tell_unchecked(finished: Finished, nodes: Iterable[int]) -> None:
+    if nodes:
+        note(f"not checked that every process is gone on {_named(nodes)}: cloudddp cancel {finished.job}")
+
+
+def _named(nodes: Iterable[int]) -> str:
+    return ", ".join(f"node {node}" for node in sorted(nodes))
 
 
 def _wants_cancel(interrupt: KeyboardInterrupt) -> bool:
@@ -234,13 +263,6 @@ def _tell_quiet(node: int, quiet: bool) -> None:
 
 def _report(finished: Finished, seconds: float) -> int:
     """Say how the job ended, and return its exit code."""
-    if finished.survivors:
-        nodes = ", ".join(f"node {node}" for node in sorted(finished.survivors))
-        click.secho(
-            f"cloudddp: could not check that every process is gone on {nodes}; `cloudddp cancel {finished.job}`",
-            fg="red",
-            err=True,
-        )
     if finished.state == "succeeded":
         note(f"job {finished.job} finished: {counted(finished.ranks, 'rank')}, {duration(seconds)}")
         return 0
@@ -282,7 +304,9 @@ def logs(session: Session, job_id: str | None, follow: bool, only: tuple[int, ..
         if not follow:
             return 0
         since = began if record.started is None else began - (time.time() - record.started)
-        return _report(finished, time.monotonic() - since)
+        code = _report(finished, time.monotonic() - since)
+        _tell_unchecked(finished, finished.survivors)
+        return code
 
 
 @verb("jobs")

@@ -49,7 +49,7 @@ def run(
         with session.open(settings) as (found, runner), guarded(runner, job_id):
             start_job(runner, found, settings, wanted, session, job_id)
             try:
-                finished = foreground(runner, found, settings, job_id)
+                finished = foreground(session, runner, found, settings, job_id)
             finally:
                 if finished is None or finished.state != "unknown":
                     _bring_back(session, runner, settings, job_id)

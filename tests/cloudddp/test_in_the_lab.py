@@ -115,7 +115,10 @@ def test_a_machine_that_fails_ends_the_job_and_is_named(cli: CommandLine) -> Non
     cli.ok("sim", "fault", "kill", nodes(cli)[1]["instance_id"])
     _, err = process.communicate(timeout=240)
     assert process.returncode == 1
-    assert "node 1 was lost" in err
+    assert "node 1 was lost: nothing has been heard of it for " in err
+    assert "node 1: AWS says that i-" in err
+    assert "is terminated: Server.InternalError" in err
+    assert "status; with the nodes that are left: " in err
     (left,) = counted(cli)  # and nothing of the job on the other node
     assert left["processes"] <= IDLE
     refused = cli("launch", "wait.py")
@@ -161,6 +164,7 @@ def test_a_spot_node_that_is_taken_back_ends_the_job_and_down_finds_nothing_left
     _, err = process.communicate(timeout=110)
     assert process.returncode == 1
     assert "node 0 was lost" in err
+    assert "is terminated: Server.SpotInstanceTermination" in err
     assert "nothing is left" in cli.ok("down")
 
 
