@@ -41,6 +41,12 @@ def run() -> int:
     except OSError as error:
         if error.errno == errno.EIO:  # the terminal has gone away
             return EXIT_FAILED
+        if _is_of_our_folder(error):
+            _tell(
+                f"the state folder cannot be used: {error}",
+                "set CLOUDDDP_HOME to a folder that you can write",
+            )
+            return EXIT_USAGE
         return _bug(error)
     except Exception as error:
         return _bug(error)
@@ -57,6 +63,16 @@ def _tell(message: str, hint: str = "") -> None:
             click.secho(f"  -> {in_words_typed(hint)}", err=True)
     except OSError:
         pass  # the terminal has gone away; the exit code still tells
+
+
+def _is_of_our_folder(error: OSError) -> bool:
+    from pathlib import Path
+
+    from cloudddp import state
+
+    home = state.home()
+    where = Path(os.fsdecode(error.filename or ""))
+    return where.is_absolute() and (where.is_relative_to(home) or home.is_relative_to(where))
 
 
 def _bug(error: Exception) -> int:

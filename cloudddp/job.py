@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import shlex
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -296,14 +297,13 @@ def _record(job_id: str, states: dict[int, dict[str, Any]]) -> JobRecord:
         (float(rank["ended"]), int(rank["exit_code"]))
         for one in states.values()
         for rank in one.get("ranks", ())
-        if rank["exit_code"]
+        if rank["exit_code"] and not (one.get("stopping") and rank.get("signal") == signal.SIGTERM)
     ]
-    codes = [one["exit_code"] for one in states.values() if one.get("exit_code")]
-    code = (
-        min(failed)[1]
-        if failed and state == "failed"
-        else next(iter(codes), 0 if state == "succeeded" else None)
-    )
+    if state == "failed" and any(one.get("ranks") for one in states.values()):
+        code = min(failed)[1] if failed else None  # a rank that was told to stop is not what failed
+    else:
+        codes = [one["exit_code"] for one in states.values() if one.get("exit_code")]
+        code = next(iter(codes), 0 if state == "succeeded" else None)
     rank_zero = [n for n, one in states.items() for rank in one.get("ranks", ()) if rank["rank"] == 0]
     any_state = next(iter(states.values()))
     return JobRecord(

@@ -183,7 +183,7 @@ class Session:
 
         found = cluster.get(self.aws(settings), settings.cluster.name)
         if found.missing:
-            gone = f"{found.missing} of {found.missing + len(found.nodes)} nodes of cluster {found.name!r} are gone"
+            gone = f"{found.missing} of {found.missing + len(found.nodes)} nodes of cluster {found.name!r} {'is' if found.missing == 1 else 'are'} gone"
             if whole:
                 raise CloudDDPError(
                     gone, hint="`cloudddp pull` what you need, then `cloudddp down` and `cloudddp up`"

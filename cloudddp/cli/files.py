@@ -100,7 +100,7 @@ def pull(
                 click.echo(f"node {source}: {counted(pulled.files, 'file')}, {size(pulled.size)} -> {target}")
             if pulled.older:
                 note(
-                    f"warning: {pulled.older} of them are older than job {record.id}: "
+                    f"warning: {pulled.older} of them {'is' if pulled.older == 1 else 'are'} older than job {record.id}: "
                     "jobs share the folder, so these may be an earlier job's"
                 )
         if record.id != known[-1].id and total and not paths:

@@ -186,6 +186,7 @@ def shell() -> None:
     computer's other networks nor the internet. Process nodes need no network of theirs: there the shell stays on this computer's.
     """
     program = os.environ.get("SHELL") or "/bin/sh"
+    _running()
     note("AWS clients in this shell use the simulator; `exit` leaves it")
     _replace(program, [program])
 

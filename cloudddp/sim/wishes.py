@@ -23,7 +23,9 @@ def check(names: Sequence[str], nodes: str) -> None:
     """Raise UsageError for a kind of nodes that is none, a name that no interface can have, or names for nodes that
     have no interface."""
     if nodes not in KINDS:
-        raise UsageError(f"there is no kind of nodes {nodes!r}", hint=f"kinds: {', '.join(KINDS)}")
+        raise UsageError(
+            f"there is no kind of nodes {nodes!r}", hint=f"--nodes, or CLOUDDDP_SIM_NODES: {', '.join(KINDS)}"
+        )
     for name in names:
         if not _NAME.fullmatch(name) or name in ("lo", "all", "default"):  # the last two are of /proc/sys/net
             raise UsageError(

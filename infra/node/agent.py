@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -906,6 +907,11 @@ def main() -> int:
     except BrokenPipeError:  # the laptop went away: the job does not care
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        text = "no space is left on this node's disk: `df -h` and `du -xh` there tell what fills it"
+        raise SystemExit(text) from None
 
 
 if __name__ == "__main__":

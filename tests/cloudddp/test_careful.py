@@ -448,3 +448,16 @@ def test_a_configuration_named_by_a_path_with_dots_or_links_works(cli: Any) -> N
     assert "ran" in cli.ok("launch", "--config", "../cloudddp.toml", "train.py")
     cli.cwd = root
     assert "ran" in cli.ok("launch", "--config", "sub/../cloudddp.toml", "sub/train.py")
+
+
+@pytest.mark.parametrize("words", [("sim", "start"), ("--sim", "up", "-n", "1")])
+def test_a_state_folder_that_cannot_be_used_is_named_with_what_to_set(
+    cli: Any, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    taken = tmp_path / "a file"
+    taken.touch()
+    done = cli(*words, CLOUDDDP_HOME=str(taken))
+    assert done.returncode == 2, done
+    assert "the state folder cannot be used" in done.stderr
+    assert str(taken) in done.stderr
+    assert "-> set CLOUDDDP_HOME" in done.stderr

@@ -124,6 +124,11 @@ def test_a_machine_that_fails_ends_the_job_and_is_named(cli: CommandLine) -> Non
     refused = cli("launch", "wait.py")
     assert refused.returncode == 1
     assert "1 of 2 nodes" in refused.stderr
+    (job,) = json.loads(cli.ok("jobs", "--json"))
+    assert (job["state"], job["exit_code"]) == (
+        "failed",
+        None,
+    )  # what is left was told to stop, and did not fail
 
 
 def test_a_node_that_falls_silent_is_told_of_before_it_counts_as_lost(cli: CommandLine) -> None:

@@ -167,7 +167,7 @@ def test_seconds_are_a_number_in_reach(own: CommandLine, seconds: str) -> None:
 
 def test_a_kind_of_nodes_that_is_none_is_refused(own: CommandLine) -> None:
     own.env["CLOUDDDP_SIM_NODES"] = "virtual"
-    assert "kinds: auto, namespace, process" in refused(own, "up", "-n", "1")
+    assert "CLOUDDDP_SIM_NODES: auto, namespace, process" in refused(own, "up", "-n", "1")
 
 
 def test_a_taken_port_is_said_in_one_line_with_who_could_help(own: CommandLine) -> None:
