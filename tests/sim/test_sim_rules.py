@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import boto3
 import pytest
 from account import Account, refused
+
+from cloudddp.sim import groups, router
+from cloudddp.sim.aws import CONDITIONS, rehearse
 
 ANYONE = [{"CidrIp": "0.0.0.0/0"}]
 
@@ -174,3 +178,68 @@ def test_a_group_counts_in_its_own_vpc_only(account: Account) -> None:
     assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
     account.ec2.delete_security_group(GroupId=group)
     account.ec2.delete_vpc(VpcId=vpc)
+
+
+@pytest.mark.parametrize("named", ["sg-0123456789abcdef0", "sg-00; bogus", "default", "odd; name"])
+def test_a_rule_names_groups_by_ids_that_exist(account: Account, group: str, named: str) -> None:
+    odd = account.ec2.create_security_group(GroupName="odd; name", Description="d")["GroupId"]
+    authorize = account.ec2.authorize_security_group_ingress
+    pair = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": odd}]}
+    (kept,) = authorize(GroupId=group, IpPermissions=[pair])["SecurityGroupRules"]
+    with refused("InvalidGroup.NotFound"):
+        authorize(
+            GroupId=group, IpPermissions=[rule("50", IpRanges=[], UserIdGroupPairs=[{"GroupId": named}])]
+        )
+    changed = {"IpProtocol": "-1", "ReferencedGroupId": named}
+    wanted = {"SecurityGroupRuleId": kept["SecurityGroupRuleId"], "SecurityGroupRule": changed}
+    with refused("InvalidGroup.NotFound"):
+        account.ec2.modify_security_group_rules(GroupId=group, SecurityGroupRules=[wanted])
+    (permission,) = shown(account, group)
+    assert [one["GroupId"] for one in permission["UserIdGroupPairs"]] == [odd]
+    account.ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=[pair])
+    account.ec2.delete_security_group(GroupId=odd)
+
+
+def test_a_rule_for_a_range_cannot_become_one_for_a_group_nor_the_other_way_round(
+    account: Account, group: str
+) -> None:
+    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+    made = account.ec2.authorize_security_group_ingress(
+        GroupId=group, IpPermissions=[rule("tcp", 5, 6), itself]
+    )
+    before = shown(account, group)
+    kinds = [{"ReferencedGroupId": group}, {"CidrIpv4": "10.0.0.0/8"}]
+    for kept, other in zip(made["SecurityGroupRules"], kinds, strict=True):
+        new = {"IpProtocol": "tcp", "FromPort": 5, "ToPort": 6, **other}
+        wanted = {"SecurityGroupRuleId": kept["SecurityGroupRuleId"], "SecurityGroupRule": new}
+        with refused("InvalidParameterValue") as said:
+            account.ec2.modify_security_group_rules(GroupId=group, SecurityGroupRules=[wanted])
+        assert "Invalid rule type" in said.message
+    assert shown(account, group) == before
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"source_group": {"GroupId": "sg-00; bogus"}},
+        {"ip_range": {"CidrIp": "10.0.0.0/8 bogus"}},
+        {"ip_protocol": "bogus"},
+        {"ip_protocol": "tcp", "from_port": "1 bogus", "to_port": "2"},
+    ],
+)
+def test_what_is_no_rule_never_gets_to_the_firewall_and_keeps_no_other_from_it(odd: dict[str, Any]) -> None:
+    """As another of moto's services may leave it, which none of the checks sees."""
+    from moto.ec2.models import ec2_backends
+
+    with rehearse():
+        account = Account(boto3.client, lambda body: CONDITIONS.update(body).to_json())
+        group = account.ec2.create_security_group(GroupName="ruled", Description="d")["GroupId"]
+        account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule("50"), rule("51")])
+        account.launch(SecurityGroupIds=[group])
+        backend = ec2_backends["123456789012"][account.ec2.meta.region_name]
+        first = backend.get_security_group_from_id(group).ingress_rules[0]
+        for name, value in odd.items():
+            setattr(first, name, value)
+        policy = groups.policy(backend.all_instances())
+    assert [kept.protocol for kept in policy.ingress[group]] == ["51"]
+    assert "bogus" not in router.ruleset(policy, router.Faults())

@@ -31,10 +31,11 @@ def install() -> None:
 
 def check(backend: Any, nics: Iterable[dict[str, Any]]) -> None:
     """Refuse unknown groups of network interfaces, which moto invents."""
-    _known(backend, itertools.chain.from_iterable(nic.get("Groups") or [] for nic in nics))
+    known(backend, itertools.chain.from_iterable(nic.get("Groups") or [] for nic in nics))
 
 
-def _known(backend: Any, ids: Iterable[str]) -> list[Any]:
+def known(backend: Any, ids: Iterable[str]) -> list[Any]:
+    """The groups with these ids. Refuses unknown ones; a group's name is no id."""
     found = []
     for group_id in ids:
         group = backend.get_security_group_from_id(group_id)
@@ -76,7 +77,7 @@ def _same_vpc(original: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         subnet = self.get_subnet(subnet) if isinstance(subnet, str) else subnet
-        _check_vpc(subnet, _known(self, group_ids or []))
+        _check_vpc(subnet, known(self, group_ids or []))
         return original(self, subnet, address, others, group_ids, *more, **kwargs)
 
     return create
@@ -95,7 +96,7 @@ def _change_of_instance(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def modify(self: Any, instance_id: str, new_group_id_list: list[str]) -> Any:
         with LOCK:
-            instance, groups = self.get_instance(instance_id), _known(self, new_group_id_list)
+            instance, groups = self.get_instance(instance_id), known(self, new_group_id_list)
             if len(instance.nics) > 1:
                 refuse(
                     "InvalidInstanceID",
@@ -113,7 +114,7 @@ def _change_of_interface(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def modify(self: Any, eni_id: str, group_ids: list[str], *args: Any, **kwargs: Any) -> None:
         with LOCK:
-            interface, groups = self.get_network_interface(eni_id), _known(self, group_ids)
+            interface, groups = self.get_network_interface(eni_id), known(self, group_ids)
             _check_vpc(interface.subnet, groups)
             original(self, eni_id, group_ids, *args, **kwargs)
             instance = interface.instance

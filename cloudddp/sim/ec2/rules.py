@@ -11,6 +11,7 @@ import ipaddress
 from collections.abc import Callable
 from typing import Any
 
+from cloudddp.sim.ec2 import groups
 from cloudddp.sim.ec2.patch import LOCK, refuse, wrap
 
 _NAMES = {"6": "tcp", "17": "udp", "1": "icmp", "58": "icmpv6"}
@@ -125,6 +126,7 @@ def _read(original: Callable[..., Any]) -> Callable[..., Any]:
         rules = [_checked(rule) for rule in original(self)]
         if action.startswith("Authorize"):
             _check_new(rules)
+            _check_groups(self.ec2_backend, rules)
         return rules
 
     return process
@@ -163,6 +165,12 @@ def _check_new(rules: list[dict[str, Any]]) -> None:
             seen.add(key)
 
 
+def _check_groups(backend: Any, rules: list[dict[str, Any]]) -> None:
+    """moto takes a group's name for its id, and keeps it in the rule."""
+    pairs = (pair for rule in rules for pair in rule["source_groups"])
+    groups.known(backend, (pair["GroupId"] for pair in pairs if pair.get("GroupId")))
+
+
 def _make(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -182,8 +190,13 @@ def _modify(original: Callable[..., None]) -> Callable[..., None]:
     def modify(self: Any, group_id: str, rules: dict[str, dict[str, Any]]) -> None:
         with LOCK:
             wanted = {name: _changed(rule) for name, rule in rules.items()}
-            original(self, group_id, wanted)
+            groups.known(
+                self, (new["ReferencedGroupId"] for new in wanted.values() if new.get("ReferencedGroupId"))
+            )
             group = self.get_security_group_by_name_or_id(group_id)
+            for name, new in wanted.items():
+                _check_kind(group and group.get_rule(name), new)
+            original(self, group_id, wanted)
             for name, new in wanted.items():
                 rule = group.get_rule(name)
                 _forget_ports(rule)
@@ -191,6 +204,26 @@ def _modify(original: Callable[..., None]) -> Callable[..., None]:
                     rule.source_group = {**rule.source_group, "GroupId": new["ReferencedGroupId"]}
 
     return modify
+
+
+def _check_kind(rule: Any, new: dict[str, Any]) -> None:
+    """A rule for a range stays one for a range, and a rule for a group one for a group; moto would make it both."""
+    if rule is None:
+        return  # moto's own check answers
+    had = {
+        "CidrIpv4": rule.cidr_ipv4,
+        "CidrIpv6": rule.cidr_ipv6,
+        "PrefixListId": rule.prefix_list_id,
+        "ReferencedGroupId": rule.source_group.get("GroupId"),
+    }
+    for name, value in had.items():
+        if new.get(name) and not value:
+            old = next((kind for kind, kept in had.items() if kept), "other")
+            refuse(
+                "InvalidParameterValue",
+                f"Invalid rule type for security group rule '{rule.id}'. "
+                f"You may not specify {name} for an existing {old} rule.",
+            )
 
 
 def _changed(rule: dict[str, Any]) -> dict[str, Any]:
