@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Any
 
 import pytest
 from account import refused
-from lab import LabLaptop, attempt, call, reachable, serve, shell
+from harness import cannot
+from lab import LabLaptop, attempt, call, obstacle, reachable, serve, shell
 from simlab import until
 
 from cloudddp.sim import control, kernel
@@ -205,11 +208,9 @@ def test_vpcs_are_apart_even_where_they_overlap(resident: LabLaptop) -> None:
     drop_vpc(resident, vpc, subnet, group)
 
 
-def test_rules_that_cannot_be_put_into_force_fail_no_call_and_the_last_good_ones_hold(
+def test_a_rule_that_makes_no_sense_lets_nobody_through_and_keeps_no_other_from_holding(
     resident: LabLaptop,
 ) -> None:
-    (node,) = resident.launch(1)
-    resident.login(node)
     bad = {"IpProtocol": "warp", "FromPort": 1, "ToPort": 2, "CidrIp": "0.0.0.0/0"}  # checked by nobody there
     group = {
         "Type": "AWS::EC2::SecurityGroup",
@@ -218,15 +219,35 @@ def test_rules_that_cannot_be_put_into_force_fail_no_call_and_the_last_good_ones
     stacks = resident.client("cloudformation")
     stacks.create_stack(StackName="bad", TemplateBody=json.dumps({"Resources": {"Bad": group}}))
     made = stacks.describe_stack_resources(StackName="bad")["StackResources"][0]["PhysicalResourceId"]
-    ids = [instance["InstanceId"] for instance in resident.run(1, SecurityGroupIds=[made])]
-    log = resident.sim.home / "sim" / "server.log"
-    until(lambda: "the firewall stays as it was" in log.read_text())
-    assert resident.describe(*ids)
-    assert reachable(resident.sim, node["PublicIpAddress"], 22)
-    resident.terminate(*ids)
+    (node,) = resident.launch(1, SecurityGroupIds=[made])
+    assert not reachable(resident.sim, node["PublicIpAddress"], 22)
+    allow(resident, made, tcp(22))
+    resident.login(node)
+    resident.terminate(node["InstanceId"])
     stacks.delete_stack(StackName="bad")
-    (after,) = resident.launch(1)
-    resident.login(after)
+
+
+def test_rules_that_cannot_be_put_into_force_fail_no_call_and_the_last_good_ones_hold(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := obstacle():
+        cannot(why)
+    tools, real = tmp_path_factory.mktemp("tools"), shutil.which("nft")
+    (tools / "nft").write_text(f'#!/bin/sh\n[ -e "{tools}/broken" ] && exit 1\nexec {real} "$@"\n')
+    (tools / "nft").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
+    laptop = LabLaptop(control.start(home, nodes="namespace"), "key")
+    (node,) = laptop.launch(1)
+    laptop.login(node)
+    (tools / "broken").touch()
+    ids = [instance["InstanceId"] for instance in laptop.run(1)]
+    log = home / "sim" / "server.log"
+    until(lambda: "the firewall stays as it was" in log.read_text())
+    assert laptop.describe(*ids)
+    assert reachable(laptop.sim, node["PublicIpAddress"], 22)
+    (tools / "broken").unlink()
+    (after,) = laptop.launch(1)
+    laptop.login(after)
 
 
 JOB = (
