@@ -11,6 +11,45 @@ from lab import LabLaptop, inside, shell
 from test_sim_interfaces import cards
 
 
+@pytest.mark.parametrize("address", ["garbage", "10.0.0.4; bogus", "2001:db8::1", "10.0.0.0/8"])
+def test_a_private_address_that_is_none_is_refused(account: Account, address: str) -> None:
+    subnet = account.subnet("us-east-1a")
+    listed = [{"PrivateIpAddress": address, "Primary": True}]
+    for wish in ({"PrivateIpAddress": address}, {"PrivateIpAddresses": listed}):
+        with refused("InvalidParameterValue") as said:
+            account.launch(NetworkInterfaces=[{"DeviceIndex": 0, "SubnetId": subnet, **wish}])
+        assert address in said.message
+        with refused("InvalidParameterValue"):
+            account.ec2.create_network_interface(SubnetId=subnet, **wish)
+    with refused("InvalidParameterValue"):
+        account.launch(SubnetId=subnet, PrivateIpAddress=address)
+    assert account.instances() == []
+    assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
+
+
+def test_a_subnet_stays_while_something_has_an_interface_in_it(account: Account) -> None:
+    vpc = account.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    made = account.ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.1.0/24", AvailabilityZone="us-east-1a")
+    subnet = made["Subnet"]["SubnetId"]
+    answer = account.ec2.create_network_interface(SubnetId=subnet)
+    with refused("DependencyViolation") as said:
+        account.ec2.delete_subnet(SubnetId=subnet)
+    assert said.message == f"The subnet '{subnet}' has dependencies and cannot be deleted."
+    account.ec2.delete_network_interface(NetworkInterfaceId=answer["NetworkInterface"]["NetworkInterfaceId"])
+    account.ec2.delete_subnet(SubnetId=subnet)
+    account.ec2.delete_vpc(VpcId=vpc)
+
+
+def test_an_instance_keeps_its_subnet_until_it_is_terminated(account: Account) -> None:
+    subnet = account.subnet("us-east-1f")
+    (instance,) = account.launch(InstanceType="m5.large", SubnetId=subnet)
+    with refused("DependencyViolation"):
+        account.ec2.delete_subnet(SubnetId=subnet)
+    account.end(instance["InstanceId"])
+    account.ec2.delete_subnet(SubnetId=subnet)
+    account.ec2.create_default_subnet(AvailabilityZone="us-east-1f")
+
+
 def test_an_elastic_ip_takes_the_place_of_the_public_address(account: Account) -> None:
     (instance,) = account.running()
     before = instance["PublicIpAddress"]

@@ -1,6 +1,6 @@
 """Addresses: the private ones a subnet has, and the Elastic IPs an account holds.
 
-A subnet that is full says so instead of breaking. An Elastic IP takes the place of an instance's public address; what
+A subnet that is full says so instead of breaking, and stays while something has an interface in it. An Elastic IP takes the place of an instance's public address; what
 answers there is the network's business, which looks at the instances after each call.
 """
 
@@ -23,6 +23,7 @@ def install() -> None:
 
     wrap(Subnet, "get_available_subnet_ip", _next)
     wrap(Subnet, "available_ip_address_count", _count)
+    wrap(EC2Backend, "delete_subnet", _delete_subnet)
     wrap(EC2Backend, "create_network_interface", _give_address)
     wrap(EC2Backend, "delete_network_interface", _take_back)
     wrap(EC2Backend, "allocate_address", _allocate)
@@ -73,6 +74,20 @@ def _count(original: Any) -> property:
     return property(count)
 
 
+def _delete_subnet(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def delete(self: Any, subnet_id: str) -> Any:
+        with LOCK:
+            if any(interface.subnet.id == subnet_id for interface in self.enis.values()):
+                refuse(
+                    "DependencyViolation",
+                    f"The subnet '{subnet_id}' has dependencies and cannot be deleted.",
+                )
+            return original(self, subnet_id)
+
+    return delete
+
+
 def _give_address(original: Callable[..., Any]) -> Callable[..., Any]:
     """moto invents addresses at random; here they are the subnet's, no two the same."""
 
@@ -87,6 +102,8 @@ def _give_address(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         with LOCK:
             subnet = self.get_subnet(subnet) if isinstance(subnet, str) else subnet
+            for named in private_ip_addresses or []:
+                check_inside(subnet, named["PrivateIpAddress"] if isinstance(named, dict) else named)
             bare = kwargs.get("interface_type") == "efa-only"
             if bare:  # cleared below; without any, moto would invent one
                 private_ip_address = str(subnet.cidr.network_address)
@@ -121,8 +138,14 @@ def _claim(subnet: Any, wanted: str | list[str] | None, holder: Any) -> str:
 
 
 def inside(subnet: Any, address: str) -> bool:
-    """Whether an address is one of the subnet's."""
-    return ipaddress.ip_address(address) in subnet.cidr
+    """Whether an address is one of the subnet's. Refuses what is no address."""
+    try:
+        return ipaddress.IPv4Address(address) in subnet.cidr
+    except ValueError:
+        refuse(
+            "InvalidParameterValue",
+            f"Value ({address}) for parameter address is invalid. Invalid IPv4 address.",
+        )
 
 
 def check_inside(subnet: Any, address: str | None) -> None:
