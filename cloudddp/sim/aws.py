@@ -20,6 +20,7 @@ from cloudddp.sim.ec2 import (
     interfaces,
     launch,
     placement,
+    power,
     rules,
     spot,
     termination,
@@ -44,7 +45,8 @@ def prepare() -> None:
     _prepared = True
     _validate()
     rooms = (
-        images, disks, addresses, interfaces, groups, rules, placement, spot, filters, launch, termination
+        images, disks, addresses, interfaces, groups, rules, placement, spot, filters, launch, power,
+        termination,
     )  # fmt: skip
     for room in rooms:
         room.install()

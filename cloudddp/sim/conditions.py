@@ -7,7 +7,7 @@ The JSON, in a POST to /_cloudddp/conditions (GET answers with the same, all key
 is set; `null` takes one entry away; `"clear": true` takes everything away first:
 
     {"clear": true,
-     "capacity":       {"us-east-1a": {"p5.48xlarge": 2}},   how many more fit; a terminated instance gives its place back
+     "capacity":       {"us-east-1a": {"p5.48xlarge": 2}},   how many more fit; what stops or ends gives its place back
      "quota":          {"on-demand-g": 64, "addresses": 5},  vCPUs at once in a region (names: QUOTAS); Elastic IPs
      "free_addresses": {"subnet-0123456789abcdef0": 3},      how many more private addresses the subnet has
      "throttle":       {"RunInstances": 2},                  the next calls answer RequestLimitExceeded, without effect

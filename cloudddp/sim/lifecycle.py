@@ -23,6 +23,8 @@ from cloudddp.sim.nodespec import Nodes, spec_of
 
 VISIBLE_SECONDS = 3600.0  # about as long as EC2 shows a terminated instance
 _END_SECONDS = 45.0  # longer than processes.end may take
+_INTERRUPTED = "Server.SpotInstanceTermination: Instance terminated due to spot interruption"
+_POWERED_OFF = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
 _TICK = 0.2  # seconds between looks at the deadlines
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32, "stopping": 64, "stopped": 80}
 
@@ -62,13 +64,14 @@ class Lifecycle:
         self.changed: Callable[[], None] = lambda: None  # called when a node has come up or gone
         self._lives: dict[str, _Life] = {}
         self._terminate: Callable[[Any], Any] = lambda _instance: None
+        self._stop: Callable[[Any], Any] = lambda _instance: None
 
     def install(self) -> None:
         """Hook moto's Instance, and start the thread that watches the deadlines."""
         from moto.ec2.models import EC2Backend
         from moto.ec2.models.instances import Instance
 
-        self._terminate = Instance.terminate
+        self._terminate, self._stop = Instance.terminate, Instance.stop
         launch, create = EC2Backend.run_instances, Instance.__init__
 
         @functools.wraps(create)
@@ -169,10 +172,9 @@ class Lifecycle:
     def interrupt(self, instance_id: str) -> None:
         """Take a spot instance back, as EC2 does when the notice has run out; one that is gone is no error."""
         life = self._lives.get(instance_id)
-        if life is not None and life.instance.state in ("pending", "running"):
-            life.why = "Server.SpotInstanceTermination: Instance terminated due to spot interruption"
+        if life is not None and life.instance.state not in ("shutting-down", "terminated"):
             spot.close(life.instance, spot.NO_CAPACITY)
-            self._on_terminate(life.instance)
+            self._on_terminate(life.instance, _INTERRUPTED)
 
     def _on_end(self, instance_id: str, how: str) -> None:
         """A node has ended by itself: it powered off, wants to boot again, or its machine failed."""
@@ -187,7 +189,7 @@ class Lifecycle:
         else:
             self._in_background(lambda lost: self._give_up(lost, "the machine failed"), instance_id)
 
-    def _on_terminate(self, instance: Any) -> Any:
+    def _on_terminate(self, instance: Any, why: str = "") -> Any:
         with LOCK:
             previous = instance._state
             if previous.name in ("shutting-down", "terminated"):
@@ -196,30 +198,30 @@ class Lifecycle:
             if life is None:  # never launched: moto undoes a launch that failed half way
                 return self._terminate(instance)
             _set(instance, "shutting-down")
+            life.why = why
             life.hurry.set()
         self._in_background(self._end, instance.id)
         return previous
 
-    def _on_stop(self, instance: Any) -> Any:
+    def _on_stop(self, instance: Any, why: str = "") -> Any:
         with LOCK:
-            previous = instance._state
-            if previous.name in ("stopping", "stopped"):
+            previous, life = instance._state, self._lives[instance.id]
+            if previous.name not in ("pending", "running"):
                 return previous
-            _refuse(instance, "stopped", unless=("pending", "running"))
             _set(instance, "stopping")
-            self._lives[instance.id].hurry.set()
+            life.why = why
+            life.hurry.set()
         self._in_background(self._halt, instance.id)
         return previous
 
     def _on_start(self, instance: Any) -> Any:
         with LOCK:
             previous = instance._state
-            if previous.name in ("pending", "running"):
+            if previous.name != "stopped":
                 return previous
-            _refuse(instance, "started", unless=("stopped",))
             for interface in instance.nics.values():
                 interface.start()
-            instance._reason = ""
+            _say(instance, "")
             _set(instance, "pending")
             self._lives[instance.id].hurry.clear()
         self._in_background(self._boot, instance.id)
@@ -289,32 +291,30 @@ class Lifecycle:
         with LOCK:
             self._terminate(life.instance)
             if life.why:  # after moto's own, which takes every end to be the user's
-                life.instance.state_reason.code = life.why.partition(":")[0]
-                life.instance.state_reason.message = life.why
+                _say(life.instance, life.why)
             life.ended = time.monotonic()
         self.changed()
 
     def _halt(self, life: _Life) -> None:
-        from moto.core.utils import utcnow
-
         if life.instance.state != "stopping":
             return
         self._nodes.halt(life.instance.id)
         with LOCK:
             if life.instance.state != "stopping":
                 return
-            for interface in life.instance.nics.values():
-                interface.stop()
-            life.instance._reason = f"User initiated ({utcnow():%Y-%m-%d %H:%M:%S} UTC)"
             _set(life.instance, "stopped")
+            self._stop(life.instance)
+            if life.why:
+                _say(life.instance, life.why)
 
     def _reboot(self, life: _Life) -> None:
         if life.instance.state != "running":
             return
-        self._nodes.halt(life.instance.id)
         try:
+            self._nodes.halt(life.instance.id)
             self._nodes.boot(spec_of(life.instance))
-        except (OSError, ValueError) as error:
+        except Exception as error:  # as in _boot: it must not be shown as running, with nothing behind it
+            print(f"{life.instance.id} does not boot again: {error}", file=sys.stderr, flush=True)
             self._give_up(life, str(error))
 
     def _watch(self) -> None:
@@ -328,11 +328,11 @@ class Lifecycle:
     def _power_off(self, life: _Life) -> None:
         """What `poweroff` on the node comes to: the instance's own shutdown behaviour."""
         print(f"{life.instance.id} reached its deadline", file=sys.stderr, flush=True)
-        if life.instance.instance_initiated_shutdown_behavior == "terminate":
-            life.why = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
-            self._on_terminate(life.instance)
+        behaviour = life.instance.instance_initiated_shutdown_behavior
+        if behaviour == "terminate" or spot.is_one_time(life.instance):
+            self._on_terminate(life.instance, _POWERED_OFF)
         else:
-            self._on_stop(life.instance)
+            self._on_stop(life.instance, _POWERED_OFF)
 
 
 def _plain(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -342,6 +342,12 @@ def _plain(hook: Callable[..., Any]) -> Callable[..., Any]:
 def _set(instance: Any, name: str) -> None:
     # A new object each time: moto hands the old one out as "previous state".
     instance._state = type(instance._state)(name, _CODES[name])
+
+
+def _say(instance: Any, why: str) -> None:
+    """Show `why` ("code: message") as the reason of a state that no call of the user's brought about."""
+    instance.state_reason.code, instance.state_reason.message = why.partition(":")[0], why
+    instance._reason = ""  # which tells of calls only
 
 
 def _refuse(instance: Any, what: str, *, unless: tuple[str, ...]) -> None:

@@ -42,6 +42,29 @@ def grant(backend: Any, wish: Wish) -> int:
     return granted if room is None else min(granted, room)
 
 
+def take(instance: Any) -> None:
+    """The instance has a place in its zone from now on."""
+    zone, kind = instance._place = zone_of(instance), instance.instance_type
+    CONDITIONS.occupy(zone, kind, 1)
+
+
+def leave(instance: Any) -> None:
+    """The instance gives its place back, if it has one: a launch that failed half way and a stopped one have none."""
+    if _has_place(instance):
+        zone, kind = instance._place
+        instance._place = None
+        CONDITIONS.occupy(zone, kind, -1)
+
+
+def _has_place(instance: Any) -> bool:
+    return getattr(instance, "_place", None) is not None
+
+
+def zone_of(instance: Any) -> str:
+    """The zone of the instance's primary interface, which is the instance's; moto may show another."""
+    return str(instance.nics[0].availability_zone)
+
+
 def zone_with_room(backend: Any, instance_type: str, least: int, zones: list[str]) -> str:
     """The zone that EC2 picks for a request that names none, out of those that have a default subnet."""
     offered = [zone for zone in zones if zone in catalog.zones(backend.region_name, instance_type)]
@@ -101,13 +124,18 @@ def _within_quota(backend: Any, wish: Wish) -> int:
     used = sum(
         catalog.vcpus(instance.instance_type)
         for instance in backend.all_instances()
-        if instance.state in _COUNTED
+        if _counts(instance)
         and catalog.quota(instance.instance_type, spot=instance.lifecycle == "spot") == name
     )
     fit = max(0, limits[name] - used) // max(1, catalog.vcpus(wish.instance_type))
     if fit < wish.least:
         _over_quota(wish, limits[name])
     return fit
+
+
+def _counts(instance: Any) -> bool:
+    """Whether a quota counts the instance; also one that the same request is about to start."""
+    return instance.state in _COUNTED or (instance.state == "stopped" and _has_place(instance))
 
 
 def _over_quota(wish: Wish, limit: int) -> NoReturn:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2 import capacity, disks, groups, interfaces, placement, spot, tokens
-from cloudddp.sim.ec2.limits import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK, refuse, wrap
 from cloudddp.sim.ec2.request import answering, asked, is_spot
 
@@ -151,8 +150,8 @@ def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
             )
             kwargs["disable_api_termination"] = bool(asked().get("DisableApiTermination"))
             reservation = _all_or_none(self, lambda: original(self, image_id, granted, *args, **kwargs))
-            CONDITIONS.occupy(zone, instance_type, granted)
             for instance in reservation.instances:
+                capacity.take(instance)
                 instance.reservation_id = reservation.id
                 _finish(instance, group, kwargs)
             return reservation

@@ -73,6 +73,16 @@ def request(instance: Any, options: dict[str, Any], tags: dict[str, dict[str, st
     instance.ec2_backend.spot_instance_requests[made.id] = made
 
 
+def is_one_time(instance: Any) -> bool:
+    """Whether it is a spot instance that EC2 does not stop, only terminate."""
+    if instance.lifecycle != "spot":
+        return False
+    made = instance.ec2_backend.spot_instance_requests.get(
+        getattr(instance, "spot_instance_request_id", None)
+    )
+    return made is None or made.type != "persistent"
+
+
 def close(instance: Any, code: str = BY_USER) -> None:
     """Close the instance's request, if it has one that is not closed yet; `code` is the status code to show."""
     for made in list(instance.ec2_backend.spot_instance_requests.values()):

@@ -9,8 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from cloudddp.sim.ec2 import interfaces, spot
-from cloudddp.sim.ec2.limits import CONDITIONS
+from cloudddp.sim.ec2 import capacity, interfaces, spot
 from cloudddp.sim.ec2.patch import LOCK, wrap
 
 
@@ -32,8 +31,7 @@ def _terminate(original: Callable[..., Any]) -> Callable[..., Any]:
             previous = original(self)
             interfaces.release(self)
             spot.close(self)
-            if hasattr(self, "reservation_id"):  # else the launch failed half way, and took no place
-                CONDITIONS.occupy(self.placement.zone, self.instance_type, -1)
+            capacity.leave(self)
             return previous
 
     return terminate
