@@ -24,6 +24,7 @@ from cloudddp.sim.ec2 import (
     rules,
     spot,
     termination,
+    texts,
 )
 from cloudddp.sim.ec2.catalog import gpus
 from cloudddp.sim.ec2.limits import CONDITIONS
@@ -46,7 +47,7 @@ def prepare() -> None:
     _validate()
     rooms = (
         images, disks, addresses, interfaces, groups, rules, placement, spot, filters, launch, power,
-        termination,
+        termination, texts,
     )  # fmt: skip
     for room in rooms:
         room.install()

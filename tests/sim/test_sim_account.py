@@ -284,3 +284,34 @@ def test_rehearsals_do_not_know_of_each_other(monkeypatch: pytest.MonkeyPatch) -
         assert boto3.client("ec2").meta.region_name == "eu-west-1"
     with rehearse():
         assert instances(boto3.client("ec2")) == []
+
+
+@pytest.mark.parametrize("text", ["a\x01b", "\x00", "bell\x07", "\x1b[31m", "\ufffe"])
+def test_text_that_no_answer_can_carry_is_refused_and_kept_nowhere(client: Client, text: str) -> None:
+    ec2 = client("ec2")
+    kept = launch(client)[0]["InstanceId"]
+
+    def refused(call: Callable[..., Any], **request: Any) -> None:
+        with pytest.raises(ClientError, match="InvalidParameterValue") as error:
+            call(**request)
+        assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+        assert text not in error.value.response["Error"]["Message"]
+
+    refused(ec2.create_tags, Resources=[kept], Tags=[{"Key": "a", "Value": text}])
+    refused(ec2.create_tags, Resources=[kept], Tags=[{"Key": text, "Value": "a"}])
+    refused(ec2.create_security_group, GroupName="a", Description=text)
+    with pytest.raises(ClientError, match="InvalidParameterValue"):
+        tags = [{"ResourceType": "instance", "Tags": [{"Key": "a", "Value": text}]}]
+        launch(client, TagSpecifications=tags)
+    (found,) = instances(ec2)
+    assert found["InstanceId"] == kept
+    assert "Tags" not in found
+
+
+def test_other_text_is_kept_as_it_is(client: Client) -> None:
+    ec2 = client("ec2")
+    (instance,) = launch(client, UserData=b"\x00\x01 any bytes")
+    text = "tab\tline\nüñ \U0001f600 <&>\"' \u00a0\u007f"
+    ec2.create_tags(Resources=[instance["InstanceId"]], Tags=[{"Key": "a", "Value": text}])
+    (found,) = instances(ec2)
+    assert found["Tags"] == [{"Key": "a", "Value": text}]
