@@ -18,11 +18,13 @@ def install() -> None:
     """Put the checks around moto's stopping, starting and changing of instances."""
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.instances import Instance
+    from moto.ec2.responses.instances import InstanceResponse
 
     wrap(Instance, "stop", _stopped)
     wrap(EC2Backend, "stop_instances", _stop)
     wrap(EC2Backend, "start_instances", _start)
     wrap(EC2Backend, "modify_instance_attribute", _change)
+    wrap(InstanceResponse, "_attribute_value_handler", _change_by_name)
 
 
 def _stopped(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,24 +100,31 @@ def _check_states(instances: Iterable[Any], allowed: tuple[str, ...], what: str)
 
 
 def _change(original: Callable[..., Any]) -> Callable[..., Any]:
-    from moto.core.utils import camelcase_to_underscores
-    from moto.ec2.models.instances import Instance
-
-    known = {camelcase_to_underscores(name) for name in Instance.VALID_ATTRIBUTES}
-
     @functools.wraps(original)
     def modify(self: Any, instance_id: str, key: str, value: Any) -> Any:
         with LOCK:
-            if key not in known:  # moto would set whatever its object has
-                refuse(
-                    "InvalidParameterValue",
-                    f"Value ({key}) for parameter attribute is invalid. Unknown attribute.",
-                )
             if key == "instance_type":
                 _check_type(self.get_instance(instance_id), value)
             return original(self, instance_id, key, value)
 
     return modify
+
+
+def _change_by_name(original: Callable[..., Any]) -> Callable[..., Any]:
+    """moto would set whatever its own object has."""
+    from moto.ec2.models.instances import Instance
+
+    @functools.wraps(original)
+    def change(self: Any) -> Any:
+        name = self._get_param("Attribute")
+        if name is not None and name not in Instance.VALID_ATTRIBUTES:
+            refuse(
+                "InvalidParameterValue",
+                f"Value ({name}) for parameter attribute is invalid. Unknown attribute.",
+            )
+        return original(self)
+
+    return change
 
 
 def _check_type(instance: Any, wanted: str) -> None:
