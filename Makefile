@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 WITNESS := .venv-witness
+# One more than there are processors: many tests wait for a node, a timeout or a boot.
+WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -25,7 +27,7 @@ demo: $(VENV)/.installed  ## the whole job on this computer: 2 simulated nodes, 
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/demo.sh
 
 test: $(VENV)/.installed  ## every test but those of `make witness`
-	@$(BIN)/python -m pytest --ignore=tests/witness -n auto --dist loadgroup --cov --cov-report=term
+	@$(BIN)/python -m pytest --ignore=tests/witness -n $(WORKERS) --dist loadgroup --cov --cov-report=term
 
 # Programs of others, each in an environment of its own: what they need must not meet what we need.
 $(WITNESS)/%/.installed: tests/witness/requirements-%.txt

@@ -23,6 +23,7 @@ from cloudddp.sim.ec2 import (
     power,
     rules,
     spot,
+    tags,
     termination,
     texts,
 )
@@ -47,7 +48,7 @@ def prepare() -> None:
     _validate()
     rooms = (
         images, disks, addresses, interfaces, groups, rules, placement, spot, filters, launch, power,
-        termination, texts,
+        termination, texts, tags,
     )  # fmt: skip
     for room in rooms:
         room.install()

@@ -34,15 +34,20 @@ class Network:
         return bool(owners) and set(owners) <= {0, self._us}
 
     def _owners(self, peer: Socket, door: Socket) -> Iterator[int]:
-        theirs = {(_shown(peer, form), _shown(door, form)) for form in ("", _MAPPED)}
         for table in self._tables:
             with self._lock:
                 table.seek(0)
-                lines = table.read().splitlines()[1:]
-            for fields in map(str.split, lines):
-                # A socket that nobody holds any more (TIME_WAIT) has no inode, and shows root for its owner.
-                if (fields[1], fields[2]) in theirs and fields[9] != "0":
-                    yield int(fields[7])
+                text = table.read()
+            for form in ("", _MAPPED):
+                # Not line by line: a busy computer has thousands, and this is asked for every connection.
+                place = f": {_shown(peer, form)} {_shown(door, form)} "
+                at = text.find(place)
+                while at >= 0:
+                    fields = text[at : text.index("\n", at)].split()
+                    # A socket that nobody holds any more (TIME_WAIT) has no inode, and shows root for its owner.
+                    if fields[9] != "0":
+                        yield int(fields[7])
+                    at = text.find(place, at + 1)
 
 
 def _shown(socket: Socket, form: str) -> str:
