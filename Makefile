@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test witness check lint types docs bench clean
+.PHONY: help demo test coverage witness check lint types docs bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -27,7 +27,10 @@ demo: $(VENV)/.installed  ## the whole job on this computer: 2 simulated nodes, 
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/demo.sh
 
 test: $(VENV)/.installed  ## every test but those of `make witness`
-	@$(BIN)/python -m pytest --ignore=tests/witness -n $(WORKERS) --dist loadgroup --cov --cov-report=term
+	@$(BIN)/python -m pytest --ignore=tests/witness -n $(WORKERS) --dist loadgroup $(PYTEST)
+
+coverage: PYTEST = --cov --cov-report=term
+coverage: test  ## the same, and which lines it ran; half as slow again
 
 # Programs of others, each in an environment of its own: what they need must not meet what we need.
 $(WITNESS)/%/.installed: tests/witness/requirements-%.txt
