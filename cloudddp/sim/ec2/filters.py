@@ -60,13 +60,13 @@ def _passes(original: Callable[..., bool]) -> Callable[..., bool]:
         special = {name: values for name, values in filter_dict.items() if name in _SPECIAL}
         if not all(_matches(_SPECIAL[name](instance), values) for name, values in special.items()):
             return False
+        return all(known(instance, name, values) for name, values in plain.items())
+
+    def known(instance: Any, name: str, values: Any) -> bool:
         try:
-            return original(instance, plain)
-        except NotImplementedError:
-            unknown = next(iter(plain))
-            refuse(
-                "InvalidParameterValue", f"The filter '{unknown}' is invalid (or unknown to the simulator)"
-            )
+            return original(instance, {name: values})
+        except NotImplementedError:  # how moto says that it has no such filter
+            refuse("InvalidParameterValue", f"The filter '{name}' is invalid (or unknown to the simulator)")
 
     return passes
 
