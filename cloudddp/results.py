@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tarfile
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -19,6 +19,11 @@ from cloudddp import nodes
 from cloudddp.cluster import PROJECT
 from cloudddp.errors import NodeError, UsageError
 from cloudddp.nodes import Runner
+
+if sys.version_info >= (3, 12):
+    import tarfile
+else:  # Debian 12's own Python, 3.11.2, has no extraction filters yet
+    from backports import tarfile
 
 
 @dataclass(frozen=True, slots=True)

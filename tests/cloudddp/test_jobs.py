@@ -281,6 +281,36 @@ def test_results_come_back_and_are_not_sent_again(cli: Any) -> None:
     assert (cli.cwd / "out" / "node1" / "write.py").read_text() == (cli.cwd / "write.py").read_text()
 
 
+def test_results_come_back_to_a_python_whose_tarfile_has_no_filters(cli: Any) -> None:
+    """Debian 12's own is 3.11.2; extraction filters came with 3.11.4."""
+    direct(cli, nodes=1, ranks=1)
+    cli.write(
+        "make.py",
+        "import os\nos.makedirs('runs')\nopen('runs/a', 'w').close()\nos.symlink('/etc', 'runs/out')\n",
+    )
+    cli.ok("launch", "make.py")
+    code = (
+        "import sys, tarfile\n"
+        "tarfile._NAMED_FILTERS = {}\n"
+        "for name in ('FilterError', 'data_filter'): delattr(tarfile, name)\n"
+        "from cloudddp import __main__\n"
+        "sys.argv = ['cloudddp', 'pull']\n"
+        "__main__.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cli.cwd,
+        env=cli.env,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "left out" in done.stderr
+    (brought,) = (cli.cwd / "results").rglob("runs/*")
+    assert brought.name == "a"
+
+
 def test_pull_refuses_paths_outside_the_project(cli: Any) -> None:
     direct(cli, nodes=1, ranks=1)
     cli.write("ok.py", "")

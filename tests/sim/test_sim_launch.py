@@ -118,7 +118,7 @@ def test_instances_are_found_by_reservation_and_launch_time(account: Account) ->
 def test_an_unknown_filter_is_an_error_that_names_it(account: Account) -> None:
     account.launch()
     with refused("InvalidParameterValue") as said:
-        account.instances(**{"instance_type": "*", "colour": "blue"})  # the known one is not blamed
+        account.instances(instance_type="*", colour="blue")  # the known one is not blamed
     assert "'colour'" in said.message
 
 
