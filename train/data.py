@@ -57,6 +57,7 @@ class Data:
     shape: tuple[int, int, int]
     classes: int
     prepare: Prepare
+    task: str = "classify"
 
 
 def load(config: Config, *, download: bool) -> Data:

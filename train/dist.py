@@ -17,7 +17,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from train.config import Config
 from train.errors import UsageError
@@ -68,6 +67,22 @@ class Ranks:
         """Whether `flag` is set on at least one rank."""
         return bool(self.sum(torch.tensor(int(flag), device=self.device)).item())
 
+    def any_soon(self, flag: bool) -> Callable[[], bool]:
+        """Begin to ask whether `flag` is set on at least one rank; the answer comes from what is returned.
+
+        The question travels while the rank computes. Every rank must ask at the same place.
+        """
+        if not self.place.grouped:
+            return lambda: flag
+        total = torch.tensor(int(flag), device=self.device)
+        work = dist.all_reduce(total, async_op=True)
+
+        def answer() -> bool:
+            work.wait()
+            return bool(total.item())
+
+        return answer
+
     def gather(self, number: int) -> list[int]:
         """The number of every rank, in rank order."""
         numbers = torch.zeros(self.world, dtype=torch.int64, device=self.device)
@@ -85,13 +100,6 @@ class Ranks:
             payload.copy_(torch.frombuffer(bytearray(blob or b""), dtype=torch.uint8))
         dist.broadcast(payload, src=source)
         return payload.cpu().numpy().tobytes()
-
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """The module with its gradients averaged over all ranks after each backward pass."""
-        if not self.place.grouped:
-            return module
-        ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
 
     def align_buffers(self, module: nn.Module) -> None:
         """Give every rank the buffers of rank 0. DDP does so at the start of a forward pass only, so after a
@@ -156,6 +164,18 @@ def pick_device(config: Config, place: Place) -> torch.device:
     return torch.device("cuda", index)
 
 
+def choose_arithmetic(config: Config) -> None:
+    """Trade exactness for speed, or speed for the same bits each time, as `config` says."""
+    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = config.tf32
+    torch.backends.cudnn.benchmark = not config.deterministic
+    if not config.deterministic:
+        return
+    # cuBLAS is deterministic only with a fixed workspace, chosen before its first use.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
 @contextmanager
 def join(config: Config, place: Place) -> Iterator[Ranks]:
     """The process group, for the length of a `with` block, with a barrier before a clean end."""
@@ -163,19 +183,21 @@ def join(config: Config, place: Place) -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     ranks = Ranks(place=place, device=device)
-    if not place.grouped:
+    if not place.grouped and config.parallel == "ddp":
         yield ranks
         return
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type == "cpu":
         raise UsageError("--backend nccl needs GPUs: give --backend gloo or leave it to auto")
+    # A single process that was started by hand is a group of one for the modes that cannot do without.
+    meeting = {"init_method": config.init_method} if place.grouped else {"store": dist.HashStore()}
     dist.init_process_group(
         backend,
-        init_method=config.init_method,
         rank=place.rank,
         world_size=place.world,
         timeout=timedelta(seconds=config.timeout),
         device_id=device if backend == "nccl" else None,
+        **meeting,
     )
     clean = False
     try:

@@ -19,14 +19,16 @@ if not __package__:
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
 from train.config import Config, parse
-from train.errors import TrainError
+from train.errors import Preempted, TrainError
 
 if TYPE_CHECKING:
     from train.dist import Ranks
+    from train.preempt import StopSignal
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the training that the command line asks for. Returns the exit code: 0, 1 failed, 2 bad usage or data."""
+    """Run the training that the command line asks for. Returns the exit code: 0; 1 failed;
+    2 bad usage or data; 143 told to stop."""
     begun = time.perf_counter()
     try:
         config = parse(sys.argv[1:] if argv is None else argv)
@@ -36,30 +38,47 @@ def main(argv: list[str] | None = None) -> int:
             print(f"train: {error}", file=sys.stderr)
         return error.exit_code
 
+    if config.spawn:
+        from train.spawn import spawn
+
+        return spawn(config, begun)
+    return run(config, begun)
+
+
+def run(config: Config, begun: float) -> int:
+    """Be one rank of the job. Returns the exit code."""
     # torchrun shows the exception that this leaves in its error file as the cause of a failed job.
     from torch.distributed.elastic.multiprocessing.errors import record
 
     try:
-        record(run)(config, begun)
+        record(join_and_train)(config, begun)
     except TrainError as error:
-        print(f"train: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
+        # All ranks stop together when told to: one of them says so.
+        if not isinstance(error, Preempted) or os.environ.get("RANK", "0") == "0":
+            print(f"train: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        print(
+            "train: interrupted; the same command goes on from the last snapshot", file=sys.stderr, flush=True
+        )
+        return 130
     return 0
 
 
-def run(config: Config, begun: float) -> None:
+def join_and_train(config: Config, begun: float) -> None:
     """Join the other ranks and train with them."""
-    from train import dist
+    from train import dist, preempt
 
-    with dist.join(config, dist.find_place(config, os.environ)) as ranks:
+    with preempt.listen() as stop, dist.join(config, dist.find_place(config, os.environ)) as ranks:
         if ranks.world > 1:  # the one line that every rank prints: all are there, each on its device
-            print(f"rank {ranks.rank} of {ranks.world} joined, on {ranks.device}", flush=True)
-        train(config, ranks, begun)
+            sys.stdout.write(f"rank {ranks.rank} of {ranks.world} joined, on {ranks.device}\n")
+            sys.stdout.flush()
+        train(config, ranks, stop, begun)
 
 
-def train(config: Config, ranks: Ranks, begun: float) -> None:
+def train(config: Config, ranks: Ranks, stop: StopSignal, begun: float) -> None:
     """Load the data, build the model, train it, and say how well it does."""
-    from train import data, models
+    from train import data, dist, models, parallel
     from train.metrics import Metrics, make_folder
     from train.trainer import Trainer
 
@@ -68,32 +87,27 @@ def train(config: Config, ranks: Ranks, begun: float) -> None:
         make_folder(config.folder)
         return loaded
 
+    dist.choose_arithmetic(config)
     loaded = ranks.in_turn(prepare, what="load the data")
     module = models.build(config.model, shape=loaded.shape, classes=loaded.classes, seed=config.seed)
+    spread = parallel.build(config, ranks, module, shape=loaded.shape)
     metrics = Metrics(config.folder, enabled=ranks.is_main, tensorboard=config.tensorboard)
-    trainer = Trainer(config=config, ranks=ranks, module=module, data=loaded, metrics=metrics)
+    trainer = Trainer(config=config, ranks=ranks, parallel=spread, data=loaded, metrics=metrics, stop=stop)
     trainer.resume()
     metrics.open(trainer.step)
-    metrics.status("running", step=trainer.step, epoch=trainer.epoch, world_size=ranks.world)
+    metrics.status("running", **trainer.standing())
     try:
         trainer.fit()
+    except Preempted:
+        metrics.status("preempted", **trainer.standing())
+        raise
     except BaseException as error:
-        metrics.status("failed", step=trainer.step, epoch=trainer.epoch, error=str(error))
+        metrics.status("failed", **trainer.standing(), error=str(error))
         raise
     finally:
         metrics.close()
-    metrics.status(
-        "finished",
-        step=trainer.step,
-        epoch=trainer.epoch,
-        accuracy=trainer.accuracy,
-        best_accuracy=trainer.best_accuracy,
-        world_size=ranks.world,
-    )
-    metrics.say(
-        f"test accuracy {trainer.accuracy:.4f} (best {trainer.best_accuracy:.4f} at epoch {trainer.best_epoch}) "
-        f"after {trainer.epoch} epochs, {time.perf_counter() - begun:.1f} s"
-    )
+    metrics.status("finished", **trainer.standing(), accuracy=trainer.accuracy)
+    metrics.say(f"{trainer.summary()} after {trainer.epoch} epochs, {time.perf_counter() - begun:.1f} s")
 
 
 def leave(code: int) -> NoReturn:

@@ -1,56 +1,20 @@
-"""The networks. A model here is a plain module that maps a batch of images to one score per class.
+"""The networks. A model here is an `nn.Sequential` that maps a batch of images to one score per class.
 
-It must not know ranks, devices or process groups: parallelism is wrapped around it from outside. To train a model
-of your own, add it to `build` and its name to MODELS in config.py.
+It must not know ranks, devices or process groups: parallelism is wrapped around it from outside. As a sequence of
+named layers a network can be cut into stages without a word of its own; names, and so snapshots, stay the same. To
+train a model of your own, add it to `build` and its name to MODELS in config.py; only pipelines need a sequence.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name that PyTorch code uses)
-from torch import Tensor, nn
+from torch import nn
 
 from train.errors import UsageError
 
-
-class SmallNet(nn.Module):
-    """Two convolutions and two linear layers for images as small as 8x8. No BatchNorm, so that data-parallel
-    training is equal to training on one process up to the order of additions."""
-
-    def __init__(self, channels: int, size: int, classes: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1)
-        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
-        self.fc1 = nn.Linear(32 * (size // 2) ** 2, 64)
-        self.fc2 = nn.Linear(64, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Images [batch, channels, size, size] to scores [batch, classes]."""
-        x = F.relu(self.conv1(images))
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        return self.fc2(F.relu(self.fc1(x.flatten(1))))
-
-
-class MnistNet(nn.Module):
-    """The MNIST network of the PyTorch DDP walk-throughs: 225,226 parameters at 1x28x28 and 10 classes.
-
-    It returns scores; cross-entropy on them is what log_softmax followed by nll_loss computes."""
-
-    def __init__(self, channels: int, size: int, classes: int) -> None:
-        super().__init__()
-        left = ((size - 2) // 2 - 2) // 2
-        self.conv1 = nn.Conv2d(channels, 32, 3)
-        self.norm1 = nn.BatchNorm2d(32)
-        self.conv2 = nn.Conv2d(32, 64, 3)
-        self.norm2 = nn.BatchNorm2d(64)
-        self.fc1 = nn.Linear(64 * left * left, 128)
-        self.fc2 = nn.Linear(128, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Images [batch, channels, size, size] to scores [batch, classes]."""
-        x = F.max_pool2d(F.relu(self.norm1(self.conv1(images))), 2)
-        x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
-        return self.fc2(self.fc1(x.flatten(1)))
+LEAST_SIZE = {"small": 2, "mnist": 10, "resnet18": 32, "resnet50": 32, "linear": 1}
 
 
 def build(name: str, *, shape: tuple[int, int, int], classes: int, seed: int) -> nn.Module:
@@ -58,27 +22,77 @@ def build(name: str, *, shape: tuple[int, int, int], classes: int, seed: int) ->
 
     Raises `UsageError` where the model and the images do not fit, or torchvision is missing.
     """
-    channels, size, _ = shape
-    least = {"small": 2, "mnist": 10, "resnet18": 32, "linear": 1}[name]
-    if size < least:
-        raise UsageError(f"--model {name} needs images of at least {least}x{least}; these are {size}x{size}")
+    channels, height, width = shape
+    size = min(height, width)
+    if size < LEAST_SIZE[name]:
+        raise UsageError(
+            f"--model {name} needs images of at least {LEAST_SIZE[name]}x{LEAST_SIZE[name]}; these are {height}x{width}"
+        )
     torch.manual_seed(seed)
     if name == "small":
-        return SmallNet(channels, size, classes)
+        return small(channels, height, width, classes)
     if name == "mnist":
-        return MnistNet(channels, size, classes)
+        return mnist(channels, height, width, classes)
     if name == "linear":
-        return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, classes))
-    return _resnet18(channels, classes)
+        return _sequence(flatten=nn.Flatten(), fc=nn.Linear(channels * height * width, classes))
+    return resnet(name, channels, classes)
 
 
-def _resnet18(channels: int, classes: int) -> nn.Module:
+def small(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
+    """Two convolutions and two linear layers for images as small as 8x8. No BatchNorm, so that data-parallel
+    training is equal to training on one process up to the order of additions."""
+    return _sequence(
+        conv1=nn.Conv2d(channels, 16, 3, padding=1),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(16, 32, 3, padding=1),
+        relu2=nn.ReLU(),
+        pool=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(32 * (height // 2) * (width // 2), 64),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(64, classes),
+    )
+
+
+def mnist(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
+    """The MNIST network of the PyTorch DDP walk-throughs: 225,226 parameters at 1x28x28 and 10 classes.
+
+    It returns scores; cross-entropy on them is what log_softmax followed by nll_loss computes."""
+    left = [((side - 2) // 2 - 2) // 2 for side in (height, width)]
+    return _sequence(
+        conv1=nn.Conv2d(channels, 32, 3),
+        norm1=nn.BatchNorm2d(32),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(32, 64, 3),
+        norm2=nn.BatchNorm2d(64),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(64 * left[0] * left[1], 128),
+        fc2=nn.Linear(128, classes),
+    )
+
+
+def resnet(name: str, channels: int, classes: int) -> nn.Sequential:
+    """torchvision's ResNet as a sequence of its own layers: the parameters keep torchvision's names.
+
+    Raises `UsageError` where torchvision is missing or the images are not of 3 channels.
+    """
     if channels != 3:
-        raise UsageError(f"--model resnet18 needs images of 3 channels; these have {channels}")
+        raise UsageError(f"--model {name} needs images of 3 channels; these have {channels}")
     try:
-        from torchvision.models import resnet18
+        from torchvision import models
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision built for another torch
         raise UsageError(
-            f"--model resnet18 needs a torchvision that matches torch ({error}); pip install torchvision"
+            f"--model {name} needs a torchvision that matches torch ({error}); pip install torchvision"
         ) from error
-    return resnet18(weights=None, num_classes=classes)
+    network = models.get_model(name, weights=None, num_classes=classes)
+    layers = dict(network.named_children())
+    return _sequence(
+        **{key: layers[key] for key in layers if key != "fc"}, flatten=nn.Flatten(), fc=layers["fc"]
+    )
+
+
+def _sequence(**layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(layers))

@@ -54,3 +54,12 @@ class GlobalBatches:
             batch = order[step * self.batch_size : (step + 1) * self.batch_size]
             mine = batch[self.rank :: self.world]
             yield Shard(indices=mine or batch[:1], count=len(mine), global_count=len(batch))
+
+
+def in_order(*, samples: int, batch_size: int, rank: int, world: int) -> Iterator[Shard]:
+    """Rank `rank`'s shards of all samples in their order, in batches of `batch_size` over all ranks, for validation.
+    Every rank gets the same number of shards, because some modes gather parameters in each forward pass."""
+    for first in range(0, samples, batch_size):
+        batch = range(first, min(first + batch_size, samples))
+        mine = list(batch[rank::world])
+        yield Shard(indices=mine or [first], count=len(mine), global_count=len(batch))

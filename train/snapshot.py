@@ -21,7 +21,7 @@ from train.errors import TrainError
 
 NAME = "snapshot.pt"
 PREVIOUS = "snapshot.prev.pt"
-FORMAT = 1
+FORMAT = 2
 
 State = dict[str, Any]
 

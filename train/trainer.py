@@ -1,8 +1,8 @@
 """The training loop: one `train_step`, one `validate`, and the state that a snapshot holds.
 
-It must not know how the job was started or where its data came from. The same step runs on one process and on
-many: the loss of a step is the sum over this rank's samples, times ranks over global count, so that the average
-which DDP takes of the gradients is exact for uneven and for empty shards too.
+It must not know how the job was started, where its data came from, or how the model is spread over the ranks. The
+same step runs on one process and on many: the score of a step is a sum over this rank's samples, and the gradient
+that of the mean over the global batch, exact for uneven and for empty shards too.
 """
 
 from __future__ import annotations
@@ -10,48 +10,74 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
+from functools import partial
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name that PyTorch code uses)
-from torch import Tensor, nn
+from torch import Tensor
 
-from train import snapshot
+from train import optim, scores, snapshot, speed
+from train.augment import Augment
 from train.config import Config
-from train.data import Data, batches
+from train.data import Data
 from train.dist import Ranks
-from train.errors import TrainError, UsageError
+from train.errors import Preempted, TrainError, UsageError
+from train.loader import Loader
 from train.metrics import Metrics
-from train.sampler import GlobalBatches, Shard
+from train.parallel import Replicas
+from train.preempt import StopSignal
+from train.sampler import GlobalBatches, Shard, in_order
 
 EVAL_BATCH = 256  # samples per rank and forward pass in validation; changes no result
 
 
 class Trainer:
-    """Trains `module` on `data` as `config` says. Every rank calls the same methods in the same order."""
+    """Trains the model that `parallel` holds on `data` as `config` says. Every rank calls the same methods in the
+    same order."""
 
     def __init__(
-        self, *, config: Config, ranks: Ranks, module: nn.Module, data: Data, metrics: Metrics
+        self,
+        *,
+        config: Config,
+        ranks: Ranks,
+        parallel: Replicas,
+        data: Data,
+        metrics: Metrics,
+        stop: StopSignal | None = None,
     ) -> None:
         self.config = config
         self.ranks = ranks
+        self.parallel = parallel
         self.data = data
         self.metrics = metrics
-        self.module = module.to(ranks.device)
-        self.model = ranks.wrap(self.module)
+        self.stop = stop or StopSignal()
         self.batches = GlobalBatches(
             samples=len(data.train),
             batch_size=config.batch_size,
             seed=config.seed,
-            rank=ranks.rank,
-            world=ranks.world,
+            rank=parallel.data_rank,
+            world=parallel.data_world,
         )
         self.total_steps = config.epochs * self.batches.steps
-        self.optimizer = make_optimizer(config, self.module)
-        self.scheduler = make_scheduler(config, self.optimizer, self.batches.steps)
+        self.score = scores.regress
+        if data.task == "classify":
+            self.score = partial(scores.classify, smoothing=config.label_smoothing)
+        self.optimizer = optim.make(config, parallel.module.parameters())
+        self.lr = optim.schedule(config, self.batches.steps)
+        pin = ranks.device.type == "cuda"
+        settings = {"workers": config.workers, "prefetch": config.prefetch, "pin": pin}
+        self.train_loader = Loader(data.train, **settings)
+        self.test_loader = Loader(data.test, **settings)
+        self.augment = (
+            Augment(seed=config.seed, pad=data.shape[1] // 8, flip=True) if config.augment else None
+        )
+        self.window = speed.Window()
+        self.scored = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # since the last line
+        self.epoch_sums = torch.zeros(6, dtype=torch.float64)
+        self.stopping = False
         self.step = 0
+        self.validated = 0
         self.resumed = False
-        self.accuracy = 0.0
+        self.accuracy, self.test_loss = 0.0, math.inf
         self.best_accuracy = -1.0
         self.best_epoch = 0
 
@@ -61,73 +87,131 @@ class Trainer:
         return self.step // self.batches.steps
 
     def fit(self) -> None:
-        """Train to the last epoch, with a validation and a snapshot after each."""
-        if self.step >= self.total_steps:
-            self.validate()  # a finished run that is started again still says where it stands
-        while self.step < self.total_steps:
-            begun = time.perf_counter()
-            figures = self.train_epoch()
-            seconds = time.perf_counter() - begun
-            figures |= self.validate()
-            self._report_epoch(figures, seconds)
-            self.save()
+        """Train to the last epoch, with a validation and a snapshot after each.
+
+        Raises `Preempted` on every rank, with a snapshot saved, when one of them was told to stop.
+        """
+        while True:
+            ended = self.step % self.batches.steps == 0 and self.epoch > self.validated
+            if ended or self.step >= self.total_steps:
+                self._finish_epoch()
+            if self.step >= self.total_steps:
+                return
+            self.train_epoch()
 
     def train_epoch(self) -> dict[str, float]:
-        """Train to the end of the current epoch. Returns the mean loss and accuracy over all ranks."""
+        """Train to the end of the current epoch. Returns its figures, over all ranks."""
         epoch, first = divmod(self.step, self.batches.steps)
-        self.model.train()
-        since_log = epoch_sums = torch.zeros(3, dtype=torch.float64, device=self.ranks.device)
-        shards = list(self.batches.epoch(epoch, first))
-        pin = self.ranks.device.type == "cuda"
-        for inputs, labels, shard in batches(self.data.train, shards, workers=self.config.workers, pin=pin):
+        self.parallel.module.train()
+        self.epoch_sums.zero_()
+        self.epoch_begun = self.step
+        self.window.restart()
+        for batch in self.window.watch(self.train_loader(list(self.batches.epoch(epoch, first)))):
             self._rehearse_failure()
-            since_log = since_log + self.train_step(inputs, labels, shard)
-            self.step += 1
+            self.scored += self.train_step(*batch)
             last = self.step % self.batches.steps == 0
-            if last or (self.config.log_every and self.step % self.config.log_every == 0):
-                sums = self.ranks.sum(since_log)
-                epoch_sums, since_log = epoch_sums + sums, torch.zeros_like(sums)
-                self._record_step(sums)
-            if not last and self.config.save_every and self.step % self.config.save_every == 0:
-                self.save()
-        loss, correct, count = epoch_sums.tolist()
-        return {"loss": loss / count, "train_accuracy": correct / count, "samples": count}
+            if last or self._due(self.config.log_every):
+                self._log()
+            if self.stopping:
+                self._leave()
+            if not last and self._due(self.config.save_every):
+                with self.window.paused():
+                    self.save()
+        return self._figures(self.epoch_sums, self.step - self.epoch_begun)
 
     def train_step(self, inputs: Tensor, labels: Tensor, shard: Shard) -> Tensor:
         """One update of the weights from this rank's shard of the global batch.
 
-        Returns this rank's [loss sum, correct, count]. Raises `TrainError` before the update if the loss of any
-        rank is not finite.
+        Returns this rank's [loss sum, right answers, right among five, samples]. Raises `TrainError` before the update if
+        the loss of any rank is not finite.
         """
         # Random layers draw by (seed, step, rank) and not by history, so a resumed run draws the same.
         torch.manual_seed(self.config.seed + 7919 * (self.step * self.ranks.world + self.ranks.rank))
-        inputs, labels = self._to_device(inputs, labels)
+        told_to_stop = self.ranks.any_soon(self.stop.asked)
+        optim.set_lr(self.optimizer, self.lr(self.step))
         self.optimizer.zero_grad()
-        loss_sum, correct = self._forward(self.model, inputs, labels)
-        weight = 1.0 if shard.count else 0.0
-        (loss_sum * (weight * self.ranks.world / shard.global_count)).backward()
-        self._require_finite(loss_sum)
-        self.optimizer.step()
-        self.scheduler.step()
-        count = torch.full_like(loss_sum, shard.count)
-        return torch.stack([loss_sum.detach() * weight, correct * weight, count]).double()
+        scored = self.parallel.train_batch(
+            self._chunks(inputs, labels, shard), self.score, global_count=shard.global_count
+        )
+        self._update(scored[0])
+        self.step += 1
+        self.stopping = told_to_stop()
+        return scored
+
+    def _update(self, loss: Tensor) -> None:
+        """Change the weights by the gradients, unless these or the loss are not finite."""
+        scaler = self.parallel.scaler
+        scaler.unscale_(self.optimizer)
+        norm = self.parallel.gradient_norm()
+        self._require_finite(loss, norm)
+        if self.config.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.parallel.module.parameters(), self.config.clip, norm)
+        scaler.step(self.optimizer)
+        scaler.update()
+
+    def _chunks(self, inputs: Tensor, labels: Tensor, shard: Shard) -> list[tuple[Tensor, Tensor, int]]:
+        """This rank's samples on its device, in --accumulate parts; a part beyond the samples repeats one at count 0,
+        because every rank has to take part in every reduction."""
+        inputs, labels = self._to_device(inputs, labels, shard)
+        parts = torch.arange(shard.count).tensor_split(self.config.accumulate)
+        bounds = [(int(part[0]), int(part[-1]) + 1) if len(part) else (0, 0) for part in parts]
+        return [(inputs[a : b or 1], labels[a : b or 1], b - a) for a, b in bounds]
+
+    def _to_device(self, inputs: Tensor, labels: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
+        device = self.ranks.device
+        inputs = inputs.to(device, non_blocking=True)
+        if self.augment is not None and self.parallel.module.training:
+            inputs = self.augment(inputs, epoch=self.epoch, indices=shard.indices)
+        inputs = self.data.prepare(inputs)
+        if self.config.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return inputs, labels.to(device, non_blocking=True)
+
+    def _require_finite(self, loss: Tensor, norm: Tensor) -> None:
+        # After the backward pass a bad loss on one rank is in the reduced gradients of all: every rank stops at this
+        # step, without another collective operation. It is also the one place where the host waits for the device.
+        if math.isfinite(norm.item()):
+            return
+        if self.config.amp == "fp16" and not self.ranks.any(not math.isfinite(loss.item())):
+            return  # too large for half precision only: the scaler leaves this step out and scales less
+        where = f"step {self.step + 1}, rank {self.ranks.rank}"
+        value = loss.item()
+        if math.isfinite(value):
+            raise TrainError(
+                f"{where}: the gradients are not finite (this rank's loss is {value:.4g}); stopped before the weights "
+                "changed; the last snapshot is kept"
+            )
+        raise TrainError(
+            f"{where}: the loss is {value}; stopped before the weights changed; the last snapshot is kept; "
+            "try a lower --lr, --clip, or a look at the data"
+        )
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Loss and accuracy on the whole test set: each sample counted once, the same figures on every rank."""
-        self.ranks.align_buffers(self.module)
-        self.module.eval()
-        sums = torch.zeros(3, dtype=torch.float64, device=self.ranks.device)
-        mine = list(range(self.ranks.rank, len(self.data.test), self.ranks.world))
-        parts = [mine[at : at + EVAL_BATCH] for at in range(0, len(mine), EVAL_BATCH)]
-        shards = [Shard(indices=part, count=len(part), global_count=len(part)) for part in parts]
-        for inputs, labels, shard in batches(self.data.test, shards, workers=self.config.workers, pin=False):
-            # The plain module, not the DDP wrapper: ranks may have different numbers of batches here.
-            loss_sum, correct = self._forward(self.module, *self._to_device(inputs, labels))
-            sums += torch.stack([loss_sum, correct, torch.full_like(loss_sum, shard.count)]).double()
-        loss, correct, count = self.ranks.sum(sums).tolist()
-        self.accuracy = correct / count
-        return {"test_loss": loss / count, "test_accuracy": self.accuracy, "test_samples": count}
+        """Loss and accuracy on the whole test set: each sample counted once, the same figures on every rank.
+
+        Raises `Preempted` on every rank when one of them was told to stop.
+        """
+        self.parallel.align_buffers()
+        self.parallel.module.eval()
+        sums = torch.zeros(4, dtype=torch.float64, device=self.ranks.device)
+        rank, world = self.parallel.data_rank, self.parallel.data_world
+        shards = in_order(samples=len(self.data.test), batch_size=EVAL_BATCH * world, rank=rank, world=world)
+        for inputs, labels, shard in self.test_loader(list(shards)):
+            told_to_stop = self.ranks.any_soon(self.stop.asked)
+            inputs, labels = self._to_device(inputs, labels, shard)
+            sums += self.parallel.evaluate(inputs, labels, shard.count, self.score)
+            self.stopping = told_to_stop()
+            if self.stopping:
+                self._leave()
+        loss, top1, top5, count = self.ranks.sum(sums).tolist()
+        self.accuracy, self.test_loss = top1 / count, loss / count
+        return {
+            "test_loss": loss / count,
+            "test_accuracy": top1 / count,
+            "test_top5": top5 / count,
+            "test_samples": count,
+        }
 
     def resume(self) -> None:
         """Continue from the newest snapshot that any rank has. With `--fresh` the old ones are removed first,
@@ -143,61 +227,30 @@ class Trainer:
             self.metrics.say(f"resumed at step {self.step} (epoch {self.epoch}) from {self.config.folder}")
         elif self.config.resume == "require":
             raise UsageError(f"--resume require: no rank has a valid snapshot in {self.config.folder}")
+        self.parallel.module.train()
+        self.parallel.warm()
 
     def save(self) -> None:
         """Write a snapshot: on rank 0, or with --snapshot-per-node on local rank 0 of every node."""
-        self.ranks.align_buffers(self.module)
+        self.parallel.align_buffers()
         place = self.ranks.place
-        writes = place.local_rank == 0 if self.config.snapshot_per_node else place.rank == 0
-        if writes:
-            snapshot.save(self.config.folder, self._state(), writer=place.rank)
-
-    def _forward(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The summed loss and the number of right answers. The place to change for another kind of task."""
-        with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=self.config.amp == "bf16"):
-            scores = model(inputs)
-            loss_sum = F.cross_entropy(scores, labels, reduction="sum")
-        return loss_sum, (scores.argmax(1) == labels).sum().to(loss_sum.dtype)
-
-    def _to_device(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        device = self.ranks.device
-        inputs = inputs.to(device, non_blocking=True)
-        return self.data.prepare(inputs), labels.to(device, non_blocking=True)
-
-    def _require_finite(self, loss_sum: Tensor) -> None:
-        # After the backward pass a bad loss on one rank is in the reduced gradients of all: every rank stops at
-        # this step, without another collective operation.
-        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
-        if math.isfinite(torch.nn.utils.get_total_norm(gradients).item()):
-            return
-        loss = loss_sum.item()
-        where = f"step {self.step + 1}, rank {self.ranks.rank}"
-        if math.isfinite(loss):
-            raise TrainError(
-                f"{where}: the gradients are not finite (this rank's loss is {loss:.4g}); stopped"
-            )
-        raise TrainError(f"{where}: the loss is {loss}; stopped before the weights changed; try a lower --lr")
-
-    def _rehearse_failure(self) -> None:
-        config = self.config
-        if self.resumed or self.ranks.rank != config.fail_rank or self.step + 1 != config.fail_step:
-            return
-        print(
-            f"rank {self.ranks.rank} exits with {config.fail_code} on purpose (--fail-rank)", file=sys.stderr
-        )
-        sys.stderr.flush()
-        os._exit(config.fail_code)  # no clean-up: a crash is what is rehearsed
+        state = self._state()
+        if place.local_rank == 0 if self.config.snapshot_per_node else place.rank == 0:
+            snapshot.save(self.config.folder, state, writer=place.rank)
 
     def _state(self) -> snapshot.State:
+        model, optimizer = self.parallel.state(self.optimizer)
         return {
             "fingerprint": self.config.fingerprint,
             "step": self.step,
-            "epoch": self.epoch,
+            "validated": self.validated,
             "best_accuracy": self.best_accuracy,
             "best_epoch": self.best_epoch,
-            "model": self.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
+            "model": model,
+            "optimizer": optimizer,
+            "scaler": self.parallel.scaler.state_dict(),
+            "world_size": self.ranks.world,
+            "torch": str(torch.__version__),
         }
 
     def _load_state(self, state: snapshot.State) -> None:
@@ -205,61 +258,106 @@ class Trainer:
         other = [
             f"{name} {then.get(name)} (now {value})" for name, value in now.items() if then.get(name) != value
         ]
-        if other:
+        folder = self.config.folder
+        if other and not self.config.force:
             raise UsageError(
-                f"the snapshot in {self.config.folder} is of another run: {', '.join(other)}; "
-                "give another --out, or --fresh to start again"
+                f"the snapshot in {folder} is of another run: {', '.join(other)}; "
+                "give another --out, --fresh to start again, or --force to go on from it all the same"
             )
-        self.module.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
+        try:
+            self.parallel.load(self.optimizer, (state["model"], state["optimizer"]))
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"the snapshot in {folder} does not fit this model and optimizer ({error}); give another --out, or --fresh"
+            ) from error
+        if state["scaler"] and self.parallel.scaler.is_enabled():
+            self.parallel.scaler.load_state_dict(state["scaler"])
         self.step = state["step"]
+        self.validated = state["validated"]
         self.best_accuracy = state["best_accuracy"]
         self.best_epoch = state["best_epoch"]
         self.resumed = True
 
-    def _record_step(self, sums: Tensor) -> None:
-        if not self.ranks.is_main:
-            return
-        loss, correct, count = sums.tolist()
+    def _due(self, every: int) -> bool:
+        return bool(every) and self.step % every == 0
+
+    def _log(self) -> None:
+        """Reduce what the ranks saw since the last line, and write a line."""
+        sums = self.ranks.sum(torch.cat([self.scored, self.scored.new_tensor(self.window.sums())])).cpu()
+        figures = self._figures(sums, self.window.steps)
+        self.scored.zero_()
+        self.window.restart()
+        self.epoch_sums += sums
+        self.metrics.record("train", step=self.step, **figures)
+        self.metrics.status("running", **self.standing())
+
+    def _figures(self, sums: Tensor, steps: int) -> dict[str, float]:
+        """The reduced sums of some steps as means, shares and rates."""
+        loss, top1, top5, count, *seconds = sums.tolist()
+        rates = speed.figures(
+            seconds,
+            steps=steps,
+            samples=count,
+            world=self.ranks.world,
+            flops=self.parallel.flops,
+            device=self.ranks.device,
+        )
         lr = self.optimizer.param_groups[0]["lr"]
-        self.metrics.record("train", step=self.step, loss=loss / count, accuracy=correct / count, lr=lr)
+        means = {"loss": loss / count, "accuracy": top1 / count, "top5": top5 / count}
+        return {**means, "samples": count, "lr": lr, **rates}
 
-    def _report_epoch(self, figures: dict[str, float], seconds: float) -> None:
-        if self.accuracy > self.best_accuracy:
-            self.best_accuracy, self.best_epoch = self.accuracy, self.epoch
-        rate = figures["samples"] / seconds
-        self.metrics.record(
-            "epoch", step=self.step, epoch=self.epoch, seconds=seconds, samples_per_second=rate, **figures
-        )
+    def _finish_epoch(self) -> None:
+        """Validate, report and save what the epoch that just ended came to."""
+        test = self.validate()
+        if self.epoch > self.validated:
+            self.validated = self.epoch
+            if self.accuracy > self.best_accuracy:
+                self.best_accuracy, self.best_epoch = self.accuracy, self.epoch
+            self._report_epoch(test)
+            self.save()
+
+    def _report_epoch(self, test: dict[str, float]) -> None:
+        train = self._figures(self.epoch_sums, self.step - self.epoch_begun)
+        seconds = self.epoch_sums[-1].item() / self.ranks.world
+        self.metrics.record("epoch", step=self.step, epoch=self.epoch, seconds=seconds, **train, **test)
+        self.metrics.status("running", **self.standing())
+        right = f"  test accuracy {self.accuracy:.4f}" if self.data.task == "classify" else ""
         self.metrics.say(
-            f"epoch {self.epoch}/{self.config.epochs}  step {self.step}  loss {figures['loss']:.4f}  "
-            f"test loss {figures['test_loss']:.4f}  test accuracy {self.accuracy:.4f}  {rate:.0f} samples/s"
+            f"epoch {self.epoch}/{self.config.epochs}  step {self.step}  loss {train['loss']:.4f}  "
+            f"test loss {test['test_loss']:.4f}{right}  {train['samples_per_second']:.0f} samples/s"
         )
 
-
-def make_optimizer(config: Config, module: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that `config` names, over the parameters of `module`."""
-    parameters = module.parameters()
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    def _leave(self) -> None:
+        self.save()
+        raise Preempted(
+            f"told to stop: stopped after step {self.step} with a snapshot in {self.config.folder}; "
+            "the same command goes on from there"
         )
-    kind = {"adadelta": torch.optim.Adadelta, "adamw": torch.optim.AdamW}[config.optimizer]
-    return kind(parameters, lr=config.lr, weight_decay=config.weight_decay)
 
+    def summary(self) -> str:
+        """How well the model does, in words."""
+        if self.data.task != "classify":
+            return f"test loss {self.test_loss:.6f}"
+        return f"test accuracy {self.accuracy:.4f} (best {self.best_accuracy:.4f} at epoch {self.best_epoch})"
 
-def make_scheduler(
-    config: Config, optimizer: torch.optim.Optimizer, steps_per_epoch: int
-) -> torch.optim.lr_scheduler.LRScheduler:
-    """The learning rate as a function of the step."""
-    total = config.epochs * steps_per_epoch
+    def standing(self) -> dict[str, float]:
+        """Where the run is, for status.json."""
+        best = {"best_accuracy": self.best_accuracy, "best_epoch": self.best_epoch} if self.best_epoch else {}
+        return {
+            "step": self.step,
+            "steps": self.total_steps,
+            "epoch": self.epoch,
+            "world_size": self.ranks.world,
+            **best,
+        }
 
-    def factor(step: int) -> float:
-        if config.scheduler == "step":
-            return 0.1 ** (step // (steps_per_epoch * config.lr_epochs))
-        if config.scheduler == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * min(1.0, step / total)))
-        return 1.0
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    def _rehearse_failure(self) -> None:
+        config = self.config
+        if self.resumed or self.ranks.rank != config.fail_rank or self.step + 1 != config.fail_step:
+            return
+        print(
+            f"rank {self.ranks.rank} exits with {config.fail_code} on purpose (--fail-rank)",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(config.fail_code)  # no clean-up: a crash is what is rehearsed

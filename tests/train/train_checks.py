@@ -15,7 +15,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from train import dist, models, snapshot
+from train import dist, models, parallel, snapshot
 from train.config import Config, make
 from train.data import Data, Tensors
 from train.dist import Ranks
@@ -47,7 +47,8 @@ def trainer(ranks: Ranks, model: str, size: int, dtype: torch.dtype, **settings:
         module = torch.nn.Sequential(module, torch.nn.Dropout(0.3))
     config.folder.mkdir(parents=True, exist_ok=True)
     metrics = Metrics(config.folder, enabled=False, tensorboard=False)
-    return Trainer(config=config, ranks=ranks, module=module, data=data, metrics=metrics)
+    spread = parallel.build(config, ranks, module, shape=data.shape)
+    return Trainer(config=config, ranks=ranks, parallel=spread, data=data, metrics=metrics)
 
 
 def train_in_double(ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def train_in_double(ranks: Ranks, folder: Path) -> dict[str, Any]:
     )
     figures = subject.train_epoch()
     subject.fit()
-    return {"weights": subject.module.state_dict(), "epoch": figures, "test": subject.validate()}
+    return {"weights": subject.parallel.module.state_dict(), "epoch": figures, "test": subject.validate()}
 
 
 def interrupt_and_resume(ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def interrupt_and_resume(ranks: Ranks, folder: Path) -> dict[str, Any]:
     resumed_at = second.step
     second.fit()
     states = [snapshot.load_newest(subject.config.folder, ranks) for subject in (whole, second)]
-    compared = ("step", "model", "optimizer", "scheduler")
+    compared = ("step", "model", "optimizer")
     whole_state, parts_state = ({name: state[name] for name in compared} for state in states)
     return {"resumed_at": resumed_at, "whole": whole_state, "parts": parts_state}
 
@@ -102,12 +103,12 @@ def meet_a_bad_loss(ranks: Ranks, folder: Path) -> dict[str, Any]:
     subject = trainer(ranks, "small", 8, torch.float32, optimizer="sgd", lr=0.1, out=str(folder / "bad"))
     poisoned = subject.batches.order(0)[ranks.world - 1]
     subject.data.train.inputs[poisoned] = float("nan")
-    before = {name: value.clone() for name, value in subject.module.state_dict().items()}
+    before = {name: value.clone() for name, value in subject.parallel.module.state_dict().items()}
     try:
         subject.train_epoch()
     except TrainError as error:
         message = str(error)
-    after = subject.module.state_dict()
+    after = subject.parallel.module.state_dict()
     return {"message": message, "unchanged": all(torch.equal(before[name], after[name]) for name in before)}
 
 
