@@ -89,22 +89,63 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return weights(folder)
 
 
-@pytest.mark.parametrize("form", ["env", "tcp", "file"])
-def test_ranks_started_by_hand_train_as_one_process_does(
-    form: str, tmp_path: Path, alone: dict[str, Any]
+@pytest.fixture(scope="module")
+def meetings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The weights of two ranks that met in each of the ways to start without torchrun."""
+    found = {}
+    for form in ("env", "tcp", "file", "spawn"):
+        folder = tmp_path_factory.mktemp(form)
+        argv = [*TINY, *QUIET, "--out", folder / "out"]
+        address = {"tcp": f"tcp://127.0.0.1:{harness.free_port()}", "file": f"file://{folder}/meet"}
+        starts = by_env(2, *argv) if form == "env" else [([MAIN, *argv, "--spawn", 2], {})]
+        if form in address:
+            own = [MAIN, *argv, "--init-method", address[form], "--world-size", 2]
+            starts = [([*own, rank, rank], {}) for rank in range(2)]
+        done = harness.by_hand(starts)
+        assert [one.returncode for one in done] == [0] * len(starts), "".join(one.stderr for one in done)
+        said = sorted(line for one in done for line in one.stdout.splitlines())
+        assert said[-3:-1] == [f"rank {rank} of 2 joined, on cpu" for rank in range(2)]
+        assert re.fullmatch(LAST_LINE, said[-1])
+        found[form] = weights(folder / "out")
+    return found
+
+
+def apart(one: dict[str, Any], other: dict[str, Any]) -> float:
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+@pytest.mark.parametrize("form", ["tcp", "file", "spawn"])
+def test_the_way_in_which_ranks_meet_does_not_change_a_bit(
+    form: str, meetings: dict[str, dict[str, Any]]
 ) -> None:
-    argv = [*TINY, *QUIET, "--out", tmp_path / "out"]
-    address = {"tcp": f"tcp://127.0.0.1:{harness.free_port()}", "file": f"file://{tmp_path}/meet"}
-    starts = by_env(2, *argv)
-    if form != "env":
-        own = [MAIN, *argv, "--init-method", address[form], "--world-size", 2]
-        starts = [([*own, rank, rank], {}) for rank in range(2)]
-    first, second = harness.by_hand(starts)
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    assert re.fullmatch(LAST_LINE, first.stdout.splitlines()[-1])
-    assert second.stdout == "rank 1 of 2 joined, on cpu\n"
-    found = weights(tmp_path / "out")
-    assert max((found[name] - alone[name]).abs().max().item() for name in alone) < 1e-5
+    assert all(torch.equal(meetings[form][name], value) for name, value in meetings["env"].items())
+
+
+def test_ranks_started_by_hand_train_as_one_process_does(
+    meetings: dict[str, dict[str, Any]], alone: dict[str, Any]
+) -> None:
+    assert apart(meetings["env"], alone) < 1e-6
+
+
+def test_nodes_with_different_numbers_of_ranks_train_as_one_process_does(
+    tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    own = ["-m", "torch.distributed.run", "--nnodes=2", "--rdzv-id=mixed", "--rdzv-backend=c10d"]
+    own += [f"--rdzv-endpoint=127.0.0.1:{harness.free_port()}", "--local-addr=127.0.0.1"]
+    argv = [MAIN, *TINY, *QUIET, "--out", tmp_path / "out"]
+    done = harness.by_hand([([*own, f"--nproc-per-node={ranks}", *argv], {}) for ranks in (2, 1)])
+    assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
+    said = "".join(one.stdout for one in done)
+    assert all(f"rank {rank} of 3 joined" in said for rank in range(3))
+    assert apart(weights(tmp_path / "out"), alone) < 1e-6
+
+
+def test_the_toy_regression_learns_its_rule(tmp_path: Path) -> None:
+    done = harness.python(MAIN, "--dataset", "toy", *QUIET, "--epochs", 3, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    losses = [line["test_loss"] for line in lines(tmp_path) if line["kind"] == "epoch"]
+    assert losses[2] < losses[1] < losses[0]
+    assert re.fullmatch(r"test loss \d+\.\d{6} after 3 epochs, \d+\.\d s", done.stdout.splitlines()[-1])
 
 
 def test_a_rank_that_exits_on_purpose_is_resumed_to_the_very_same_weights(

@@ -1,0 +1,67 @@
+"""Options that change how a step is computed and not what: in float64 the weights are those of a plain loop.
+
+Each job (W = 1, 2, 3) runs once, does all of equality_checks.py, and the tests here compare what its ranks saw.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import train_harness as harness
+
+pytest.importorskip("torch")
+
+import torch
+
+pytestmark = pytest.mark.torch
+CHECKS = Path(__file__).with_name("equality_checks.py")
+WORLDS = (1, 2, 3)
+
+Seen = dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """World size -> what each of its ranks reported."""
+    reports = {}
+    for world in WORLDS:
+        folder = tmp_path_factory.mktemp(f"world{world}")
+        done = harness.python(CHECKS, folder) if world == 1 else harness.torchrun(world, CHECKS, folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+        reports[world] = [torch.load(folder / f"rank{rank}.pt") for rank in range(world)]
+    return reports
+
+
+def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference between two states."""
+    assert one.keys() == other.keys()
+    return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_batch_computed_in_parts_is_the_whole_batch(seen: Seen, world: int, parts: int) -> None:
+    alone = seen[1][0]["in_parts"][1]
+    for rank in seen[world]:
+        assert apart(rank["in_parts"][parts], alone) < 1e-12
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_clipping_smoothing_warm_up_and_cosine_are_those_of_a_plain_loop(seen: Seen, world: int) -> None:
+    for rank in seen[world]:
+        assert apart(rank["clipped"], rank["plainly"]) < 1e-12
+        assert apart(rank["clipped"], rank["in_parts"][1]) > 1e-3  # the flags do something
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_batchnorm_in_ranks_normalises_each_share_and_keeps_the_statistics_of_the_first(
+    seen: Seen, world: int
+) -> None:
+    for rank in seen[world]:
+        assert apart(rank["with_batchnorm"], rank["ghosts"]) < 1e-12
+
+
+def test_batchnorm_in_ranks_is_not_that_of_the_whole_batch(seen: Seen) -> None:
+    assert apart(seen[2][0]["with_batchnorm"], seen[1][0]["with_batchnorm"]) > 1e-3
