@@ -37,9 +37,16 @@ def test_rank_and_local_rank_may_stand_beside_the_flags(argv: list[str]) -> None
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (["--dataset", "cifar"], "digits, mnist, stl10, synthetic"),
-        (["--model", "vgg"], "small, mnist, resnet18, linear"),
+        (["--dataset", "cifar"], "digits, mnist, stl10, toy, synthetic"),
+        (["--model", "vgg"], "small, mnist, resnet18, resnet50, linear"),
         (["--optimizer", "lion"], "sgd, adadelta, adamw"),
+        (["--parallel", "tensor"], "ddp, fsdp, pipeline, gpipe, 1f1b"),
+        (["--parallel", "gpipe", "--batch-size", "30"], "cannot be divided into 4 equal microbatches"),
+        (["--parallel", "1f1b", "--accumulate", "3"], "cannot be divided into 12 equal microbatches"),
+        (["--amp", "fp16", "--parallel", "fsdp"], "give --amp bf16"),
+        (["--snapshot", "sharded", "--parallel", "gpipe"], "leave it at full"),
+        (["--snapshot", "sharded", "--snapshot-per-node"], "shared storage"),
+        (["--spawn", "2", "1", "1"], "leave RANK LOCAL_RANK out"),
         (["--epochs", "0"], "at least 1"),
         (["--epochs", "many"], "--epochs"),
         (["--batch-size", "-4"], "at least 1"),
@@ -65,7 +72,7 @@ def test_a_refusal_is_one_line_and_exit_code_2_and_comes_before_torch() -> None:
     said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert (done.returncode, done.stdout) == (2, "")
     assert said == [
-        "train: --dataset cifar: there is no such dataset; choose from digits, mnist, stl10, synthetic"
+        "train: --dataset cifar: there is no such dataset; choose from digits, mnist, stl10, toy, synthetic"
     ]
     assert not re.search(r"\|\s+torch$", done.stderr, re.MULTILINE)
 
