@@ -1,4 +1,4 @@
-"""The datasets, and how batches of them are read.
+"""The datasets: what each consists of, and how its raw inputs become those of a model.
 
 A dataset is any map-style torch dataset of (input, label); the ones here live in memory as raw tensors and are
 normalised batch by batch on the device. This room must not know ranks: who may download, and in which order, is
@@ -7,7 +7,7 @@ decided by the caller. Nothing is fetched from the network unless `download` is 
 
 from __future__ import annotations
 
-import signal
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name that PyTorch code uses)
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset
 
+from train import datafiles
 from train.config import Config
 from train.errors import UsageError
+from train.loader import Loader
 from train.sampler import Shard
 
 Prepare = Callable[[Tensor], Tensor]
@@ -40,7 +42,18 @@ class Tensors(Dataset[Batch]):
         return self.inputs[index], self.labels[index]
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        return self.inputs[indices], self.labels[indices]
+        # Without non_blocking the few bytes of the indices would make the host wait for all that a GPU has queued.
+        chosen = torch.tensor(indices, dtype=torch.int64).to(self.device, non_blocking=True)
+        return self.inputs.index_select(0, chosen), self.labels.index_select(0, chosen)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors lie."""
+        return self.inputs.device
+
+    def to(self, device: torch.device) -> Tensors:
+        """The same set on `device`."""
+        return Tensors(self.inputs.to(device), self.labels.to(device))
 
     @staticmethod
     def collate(batch: Batch) -> Batch:
@@ -50,7 +63,9 @@ class Tensors(Dataset[Batch]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """A training and a test set, the (channels, height, width) after `prepare`, and the number of classes."""
+    """A training and a test set, the (channels, height, width) after `prepare`, and the number of classes.
+
+    `task` is classify (labels are int64 [n]) or regress (targets are float [n, classes])."""
 
     train: Dataset[Any]
     test: Dataset[Any]
@@ -62,30 +77,32 @@ class Data:
 
 def load(config: Config, *, download: bool) -> Data:
     """The dataset that `config` names. Raises `UsageError` that says what to install or which file to put where."""
-    loaders = {"digits": _digits, "mnist": _mnist, "stl10": _stl10, "synthetic": _synthetic}
+    loaders = {"digits": _digits, "mnist": _mnist, "stl10": _stl10, "synthetic": _synthetic, "toy": _toy}
     return loaders[config.dataset](config, download)
+
+
+def on_device(data: Data, device: torch.device) -> Data:
+    """The same data with the sets that are held in memory moved to `device`, once, so that no batch travels there.
+
+    Sets that are read from elsewhere stay as they are; so does everything on a CPU.
+    """
+
+    def moved(dataset: Dataset[Any]) -> Dataset[Any]:
+        return dataset.to(device) if isinstance(dataset, Tensors) else dataset
+
+    return dataclasses.replace(data, train=moved(data.train), test=moved(data.test))
 
 
 def batches(
     dataset: Dataset[Any], shards: Sequence[Shard], *, workers: int, pin: bool
 ) -> Iterator[tuple[Tensor, Tensor, Shard]]:
-    """One (inputs, labels, shard) per shard, in order."""
-    loader: DataLoader[Any] = DataLoader(
-        dataset,
-        batch_sampler=[shard.indices for shard in shards],
-        num_workers=workers,
-        pin_memory=pin,
-        collate_fn=getattr(dataset, "collate", default_collate),
-        worker_init_fn=_leave_signals_to_the_rank,
-    )
-    for (inputs, labels), shard in zip(loader, shards, strict=True):
-        yield inputs, labels, shard
-
-
-def _leave_signals_to_the_rank(_worker: int) -> None:
-    # torchrun signals the whole process group: a worker that died of it first would fail the rank's own clean end.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """One (inputs, labels, shard) per shard, in order, from a loader of its own. For one pass; `Loader` is for
+    many."""
+    loader = Loader(dataset, workers=workers, pin=pin)
+    try:
+        yield from loader(shards)
+    finally:
+        loader.close()
 
 
 def _scaled(mean: float, std: float, top: float = 255.0, size: int = 0) -> Prepare:
@@ -126,25 +143,25 @@ def _digits(_config: Config, _download: bool) -> Data:
 
 
 def _mnist(config: Config, download: bool) -> Data:
-    datasets = _torchvision(config.dataset)
-    sets = []
-    for train in (True, False):
-        where = f"the four idx files (train-images-idx3-ubyte.gz, ...) in {Path(config.data, 'MNIST', 'raw')}"
-        raw = _read(where, lambda train=train: datasets.MNIST(config.data, train=train, download=download))
-        sets.append(Tensors(raw.data.unsqueeze(1), raw.targets.long()))
-    return Data(train=sets[0], test=sets[1], shape=(1, 28, 28), classes=10, prepare=_scaled(0.1307, 0.3081))
+    train, test = datafiles.mnist(Path(config.data), download=download)
+    return Data(
+        train=Tensors(*train),
+        test=Tensors(*test),
+        shape=(1, 28, 28),
+        classes=10,
+        prepare=_scaled(0.1307, 0.3081),
+    )
 
 
 def _stl10(config: Config, download: bool) -> Data:
-    datasets = _torchvision(config.dataset)
+    train, test = datafiles.stl10(Path(config.data), download=download)
     size = config.image_size or 224
-    sets = []
-    for split in ("train", "test"):
-        where = f"the unpacked stl10_binary folder in {Path(config.data)}"
-        raw = _read(where, lambda split=split: datasets.STL10(config.data, split=split, download=download))
-        sets.append(Tensors(torch.from_numpy(raw.data), torch.from_numpy(raw.labels).long()))
     return Data(
-        train=sets[0], test=sets[1], shape=(3, size, size), classes=10, prepare=_scaled(0.5, 0.5, size=size)
+        train=Tensors(*train),
+        test=Tensors(*test),
+        shape=(3, size, size),
+        classes=10,
+        prepare=_scaled(0.5, 0.5, size=size),
     )
 
 
@@ -163,19 +180,26 @@ def _synthetic(config: Config, _download: bool) -> Data:
     return Data(train=train, test=test, shape=(3, size, size), classes=10, prepare=lambda images: images)
 
 
-def _torchvision(dataset: str) -> Any:
-    try:
-        from torchvision import datasets
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision built for another torch
-        raise UsageError(
-            f"--dataset {dataset} needs a torchvision that matches torch ({error}): pip install torchvision"
-        ) from error
-    return datasets
+def _toy(_config: Config, _download: bool) -> Data:
+    """2,048 pairs to train on and 512 to test on: 20 inputs, and as target a linear function of them plus noise of
+    standard deviation 0.1, so that the best mean squared error is 0.01.
 
+    The walk-through that this comes from trains a single output with cross-entropy, whose gradient is then exactly
+    0: with one class there is nothing to get wrong. Hence a task of its own, for squared error.
+    """
+    generator = torch.Generator().manual_seed(2)
+    rule = torch.randn(20, 1, generator=generator)
 
-def _read(where: str, read: Callable[[], Any]) -> Any:
-    """What `read` returns. torchvision reports absent and damaged files alike by RuntimeError."""
-    try:
-        return read()
-    except (RuntimeError, OSError, ValueError) as error:
-        raise UsageError(f"the data cannot be read ({error}); put {where}, or give --download") from error
+    def make(samples: int) -> Tensors:
+        inputs = torch.randn(samples, 20, generator=generator)
+        noise = 0.1 * torch.randn(samples, 1, generator=generator)
+        return Tensors(inputs.view(samples, 20, 1, 1), inputs @ rule + noise)
+
+    return Data(
+        train=make(2048),
+        test=make(512),
+        shape=(20, 1, 1),
+        classes=1,
+        prepare=lambda inputs: inputs,
+        task="regress",
+    )

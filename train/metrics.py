@@ -1,4 +1,4 @@
-"""What a run tells: JSON lines, TensorBoard events, a line per epoch for people, and a status file for launchers.
+"""What a run tells: JSON lines, TensorBoard events, lines for people, and a status file for launchers.
 
 Rank 0 alone writes; on the other ranks every call does nothing. It must not know training: it is handed finished
 numbers.
@@ -7,8 +7,11 @@ numbers.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,16 +42,18 @@ class Metrics:
         self._events = _event_writer(self.folder / "tensorboard", step) if self._use_tensorboard else None
 
     def record(self, kind: str, *, step: int, **values: Any) -> None:
-        """One line in metrics.jsonl, on disk at once, and a TensorBoard scalar for each number."""
+        """One line in metrics.jsonl, on disk at once, and a TensorBoard scalar for each number. A number that is
+        not finite is null in the line, because JSON has no other word for it."""
         if not self.enabled or self._file is None:
             return
         line = {"kind": kind, "step": step, **values, "time": round(time.time(), 3)}
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(_json(line) + "\n")
         self._file.flush()
         if self._events is None:
             return
         for name, value in values.items():
-            self._events.add_scalar(f"{kind}/{name}", value, step)
+            if isinstance(value, (int, float)):
+                self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def say(self, text: str) -> None:
         """One line for the person who watches."""
@@ -56,9 +61,10 @@ class Metrics:
             print(text, flush=True)
 
     def status(self, state: str, **values: Any) -> None:
-        """Replace status.json. `state` is running, finished or failed."""
+        """Replace status.json. `state` is running, preempted (told to stop; a snapshot is there), finished or
+        failed."""
         if self.enabled and self.folder.is_dir():
-            _write_atomically(self.folder / STATUS, json.dumps({"state": state, **values}) + "\n")
+            _write_atomically(self.folder / STATUS, _json({"state": state, **values}) + "\n")
 
     def close(self) -> None:
         """Flush and close the files."""
@@ -66,6 +72,46 @@ class Metrics:
             self._file.close()
         if self._events is not None:
             self._events.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meters:
+    """Means over some steps: seconds per step and per rank, in all and waiting for data, the loss per sample, and
+    the shares right at the first guess and within five. The shares are None where nothing is guessed."""
+
+    seconds: float
+    data_seconds: float
+    loss: float
+    top1: float | None
+    top5: float | None
+
+
+def meters(sums: Sequence[float], *, steps: int, world: int, guesses: bool = True) -> Meters:
+    """The means behind sums over all ranks: [loss, right at first, right in five, samples, seconds of waiting for
+    data, seconds], of the `steps` steps of each of `world` ranks."""
+    loss, top1, top5, samples, data_seconds, seconds = sums
+    return Meters(
+        seconds=seconds / (steps * world),
+        data_seconds=data_seconds / (steps * world),
+        loss=loss / samples,
+        top1=top1 / samples if guesses else None,
+        top5=top5 / samples if guesses else None,
+    )
+
+
+def step_line(*, epoch: int, step: int, steps: int, now: Meters, mean: Meters) -> str:
+    """`Epoch: [e][i/n]` with time, data, loss and precision in percent, each since the last line and, in brackets,
+    since the epoch began. The columns are divided by tabs; `epoch` and `step` are printed as given."""
+    columns = [
+        f"Epoch: [{epoch}][{step}/{steps}]",
+        f"Time {now.seconds:.3f} ({mean.seconds:.3f})",
+        f"Data {now.data_seconds:.3f} ({mean.data_seconds:.3f})",
+        f"Loss {now.loss:.4f} ({mean.loss:.4f})",
+    ]
+    for name, value, average in (("Prec@1", now.top1, mean.top1), ("Prec@5", now.top5, mean.top5)):
+        if value is not None and average is not None:
+            columns.append(f"{name} {100 * value:.3f} ({100 * average:.3f})")
+    return "\t".join(columns)
 
 
 def make_folder(folder: Path) -> None:
@@ -78,6 +124,20 @@ def make_folder(folder: Path) -> None:
         ) from error
     if not os.access(folder, os.W_OK):
         raise UsageError(f"--out {folder}: the folder cannot be written to; give another")
+
+
+def _json(values: dict[str, Any]) -> str:
+    return json.dumps(_finite(values), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return value
 
 
 def _lines_up_to(path: Path, step: int) -> list[str]:
