@@ -50,7 +50,7 @@ def mnist(folder: Path, *, download: bool) -> list[tuple[Tensor, Tensor]]:
     """
     raw = folder / "MNIST" / "raw"
     names = ", ".join(f"{name} ({_size(size)})" for name, size in MNIST_FILES.items())
-    advice = f"{names} belong in {raw}: copy them there, packed or not (torchvision.datasets.MNIST has them)"
+    advice = f"{names} belong in {raw}: copy them there, packed or not; torchvision.datasets.MNIST has them"
     return _read_or_fetch(lambda: _read_mnist(raw), "MNIST", folder, advice, download)
 
 
@@ -62,7 +62,7 @@ def stl10(folder: Path, *, download: bool) -> list[tuple[Tensor, Tensor]]:
     binary = folder / "stl10_binary"
     names = ", ".join(f"{name} ({_size(size)})" for name, size in STL10_FILES.items())
     archive, size = STL10_ARCHIVE
-    advice = f"{names} belong in {binary}: unpack {archive} ({_size(size)}; torchvision.datasets.STL10 has it) there"
+    advice = f"{names} belong in {binary}: unpack {archive} ({_size(size)}; torchvision.datasets.STL10 has it) in {folder}"
     if (folder / archive).exists():
         advice = f"unpack {folder / archive}, which is there: tar -xzf {folder / archive} -C {folder}"
     return _read_or_fetch(lambda: _read_stl10(binary), "STL10", folder, advice, download)
@@ -74,23 +74,25 @@ def _read_or_fetch(read: Callable[[], T], name: str, folder: Path, advice: str, 
     except _Unusable as trouble:
         if not download:
             raise UsageError(f"the data cannot be read: {trouble}. {advice}; or give --download") from trouble
-    _fetch(name, folder, advice)
+    said = _fetch(name, folder)
     try:
         return read()
     except _Unusable as trouble:
-        # A damaged file that is in place is none that torchvision fetches again.
+        # torchvision fetches what is absent; a damaged MNIST file that lies in its place it leaves alone.
         raise UsageError(
-            f"the data cannot be read, also after --download: {trouble}. Remove what is damaged and try again"
+            f"the data cannot be read, also after --download{said}: {trouble}. Remove what is damaged and try again; "
+            f"or: {advice}"
         ) from trouble
 
 
-def _fetch(name: str, folder: Path, advice: str) -> None:
+def _fetch(name: str, folder: Path) -> str:
+    """Have torchvision fetch what is missing. Returns what it complained of, or nothing."""
     kind = getattr(_torchvision_datasets(name), name)
-    # The constructor fetches what is missing. It reads all of it, too, but that is once per data set.
     try:
         kind(folder, download=True)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{name} could not be downloaded ({error}). {advice}") from error
+        return f" (torchvision: {error})"
+    return ""
 
 
 def _torchvision_datasets(name: str) -> Any:

@@ -151,7 +151,9 @@ def lose_a_worker() -> dict[str, Any]:
 
 
 def close_on_a_read_that_hangs() -> dict[str, Any]:
-    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2  # how long torch waits for a worker to end; it is 5 s
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = (
+        0.2  # how long torch waits for a worker to end; it is 5 s
+    )
     loader = Loader(Readers(hang=plan(0)[1].indices[0]), workers=1)
     _inputs, pids, _shard = next(loader(plan(0)))
     loader.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,20 @@ pytest.importorskip("torch")
 
 import torch
 
-from train import data, models
+from train import data, datafiles, models, scores
 from train.config import make
 from train.errors import UsageError
 from train.sampler import GlobalBatches
 
 pytestmark = pytest.mark.torch
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([float(index**2)]), index
 
 
 def test_digits_are_all_there_and_the_two_parts_share_no_image() -> None:
@@ -35,7 +44,6 @@ def test_digits_are_split_alike_whatever_the_seed() -> None:
 
 
 def test_mnist_is_read_and_normalised_as_in_the_walk_throughs(tmp_path: Path) -> None:
-    pytest.importorskip("torchvision")
     write_mnist(tmp_path, samples=12)
     mnist = data.load(make(dataset="mnist", data=str(tmp_path)), download=False)
     images, labels = mnist.train.__getitems__([0, 11])
@@ -45,10 +53,7 @@ def test_mnist_is_read_and_normalised_as_in_the_walk_throughs(tmp_path: Path) ->
     assert prepared[0, 0, 0, 5].item() == pytest.approx((5 / 255 - 0.1307) / 0.3081)
 
 
-def test_stl10_is_read_resized_and_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torchvision = pytest.importorskip("torchvision")
-    # torchvision compares the checksums of the published 2.6 GB, which no small file can have.
-    monkeypatch.setattr(torchvision.datasets.STL10, "_check_integrity", lambda _self: True)
+def test_stl10_is_read_resized_and_scaled(tmp_path: Path) -> None:
     write_stl10(tmp_path, samples=3)
     stl10 = data.load(make(dataset="stl10", data=str(tmp_path)), download=False)
     images, labels = stl10.test.__getitems__([0, 2])
@@ -60,32 +65,171 @@ def test_stl10_is_read_resized_and_scaled(tmp_path: Path, monkeypatch: pytest.Mo
     assert small.prepare(images)[0, 0, 1, 0].item() == pytest.approx((1 / 255 - 0.5) / 0.5)
 
 
-@pytest.mark.parametrize(("dataset", "place"), [("mnist", "MNIST/raw"), ("stl10", "stl10_binary")])
-def test_missing_files_are_answered_with_where_to_put_them(tmp_path: Path, dataset: str, place: str) -> None:
-    pytest.importorskip("torchvision")
+def test_files_are_read_as_torchvision_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    # torchvision compares the checksums of the published files, which no small file can have.
+    monkeypatch.setattr(torchvision.datasets.STL10, "_check_integrity", lambda _self: True)
+    write_mnist(tmp_path, samples=7)
+    write_stl10(tmp_path, samples=3)
+    mnist = datafiles.mnist(tmp_path, download=False)
+    stl10 = datafiles.stl10(tmp_path, download=False)
+    for part, train, split in ((0, True, "train"), (1, False, "test")):
+        theirs = torchvision.datasets.MNIST(tmp_path, train=train)
+        assert torch.equal(mnist[part][0].squeeze(1), theirs.data)
+        assert torch.equal(mnist[part][1], theirs.targets)
+        theirs = torchvision.datasets.STL10(tmp_path, split=split)
+        assert torch.equal(stl10[part][0], torch.from_numpy(theirs.data.copy()))
+        assert stl10[part][1].tolist() == theirs.labels.tolist()
+
+
+def test_mnist_is_read_from_any_mixture_of_packed_and_unpacked_files(tmp_path: Path) -> None:
+    write_mnist(tmp_path, samples=5)
+    whole = datafiles.mnist(tmp_path, download=False)
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").unlink()
+    (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
+    again = datafiles.mnist(tmp_path, download=False)
+    assert all(torch.equal(one, other) for one, other in zip(sum(whole, ()), sum(again, ()), strict=True))
+
+
+MISSING = [
+    ("mnist", "MNIST/raw", ["train-images-idx3-ubyte.gz (9.9 MB)", "torchvision.datasets.MNIST"]),
+    ("stl10", "stl10_binary", ["stl10_binary.tar.gz (2.6 GB;", "torchvision.datasets.STL10"]),
+]
+
+
+@pytest.mark.parametrize(("dataset", "place", "names"), MISSING)
+def test_missing_files_are_answered_with_what_to_get_and_where_to_put_it(
+    tmp_path: Path, dataset: str, place: str, names: list[str]
+) -> None:
     with pytest.raises(UsageError) as refused:
         data.load(make(dataset=dataset, data=str(tmp_path)), download=False)
-    assert place in str(refused.value)
-    assert "--download" in str(refused.value)
+    for word in (str(tmp_path / place), "is not there", "--download", *names):
+        assert word in str(refused.value)
 
 
-def test_a_torn_mnist_file_is_answered_in_the_same_way(tmp_path: Path) -> None:
+def test_an_archive_that_was_not_unpacked_is_answered_with_the_command(tmp_path: Path) -> None:
+    archive = tmp_path / "stl10_binary.tar.gz"
+    archive.touch()
+    with pytest.raises(UsageError, match=rf"tar -xzf {archive} -C {tmp_path}"):
+        datafiles.stl10(tmp_path, download=False)
+
+
+def cut(path: Path, keep: int) -> None:
+    path.write_bytes(path.read_bytes()[:keep])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "keep", "reason"),
+    [
+        ("mnist", "MNIST/raw/train-images-idx3-ubyte", 100, "cut short: 100 bytes of 3,152"),
+        ("mnist", "MNIST/raw/t10k-labels-idx1-ubyte", 3, "not an idx file of 1 dimensions"),
+        ("mnist", "MNIST/raw/t10k-labels-idx1-ubyte", 0, "is empty"),
+        ("stl10", "stl10_binary/test_X.bin", 50_000, "cut short: 50,000 bytes of 110,592"),
+        ("stl10", "stl10_binary/train_y.bin", 3, "too long: 110,592 bytes of 82,944"),
+    ],
+)
+def test_a_torn_file_is_named(tmp_path: Path, dataset: str, name: str, keep: int, reason: str) -> None:
+    {"mnist": write_mnist, "stl10": write_stl10}[dataset](tmp_path, samples=4)
+    cut(tmp_path / name, keep)
+    with pytest.raises(UsageError, match="cannot be read") as refused:
+        data.load(make(dataset=dataset, data=str(tmp_path)), download=False)
+    assert str(tmp_path / name.replace("train_y", "train_X")) in str(refused.value)
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize("keep", [9, 200])
+def test_a_torn_packed_file_is_named(tmp_path: Path, keep: int) -> None:
+    write_mnist(tmp_path, samples=4)
+    unpacked = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    unpacked.unlink()
+    cut(unpacked.with_name(unpacked.name + ".gz"), keep)
+    with pytest.raises(UsageError, match=r"train-images-idx3-ubyte\.gz is damaged"):
+        datafiles.mnist(tmp_path, download=False)
+
+
+def test_images_without_all_their_labels_are_refused(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "four", samples=4)
+    write_mnist(tmp_path, samples=5)
+    labels = "MNIST/raw/train-labels-idx1-ubyte"
+    (tmp_path / labels).write_bytes((tmp_path / "four" / labels).read_bytes())
+    with pytest.raises(UsageError, match="5 images but 4 labels in the train files"):
+        datafiles.mnist(tmp_path, download=False)
+
+
+def test_whole_files_are_not_fetched_again(tmp_path: Path) -> None:
+    write_mnist(tmp_path, samples=4)
+    assert len(datafiles.mnist(tmp_path, download=True)[0][0]) == 4
+
+
+def test_a_damaged_file_is_named_when_a_download_does_not_mend_it(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     write_mnist(tmp_path, samples=4)
     path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(UsageError, match="cannot be read"):
-        data.load(make(dataset="mnist", data=str(tmp_path)), download=False)
+    cut(path, 2000)  # torchvision sees that the file exists, and fetches nothing
+    with pytest.raises(UsageError, match="Remove what is damaged") as refused:
+        datafiles.mnist(tmp_path, download=True)
+    assert f"{path} is cut short" in str(refused.value)
+
+
+def test_toy_is_a_noisy_linear_function_that_squared_error_learns() -> None:
+    toy = data._toy(make(), False)
+    inputs, targets = toy.train.__getitems__(list(range(2048)))
+    assert (inputs.shape, targets.shape, toy.shape, toy.classes) == (
+        (2048, 20, 1, 1),
+        (2048, 1),
+        (20, 1, 1),
+        1,
+    )
+    assert (toy.task, len(toy.test)) == ("regress", 512)
+    network = models.build("linear", shape=toy.shape, classes=toy.classes, seed=0)
+    solution = torch.linalg.lstsq(inputs.flatten(1), targets).solution
+    with torch.no_grad():
+        network[1].weight.copy_(solution.T)
+        network[1].bias.zero_()
+    tests, wanted = toy.test.__getitems__(list(range(512)))
+    error = scores.regress(network(tests), wanted)[0].item() / 512
+    assert 0.005 < error < 0.02  # the noise has a variance of 0.01
+    assert targets.var().item() > 1.0
+
+
+def test_cross_entropy_cannot_learn_toy() -> None:
+    # The trap of the walk-through: one class is always right, so its gradient is exactly 0.
+    toy = data._toy(make(), False)
+    inputs, _targets = toy.train.__getitems__(list(range(8)))
+    network = models.build("linear", shape=toy.shape, classes=1, seed=0)
+    scores.classify(network(inputs), torch.zeros(8, dtype=torch.long))[0].backward()
+    assert torch.count_nonzero(network[1].weight.grad) == 0
+
+
+def test_data_in_memory_moves_to_the_device_once_and_other_data_stays() -> None:
+    there = torch.device("meta")
+    synthetic = data.load(make(dataset="synthetic", synthetic_size=8, image_size=4), download=False)
+    moved = data.on_device(synthetic, there)
+    inputs, labels = moved.train.__getitems__([1, 2, 3])
+    assert (inputs.device, labels.device, inputs.shape) == (there, there, (3, 3, 4, 4))
+    assert moved.test.device == there
+    assert synthetic.train.device.type == "cpu"
+    assert data.on_device(synthetic, torch.device("cpu")).train.inputs is synthetic.train.inputs
+    elsewhere = dataclasses.replace(synthetic, train=Squares())
+    assert data.on_device(elsewhere, there).train is elsewhere.train
+
+
+def test_benchmark_pictures_are_as_heavy_as_photographs_and_decode_alike_each_time() -> None:
+    pytest.importorskip("PIL")
+    from train.bench_data import JpegImages
+
+    pictures = JpegImages(20, size=64)
+    assert len(pictures) == 20
+    assert all(100_000 < len(file) < 120_000 for file in pictures.files)
+    image, label = pictures[9]
+    assert (image.dtype, image.shape, image.is_contiguous(), label) == (torch.uint8, (3, 64, 64), True, 9)
+    assert torch.equal(image, pictures[9][0])
+    assert not torch.equal(image, pictures[17][0])  # the same file, another part of it
+    with pytest.raises(IndexError):
+        pictures[20]
 
 
 def test_any_map_style_dataset_is_read_in_the_order_of_the_shards() -> None:
-    class Squares(torch.utils.data.Dataset):
-        def __len__(self) -> int:
-            return 9
-
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-            return torch.tensor([float(index**2)]), index
-
     shards = list(GlobalBatches(samples=9, batch_size=4, seed=0).epoch(0))
     for inputs, labels, shard in data.batches(Squares(), shards, workers=0, pin=False):
         assert labels.tolist() == shard.indices

@@ -44,7 +44,9 @@ def test_padding_counts_nowhere(smoothing: float) -> None:
     given, labels = scores(6, 7), torch.tensor([0, -100, 2, 3, -100, 5])
     kept = labels >= 0
     padded = classify(given, labels, smoothing=smoothing)
-    assert torch.allclose(padded, classify(given[kept], labels[kept], smoothing=smoothing), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        padded, classify(given[kept], labels[kept], smoothing=smoothing), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -69,7 +71,9 @@ def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
     given, labels = scores(300, 8, dtype=dtype), torch.arange(300) % 8
     sums = classify(given, labels)
     assert sums.dtype == torch.float32
-    assert sums[0].item() == pytest.approx(F.cross_entropy(given.double(), labels, reduction="sum").item(), rel=1e-5)
+    assert sums[0].item() == pytest.approx(
+        F.cross_entropy(given.double(), labels, reduction="sum").item(), rel=1e-5
+    )
 
 
 def test_the_counts_are_those_of_sorting_the_scores() -> None:

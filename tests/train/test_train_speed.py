@@ -38,7 +38,9 @@ pytestmark = pytest.mark.torch
         ("NVIDIA T400", None),
     ],
 )
-def test_the_peak_is_that_of_the_gpu_and_not_of_one_with_a_similar_name(name: str, peak: float | None) -> None:
+def test_the_peak_is_that_of_the_gpu_and_not_of_one_with_a_similar_name(
+    name: str, peak: float | None
+) -> None:
     assert speed.named_peak(name) == peak
 
 
