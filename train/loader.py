@@ -29,13 +29,15 @@ _LEFT_TO_THE_RANK = (signal.SIGTERM, signal.SIGINT)
 
 class Loader:
     """Reads one dataset, epoch after epoch. `workers` processes prepare `prefetch` batches each ahead of time; 0
-    reads in this process. `pin` puts batches where a GPU can fetch them while it computes.
+    reads in this process. `pin` puts batches where a GPU can fetch them while it computes. `seed` decides what a
+    dataset draws in workers from torch's, numpy's and Python's random numbers: give each rank its own. What comes
+    of that depends on which worker reads what, so a resumed run sees other draws; `Augment` has no such history.
 
     A dataset that lies on a GPU already (its attribute `device` says so) is read in this process, unpinned.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], *, workers: int = 0, pin: bool = False, prefetch: int = 2
+        self, dataset: Dataset[Any], *, workers: int = 0, pin: bool = False, prefetch: int = 2, seed: int = 0
     ) -> None:
         here = getattr(dataset, "device", torch.device("cpu")).type == "cpu"
         self._workers = workers if here else 0
@@ -51,7 +53,7 @@ class Loader:
             multiprocessing_context=_context() if self._workers else None,
             persistent_workers=self._workers > 0,
             prefetch_factor=prefetch if self._workers else None,
-            generator=torch.Generator().manual_seed(0),  # reading draws nothing from the global one
+            generator=torch.Generator().manual_seed(seed),  # reading draws nothing from the global one
         )
 
     def __call__(self, shards: Sequence[Shard]) -> Iterator[tuple[Tensor, Tensor, Shard]]:

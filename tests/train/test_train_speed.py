@@ -70,6 +70,11 @@ def test_resnet18_needs_what_is_published_and_stays_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
+def test_batchnorm_at_a_single_pixel_can_be_counted() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 1))
+    assert speed.training_flops(network, torch.zeros(1, 2, 3, 3)) == 2 * 2 * 18 * 4 + 3 * 8
+
+
 def test_a_model_that_looks_at_its_data_has_no_count_and_stays_usable() -> None:
     class Looks(nn.Linear):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
