@@ -58,7 +58,8 @@ class Metrics:
     def say(self, text: str) -> None:
         """One line for the person who watches."""
         if self.enabled:
-            print(text, flush=True)
+            # With its newline in one write: another rank's line may come at the same moment.
+            print(f"{text}\n", end="", flush=True)
 
     def status(self, state: str, **values: Any) -> None:
         """Replace status.json. `state` is running, preempted (told to stop; a snapshot is there), finished or
