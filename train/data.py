@@ -65,7 +65,8 @@ class Tensors(Dataset[Batch]):
 class Data:
     """A training and a test set, the (channels, height, width) after `prepare`, and the number of classes.
 
-    `task` is classify (labels are int64 [n]) or regress (targets are float [n, classes])."""
+    `task` is classify (labels are int64 [n]) or regress (targets are float [n, classes]). `mirrored` tells whether a
+    mirror image is one of the same class."""
 
     train: Dataset[Any]
     test: Dataset[Any]
@@ -73,6 +74,7 @@ class Data:
     classes: int
     prepare: Prepare
     task: str = "classify"
+    mirrored: bool = True
 
 
 def load(config: Config, *, download: bool) -> Data:
@@ -91,18 +93,6 @@ def on_device(data: Data, device: torch.device) -> Data:
         return dataset.to(device) if isinstance(dataset, Tensors) else dataset
 
     return dataclasses.replace(data, train=moved(data.train), test=moved(data.test))
-
-
-def batches(
-    dataset: Dataset[Any], shards: Sequence[Shard], *, workers: int, pin: bool
-) -> Iterator[tuple[Tensor, Tensor, Shard]]:
-    """One (inputs, labels, shard) per shard, in order, from a loader of its own. For one pass; `Loader` is for
-    many."""
-    loader = Loader(dataset, workers=workers, pin=pin)
-    try:
-        yield from loader(shards)
-    finally:
-        loader.close()
 
 
 def _scaled(mean: float, std: float, top: float = 255.0, size: int = 0) -> Prepare:
@@ -139,6 +129,7 @@ def _digits(_config: Config, _download: bool) -> Data:
         shape=(1, 8, 8),
         classes=10,
         prepare=_scaled(0.305, 0.376, top=16.0),
+        mirrored=False,
     )
 
 
@@ -150,6 +141,7 @@ def _mnist(config: Config, download: bool) -> Data:
         shape=(1, 28, 28),
         classes=10,
         prepare=_scaled(0.1307, 0.3081),
+        mirrored=False,
     )
 
 

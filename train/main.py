@@ -71,8 +71,7 @@ def join_and_train(config: Config, begun: float) -> None:
 
     with preempt.listen() as stop, dist.join(config, dist.find_place(config, os.environ)) as ranks:
         if ranks.world > 1:  # the one line that every rank prints: all are there, each on its device
-            sys.stdout.write(f"rank {ranks.rank} of {ranks.world} joined, on {ranks.device}\n")
-            sys.stdout.flush()
+            print(f"rank {ranks.rank} of {ranks.world} joined, on {ranks.device}\n", end="", flush=True)
         train(config, ranks, stop, begun)
 
 
@@ -89,6 +88,8 @@ def train(config: Config, ranks: Ranks, stop: StopSignal, begun: float) -> None:
 
     dist.choose_arithmetic(config)
     loaded = ranks.in_turn(prepare, what="load the data")
+    if config.on_device:
+        loaded = data.on_device(loaded, ranks.device)
     module = models.build(config.model, shape=loaded.shape, classes=loaded.classes, seed=config.seed)
     spread = parallel.build(config, ranks, module, shape=loaded.shape)
     metrics = Metrics(config.folder, enabled=ranks.is_main, tensorboard=config.tensorboard)
@@ -105,6 +106,7 @@ def train(config: Config, ranks: Ranks, stop: StopSignal, begun: float) -> None:
         metrics.status("failed", **trainer.standing(), error=str(error))
         raise
     finally:
+        trainer.close()
         metrics.close()
     metrics.status("finished", **trainer.standing(), accuracy=trainer.accuracy)
     metrics.say(f"{trainer.summary()} after {trainer.epoch} epochs, {time.perf_counter() - begun:.1f} s")

@@ -34,6 +34,7 @@ class Replicas:
         self.config = config
         self.ranks = ranks
         self.shape = tuple(shape)
+        self.peak = config.peak_tflops * 1e12 or speed.peak_flops(ranks.device)
         self.flops = self._count_flops(module)
         self.data_rank, self.data_world = ranks.rank, ranks.world
         self.module = self._place(module)
@@ -42,9 +43,10 @@ class Replicas:
 
     def _count_flops(self, module: nn.Module) -> float | None:
         """FLOPs per sample, where the peak of the device is known, so that they say something."""
-        if not self.config.peak_tflops and speed.peak_flops(self.ranks.device) is None:
+        if self.peak is None:
             return None
-        return speed.training_flops(module, torch.empty(1, *self.shape, device="meta"))
+        dtype = next(module.parameters()).dtype
+        return speed.training_flops(module, torch.empty(1, *self.shape, device="meta", dtype=dtype))
 
     def _place(self, module: nn.Module) -> nn.Module:
         """The module on the device(s) of this rank, ready for the optimizer."""

@@ -121,10 +121,11 @@ def figures(
     samples: float,
     world: int,
     flops: float | None = None,
+    peak: float | None = None,
     device: torch.device | None = None,
 ) -> dict[str, float]:
     """What a log line says of a window, from `Window.sums` added over all `world` ranks, the steps it had, and
-    the samples of all ranks. `flops` is per sample; the device is that of this rank.
+    the samples of all ranks. `flops` is per sample; `peak` is what the device could do per second.
 
     samples_per_second (global), samples_per_second_per_device, step_seconds, data_wait (0 to 1: how long the
     processes waited for batches; where the GPU lags behind them this is more than what the GPU waited), and, where
@@ -138,7 +139,6 @@ def figures(
         "step_seconds": seconds / (world * max(steps, 1)),
         "data_wait": data_seconds / seconds if seconds > 0 else 0.0,
     }
-    peak = peak_flops(device) if device is not None else None
     if flops is not None and peak is not None:
         values["mfu"] = per_device * flops / peak
     if device is not None and device.type == "cuda":

@@ -22,7 +22,7 @@ from train.data import Data
 from train.dist import Ranks
 from train.errors import Preempted, TrainError, UsageError
 from train.loader import Loader
-from train.metrics import Metrics
+from train.metrics import Metrics, meters, step_line
 from train.parallel import Replicas
 from train.preempt import StopSignal
 from train.sampler import GlobalBatches, Shard, in_order
@@ -64,7 +64,8 @@ class Trainer:
         self.optimizer = optim.make(config, parallel.module.parameters())
         self.lr = optim.schedule(config, self.batches.steps)
         pin = ranks.device.type == "cuda"
-        settings = {"workers": config.workers, "prefetch": config.prefetch, "pin": pin}
+        seed = config.seed + ranks.rank  # what a dataset itself draws must differ between ranks
+        settings = {"workers": config.workers, "prefetch": config.prefetch, "pin": pin, "seed": seed}
         self.train_loader = Loader(data.train, **settings)
         self.test_loader = Loader(data.test, **settings)
         self.augment = (
@@ -159,10 +160,9 @@ class Trainer:
 
     def _to_device(self, inputs: Tensor, labels: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
         device = self.ranks.device
-        inputs = inputs.to(device, non_blocking=True)
+        inputs = self.data.prepare(inputs.to(device, non_blocking=True))
         if self.augment is not None and self.parallel.module.training:
             inputs = self.augment(inputs, epoch=self.epoch, indices=shard.indices)
-        inputs = self.data.prepare(inputs)
         if self.config.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs, labels.to(device, non_blocking=True)
@@ -284,12 +284,26 @@ class Trainer:
     def _log(self) -> None:
         """Reduce what the ranks saw since the last line, and write a line."""
         sums = self.ranks.sum(torch.cat([self.scored, self.scored.new_tensor(self.window.sums())])).cpu()
-        figures = self._figures(sums, self.window.steps)
+        steps = self.window.steps
+        figures = self._figures(sums, steps)
         self.scored.zero_()
         self.window.restart()
         self.epoch_sums += sums
         self.metrics.record("train", step=self.step, **figures)
         self.metrics.status("running", **self.standing())
+        if self.config.print_steps:
+            self.metrics.say(self._step_line(sums, steps))
+
+    def _step_line(self, sums: Tensor, steps: int) -> str:
+        epoch, step = divmod(self.step - 1, self.batches.steps)
+        mean = partial(meters, world=self.ranks.world, guesses=self.data.task == "classify")
+        return step_line(
+            epoch=epoch + 1,
+            step=step + 1,
+            steps=self.batches.steps,
+            now=mean(sums.tolist(), steps=steps),
+            mean=mean(self.epoch_sums.tolist(), steps=self.step - self.epoch_begun),
+        )
 
     def _figures(self, sums: Tensor, steps: int) -> dict[str, float]:
         """The reduced sums of some steps as means, shares and rates."""
@@ -300,6 +314,7 @@ class Trainer:
             samples=count,
             world=self.ranks.world,
             flops=self.parallel.flops,
+            peak=self.parallel.peak,
             device=self.ranks.device,
         )
         lr = self.optimizer.param_groups[0]["lr"]
@@ -333,6 +348,11 @@ class Trainer:
             f"told to stop: stopped after step {self.step} with a snapshot in {self.config.folder}; "
             "the same command goes on from there"
         )
+
+    def close(self) -> None:
+        """End the processes that load data."""
+        self.train_loader.close()
+        self.test_loader.close()
 
     def summary(self) -> str:
         """How well the model does, in words."""

@@ -117,7 +117,7 @@ def test_a_pause_is_not_counted_and_a_restart_forgets() -> None:
 def test_figures_are_those_of_the_whole_job() -> None:
     # 4 ranks, 10 steps in 2 s each, of which 0.5 s waiting, 800 samples in all.
     cpu = torch.device("cpu")
-    values = speed.figures([2.0, 8.0], steps=10, samples=800, world=4, flops=1e9, device=cpu)
+    values = speed.figures([2.0, 8.0], steps=10, samples=800, world=4, flops=1e9, peak=1e12, device=cpu)
     assert values == {
         "samples_per_second": 400.0,
         "samples_per_second_per_device": 100.0,
