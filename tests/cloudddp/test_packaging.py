@@ -28,7 +28,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_what_nodes_and_ranks_need_and_no_generic_name(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    for needed in ("infra/node/agent.py", "infra/node/cloudddp-deadline.timer", "train/main.py"):
+    shim = "train/smddp/smdistributed/dataparallel/torch/distributed.py"
+    for needed in ("infra/node/agent.py", "infra/node/cloudddp-deadline.timer", "train/main.py", shim):
         assert f"cloudddp/_payload/{needed}" in names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"cloudddp"}
     assert not any("__pycache__" in name for name in names)
