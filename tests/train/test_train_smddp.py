@@ -34,7 +34,7 @@ make = lambda store, rank, world, timeout: dist.ProcessGroupGloo(store, rank, wo
 dist.Backend.register_backend("smddp", make, devices=["cpu"])
 """
 
-WORLD = "group=<group.WORLD:'WORLD'>"
+WORLD = "group=<group.WORLD: 'WORLD'>"
 DOCUMENTED = {
     "is_available": [],
     "init_process_group": ["*args", "**kwargs"],
@@ -42,7 +42,7 @@ DOCUMENTED = {
     "get_world_size": [WORLD],
     "get_rank": [WORLD],
     "get_local_rank": [],
-    "all_reduce": ["tensor", "op=<ReduceOp.SUM:'SUM'>", WORLD, "async_op=False"],
+    "all_reduce": ["tensor", "op=<ReduceOp.SUM: 'SUM'>", WORLD, "async_op=False"],
     "broadcast": ["tensor", "src=0", WORLD, "async_op=False"],
     "all_gather": ["tensor_list", "tensor", WORLD, "async_op=False"],
     "all_to_all_single": [
