@@ -8,7 +8,7 @@ decided by the caller. Nothing is fetched from the network unless `download` is 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ from torch.utils.data import Dataset
 from train import datafiles
 from train.config import Config
 from train.errors import UsageError
-from train.loader import Loader
-from train.sampler import Shard
 
 Prepare = Callable[[Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]

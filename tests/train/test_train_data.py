@@ -15,6 +15,7 @@ import torch
 from train import data, datafiles, models, scores
 from train.config import make
 from train.errors import UsageError
+from train.loader import Loader
 from train.sampler import GlobalBatches
 
 pytestmark = pytest.mark.torch

@@ -123,6 +123,7 @@ def test_figures_are_those_of_the_whole_job() -> None:
         "samples_per_second_per_device": 100.0,
         "step_seconds": 0.2,
         "data_wait": 0.25,
+        "mfu": 0.1,  # 100 samples of 1e9 FLOPs each second, of 1e12
     }
 
 
