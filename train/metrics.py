@@ -65,7 +65,9 @@ class Metrics:
         """Replace status.json. `state` is running, preempted (told to stop; a snapshot is there), finished or
         failed."""
         if self.enabled and self.folder.is_dir():
-            _write_atomically(self.folder / STATUS, _json({"state": state, **values}) + "\n")
+            # `running` is written at each line: readers must not see half of it, but a power cut may take it.
+            last = state != "running"
+            _write_atomically(self.folder / STATUS, _json({"state": state, **values}) + "\n", synced=last)
 
     def close(self) -> None:
         """Flush and close the files."""
@@ -163,10 +165,11 @@ def _event_writer(folder: Path, step: int) -> Any:
     return SummaryWriter(folder, purge_step=step)
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str, *, synced: bool = True) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        if synced:
+            os.fsync(file.fileno())
     temporary.replace(path)

@@ -127,7 +127,7 @@ class Trainer:
         the loss of any rank is not finite.
         """
         # Random layers draw by (seed, step, rank) and not by history, so a resumed run draws the same.
-        torch.manual_seed(self.config.seed + 7919 * (self.step * self.ranks.world + self.ranks.rank))
+        self.ranks.seed(self.config.seed + 7919 * (self.step * self.ranks.world + self.ranks.rank))
         told_to_stop = self.ranks.any_soon(self.stop.asked)
         optim.set_lr(self.optimizer, self.lr(self.step))
         self.optimizer.zero_grad()
