@@ -102,6 +102,16 @@ def with_batchnorm(ranks: Ranks, folder: Path) -> dict[str, Tensor]:
     return trained(trainer(ranks, "mnist", 12, folder))
 
 
+def validated(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """A network with BatchNorm, trained for an epoch, then validated twice."""
+    subject = trainer(ranks, "mnist", 12, folder)
+    subject.train_epoch()
+    subject.parallel.align_buffers()
+    before = {name: value.clone() for name, value in subject.parallel.module.state_dict().items()}
+    figures = [subject.validate(), subject.validate()]
+    return {"figures": figures, "before": before, "after": subject.parallel.module.state_dict()}
+
+
 def ghosts(ranks: Ranks, folder: Path) -> dict[str, Tensor]:
     """What BatchNorm in ranks amounts to: each share normalised by itself, the gradients added up, and the running
     statistics of the first share."""
@@ -129,7 +139,7 @@ def ghosts(ranks: Ranks, folder: Path) -> dict[str, Tensor]:
     return module.state_dict()
 
 
-CHECKS = (in_parts, clipped, plainly, with_batchnorm, ghosts)
+CHECKS = (in_parts, clipped, plainly, with_batchnorm, validated, ghosts)
 
 
 def main(folder: Path) -> None:

@@ -65,3 +65,11 @@ def test_batchnorm_in_ranks_normalises_each_share_and_keeps_the_statistics_of_th
 
 def test_batchnorm_in_ranks_is_not_that_of_the_whole_batch(seen: Seen) -> None:
     assert apart(seen[2][0]["with_batchnorm"], seen[1][0]["with_batchnorm"]) > 1e-3
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_validation_moves_neither_weights_nor_statistics(seen: Seen, world: int) -> None:
+    for rank in seen[world]:
+        report = rank["validated"]
+        assert report["figures"][0] == report["figures"][1] == seen[world][0]["validated"]["figures"][0]
+        assert all(torch.equal(report["before"][name], report["after"][name]) for name in report["before"])

@@ -1,0 +1,67 @@
+"""The learning rate is a function of the step, and the update rules are PyTorch's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from train import optim
+from train.config import make
+from train.errors import UsageError
+
+pytestmark = pytest.mark.torch
+STEPS = 10  # per epoch
+
+
+def rates(**flags: Any) -> list[float]:
+    config = make(dataset="synthetic", lr=0.4, epochs=4, **flags)
+    lr = optim.schedule(config, STEPS)
+    return [lr(step) for step in range(4 * STEPS)]
+
+
+def test_without_a_scheduler_the_rate_is_the_one_given() -> None:
+    assert set(rates(scheduler="none")) == {0.4}
+
+
+def test_the_step_scheduler_divides_by_ten_at_the_epochs_named() -> None:
+    found = rates(scheduler="step", lr_epochs=2)
+    assert found[:20] == [0.4] * 20
+    assert found[20:] == pytest.approx([0.04] * 20)
+
+
+def test_the_warm_up_rises_in_equal_steps_and_cosine_falls_to_0_from_its_end() -> None:
+    found = rates(scheduler="cosine", warmup_epochs=0.5)
+    assert found[:5] == pytest.approx([0.08, 0.16, 0.24, 0.32, 0.4])
+    assert found[5] == pytest.approx(0.4)
+    assert found[5:] == sorted(found[5:], reverse=True)
+    assert 0 < found[-1] < 0.001
+    middle = 5 + 35 // 2
+    assert (found[middle] + found[middle + 1]) / 2 == pytest.approx(0.2, abs=1e-9)
+
+
+def test_the_rate_grows_with_the_global_batch_that_it_was_not_meant_for() -> None:
+    assert set(rates(scheduler="none", batch_size=512, lr_batch=128)) == {1.6}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_fused_update_is_the_same_update(name: str) -> None:
+    results = []
+    for fused in (False, True):
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 50, dtype=torch.float64))
+        optimizer = optim.make(make(dataset="synthetic", optimizer=name, lr=0.1, fused=fused), [weight])
+        for step in range(3):
+            weight.grad = torch.cos(weight.detach() + step)
+            optimizer.step()
+        results.append(weight.detach())
+    assert (results[0] - results[1]).abs().max().item() < 1e-12
+    assert optimizer.param_groups[0]["fused"] is True
+
+
+def test_a_fused_update_that_pytorch_does_not_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="choose sgd or adamw"):
+        optim.make(make(dataset="mnist", fused=True), [torch.nn.Parameter(torch.zeros(1))])
