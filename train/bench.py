@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from train import dist, models, parallel
 from train.config import make
@@ -46,7 +45,7 @@ HEAD = f"{'case':<34} {'ours':>9} {'theirs':>9}  {'ratio':>5}   samples/s, media
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """What is timed: `steps` batches of random images a turn. `peer` is the file of pytorch/examples whose loop is
-    the other side, or empty."""
+    the other side, or empty; with `jpeg` the images are decoded from JPEG bytes as they are read."""
 
     model: str
     shape: tuple[int, int, int]
@@ -54,12 +53,15 @@ class Case:
     batch_size: int
     steps: int
     peer: str = ""
+    jpeg: bool = False
     flags: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
         chosen = [name if value is True else str(value) for name, value in self.flags.items() if value]
-        return " ".join([self.model, str(self.shape[-1]), f"b{self.batch_size}", *chosen])
+        return " ".join(
+            [self.model, *["jpeg"] * self.jpeg, str(self.shape[-1]), f"b{self.batch_size}", *chosen]
+        )
 
 
 CPU = {
@@ -72,6 +74,7 @@ CPU = {
 }
 SGD_OF_TORCH = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 SGD = {"optimizer": "sgd", **SGD_OF_TORCH}
+CPU["jpeg"] = dataclasses.replace(CPU["resnet18"], peer="", jpeg=True, flags={"workers": 1})
 FAST = {"on_device": True, "amp": "bf16", "channels_last": True}
 GPU = {
     "resnet50": Case(
@@ -94,6 +97,9 @@ GPU = {
     ),
     "mnist": dataclasses.replace(CPU["mnist"], steps=200),
 }
+GPU["jpeg"] = dataclasses.replace(
+    GPU["resnet50"], peer="", jpeg=True, flags={"workers": 12, "amp": "bf16", "channels_last": True}
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -166,21 +172,22 @@ def variants(text: str) -> list[dict[str, Any]]:
 
 def measure(case: Case, device: torch.device, examples: Path, *, turns: int) -> dict[str, Any]:
     """Time `turns` turns of each side, after one that does not count. Returns the row of the report."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(case.steps * case.batch_size, *case.shape, generator=generator)
-    labels = torch.randint(0, case.classes, (len(images),), generator=generator)
+    samples = case.steps * case.batch_size
     module = models.build(case.model, shape=case.shape, classes=case.classes, seed=0)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as later:
         sides: dict[str, Callable[[], Any]] = {}
+        data = jpegs(case) if case.jpeg else noise(case)
         if case.peer:
-            sides["theirs"] = their_epoch(case, device, copy.deepcopy(module), (images, labels), examples)
-        sides["ours"] = our_epoch(case, device, module, Tensors(images, labels), Path(folder))
+            sides["theirs"] = their_epoch(case, device, copy.deepcopy(module), data.train, examples)
+        trainer = our_trainer(case, device, module, data, Path(folder))
+        later.callback(trainer.close)
+        sides["ours"] = trainer.train_epoch
         rates: dict[str, list[float]] = {side: [] for side in sides}
         for turn in range(turns + 1):
             for side, epoch in sides.items():
                 seconds, seen = timed(epoch, device)
                 if turn:
-                    rates[side].append(len(images) / seconds)
+                    rates[side].append(samples / seconds)
     known = {name: seen[name] for name in ("data_wait", "mfu", "peak_memory_bytes") if name in seen}
     row = {
         "case": case.name,
@@ -193,28 +200,49 @@ def measure(case: Case, device: torch.device, examples: Path, *, turns: int) -> 
     return row
 
 
-def our_epoch(
-    case: Case, device: torch.device, module: nn.Module, train: Dataset[Any], folder: Path
-) -> Callable[[], dict[str, float]]:
-    """One epoch of our Trainer, as a user's run does it. Returns its figures."""
+def noise(case: Case) -> Data:
+    """Random images, in memory."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(case.steps * case.batch_size, *case.shape, generator=generator)
+    sets = Tensors(images, torch.randint(0, case.classes, (len(images),), generator=generator))
+    return Data(train=sets, test=sets, shape=case.shape, classes=case.classes, prepare=lambda images: images)
+
+
+def jpegs(case: Case) -> Data:
+    """Pictures of the size of ImageNet's, decoded, cut and resized where they are read."""
+    try:
+        from train.bench_data import JpegImages
+    except ImportError as error:
+        raise UsageError(
+            f"the jpeg case needs Pillow and numpy ({error}): pip install torchvision"
+        ) from error
+    sets = JpegImages(case.steps * case.batch_size, case.shape[-1])
+    return Data(
+        train=sets,
+        test=sets,
+        shape=case.shape,
+        classes=case.classes,
+        prepare=lambda images: images.float() / 255,
+    )
+
+
+def our_trainer(case: Case, device: torch.device, module: nn.Module, data: Data, folder: Path) -> Trainer:
+    """The Trainer of a user's run of one process, writing its metrics into `folder`."""
     config = make(
         dataset="synthetic", batch_size=case.batch_size, out=str(folder), epochs=10**6, **SGD, **case.flags
     )
     ranks = dist.Ranks(place=dist.Place(), device=device)
     dist.choose_arithmetic(config)
-    data = Data(
-        train=train, test=train, shape=case.shape, classes=case.classes, prepare=lambda images: images
-    )
     if config.on_device:
         data = on_device(data, device)
     metrics = Metrics(folder, enabled=True, tensorboard=False)
     metrics.open(0)
     spread = parallel.build(config, ranks, module, shape=case.shape)
-    return Trainer(config=config, ranks=ranks, parallel=spread, data=data, metrics=metrics).train_epoch
+    return Trainer(config=config, ranks=ranks, parallel=spread, data=data, metrics=metrics)
 
 
 def their_epoch(
-    case: Case, device: torch.device, module: nn.Module, batch: tuple[Tensor, Tensor], examples: Path
+    case: Case, device: torch.device, module: nn.Module, data: Tensors, examples: Path
 ) -> Callable[[], object]:
     """One epoch of the peer's `train` function, with the precision and layout of ours. Raises `UsageError` where the
     file of pytorch/examples is missing."""
@@ -224,7 +252,7 @@ def their_epoch(
     train = runpy.run_path(str(path), run_name="peer")["train"]
     layout = torch.channels_last if case.flags.get("channels_last") else torch.contiguous_format
     module = module.to(device, memory_format=layout)
-    images, labels = batch
+    images, labels = data.inputs, data.labels
     where = device if case.flags.get("on_device") else torch.device("cpu")
     loader = [
         (part.to(where).contiguous(memory_format=layout), label.to(where))
