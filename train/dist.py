@@ -8,18 +8,19 @@ ranks.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from train.config import Config
-from train.errors import UsageError
+from train.errors import TrainError, UsageError
 
 T = TypeVar("T")
 
@@ -134,6 +135,17 @@ class Ranks:
                 raise error or UsageError(f"stopped, because another rank could not {what}")
         return result
 
+    def together(self, work: Callable[[], object], *, what: str) -> None:
+        """Do `work`, which is nothing on most ranks. Raises `TrainError` on every rank if it raises one on any, so
+        that none waits for a rank that has gone, or goes on alone."""
+        problem: TrainError | None = None
+        try:
+            work()
+        except TrainError as error:
+            problem = error
+        if self.any(problem is not None):
+            raise problem or TrainError(f"stopped, because another rank could not {what}")
+
 
 def find_place(config: Config, environ: Mapping[str, str]) -> Place:
     """This process's place, from `RANK LOCAL_RANK` on the command line, else from torchrun's variables, else a
@@ -197,16 +209,21 @@ def join(config: Config, place: Place) -> Iterator[Ranks]:
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type == "cpu":
         raise UsageError("--backend nccl needs GPUs: give --backend gloo or leave it to auto")
-    # A single process that was started by hand is a group of one for the modes that cannot do without.
-    meeting = {"init_method": config.init_method} if place.grouped else {"store": dist.HashStore()}
-    dist.init_process_group(
-        backend,
-        rank=place.rank,
-        world_size=place.world,
-        timeout=timedelta(seconds=config.timeout),
-        device_id=device if backend == "nccl" else None,
-        **meeting,
-    )
+    timeout = timedelta(seconds=config.timeout)
+    try:
+        dist.init_process_group(
+            backend,
+            rank=place.rank,
+            world_size=place.world,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,
+            **_meeting(config, place, timeout),
+        )
+    except RuntimeError as error:
+        raise TrainError(
+            f"the {place.world} ranks could not meet ({_gist(error)}); were all of them started, with the same "
+            "address, and can they reach it?"
+        ) from error
     clean = False
     try:
         yield ranks
@@ -214,11 +231,47 @@ def join(config: Config, place: Place) -> Iterator[Ranks]:
         # died of it in 3 of 7 finished trainings over two nodes.
         dist.barrier()
         clean = True
+    except RuntimeError as error:
+        problem = lost(error)
+        if problem is None:
+            raise
+        raise TrainError(problem) from error
     finally:
         # After a failure NCCL would wait here for operations that the other ranks never join; the process is about
         # to end and takes its connections along.
         if clean or backend == "gloo":
             dist.destroy_process_group()
+
+
+def _meeting(config: Config, place: Place, timeout: timedelta) -> dict[str, Any]:
+    """Where the ranks find each other, as init_process_group takes it."""
+    if not place.grouped:
+        # A single process that was started by hand is a group of one for the modes that cannot do without.
+        return {"store": dist.HashStore()}
+    if not place.restarts or os.environ.get("GROUP_WORLD_SIZE") != "1" or config.init_method != "env://":
+        return {"init_method": config.init_method}
+    # torchrun serves one store to all its restarts (pytorch#135712): a rank that looks too early would find the
+    # addresses of ranks that have gone, and hang or fail (2 of 3 restarts, torch 2.15). So each restart has names of
+    # its own. Only within one node: agents of several nodes do not count alike, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    # has to be set for them.
+    store, _, _ = next(dist.rendezvous(config.init_method, place.rank, place.world, timeout=timeout))
+    return {"store": dist.PrefixStore(f"restart{place.restarts}", store)}
+
+
+def lost(error: RuntimeError) -> str | None:
+    """What `error` says, where it tells that another rank has gone or hangs, else None.
+
+    gloo's errors have no type of their own; the path of its source is in them.
+    """
+    if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+        return None
+    return f"the connection to the other ranks is lost ({_gist(error)})"
+
+
+def _gist(error: RuntimeError) -> str:
+    """The first line without the place in the library's source and its guesses at the cause."""
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^\]]*\] ", "", first).partition(". This ")[0]
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -7,9 +7,11 @@ wrong flag costs no waiting.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -50,17 +52,30 @@ def run(config: Config, begun: float) -> int:
     # torchrun shows the exception that this leaves in its error file as the cause of a failed job.
     from torch.distributed.elastic.multiprocessing.errors import record
 
+    rank = config.place[0] if config.place else os.environ.get("RANK", "0")
     try:
         record(join_and_train)(config, begun)
     except TrainError as error:
         # All ranks stop together when told to: one of them says so.
-        if not isinstance(error, Preempted) or os.environ.get("RANK", "0") == "0":
-            print(f"train: rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr, flush=True)
+        if not isinstance(error, Preempted) or str(rank) == "0":
+            print(f"train: rank {rank}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    except KeyboardInterrupt:
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+            raise
         print(
-            "train: interrupted; the same command goes on from the last snapshot", file=sys.stderr, flush=True
+            f"train: rank {rank}: {error}: make room there, or give another --out",
+            file=sys.stderr,
+            flush=True,
         )
+        return 1
+    except KeyboardInterrupt:
+        if str(rank) == "0":
+            print(
+                "train: interrupted; the same command goes on from the last snapshot",
+                file=sys.stderr,
+                flush=True,
+            )
         return 130
     return 0
 
@@ -69,7 +84,9 @@ def join_and_train(config: Config, begun: float) -> None:
     """Join the other ranks and train with them."""
     from train import dist, preempt
 
-    with preempt.listen() as stop, dist.join(config, dist.find_place(config, os.environ)) as ranks:
+    # Listened for once all are there: before that nothing can be lost, and a process that waits for the others in
+    # C++ would not see the wish.
+    with dist.join(config, dist.find_place(config, os.environ)) as ranks, preempt.listen() as stop:
         if ranks.world > 1:  # the one line that every rank prints: all are there, each on its device
             print(f"rank {ranks.rank} of {ranks.world} joined, on {ranks.device}\n", end="", flush=True)
         train(config, ranks, stop, begun)
@@ -95,7 +112,7 @@ def train(config: Config, ranks: Ranks, stop: StopSignal, begun: float) -> None:
     metrics = Metrics(config.folder, enabled=ranks.is_main, tensorboard=config.tensorboard)
     trainer = Trainer(config=config, ranks=ranks, parallel=spread, data=loaded, metrics=metrics, stop=stop)
     trainer.resume()
-    metrics.open(trainer.step)
+    metrics.open(trainer.step, epochs=trainer.validated)
     metrics.status("running", **trainer.standing())
     try:
         trainer.fit()
@@ -103,7 +120,8 @@ def train(config: Config, ranks: Ranks, stop: StopSignal, begun: float) -> None:
         metrics.status("preempted", **trainer.standing())
         raise
     except BaseException as error:
-        metrics.status("failed", **trainer.standing(), error=str(error))
+        with suppress(OSError):  # the disk may be what failed
+            metrics.status("failed", **trainer.standing(), error=str(error) or type(error).__name__)
         raise
     finally:
         trainer.close()

@@ -31,12 +31,13 @@ class Metrics:
         self._file: TextIO | None = None
         self._events: Any = None
 
-    def open(self, step: int) -> None:
-        """Begin at `step`. Lines of an earlier run beyond it are dropped: those steps will be done again."""
+    def open(self, step: int, *, epochs: int = 0) -> None:
+        """Begin at `step`, with `epochs` epochs validated. Lines of an earlier run beyond that are dropped: what they
+        tell will be done again."""
         if not self.enabled:
             return
         path = self.folder / METRICS
-        kept = _lines_up_to(path, step) if step else []
+        kept = _lines_up_to(path, step, epochs) if step else []
         _write_atomically(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
         self._events = _event_writer(self.folder / "tensorboard", step) if self._use_tensorboard else None
@@ -143,13 +144,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _lines_up_to(path: Path, step: int) -> list[str]:
+def _lines_up_to(path: Path, step: int, epochs: int) -> list[str]:
     if not path.exists():
         return []
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            if json.loads(line)["step"] <= step:
+            values = json.loads(line)
+            if values["step"] <= step and values.get("epoch", 0) <= epochs:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue  # the half line of a run that was killed while it wrote

@@ -25,7 +25,10 @@ class StopSignal:
 
 @contextmanager
 def listen() -> Iterator[StopSignal]:
-    """Take SIGTERM as a wish for the length of a `with` block. Outside the main thread nothing is listened to."""
+    """Take SIGTERM as a wish for the length of a `with` block. Outside the main thread nothing is listened to.
+
+    Once told to stop, the process takes any further SIGTERM as the same wish to its end.
+    """
     stop = StopSignal()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -34,4 +37,6 @@ def listen() -> Iterator[StopSignal]:
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGTERM, before)
+        # Launchers repeat themselves: a second SIGTERM must not cut short the clean end that the first one asked for.
+        if not stop.asked:
+            signal.signal(signal.SIGTERM, before)

@@ -21,7 +21,8 @@ from train.errors import TrainError
 
 NAME = "snapshot.pt"
 PREVIOUS = "snapshot.prev.pt"
-FORMAT = 2
+TEMPORARY = ".snapshot.{}.tmp"
+FORMAT = 3
 
 State = dict[str, Any]
 
@@ -33,7 +34,7 @@ def save(folder: Path, state: State, *, writer: int = 0) -> None:
     where the disk refuses; the snapshots that were there stay.
     """
     path = folder / NAME
-    temporary = folder / f".snapshot.{writer}.tmp"
+    temporary = folder / TEMPORARY.format(writer)
     try:
         with temporary.open("wb") as file:
             torch.save({"format": FORMAT, **state}, file)
@@ -58,10 +59,18 @@ def remove(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
+def sweep(folder: Path) -> None:
+    """Remove the half-written files of writers that were killed, while nobody writes. A writer overwrites its own,
+    but after a restart another rank may be the writer here."""
+    for path in folder.glob(TEMPORARY.format("*")):
+        path.unlink(missing_ok=True)
+
+
 def load_local(folder: Path) -> State | None:
     """The newest valid state in `folder`, on the CPU, or None. A damaged file is named on stderr and skipped."""
-    found = [state for state in (_read(folder / NAME), _read(folder / PREVIOUS)) if state is not None]
-    return max(found, key=lambda state: state["step"], default=None)
+    # What was written last, whatever its step: a run that was forced to go on may count its steps otherwise.
+    state = _read(folder / NAME)
+    return _read(folder / PREVIOUS) if state is None else state
 
 
 def load_newest(folder: Path, ranks: Ranks) -> State | None:
@@ -86,12 +95,10 @@ def _read(path: Path) -> State | None:
         if damaged is not None:
             raise ValueError(f"checksum of {damaged} is wrong")
         state = torch.load(path, map_location="cpu", weights_only=True)
-        if (
-            not isinstance(state, dict)
-            or state.get("format") != FORMAT
-            or not isinstance(state.get("step"), int)
-        ):
+        if not isinstance(state, dict) or not isinstance(state.get("step"), int) or "format" not in state:
             raise ValueError("it is not a snapshot of this trainer")
+        if state["format"] != FORMAT:
+            raise ValueError(f"its format is {state['format']}, and this trainer reads {FORMAT}")
     except Exception as error:  # whatever is wrong with this file, an older one may still be good
         print(f"snapshot {path} is skipped: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return None

@@ -6,11 +6,17 @@ It must not know training: each process runs what `train.main` runs, with its pl
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import socket
 
 import torch.multiprocessing as mp
 
+from train import preempt
 from train.config import Config
+
+POLL = 0.2  # seconds until SIGTERM is handed on
+GRACE = 30.0  # seconds that the other ranks have to end by themselves when one has; torch kills them after twice that
 
 
 def spawn(config: Config, begun: float) -> int:
@@ -24,10 +30,24 @@ def spawn(config: Config, begun: float) -> int:
         else config.init_method,
     )
     try:
-        mp.spawn(_rank, args=(config, begun), nprocs=config.world_size)
+        with preempt.listen() as stop:
+            ranks = mp.spawn(_rank, args=(config, begun), nprocs=config.world_size, join=False)
+            return _watch(ranks, stop)
     except mp.ProcessExitedException as error:
         # The rank has said why; a signal number is what a shell would make of it.
         return error.exit_code if error.exit_code > 0 else 128 - error.exit_code
+    except KeyboardInterrupt:
+        return 130  # the ranks get it too, and one of them says so
+
+
+def _watch(ranks: mp.ProcessContext, stop: preempt.StopSignal) -> int:
+    """Wait for the ranks, and hand on the wish to stop. Returns 0."""
+    told = False
+    while not ranks.join(timeout=POLL, grace_period=GRACE):
+        if stop.asked and not told:
+            told = True
+            for pid in ranks.pids():
+                os.kill(pid, signal.SIGTERM)
     return 0
 
 

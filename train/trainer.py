@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from train import optim, scores, snapshot, speed
+from train import dist, optim, scores, snapshot, speed
 from train.augment import Augment
 from train.config import Config
 from train.data import Data
@@ -74,6 +74,9 @@ class Trainer:
         self.window = speed.Window()
         self.scored = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # since the last line
         self.epoch_sums = torch.zeros(6, dtype=torch.float64)
+        self.carried = torch.zeros(6, dtype=torch.float64)  # of a line begun before the run was interrupted
+        self.logged = 0  # the step of the last line
+        self.saved: int | None = None  # the step of the newest snapshot
         self.stopping = False
         self.step = 0
         self.validated = 0
@@ -90,8 +93,28 @@ class Trainer:
     def fit(self) -> None:
         """Train to the last epoch, with a validation and a snapshot after each.
 
-        Raises `Preempted` on every rank, with a snapshot saved, when one of them was told to stop.
+        Raises `Preempted` on every rank, with a snapshot saved, when one of them was told to stop, and `TrainError`
+        where other ranks have gone.
         """
+        try:
+            if self.ranks.any(self.stop.asked):
+                self._leave()
+            self._fit()
+        except RuntimeError as error:
+            # No snapshot is saved here. The weights are those of the last step, but the forward pass that failed has
+            # moved BatchNorm's statistics, FSDP's state is on ranks that have gone, and NCCL's watchdog mostly ends
+            # the process before this line: --save-every decides how much is lost.
+            problem = dist.lost(error)
+            if problem is None:
+                raise
+            kept = (
+                f"goes on from the snapshot of step {self.saved}"
+                if self.saved is not None
+                else "starts again"
+            )
+            raise TrainError(f"after step {self.step}: {problem}; the same command {kept}") from error
+
+    def _fit(self) -> None:
         while True:
             ended = self.step % self.batches.steps == 0 and self.epoch > self.validated
             if ended or self.step >= self.total_steps:
@@ -104,8 +127,10 @@ class Trainer:
         """Train to the end of the current epoch. Returns its figures, over all ranks."""
         epoch, first = divmod(self.step, self.batches.steps)
         self.parallel.module.train()
-        self.epoch_sums.zero_()
-        self.epoch_begun = self.step
+        if not first:
+            self.epoch_sums.zero_()
+            self.carried.zero_()
+            self.logged = self.step
         self.window.restart()
         for batch in self.window.watch(self.train_loader(list(self.batches.epoch(epoch, first)))):
             self._rehearse_failure()
@@ -118,7 +143,7 @@ class Trainer:
             if not last and self._due(self.config.save_every):
                 with self.window.paused():
                     self.save()
-        return self._figures(self.epoch_sums, self.step - self.epoch_begun)
+        return self._figures(self.epoch_sums, self.batches.steps)
 
     def train_step(self, inputs: Tensor, labels: Tensor, shard: Shard) -> Tensor:
         """One update of the weights from this rank's shard of the global batch.
@@ -217,11 +242,12 @@ class Trainer:
         """Continue from the newest snapshot that any rank has. With `--fresh` the old ones are removed first,
         but not when torchrun has restarted the ranks of this very job.
 
-        Raises `UsageError` where that snapshot belongs to a run with other settings.
+        Raises `UsageError` where that snapshot belongs to a run with other settings, unless forced.
         """
         if self.config.fresh and not self.ranks.place.restarts:
             self.ranks.in_turn(lambda: snapshot.remove(self.config.folder), what="remove the old snapshots")
         state = snapshot.load_newest(self.config.folder, self.ranks)
+        snapshot.sweep(self.config.folder)  # all ranks are past the collective operation above: none writes
         if state is not None:
             self._load_state(state)
             self.metrics.say(f"resumed at step {self.step} (epoch {self.epoch}) from {self.config.folder}")
@@ -231,30 +257,46 @@ class Trainer:
         self.parallel.warm()
 
     def save(self) -> None:
-        """Write a snapshot: on rank 0, or with --snapshot-per-node on local rank 0 of every node."""
+        """Write a snapshot: on rank 0, or with --snapshot-per-node on local rank 0 of every node.
+
+        Raises `TrainError` on every rank where one of them could not.
+        """
         self.parallel.align_buffers()
         place = self.ranks.place
         state = self._state()
-        if place.local_rank == 0 if self.config.snapshot_per_node else place.rank == 0:
-            snapshot.save(self.config.folder, state, writer=place.rank)
+
+        def write() -> None:
+            if place.local_rank == 0 if self.config.snapshot_per_node else place.rank == 0:
+                snapshot.save(self.config.folder, state, writer=place.rank)
+
+        self.ranks.together(write, what="write the snapshot")
+        self.saved = self.step
 
     def _state(self) -> snapshot.State:
         model, optimizer = self.parallel.state(self.optimizer)
         return {
-            "fingerprint": self.config.fingerprint,
+            "fingerprint": self._fingerprint(),
             "step": self.step,
+            "steps_per_epoch": self.batches.steps,
             "validated": self.validated,
             "best_accuracy": self.best_accuracy,
             "best_epoch": self.best_epoch,
             "model": model,
             "optimizer": optimizer,
             "scaler": self.parallel.scaler.state_dict(),
+            "epoch_sums": self.epoch_sums,
+            "line_sums": self._since_line(),
+            "logged": self.logged,
             "world_size": self.ranks.world,
             "torch": str(torch.__version__),
         }
 
+    def _fingerprint(self) -> dict[str, object]:
+        """What a snapshot must agree with to be continued by this run."""
+        return {**self.config.fingerprint, "training samples": len(self.data.train)}
+
     def _load_state(self, state: snapshot.State) -> None:
-        then, now = state["fingerprint"], self.config.fingerprint
+        then, now = state["fingerprint"], self._fingerprint()
         other = [
             f"{name} {then.get(name)} (now {value})" for name, value in now.items() if then.get(name) != value
         ]
@@ -264,6 +306,8 @@ class Trainer:
                 f"the snapshot in {folder} is of another run: {', '.join(other)}; "
                 "give another --out, --fresh to start again, or --force to go on from it all the same"
             )
+        if other:
+            self.metrics.say(f"--force: the snapshot in {folder} is of another run: {', '.join(other)}")
         try:
             self.parallel.load(self.optimizer, (state["model"], state["optimizer"]))
         except (KeyError, ValueError, RuntimeError) as error:
@@ -272,7 +316,11 @@ class Trainer:
             ) from error
         if state["scaler"] and self.parallel.scaler.is_enabled():
             self.parallel.scaler.load_state_dict(state["scaler"])
-        self.step = state["step"]
+        self.step = self.saved = state["step"]
+        if state["steps_per_epoch"] != self.batches.steps:
+            # Forced to go on with other batches: at the beginning of the epoch that was under way.
+            self.step = state["step"] // state["steps_per_epoch"] * self.batches.steps
+        self.epoch_sums, self.carried, self.logged = state["epoch_sums"], state["line_sums"], state["logged"]
         self.validated = state["validated"]
         self.best_accuracy = state["best_accuracy"]
         self.best_epoch = state["best_epoch"]
@@ -283,10 +331,11 @@ class Trainer:
 
     def _log(self) -> None:
         """Reduce what the ranks saw since the last line, and write a line."""
-        sums = self.ranks.sum(torch.cat([self.scored, self.scored.new_tensor(self.window.sums())])).cpu()
-        steps = self.window.steps
+        sums, steps = self._since_line(), self.step - self.logged
         figures = self._figures(sums, steps)
         self.scored.zero_()
+        self.carried.zero_()
+        self.logged = self.step
         self.window.restart()
         self.epoch_sums += sums
         self.metrics.record("train", step=self.step, **figures)
@@ -302,8 +351,14 @@ class Trainer:
             step=step + 1,
             steps=self.batches.steps,
             now=mean(sums.tolist(), steps=steps),
-            mean=mean(self.epoch_sums.tolist(), steps=self.step - self.epoch_begun),
+            mean=mean(self.epoch_sums.tolist(), steps=step + 1),
         )
+
+    def _since_line(self) -> Tensor:
+        """[loss sum, right answers, right among five, samples, seconds waited, seconds] since the last line, over all
+        ranks, and over the runs before an interruption too."""
+        mine = torch.cat([self.scored, self.scored.new_tensor(self.window.sums())])
+        return self.ranks.sum(mine).cpu() + self.carried
 
     def _figures(self, sums: Tensor, steps: int) -> dict[str, float]:
         """The reduced sums of some steps as means, shares and rates."""
@@ -332,7 +387,7 @@ class Trainer:
             self.save()
 
     def _report_epoch(self, test: dict[str, float]) -> None:
-        train = self._figures(self.epoch_sums, self.step - self.epoch_begun)
+        train = self._figures(self.epoch_sums, self.batches.steps)
         seconds = self.epoch_sums[-1].item() / self.ranks.world
         self.metrics.record("epoch", step=self.step, epoch=self.epoch, seconds=seconds, **train, **test)
         self.metrics.status("running", **self.standing())

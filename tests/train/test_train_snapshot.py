@@ -92,6 +92,30 @@ def test_flipped_bits_in_the_weights_are_noticed(two: Path) -> None:
     assert loaded["step"] == 1
 
 
+def test_a_snapshot_of_an_older_format_is_skipped_with_a_word(
+    two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({**state(99), "format": 1}, two / snapshot.NAME)
+    loaded = snapshot.load_local(two)
+    assert loaded is not None
+    assert loaded["step"] == 1
+    assert f"its format is 1, and this trainer reads {snapshot.FORMAT}" in capsys.readouterr().err
+
+
+def test_what_was_written_last_counts_although_its_step_is_lower(two: Path) -> None:
+    snapshot.save(two, state(1))
+    loaded = snapshot.load_local(two)
+    assert loaded is not None
+    assert loaded["step"] == 1
+
+
+def test_what_killed_writers_left_is_swept_and_nothing_else(two: Path) -> None:
+    for writer in (0, 3):
+        (two / snapshot.TEMPORARY.format(writer)).write_bytes(b"half")
+    snapshot.sweep(two)
+    assert sorted(path.name for path in two.iterdir()) == [snapshot.PREVIOUS, snapshot.NAME]
+
+
 def test_a_file_that_is_something_else_is_skipped(two: Path) -> None:
     torch.save({"step": 99, "weights": torch.zeros(3)}, two / snapshot.NAME)
     loaded = snapshot.load_local(two)
@@ -122,13 +146,14 @@ def test_a_writer_killed_in_the_middle_of_a_write_leaves_a_loadable_snapshot(
 
 
 def stop_in_the_middle_of_a_write(folder: Path, writer: int) -> None:
-    """Stop the writer while a file beside the newest snapshot is shorter than that one."""
+    """Stop the writer while its new snapshot is shorter than the newest one."""
     newest = folder / snapshot.NAME
     deadline = time.monotonic() + harness.HANG
     while time.monotonic() < deadline:
         if not half_written(folder, newest):
             continue
         os.kill(writer, signal.SIGSTOP)
+        time.sleep(0.001)  # until the signal is there
         if half_written(folder, newest):
             return
         os.kill(writer, signal.SIGCONT)
@@ -138,7 +163,7 @@ def stop_in_the_middle_of_a_write(folder: Path, writer: int) -> None:
 def half_written(folder: Path, newest: Path) -> bool:
     try:
         whole = newest.stat().st_size
-        return any(0 < path.stat().st_size < whole for path in folder.iterdir())
+        return any(0 < path.stat().st_size < whole for path in folder.glob(snapshot.TEMPORARY.format("*")))
     except FileNotFoundError:
         return False  # nothing is saved yet, or a rename came between
 
