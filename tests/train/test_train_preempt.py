@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from train import snapshot
 
 pytestmark = pytest.mark.torch
 MAIN = harness.ROOT / "train" / "main.py"
+fillable = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux")
 STOPPED = r"train: rank 0: told to stop: stopped after step {step} with a snapshot in {folder}; the same command goes on from there"
 
 
@@ -211,28 +214,43 @@ def test_ranks_that_lose_another_end_with_a_sentence_and_a_failed_status(
     assert "the connection to the other ranks is lost" in status(tmp_path)["error"]
 
 
+@fillable
 def test_a_disk_that_is_full_on_one_rank_stops_all_and_the_old_snapshot_loads(
     zygote: harness.Zygote, tmp_path: Path
 ) -> None:
     first = zygote.ranks(2, *flags("--epochs", 1, "--out", tmp_path))
     assert [rank.wait() for rank in first] == [0, 0]
-    before = {name: (tmp_path / name).read_bytes() for name in (snapshot.NAME,)}
-    ranks = zygote.ranks(2, *flags("--save-every", 4, "--out", tmp_path), run="train_full_disk")
+    before = (tmp_path / snapshot.NAME).read_bytes()
+    ranks = zygote.ranks(2, *flags("--epochs", 9, "--save-every", 500, "--out", tmp_path))
+    harness.until(lambda: status(tmp_path)["step"] > 65, "a step of the second epoch")
+    full_from_now_on(ranks[0], 100_000)
     assert [rank.wait() for rank in ranks] == [1, 1], ranks[0].stderr + ranks[1].stderr
     (full,), (other,) = (rank.stderr.splitlines() for rank in ranks)
     assert full.startswith(f"train: rank 0: the snapshot {tmp_path / snapshot.NAME} cannot be written (")
     assert other == "train: rank 1: stopped, because another rank could not write the snapshot"
     assert status(tmp_path)["state"] == "failed"
-    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert (tmp_path / snapshot.NAME).read_bytes() == before
     assert snapshot.load_local(tmp_path) is not None
     assert not list(tmp_path.glob(snapshot.TEMPORARY.format("*")))
 
 
-def test_a_disk_too_full_for_a_line_of_metrics_is_a_sentence(zygote: harness.Zygote, tmp_path: Path) -> None:
-    run = zygote.start(*flags("--out", tmp_path), run="train_full_disk", FILE_LIMIT=1500)
-    assert run.wait() == 1
-    assert run.stderr.startswith("train: rank 0: [Errno 27] File too large")
-    assert "Traceback" not in run.stderr
+@fillable
+def test_a_disk_too_full_for_a_line_of_metrics_is_a_sentence(tmp_path: Path) -> None:
+    run = harness.start([MAIN, *flags("--epochs", 9, "--out", tmp_path)], cwd=harness.ROOT)
+    try:
+        in_mid_epoch(tmp_path)
+        full_from_now_on(run, 10)
+    finally:
+        done = harness.finish(run)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("train: rank 0: [Errno 27] File too large")
+    assert line.endswith(": make room there, or give another --out")
+
+
+def full_from_now_on(run: harness.Forked | subprocess.Popen[str], size: int) -> None:
+    """No file that `run` writes may grow beyond `size` bytes; a pipe may."""
+    resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (size, size))
 
 
 def test_an_interrupt_from_the_keyboard_is_one_sentence(zygote: harness.Zygote, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from test_train_snapshot import stop_in_the_middle_of_a_write
 from train_resume_checks import BATCH, EPOCHS, SAMPLES
 
 from train.sampler import GlobalBatches
-from train.snapshot import load_local
+from train.snapshot import TEMPORARY, load_local
 
 pytestmark = pytest.mark.torch
 # With BatchNorm and dropout in the network.
@@ -235,8 +235,11 @@ def test_ranks_that_are_killed_together_end_with_the_same_bits(
         for rank in ranks:
             rank.kill_session()
         assert [rank.wait() for rank in ranks] == [-signal.SIGKILL] * 2
+    leftover = folder / TEMPORARY.format(3)
+    leftover.write_bytes(b"what a rank wrote that is no writer now")
     last = zygote.ranks(2, *flags, "--save-every", 5, "--out", folder)
     assert [rank.wait() for rank in last] == [0, 0], last[0].stderr
+    assert not leftover.exists()
     assert different(weights(tmp_path / "whole"), weights(folder)) == []
     assert told(folder) == told(tmp_path / "whole")
 
