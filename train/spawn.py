@@ -6,8 +6,6 @@ It must not know training: each process runs what `train.main` runs, with its pl
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 import socket
 
 import torch.multiprocessing as mp
@@ -46,8 +44,8 @@ def _watch(ranks: mp.ProcessContext, stop: preempt.StopSignal) -> int:
     while not ranks.join(timeout=POLL, grace_period=GRACE):
         if stop.asked and not told:
             told = True
-            for pid in ranks.pids():
-                os.kill(pid, signal.SIGTERM)
+            for process in ranks.processes:
+                process.terminate()
     return 0
 
 

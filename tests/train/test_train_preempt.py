@@ -30,8 +30,8 @@ fillable = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Li
 STOPPED = r"train: rank 0: told to stop: stopped after step {step} with a snapshot in {folder}; the same command goes on from there"
 
 
-def flags(*more: object, samples: int = 480, batch: int = 8, model: str = "mnist") -> list[object]:
-    """A run of 60 steps per epoch with BatchNorm in its network, where nothing else is asked for."""
+def flags(*more: object, samples: int = 960, batch: int = 8, model: str = "mnist") -> list[object]:
+    """A run of 120 steps per epoch with BatchNorm in its network, where nothing else is asked for."""
     data = ["--dataset", "synthetic", "--synthetic-size", samples, "--image-size", 12, "--batch-size", batch]
     return [*data, "--model", model, "--epochs", 2, "--no-tensorboard", "--log-every", 1, *more]
 
@@ -85,7 +85,7 @@ def test_sigterm_to_torchrun_stops_every_rank_at_one_step_although_workers_get_i
         done = harness.finish(job)
     told = status(tmp_path)
     assert told["state"] == "preempted"
-    assert 5 < told["step"] < 60
+    assert 5 < told["step"] < 240
     sentence = STOPPED.format(step=told["step"], folder=tmp_path)
     assert [line for line in done.stderr.splitlines() if line.startswith("train:")] == [sentence]
     assert "DataLoader worker" not in done.stderr
@@ -222,7 +222,7 @@ def test_a_disk_that_is_full_on_one_rank_stops_all_and_the_old_snapshot_loads(
     assert [rank.wait() for rank in first] == [0, 0]
     before = (tmp_path / snapshot.NAME).read_bytes()
     ranks = zygote.ranks(2, *flags("--epochs", 9, "--save-every", 500, "--out", tmp_path))
-    harness.until(lambda: status(tmp_path)["step"] > 65, "a step of the second epoch")
+    harness.until(lambda: status(tmp_path)["step"] > 125, "a step of the second epoch")
     full_from_now_on(ranks[0], 100_000)
     assert [rank.wait() for rank in ranks] == [1, 1], ranks[0].stderr + ranks[1].stderr
     (full,), (other,) = (rank.stderr.splitlines() for rank in ranks)
