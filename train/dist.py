@@ -169,19 +169,32 @@ def find_place(config: Config, environ: Mapping[str, str]) -> Place:
 
 
 def pick_device(config: Config, place: Place) -> torch.device:
-    """The device of this rank. Raises `UsageError` where the node has fewer GPUs than ranks."""
+    """The device of this rank; of --parallel pipeline the first of its two, the other being the next one.
+
+    Raises `UsageError` where the node has fewer GPUs than its ranks need.
+    """
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if count == 0:
         raise UsageError("--device cuda: torch sees no GPU here; check nvidia-smi and CUDA_VISIBLE_DEVICES")
-    # A launcher may show each rank its own GPU only; then it is number 0 whatever the local rank.
-    index = 0 if count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ else place.local_rank
-    if index >= count:
+    each = 2 if config.parallel == "pipeline" else 1
+    # A launcher may show each rank its own GPUs only; then they begin at 0 whatever the local rank.
+    if count == each and "CUDA_VISIBLE_DEVICES" in os.environ:
+        return torch.device("cuda", 0)
+    # By the local rank and not the rank: on the second node these differ.
+    index = each * place.local_rank
+    if index + each <= count:
+        return torch.device("cuda", index)
+    if each == 1:
         raise UsageError(
             f"local rank {place.local_rank} has no GPU: {count} here; start at most {count} ranks per node"
         )
-    return torch.device("cuda", index)
+    raise UsageError(
+        f"--parallel pipeline takes two GPUs for each process: local rank {place.local_rank} needs "
+        f"{index + each} on this node, which has {count}; start with --nproc-per-node = GPUs / 2"
+        + (f", here {count // each}" if count >= each else ", or give --device cpu")
+    )
 
 
 def choose_arithmetic(config: Config) -> None:
@@ -203,7 +216,7 @@ def join(config: Config, place: Place) -> Iterator[Ranks]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     ranks = Ranks(place=place, device=device)
-    if not place.grouped and config.parallel == "ddp":
+    if not place.grouped and config.parallel in ("ddp", "pipeline"):
         yield ranks
         return
     backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
@@ -216,7 +229,9 @@ def join(config: Config, place: Place) -> Iterator[Ranks]:
             rank=place.rank,
             world_size=place.world,
             timeout=timeout,
-            device_id=device if backend == "nccl" else None,
+            # Bound to one device NCCL refuses tensors on the other of a pipeline's two; stages per rank talk to their
+            # neighbours over connections of their own only where none was made for all of them ahead.
+            device_id=device if backend == "nccl" and config.parallel in ("ddp", "fsdp") else None,
             **_meeting(config, place, timeout),
         )
     except RuntimeError as error:

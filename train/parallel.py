@@ -60,7 +60,7 @@ class Replicas:
     def _wrap(self, module: nn.Module) -> nn.Module:
         """The module with its gradients averaged over all ranks after each backward pass."""
         if self.config.compile:
-            module = torch.compile(module)
+            module = self._compile(module)
         if not self.ranks.place.grouped:
             return module
         return DistributedDataParallel(
@@ -70,6 +70,9 @@ class Replicas:
             gradient_as_bucket_view=True,
             static_graph=self.config.static_graph,
         )
+
+    def _compile(self, module: nn.Module) -> nn.Module:
+        return torch.compile(module)
 
     def _device_ids(self) -> list[int] | None:
         device = self.ranks.device
