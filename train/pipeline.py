@@ -7,7 +7,8 @@ devices are the processor: the same results, and nothing gained. It must not kno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from train.config import Config
 from train.cut import cut
 from train.dist import Ranks
-from train.errors import UsageError
+from train.errors import TrainError, UsageError
 from train.parallel import Replicas, Score
 
 
@@ -23,8 +24,9 @@ class TwoDevices(nn.Sequential):
     """`module`, an `nn.Sequential`, with its first stage on `devices[0]` and its second on `devices[1]`.
 
     Inputs may be anywhere; outputs are on `devices[1]`. The names in its state are those of `module`, whose layers
-    it takes over. `split_size` is the number of samples per piece, 0 the whole batch at once. Layers that look at
-    the whole batch, such as BatchNorm, see one piece at a time. Raises `UsageError` as `cut` does.
+    it takes over. A batch passes in as few pieces of at most `split_size` samples as it takes, of sizes that differ
+    by one at most; 0: in one. Layers that look at the whole batch, such as BatchNorm, see one piece at a time.
+    Raises `UsageError` as `cut` does.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class TwoDevices(nn.Sequential):
     def forward(self, inputs: Tensor) -> Tensor:
         """The outputs for the whole batch, in its order."""
         first, second = self.stages
-        pieces = inputs.to(self.devices[0], non_blocking=True).split(self.split_size or len(inputs))
+        count = -(-len(inputs) // self.split_size) if self.split_size else 1
+        pieces = inputs.to(self.devices[0], non_blocking=True).tensor_split(count)
         outputs = []
         waiting = self._pass_on(first(pieces[0]))
         for piece in pieces[1:]:
@@ -125,11 +128,27 @@ class TwoDeviceReplicas(Replicas):
         self, chunks: Sequence[tuple[Tensor, Tensor, int]], score: Score, *, global_count: int
     ) -> Tensor:
         """As `Replicas.train_batch`. The loss is computed on the second device; the sums come back to the first."""
-        return super().train_batch(chunks, score, global_count=global_count).to(self.ranks.device)
+        with single_samples_explained():
+            return super().train_batch(chunks, score, global_count=global_count).to(self.ranks.device)
 
     def evaluate(self, inputs: Tensor, labels: Tensor, count: int, score: Score) -> Tensor:
         """As `Replicas.evaluate`."""
         return super().evaluate(inputs, labels, count, score).to(self.ranks.device)
+
+
+@contextmanager
+def single_samples_explained() -> Iterator[None]:
+    """Raises `TrainError` instead of BatchNorm's refusal to train on a piece of one sample."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        # torch.distributed.pipelining wraps it in a RuntimeError.
+        if "more than 1 value per channel" not in f"{error} {error.__cause__}":
+            raise
+        raise TrainError(
+            "a piece of the batch has one sample, and BatchNorm cannot train on one value per channel: give larger "
+            "pieces, that is a larger --split-size or fewer --microbatches, or a larger --image-size"
+        ) from error
 
 
 def devices(first: torch.device) -> tuple[torch.device, torch.device]:

@@ -23,11 +23,12 @@ from train.cut import cut
 from train.dist import Ranks
 from train.errors import UsageError
 from train.parallel import HALF, Replicas, Score, States
+from train.pipeline import single_samples_explained
 
 
 class Stages(Replicas):
-    """Rank r holds stage r. A batch passes through the ranks in microbatches of one size; what is left of the last
-    batch of an epoch follows as a smaller one of its own, so that no sample is padded, repeated or dropped."""
+    """Rank r holds stage r. A batch passes through the ranks in microbatches; those of the last batch of an epoch are
+    fewer or smaller, so that no sample is padded, repeated or dropped."""
 
     def __init__(self, config: Config, ranks: Ranks, module: nn.Module, shape: Sequence[int]) -> None:
         if config.parallel == "1f1b" and config.microbatches < ranks.world:
@@ -72,19 +73,26 @@ class Stages(Replicas):
         return total
 
     def _runs(self, inputs: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
-        """The parts of a batch that one schedule can take, with the number of equal microbatches in each."""
-        whole, rest = divmod(len(inputs), self.size)
-        edge = whole * self.size
-        if whole:
-            yield inputs[:edge], labels[:edge], whole
-        if rest:
-            yield inputs[edge:], labels[edge:], 1
+        """The parts of a batch that one schedule can take, with the number of equal microbatches in each.
+
+        A schedule's microbatches are all of one size. As many pieces as it takes, of sizes that differ by one at
+        most, are two parts: those with one sample more, and the others.
+        """
+        if not len(inputs):
+            return
+        pieces = -(-len(inputs) // self.size)
+        each, larger = divmod(len(inputs), pieces)
+        edge = larger * (each + 1)
+        if larger:
+            yield inputs[:edge], labels[:edge], larger
+        yield inputs[edge:], labels[edge:], pieces - larger
 
     def _run(self, inputs: Tensor, labels: Tensor, pieces: int, score: Score) -> Tensor:
         schedule = self._schedule(inputs, pieces)
-        outputs = schedule.step(
-            *([inputs] if self.first else []), **({"target": labels} if self.last else {})
-        )
+        with single_samples_explained():
+            outputs = schedule.step(
+                *([inputs] if self.first else []), **({"target": labels} if self.last else {})
+            )
         return self._sums(score, outputs.detach() if self.last else None, labels)
 
     def _schedule(self, inputs: Tensor, pieces: int) -> ScheduleGPipe | Schedule1F1B:
