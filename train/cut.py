@@ -41,7 +41,7 @@ def _even(layers: dict[str, nn.Module], parts: int) -> list[int]:
         names = ", ".join(list(layers)[place] for place in weighty)
         raise UsageError(
             f"{parts} stages, but this model has {len(weighty)} layers with parameters ({names}): "
-            "start fewer ranks, or choose a larger --model"
+            "choose a larger --model, or start fewer ranks where each holds a stage"
         )
     each, more = divmod(len(weighty), parts)
     return [weighty[stage * each + min(stage, more)] for stage in range(1, parts)]

@@ -60,6 +60,7 @@ def weights(subject: Trainer) -> dict[str, Tensor]:
 def train(ranks: Ranks, folder: Path, **settings: Any) -> dict[str, Any]:
     """Two epochs: the weights at the end, and the figures of the last one in training and validation."""
     subject = trainer(ranks, folder / f"rank{ranks.rank}", epochs=2, **settings)
+    subject.resume()  # there is nothing to resume from, but buckets to warm
     subject.train_epoch()
     figures = subject.train_epoch()
     return {"weights": weights(subject), "train": figures, "test": subject.validate()}
