@@ -102,7 +102,7 @@ class Stages(Replicas):
         if key in self._schedules:
             return self._schedules[key]
         count = len(inputs) // pieces
-        # Shapes that are not given are found by a forward pass on zeros, which some releases (read in 2.9) do not
+        # Shapes that are not given are found by a forward pass on zeros, which older releases do not
         # take back from BatchNorm's running statistics.
         reads = inputs[:count].to("meta") if self.first else self._activations(count, self.reads)
         writes = self._activations(count, self.writes)
