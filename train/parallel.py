@@ -8,12 +8,13 @@ the state of the whole model is collected for a snapshot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from train import speed
@@ -150,59 +151,94 @@ class Replicas:
         """Give every rank the buffers of rank 0."""
         self.ranks.align_buffers(self.module)
 
-    def state(self, optimizer: torch.optim.Optimizer) -> States:
-        """The state of the whole model and of its optimizer, on the CPU, by parameter names. Every rank calls it;
-        what it returns counts on those that write snapshots."""
-        return get_state_dict(self.module, optimizer, options=self._whole())
+    def state(self, optimizer: torch.optim.Optimizer, *, whole: bool = True) -> States:
+        """The state of the model and of its optimizer, by parameter names. Every rank calls it.
 
-    def load(self, optimizer: torch.optim.Optimizer, states: States) -> None:
-        """Take over a state that `state` of any mode and any number of ranks returned."""
+        The whole state counts on those ranks that write snapshots. Otherwise it is this rank's part, whose tensors
+        are those in use.
+        """
+        return get_state_dict(self.module, optimizer, options=self._options(whole))
+
+    def load(self, optimizer: torch.optim.Optimizer, states: States, *, whole: bool = True) -> None:
+        """Take over a whole state that `state` of any mode and any number of ranks returned, or this rank's part."""
         model, optim = states
         set_state_dict(
-            self.module, optimizer, model_state_dict=model, optim_state_dict=optim, options=self._whole()
+            self.module,
+            optimizer,
+            model_state_dict=model,
+            optim_state_dict=optim,
+            options=self._options(whole),
         )
 
-    def _whole(self) -> StateDictOptions:
+    def _options(self, _whole: bool) -> StateDictOptions:
         return StateDictOptions()
 
 
 class Shards(Replicas):
-    """--parallel fsdp: parameters, gradients and optimizer state are divided among the ranks, and gathered layer by
-    layer while it computes."""
+    """--parallel fsdp: parameters, gradients and optimizer state are divided among the ranks.
+
+    Parameters are gathered layer by layer while it computes, and gradients are reduced to the part of each rank;
+    the optimizer only ever sees parts.
+    """
 
     def _place(self, module: nn.Module) -> nn.Module:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        half = HALF.get(self.config.amp)
-        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
         mesh = init_device_mesh(self.ranks.device.type, (self.ranks.world,))
-        module = super()._place(module)
-        for layer in module.children():
-            if next(layer.parameters(), None) is not None:
+        exact = MixedPrecisionPolicy(cast_forward_inputs=False)
+        half = HALF.get(self.config.amp)
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32) if half else exact
+        # fully_shard takes contiguous parameters only; channels_last inputs alone decide how convolutions compute.
+        module = super()._place(module).to(memory_format=torch.contiguous_format)
+        self.layers = list(_layers(module))
+        for layer in self.layers:
+            norms = [part for part in layer.modules() if isinstance(part, _BatchNorm)]
+            if (
+                half and norms
+            ):  # PyTorch has no BatchNorm with weights in half precision and float32 statistics
+                fully_shard(norms, mesh=mesh, mp_policy=exact)
+            if layer not in norms or not half:
                 fully_shard(layer, mesh=mesh, mp_policy=policy)
         return fully_shard(module, mesh=mesh, mp_policy=policy)
 
     def _wrap(self, module: nn.Module) -> nn.Module:
         if self.config.compile:
-            module.compile()
+            # Compiled as a whole it would run uncompiled, without a word: the hooks that gather parameters break
+            # every graph. All layers of one class count against one limit.
+            torch._dynamo.config.recompile_limit = max(
+                torch._dynamo.config.recompile_limit, 8 * len(self.layers)
+            )
+            for layer in self.layers:
+                layer.forward = torch.compile(layer.forward)
         return module
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        self.module.set_requires_gradient_sync(False)
-        yield
-        self.module.set_requires_gradient_sync(True)
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Reduces all the same: a rank that kept gradients to itself would need the memory for all of them."""
+        return nullcontext()
 
     def precision(self) -> AbstractContextManager[Any]:
+        """Nothing: the layers themselves compute in half precision."""
         return nullcontext()
 
     def gradient_norm(self) -> Tensor:
         return super().gradient_norm().full_tensor()
 
-    def _whole(self) -> StateDictOptions:
+    def _options(self, whole: bool) -> StateDictOptions:
         # With cpu_offload rank 0 alone keeps what was gathered.
-        return StateDictOptions(full_state_dict=True, cpu_offload=not self.config.snapshot_per_node)
+        return StateDictOptions(
+            full_state_dict=whole, cpu_offload=whole and not self.config.snapshot_per_node
+        )
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The parts of `module` that are gathered one at a time: its children that hold parameters; lists and
+    dictionaries of layers are never called themselves, so their entries count."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _layers(child)
+        elif next(child.parameters(), None) is not None:
+            yield child
 
 
 def build(config: Config, ranks: Ranks, module: nn.Module, *, shape: Sequence[int]) -> Replicas:

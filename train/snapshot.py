@@ -45,7 +45,7 @@ def save(folder: Path, state: State, *, writer: int = 0) -> None:
         except FileNotFoundError:
             pass  # the first snapshot has none before it
         temporary.replace(path)
-        _sync_folder(folder)
+        sync_folder(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: how torch's writer reports a short write
         temporary.unlink(missing_ok=True)
         raise TrainError(
@@ -71,6 +71,12 @@ def load_local(folder: Path) -> State | None:
     # What was written last, whatever its step: a run that was forced to go on may count its steps otherwise.
     state = _read(folder / NAME)
     return _read(folder / PREVIOUS) if state is None else state
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest valid state in `folder`; -1 where there is none."""
+    state = load_local(folder)
+    return -1 if state is None else int(state["step"])
 
 
 def load_newest(folder: Path, ranks: Ranks) -> State | None:
@@ -115,7 +121,8 @@ def _from_bytes(blob: bytes) -> State:
     return torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Put the names in `folder` on disk."""
     # A rename is on disk only when its folder is.
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -15,8 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from train import dist, optim, scores, snapshot, speed
+from train import dist, optim, scores, speed
 from train.augment import Augment
+from train.checkpoint import Checkpoints, Progress
 from train.config import Config
 from train.data import Data
 from train.dist import Ranks
@@ -27,6 +28,12 @@ from train.parallel import Replicas
 from train.preempt import StopSignal
 from train.sampler import GlobalBatches, Shard, in_order
 
+KEPT = (
+    "validated",
+    "logged",
+    "best_accuracy",
+    "best_epoch",
+)  # beside the step, what a snapshot holds of a Trainer
 EVAL_BATCH = 256  # samples per rank and forward pass in validation; changes no result
 
 
@@ -62,21 +69,20 @@ class Trainer:
         if data.task == "classify":
             self.score = partial(scores.classify, smoothing=config.label_smoothing)
         self.optimizer = optim.make(config, parallel.module.parameters())
+        self.checkpoints = Checkpoints(config, ranks, parallel, self.optimizer, samples=len(data.train))
         self.lr = optim.schedule(config, self.batches.steps)
         pin = ranks.device.type == "cuda"
         seed = config.seed + ranks.rank  # what a dataset itself draws must differ between ranks
         settings = {"workers": config.workers, "prefetch": config.prefetch, "pin": pin, "seed": seed}
         self.train_loader = Loader(data.train, **settings)
         self.test_loader = Loader(data.test, **settings)
-        self.augment = (
-            Augment(seed=config.seed, pad=data.shape[1] // 8, flip=True) if config.augment else None
-        )
+        augment = Augment(seed=config.seed, pad=data.shape[1] // 8, flip=data.mirrored)
+        self.augment = augment if config.augment else None
         self.window = speed.Window()
         self.scored = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # since the last line
         self.epoch_sums = torch.zeros(6, dtype=torch.float64)
         self.carried = torch.zeros(6, dtype=torch.float64)  # of a line begun before the run was interrupted
         self.logged = 0  # the step of the last line
-        self.saved: int | None = None  # the step of the newest snapshot
         self.stopping = False
         self.step = 0
         self.validated = 0
@@ -107,11 +113,8 @@ class Trainer:
             problem = dist.lost(error)
             if problem is None:
                 raise
-            kept = (
-                f"goes on from the snapshot of step {self.saved}"
-                if self.saved is not None
-                else "starts again"
-            )
+            newest = self.checkpoints.newest
+            kept = "starts again" if newest is None else f"goes on from the snapshot of step {newest}"
             raise TrainError(f"after step {self.step}: {problem}; the same command {kept}") from error
 
     def _fit(self) -> None:
@@ -239,92 +242,39 @@ class Trainer:
         }
 
     def resume(self) -> None:
-        """Continue from the newest snapshot that any rank has. With `--fresh` the old ones are removed first,
-        but not when torchrun has restarted the ranks of this very job.
+        """Continue from the newest snapshot that any rank has, if there is one.
 
-        Raises `UsageError` where that snapshot belongs to a run with other settings, unless forced.
+        Raises `UsageError` where there is none although --resume require is given, and where it belongs to a run with
+        other settings, unless forced.
         """
-        if self.config.fresh and not self.ranks.place.restarts:
-            self.ranks.in_turn(lambda: snapshot.remove(self.config.folder), what="remove the old snapshots")
-        state = snapshot.load_newest(self.config.folder, self.ranks)
-        snapshot.sweep(self.config.folder)  # all ranks are past the collective operation above: none writes
-        if state is not None:
-            self._load_state(state)
-            self.metrics.say(f"resumed at step {self.step} (epoch {self.epoch}) from {self.config.folder}")
-        elif self.config.resume == "require":
-            raise UsageError(f"--resume require: no rank has a valid snapshot in {self.config.folder}")
+        folder = self.config.folder
+        progress, other = self.checkpoints.resume()
+        if progress is None and self.config.resume == "require":
+            raise UsageError(f"--resume require: no rank has a valid snapshot in {folder}")
+        if progress is not None:
+            self._go_on_from(progress)
+            if other:
+                self.metrics.say(f"--force: the snapshot in {folder} is of another run: {', '.join(other)}")
+            self.metrics.say(f"resumed at step {self.step} (epoch {self.epoch}) from {folder}")
         self.parallel.module.train()
         self.parallel.warm()
 
-    def save(self) -> None:
-        """Write a snapshot: on rank 0, or with --snapshot-per-node on local rank 0 of every node.
-
-        Raises `TrainError` on every rank where one of them could not.
-        """
-        self.parallel.align_buffers()
-        place = self.ranks.place
-        state = self._state()
-
-        def write() -> None:
-            if place.local_rank == 0 if self.config.snapshot_per_node else place.rank == 0:
-                snapshot.save(self.config.folder, state, writer=place.rank)
-
-        self.ranks.together(write, what="write the snapshot")
-        self.saved = self.step
-
-    def _state(self) -> snapshot.State:
-        model, optimizer = self.parallel.state(self.optimizer)
-        return {
-            "fingerprint": self._fingerprint(),
-            "step": self.step,
-            "steps_per_epoch": self.batches.steps,
-            "validated": self.validated,
-            "best_accuracy": self.best_accuracy,
-            "best_epoch": self.best_epoch,
-            "model": model,
-            "optimizer": optimizer,
-            "scaler": self.parallel.scaler.state_dict(),
-            "epoch_sums": self.epoch_sums,
-            "line_sums": self._since_line(),
-            "logged": self.logged,
-            "world_size": self.ranks.world,
-            "torch": str(torch.__version__),
-        }
-
-    def _fingerprint(self) -> dict[str, object]:
-        """What a snapshot must agree with to be continued by this run."""
-        return {**self.config.fingerprint, "training samples": len(self.data.train)}
-
-    def _load_state(self, state: snapshot.State) -> None:
-        then, now = state["fingerprint"], self._fingerprint()
-        other = [
-            f"{name} {then.get(name)} (now {value})" for name, value in now.items() if then.get(name) != value
-        ]
-        folder = self.config.folder
-        if other and not self.config.force:
-            raise UsageError(
-                f"the snapshot in {folder} is of another run: {', '.join(other)}; "
-                "give another --out, --fresh to start again, or --force to go on from it all the same"
-            )
-        if other:
-            self.metrics.say(f"--force: the snapshot in {folder} is of another run: {', '.join(other)}")
-        try:
-            self.parallel.load(self.optimizer, (state["model"], state["optimizer"]))
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise UsageError(
-                f"the snapshot in {folder} does not fit this model and optimizer ({error}); give another --out, or --fresh"
-            ) from error
-        if state["scaler"] and self.parallel.scaler.is_enabled():
-            self.parallel.scaler.load_state_dict(state["scaler"])
-        self.step = self.saved = state["step"]
-        if state["steps_per_epoch"] != self.batches.steps:
+    def _go_on_from(self, progress: Progress) -> None:
+        self.step = progress["step"]
+        if progress["steps_per_epoch"] != self.batches.steps:
             # Forced to go on with other batches: at the beginning of the epoch that was under way.
-            self.step = state["step"] // state["steps_per_epoch"] * self.batches.steps
-        self.epoch_sums, self.carried, self.logged = state["epoch_sums"], state["line_sums"], state["logged"]
-        self.validated = state["validated"]
-        self.best_accuracy = state["best_accuracy"]
-        self.best_epoch = state["best_epoch"]
+            self.step = progress["step"] // progress["steps_per_epoch"] * self.batches.steps
+        self.epoch_sums = torch.tensor(progress["epoch_sums"], dtype=torch.float64)
+        self.carried = torch.tensor(progress["line_sums"], dtype=torch.float64)
+        for name in KEPT:
+            setattr(self, name, progress[name])
         self.resumed = True
+
+    def save(self) -> None:
+        """Write a snapshot. Raises `TrainError` on every rank where one of them could not."""
+        sums = {"epoch_sums": self.epoch_sums.tolist(), "line_sums": self._since_line().tolist()}
+        numbers = {name: getattr(self, name) for name in KEPT}
+        self.checkpoints.save({"step": self.step, "steps_per_epoch": self.batches.steps, **numbers, **sums})
 
     def _due(self, every: int) -> bool:
         return bool(every) and self.step % every == 0
