@@ -137,9 +137,9 @@ def _commit(draft: Path, target: Path, facts: Facts, sums: Sums) -> None:
 
 def _prune(newest: Path) -> None:
     """Keep `newest` and the one before it. Whatever claims a later step was found damaged when this run resumed."""
-    others = [name for name, *_ in _list(newest.parent, say=False) if name != newest.name]
-    step = {name: facts["step"] for name, facts, _ in _list(newest.parent, say=False)}
-    before = [name for name in others if step[name] <= step[newest.name]]
+    listed = [(name, facts["step"]) for name, facts, _ in _list(newest.parent, say=False)]
+    last = dict(listed)[newest.name]
+    before = [name for name, step in listed if step <= last and name != newest.name]
     for path in newest.parent.glob(PATTERN):
         if path.name not in (newest.name, *before[:1]):
             _remove(path)

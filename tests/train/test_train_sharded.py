@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -169,27 +170,41 @@ def not_yet_listed(draft: Path) -> bool:
     return (draft / ".metadata").exists() and not (draft / sharded.COMPLETE).exists()
 
 
-@pytest.mark.parametrize("moment", [half_written, not_yet_listed])
-def test_ranks_killed_in_the_middle_of_a_write_leave_a_loadable_snapshot(
-    tmp_path: Path, moment: Callable[[Path], bool]
-) -> None:
+def test_ranks_killed_in_the_middle_of_a_write_leave_a_loadable_snapshot(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": harness.free_port(), "WORLD_SIZE": 2}
     shared["PYTHONPATH"] = harness.ROOT
     writers = [
-        harness.start(["-c", WRITER, tmp_path], cwd=harness.ROOT, RANK=rank, **shared) for rank in range(2)
+        harness.start(["-c", WRITER, folder], cwd=harness.ROOT, RANK=rank, **shared) for rank in range(2)
     ]
     try:
-        stop_at(moment, tmp_path, writers)
+        stop_at(half_written, folder, writers)
+        shutil.copytree(folder, tmp_path / "earlier")  # what would be left if they were killed now
+        tell(writers, signal.SIGCONT)
+        stop_at(not_yet_listed, folder, writers)
+        tell(writers, signal.SIGKILL)
     finally:
         for writer in writers:
             harness.kill_session(writer)
-    facts = sharded.find_newest(tmp_path, ALONE)
+    for left in (tmp_path / "earlier", folder):
+        check_left_by_killed_writers(left)
+
+
+def check_left_by_killed_writers(folder: Path) -> None:
+    assert sharded.UNFINISHED in names(folder)
+    facts = sharded.find_newest(folder, ALONE)
     assert facts is not None
     model = {name: torch.zeros(1_000_000) for name in ("one", "other")}
     sharded.read(facts["path"], (model, {}))
     assert all(bool((value == facts["step"]).all()) for value in model.values())
-    save(tmp_path, facts["step"] + 1)
-    assert sharded.UNFINISHED not in names(tmp_path)
+    save(folder, facts["step"] + 1)
+    assert sharded.UNFINISHED not in names(folder)
+
+
+def tell(writers: list[subprocess.Popen[str]], number: signal.Signals) -> None:
+    for writer in writers:
+        os.kill(writer.pid, number)
 
 
 def stop_at(moment: Callable[[Path], bool], folder: Path, writers: list[subprocess.Popen[str]]) -> None:
@@ -198,12 +213,10 @@ def stop_at(moment: Callable[[Path], bool], folder: Path, writers: list[subproce
     while time.monotonic() < deadline:
         if not holds(moment, folder):
             continue
-        for writer in writers:
-            os.kill(writer.pid, signal.SIGSTOP)
+        tell(writers, signal.SIGSTOP)
         if holds(moment, folder):
             return
-        for writer in writers:
-            os.kill(writer.pid, signal.SIGCONT)
+        tell(writers, signal.SIGCONT)
     raise AssertionError("the writers were never seen in the middle of a write")
 
 
