@@ -28,6 +28,7 @@ from train.errors import TrainError, UsageError
 from train.snapshot import sync_folder
 
 COMPLETE = "complete.json"
+METADATA = ".metadata"
 UNFINISHED = "unfinished.dcp"
 PATTERN = "snapshot-*.dcp"
 FORMAT = 1
@@ -47,15 +48,14 @@ def save(folder: Path, facts: Facts, parts: tuple[Facts, Facts], ranks: Ranks) -
     target = folder / f"snapshot-{facts['step']}.dcp"
     draft = folder / UNFINISHED
 
-    def write() -> list[str]:
-        metadata = _quietly(dcp.save, _named(parts), storage_writer=dcp.FileSystemWriter(draft))
-        names = {info.relative_path for info in metadata.storage_data.values()}
-        # By length first, so that ranks check what they wrote themselves, and need not fetch it.
-        return [*sorted(names, key=lambda name: (len(name), name)), ".metadata"]
+    def write() -> None:
+        _quietly(dcp.save, _named(parts), storage_writer=dcp.FileSystemWriter(draft))
 
     try:
         _together(ranks, lambda: _clear(draft) if ranks.is_main else None)
-        names = _together(ranks, write)
+        _together(ranks, write)
+        listed = _together(ranks, lambda: _written(draft) if ranks.is_main else None)
+        names = json.loads(ranks.share(listed, source=0))
         sums = _measure(draft, names, ranks)
         _together(ranks, lambda: _commit(draft, target, facts, sums) if ranks.is_main else None)
     except OSError as error:
@@ -73,8 +73,9 @@ def find_newest(folder: Path, ranks: Ranks) -> Facts | None:
     """
     listed = json.dumps(_list(folder)).encode() if ranks.is_main else None
     for name, facts, sums in json.loads(ranks.share(listed, source=0)):
-        mine = list(sums)[ranks.rank :: ranks.world]
-        wrong = [file for file in mine if _sum_or_none(folder / name / file) != sums[file]]
+        wrong = [
+            file for file in _mine(list(sums), ranks) if _sum_or_none(folder / name / file) != sums[file]
+        ]
         for file in wrong:
             _say_skipped(folder / name, f"{file} is missing, or its size or checksum is wrong")
         if not ranks.any(bool(wrong)):
@@ -117,6 +118,20 @@ def require_shared(folder: Path, ranks: Ranks) -> None:
             f"--snapshot sharded needs shared storage: rank {blind[0]} does not see what rank 0 writes to {folder}; "
             "give an --out on storage that all nodes share, or --snapshot full"
         )
+
+
+def _written(draft: Path) -> bytes:
+    """The names of the files that make up the snapshot, as JSON. Not every torch returns them from its `save`."""
+    names = {info.relative_path for info in dcp.FileSystemReader(draft).read_metadata().storage_data.values()}
+    # By length first: __2_0 comes before __10_0, as the ranks do.
+    return json.dumps([*sorted(names, key=lambda name: (len(name), name)), METADATA]).encode()
+
+
+def _mine(names: Sequence[str], ranks: Ranks) -> list[str]:
+    """The files that this rank checks: those that it wrote itself, since network storage has them at hand, and may
+    not show those of others at once."""
+    readers = [0 if name == METADATA else number % ranks.world for number, name in enumerate(names)]
+    return [name for name, reader in zip(names, readers, strict=True) if reader == ranks.rank]
 
 
 def _commit(draft: Path, target: Path, facts: Facts, sums: Sums) -> None:
@@ -177,8 +192,8 @@ def _measure(folder: Path, names: Sequence[str], ranks: Ranks) -> Sums:
     sums = torch.zeros(len(names), 2, dtype=torch.int64, device=ranks.device)
 
     def work() -> None:
-        for number in range(ranks.rank, len(names), ranks.world):
-            sums[number] = torch.tensor(_sum(folder / names[number]))
+        for name in _mine(names, ranks):
+            sums[names.index(name)] = torch.tensor(_sum(folder / name))
 
     _together(ranks, work)
     return dict(zip(names, ranks.sum(sums).tolist(), strict=True))
