@@ -194,9 +194,8 @@ class Shards(Replicas):
         self.layers = list(_layers(module))
         for layer in self.layers:
             norms = [part for part in layer.modules() if isinstance(part, _BatchNorm)]
-            if (
-                half and norms
-            ):  # PyTorch has no BatchNorm with weights in half precision and float32 statistics
+            # PyTorch has no BatchNorm with weights in half precision and statistics in float32.
+            if half and norms:
                 fully_shard(norms, mesh=mesh, mp_policy=exact)
             if layer not in norms or not half:
                 fully_shard(layer, mesh=mesh, mp_policy=policy)

@@ -65,10 +65,11 @@ def images(samples: int, size: int, seed: int, dtype: torch.dtype) -> Tensors:
 
 
 def trainer(ranks: Ranks, model: str, dtype: torch.dtype, out: Path, **settings: Any) -> Trainer:
-    size = 12 if model == "mnist" else 8
+    size = 12 if model in ("mnist", "nested") else 8
+    network = {"listed": "small", "nested": "mnist"}.get(model, model)
     config = make(
         dataset="synthetic",
-        model="small" if model == "listed" else model,
+        model=network,
         batch_size=BATCH,
         out=str(out),
         **settings,
@@ -84,7 +85,9 @@ def trainer(ranks: Ranks, model: str, dtype: torch.dtype, out: Path, **settings:
         torch.manual_seed(0)
         module: nn.Module = Listed()
     else:
-        module = models.build(model, shape=data.shape, classes=CLASSES, seed=config.seed)
+        module = models.build(network, shape=data.shape, classes=CLASSES, seed=config.seed)
+    if model == "nested":
+        module = nn.Sequential(module)
     if model == "mnist":  # stands for all networks that draw random numbers
         module.add_module("dropout", nn.Dropout(0.3))
     config.folder.mkdir(parents=True, exist_ok=True)
@@ -123,6 +126,7 @@ def train_both_ways(ranks: Ranks, folder: Path, _shared: Path) -> dict[str, Any]
             seen["a list of layers"] = epoch(ranks, folder, "listed", double, mode)
             seen["single precision"] = epoch(ranks, folder, "small", single, mode, clip=0.3)
             seen["channels last"] = epoch(ranks, folder, "small", single, mode, channels_last=True)
+            seen["half precision, nested"] = epoch(ranks, folder, "nested", single, mode, amp="bf16", lr=0.01)
             seen["half precision"] = epoch(ranks, folder, "mnist", single, mode, amp="bf16", lr=0.01)
         return seen
 

@@ -81,6 +81,7 @@ def test_running_statistics_of_rank_0_are_those_of_replicas(seen: Seen) -> None:
         ("single precision", 1e-6),
         ("channels last", 1e-6),
         ("half precision", 1e-2),
+        ("half precision, nested", 1e-2),
     ],
 )
 def test_other_models_layouts_and_precisions_train_with_shards_too(seen: Seen, way: str, most: float) -> None:
