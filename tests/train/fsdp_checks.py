@@ -223,6 +223,12 @@ def fail_together(ranks: Ranks, folder: Path, _shared: Path) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     left = sorted(path.name for path in subject.config.folder.glob("*.dcp"))
     ranks.any(True)  # all have looked
+    blocker = subject.config.folder / sharded.UNFINISHED
+    if ranks.is_main:
+        blocker.touch()
+    blocked = message_of(subject.save)
+    if ranks.is_main:
+        blocker.unlink()
     subject.save()
     victim = subject.config.folder / "snapshot-2.dcp" / f"__{ranks.world - 1}_0.distcp"
     if last:
@@ -235,6 +241,7 @@ def fail_together(ranks: Ranks, folder: Path, _shared: Path) -> dict[str, Any]:
     listed = trainer(ranks, "listed", torch.float32, folder / "full", **settings)
     return {
         "full": full,
+        "blocked": blocked,
         "left": left,
         "found": found and found["step"],
         "not shared": message_of(alone.resume),

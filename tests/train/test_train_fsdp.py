@@ -151,6 +151,13 @@ def test_a_full_disk_of_one_rank_is_an_error_of_all_and_the_old_snapshot_stays(
 
 
 @pytest.mark.parametrize("world", [2, 3])
+def test_what_rank_0_alone_cannot_do_is_an_error_of_all(seen: Seen, world: int) -> None:
+    messages = [rank["fail_together"]["blocked"] for rank in seen[world]]
+    assert "cannot be written ([Errno" in messages[0]
+    assert all("cannot be written (rank 0 failed); the ones before" in message for message in messages[1:])
+
+
+@pytest.mark.parametrize("world", [2, 3])
 def test_all_ranks_pass_over_a_snapshot_with_one_damaged_part(seen: Seen, world: int) -> None:
     assert [rank["fail_together"]["found"] for rank in seen[world]] == [1] * world
 

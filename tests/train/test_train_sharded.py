@@ -150,9 +150,11 @@ def test_what_was_found_damaged_does_not_crowd_out_good_ones(two: Path) -> None:
 
 def test_leftovers_of_killed_runs_go_with_the_next_save(two: Path) -> None:
     (two / "snapshot-10.dcp").rename(two / sharded.UNFINISHED)
+    (two / sharded.UNFINISHED / "__1_0.distcp").touch()  # of a run with more ranks
     (two / "snapshot-5.dcp").mkdir()  # the removal of an old one was cut short
     save(two, 11)
     assert names(two) == ["snapshot-11.dcp", "snapshot-9.dcp"]
+    assert names(two / "snapshot-11.dcp") == [".metadata", PART, sharded.COMPLETE]
 
 
 def test_removing_leaves_nothing(two: Path) -> None:
