@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_equality")]  # one worker runs the jobs
 CHECKS = Path(__file__).with_name("equality_checks.py")
 WORLDS = (1, 2, 3)
 

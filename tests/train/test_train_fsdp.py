@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_fsdp")]  # one worker runs the jobs
 CHECKS = Path(__file__).with_name("fsdp_checks.py")
 WAYS = ("plain", "two parts, smoothed", "three parts, clipped")
 MODES = ("fsdp", "ddp")

@@ -16,11 +16,11 @@ pytest.importorskip("torch")
 
 import torch
 
-from train.data import Tensors, batches
+from train.data import Tensors
 from train.loader import Loader
 from train.sampler import GlobalBatches, Shard
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_loader")]  # one worker runs the jobs
 SCRIPT = Path(__file__).with_name("loader_checks.py")
 LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
@@ -123,7 +123,7 @@ def test_an_empty_plan_reads_nothing() -> None:
 
 def test_reading_draws_nothing_from_the_global_random_state() -> None:
     before = torch.get_rng_state()
-    list(batches(Tensors(torch.arange(9.0), torch.arange(9)), plan(0), workers=0, pin=False))
+    list(Loader(Tensors(torch.arange(9.0), torch.arange(9)))(plan(0)))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_numerics")]  # one worker runs the jobs
 CHECKS = Path(__file__).with_name("train_checks.py")
 SAMPLES, TESTS = 22, 7
 

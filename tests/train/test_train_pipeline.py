@@ -26,7 +26,7 @@ from train.dist import Place, Ranks, pick_device
 from train.errors import TrainError, UsageError
 from train.pipeline import TwoDevices
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_pipeline")]  # one worker runs the jobs
 CHECKS = Path(__file__).with_name("pipeline_checks.py")
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -24,7 +24,7 @@ import torch
 
 from train import snapshot
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_preempt")]  # one worker runs the jobs
 MAIN = harness.ROOT / "train" / "main.py"
 fillable = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux")
 STOPPED = r"train: rank 0: told to stop: stopped after step {step} with a snapshot in {folder}; the same command goes on from there"

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_run")]
 MAIN = harness.ROOT / "train" / "main.py"
 TINY = ["--dataset", "synthetic", "--synthetic-size", 40, "--image-size", 8, "--batch-size", 8, "--epochs", 3]
 QUIET = ["--no-tensorboard"]

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_smddp")]  # one worker runs the jobs
 SHIM = harness.ROOT / "train" / "smddp"
 HERE = Path(__file__).parent
 SCRIPT = HERE / "smddp_script.py"
