@@ -7,8 +7,10 @@ ranks.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -207,6 +209,20 @@ def choose_arithmetic(config: Config) -> None:
     # cuBLAS is deterministic only with a fixed workspace, chosen before its first use.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep the memory of freed tensors, on the CPU of Linux.
+
+    By default glibc gives it back to the system and fetches it again at the next allocation, page by page: up to a
+    quarter of the time of a step of the MNIST network (200,000 page faults in 60 steps of 64 images).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None:
+        return
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    mallopt(trim_threshold, 2**31 - 1)
+    mallopt(mmap_threshold, 2**25)  # the largest that glibc accepts
 
 
 @contextmanager

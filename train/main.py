@@ -104,6 +104,8 @@ def train(config: Config, ranks: Ranks, stop: StopSignal, begun: float) -> None:
         return loaded
 
     dist.choose_arithmetic(config)
+    if ranks.device.type == "cpu":
+        dist.keep_freed_memory()
     loaded = ranks.in_turn(prepare, what="load the data")
     if config.on_device:
         loaded = data.on_device(loaded, ranks.device)

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -182,9 +183,8 @@ class Trainer:
         """This rank's samples on its device, in --accumulate parts; a part beyond the samples repeats one at count 0,
         because every rank has to take part in every reduction."""
         inputs, labels = self._to_device(inputs, labels, shard)
-        parts = torch.arange(shard.count).tensor_split(self.config.accumulate)
-        bounds = [(int(part[0]), int(part[-1]) + 1) if len(part) else (0, 0) for part in parts]
-        return [(inputs[a : b or 1], labels[a : b or 1], b - a) for a, b in bounds]
+        cuts = [shard.count * part // self.config.accumulate for part in range(self.config.accumulate + 1)]
+        return [(inputs[a : max(b, a + 1)], labels[a : max(b, a + 1)], b - a) for a, b in pairwise(cuts)]
 
     def _to_device(self, inputs: Tensor, labels: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
         device = self.ranks.device
