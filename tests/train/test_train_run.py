@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import train_harness as harness
-from train_files import write_stl10
+from train_files import write_mnist, write_stl10
 
 pytest.importorskip("torch")
 
@@ -97,7 +97,11 @@ def meetings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
         folder = tmp_path_factory.mktemp(form)
         argv = [*TINY, *QUIET, "--out", folder / "out"]
         address = {"tcp": f"tcp://127.0.0.1:{harness.free_port()}", "file": f"file://{folder}/meet"}
-        starts = by_env(2, *argv) if form == "env" else [([MAIN, *argv, "--spawn", 2], {})]
+        starts = [([MAIN, *argv, "--spawn", 2], {})]
+        if form == "env":
+            # As on two nodes with a process and a disk each: the first is local rank 0, and so is the second.
+            starts = by_env(2, *argv)
+            starts[1] = ([MAIN, *argv, "--out", folder / "second"], {**starts[1][1], "LOCAL_RANK": 0})
         if form in address:
             own = [MAIN, *argv, "--init-method", address[form], "--world-size", 2]
             starts = [([*own, rank, rank], {}) for rank in range(2)]
@@ -107,6 +111,8 @@ def meetings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
         assert said[-3:-1] == [f"rank {rank} of 2 joined, on cpu" for rank in range(2)]
         assert re.fullmatch(LAST_LINE, said[-1])
         found[form] = weights(folder / "out")
+        if (folder / "second" / "snapshot.pt").exists():
+            found["second"] = weights(folder / "second")
     return found
 
 
@@ -125,6 +131,10 @@ def test_ranks_started_by_hand_train_as_one_process_does(
     meetings: dict[str, dict[str, Any]], alone: dict[str, Any]
 ) -> None:
     assert apart(meetings["env"], alone) < 1e-6
+
+
+def test_rank_0_alone_writes_where_nothing_else_is_asked_for(meetings: dict[str, dict[str, Any]]) -> None:
+    assert sorted(meetings) == ["env", "file", "spawn", "tcp"]
 
 
 def test_nodes_with_different_numbers_of_ranks_train_as_one_process_does(
@@ -227,6 +237,57 @@ def test_missing_data_ends_every_rank_with_exit_code_2_and_a_sentence(tmp_path: 
     assert "train: rank 0: the data cannot be read" in done[0].stderr
     assert done[1].stderr == "train: rank 1: stopped, because another rank could not load the data\n"
     assert "Traceback" not in done[0].stderr
+
+
+# Stands for torchvision: copies what it is to fetch, and takes its time, so that another rank could begin as well.
+DOWNLOAD = """
+import os, shutil, sys, time
+class MNIST:
+    def __init__(self, folder, download):
+        print("rank", os.environ["RANK"], "fetches", flush=True)
+        time.sleep(1)
+        shutil.copytree(os.environ["SOURCE"], folder, dirs_exist_ok=True)
+"""
+
+
+def test_local_rank_0_alone_fetches_and_the_others_find_what_it_has_fetched(tmp_path: Path) -> None:
+    write_mnist(tmp_path / "source", samples=4)
+    package = tmp_path / "path" / "torchvision"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "datasets.py").write_text(DOWNLOAD)
+    flags = ["--dataset", "mnist", "--data", tmp_path / "data", "--out", tmp_path / "out", *QUIET]
+    starts = by_env(2, *flags, "--download", "--epochs", 1)
+    extra = {"PYTHONPATH": tmp_path / "path", "SOURCE": tmp_path / "source"}
+    done = harness.by_hand([(argv, {**env, **extra}) for argv, env in starts])
+    assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
+    fetched = [line for one in done for line in one.stdout.splitlines() if line.endswith("fetches")]
+    assert fetched == ["rank 0 fetches"]
+
+
+# What scripts that import `train`, and those that catch its errors, rely on.
+IMPORTS = """
+import multiprocessing, pkgutil, importlib, signal, train
+before = signal.getsignal(signal.SIGTERM)
+for module in pkgutil.iter_modules(train.__path__, "train."):
+    importlib.import_module(module.name)
+assert multiprocessing.get_start_method(allow_none=True) is None
+assert signal.getsignal(signal.SIGTERM) is before
+
+import torch.distributed
+from train import config, dist
+try:
+    with dist.join(config.make(parallel="fsdp"), dist.Place()):
+        assert torch.distributed.is_initialized()
+        raise KeyError("anything")
+except KeyError:
+    assert not torch.distributed.is_initialized()
+"""
+
+
+def test_importing_sets_nothing_for_the_process_and_a_failure_leaves_no_process_group() -> None:
+    done = harness.python("-c", IMPORTS)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_loss_that_explodes_stops_with_a_sentence_and_a_failed_status(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,45 @@ def test_a_file_that_is_something_else_is_skipped(two: Path) -> None:
     loaded = snapshot.load_local(two)
     assert loaded is not None
     assert loaded["step"] == 1
+
+
+class Order:
+    """Unpickled, it makes a folder: it stands for whatever a stranger's file may do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_snapshot_with_orders_in_it_is_skipped_and_they_are_not_carried_out(
+    two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = tmp_path / "done"
+    torch.save({**state(99), "format": snapshot.FORMAT, "more": Order(done)}, two / snapshot.NAME)
+    loaded = snapshot.load_local(two)
+    assert loaded is not None
+    assert loaded["step"] == 1
+    assert not done.exists()
+    assert f"snapshot {two / snapshot.NAME} is skipped" in capsys.readouterr().err
+
+
+def test_a_snapshot_whose_tensors_lay_on_a_gpu_that_is_not_here_is_loaded(two: Path) -> None:
+    path = two / snapshot.NAME
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    (index,) = (name for name in members if name.endswith("/data.pkl"))
+    here, there = (b"X" + len(name).to_bytes(4, "little") + name for name in (b"cpu", b"cuda:7"))
+    assert here in members[index]
+    members[index] = members[index].replace(here, there)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    loaded = snapshot.load_local(two)
+    assert loaded is not None
+    assert loaded["step"] == 2
+    assert torch.equal(loaded["payload"], state(2)["payload"])
 
 
 def test_a_crash_between_the_two_renames_leaves_the_previous_snapshot(two: Path) -> None:

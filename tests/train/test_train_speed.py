@@ -14,8 +14,12 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from train import metrics, speed
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from train import data, dist, metrics, models, parallel, speed
+from train.config import make
 from train.metrics import Meters, Metrics, meters, step_line
+from train.trainer import Trainer
 
 pytestmark = pytest.mark.torch
 
@@ -166,3 +170,30 @@ def test_what_is_no_number_is_null_in_the_files(tmp_path: Path) -> None:
     }
     status = strict((tmp_path / metrics.STATUS).read_text())
     assert status == {"state": "preempted", "step": 1, "best": {"loss": None}}
+
+
+class Waits(TorchDispatchMode):
+    """Counts how often a float is asked of a tensor, for which the host would have to wait for a GPU. (Integers are
+    the sizes of shards, which never leave the host.)"""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += func is torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point()
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_waits_for_the_device_once(tmp_path: Path) -> None:
+    config = make(
+        dataset="synthetic", synthetic_size=8, image_size=8, batch_size=4, clip=1.0, out=str(tmp_path)
+    )
+    ranks = dist.Ranks(place=dist.Place(), device=torch.device("cpu"))
+    loaded = data.load(config, download=False)
+    module = models.build(config.model, shape=loaded.shape, classes=loaded.classes, seed=0)
+    spread = parallel.build(config, ranks, module, shape=loaded.shape)
+    quiet = Metrics(tmp_path, enabled=False, tensorboard=False)
+    subject = Trainer(config=config, ranks=ranks, parallel=spread, data=loaded, metrics=quiet)
+    for batch in subject.train_loader(list(subject.batches.epoch(0))):
+        with Waits() as waits:
+            subject.train_step(*batch)
+        assert waits.count == 1  # for the norm of the gradients, which must be finite
