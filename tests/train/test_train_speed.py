@@ -13,7 +13,6 @@ pytest.importorskip("torch")
 
 import torch
 from torch import nn
-
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from train import data, dist, metrics, models, parallel, speed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -38,6 +39,8 @@ def answer(wish: dict[str, Any]) -> int | None:
 def become(wish: dict[str, Any]) -> None:
     """Be the process that was wished for. Does not return."""
     os.setsid()
+    # A shell has what it starts in the background ignore SIGINT, tests included, and all processes inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, suffix in ((1, "out"), (2, "err")):
         path = f"{wish['output']}.{suffix}"
