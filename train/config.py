@@ -79,7 +79,9 @@ class Config:
     dataset: str = option("digits", "what to train on", choices=DATASETS)
     data: str = option("data", "folder that holds the files of mnist and stl10")
     download: bool = option(False, "fetch missing files of mnist or stl10 (local rank 0 of each node)")
-    image_size: int = option(0, "side of the images of stl10 and synthetic; 0: 224 and 32", at_least=0)
+    image_size: int = option(
+        0, "side of the images of stl10 and synthetic; 0: 224 for stl10, 32 for synthetic", at_least=0
+    )
     synthetic_size: int = option(2048, "number of synthetic training samples", at_least=1)
     augment: bool = option(False, "random crops and flips, on the device, by (seed, epoch, sample)")
     workers: int = option(0, "data-loading processes per rank", at_least=0)
@@ -102,7 +104,9 @@ class Config:
     weight_decay: float = option(FROM_RECIPE, "weight decay", at_least=0)
     clip: float = option(0.0, "largest norm of the gradient; 0: no clipping", at_least=0)
     label_smoothing: float = option(0.0, "share of the target spread over all classes", at_least=0, below=1)
-    scheduler: str = option(FROM_RECIPE, "step: a tenth every --lr-epochs; cosine: to 0", choices=SCHEDULERS)
+    scheduler: str = option(
+        FROM_RECIPE, "step: lr divided by ten every --lr-epochs; cosine: down to 0", choices=SCHEDULERS
+    )
     lr_epochs: int = option(30, "epochs between drops of the step scheduler", at_least=1)
     warmup_epochs: float = option(0.0, "epochs in which the learning rate rises from 0", at_least=0)
     seed: int = option(
@@ -125,11 +129,12 @@ class Config:
     copy_stream: bool = option(True, "pipeline on GPUs: copies between the devices on a stream of their own")
     microbatches: int = option(4, "gpipe, 1f1b: pieces of a batch; must divide the batch size", at_least=1)
     cuts: str = option(
-        "", "pipelines: layers that begin the later stages, as layer3 or layer2,layer3; default even"
+        "",
+        "pipelines: layers that begin the later stages, as layer3 or layer2,layer3; default: as many layers each",
     )
     amp: str = option("none", "mixed precision", choices=("none", "bf16", "fp16"))
     tf32: bool = option(True, "GPUs: float32 matrix products with 10 bits of mantissa")
-    channels_last: bool = option(False, "store images with the channel as the last dimension")
+    channels_last: bool = option(False, "store images with the channel last, which GPUs convolve faster")
     compile: bool = option(False, "torch.compile the network")
     fused: bool = option(False, "one kernel for a whole update, where the optimizer has it")
     device: str = option("auto", "auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
@@ -138,7 +143,7 @@ class Config:
     # What it leaves behind
     out: str = option("", "folder for snapshots and metrics; default runs/DATASET")
     log_every: int = option(10, "steps between training lines in metrics.jsonl; 0: none", at_least=0)
-    print_steps: bool = option(False, "print those lines too")
+    print_steps: bool = option(False, "print the training lines, too, each --log-every steps")
     save_every: int = option(0, "steps between extra snapshots; 0: at the end of an epoch only", at_least=0)
     snapshot: str = option(
         "full",
@@ -147,7 +152,11 @@ class Config:
     )
     snapshot_per_node: bool = option(False, "local rank 0 of every node writes the snapshot, not only rank 0")
     fresh: bool = option(False, "remove the snapshots of an earlier run in --out and start again")
-    resume: str = option("auto", "require: refuse to start without a snapshot", choices=("auto", "require"))
+    resume: str = option(
+        "auto",
+        "auto: go on from a snapshot where there is one; require: refuse to start without",
+        choices=("auto", "require"),
+    )
     force: bool = option(False, "resume although the snapshot is of another model, seed or global batch")
     tensorboard: bool = option(True, "write TensorBoard events where tensorboard is installed")
     peak_tflops: float = option(0.0, "peak of one device, for the MFU; 0: known GPUs only", at_least=0)
@@ -155,13 +164,19 @@ class Config:
     # How the ranks meet
     spawn: int = option(0, "start this many ranks on this machine, without torchrun", at_least=0)
     init_method: str = option("env://", "env://, tcp://HOST:PORT or file:///PATH")
-    world_size: int = option(0, "ranks in the job, for starts without torchrun; 0: WORLD_SIZE", at_least=0)
-    timeout: float = option(600.0, "seconds that a collective operation may take", above=0)
+    world_size: int = option(
+        0, "ranks in the job, for starts without torchrun; 0: the variable WORLD_SIZE", at_least=0
+    )
+    timeout: float = option(
+        600.0, "seconds that the ranks wait for each other, to meet and in each operation", above=0
+    )
 
     # Rehearsal
     fail_rank: int = option(-1, "rehearsal: this rank exits on purpose; -1: none", at_least=-1)
-    fail_code: int = option(1, "rehearsal: with this exit code", at_least=0, below=256)
-    fail_step: int = option(1, "rehearsal: before this step (from 1), unless the run resumed", at_least=1)
+    fail_code: int = option(1, "rehearsal: its exit code", at_least=0, below=256)
+    fail_step: int = option(
+        1, "rehearsal: the step before which it exits (from 1); not in a run that resumed", at_least=1
+    )
     place: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -255,7 +255,11 @@ class Trainer:
             self._go_on_from(progress)
             if other:
                 self.metrics.say(f"--force: the snapshot in {folder} is of another run: {', '.join(other)}")
-            self.metrics.say(f"resumed at step {self.step} (epoch {self.epoch}) from {folder}")
+            end = ", its last: nothing is left to train; --fresh starts again"
+            ended = self.step >= self.total_steps
+            self.metrics.say(
+                f"resumed at step {self.step} (epoch {self.epoch}) from {folder}{end if ended else ''}"
+            )
         self.parallel.module.train()
         self.parallel.warm()
 

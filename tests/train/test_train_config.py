@@ -112,6 +112,22 @@ def test_the_manual_shows_the_recipes_as_they_are() -> None:
         assert f"| {' | '.join([name, *shown])} |" in manual()
 
 
+def test_every_trap_names_tests_that_exist_or_says_why_there_is_none() -> None:
+    listed = (harness.ROOT / "docs" / "traps.md").read_text(encoding="utf-8")
+    rows = [line for line in listed.splitlines() if line.startswith("| ") and not line.startswith("| trap ")]
+    sources = (harness.ROOT / "tests").glob("*/test_*.py")
+    existing = {
+        name
+        for path in sources
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert rows
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row)
+        assert set(named) <= existing, row
+        assert named or "not tested" in row, row
+
+
 def test_the_trainer_imports_nothing_of_the_launcher() -> None:
     for path in (harness.ROOT / "train").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

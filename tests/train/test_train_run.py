@@ -178,7 +178,9 @@ def test_a_rank_that_exits_on_purpose_is_resumed_to_the_very_same_weights(
 
     again = harness.python(MAIN, *argv)
     assert again.returncode == 0
-    assert re.fullmatch(LAST_LINE, again.stdout.splitlines()[-1])
+    said, last = again.stdout.splitlines()
+    assert said.endswith("its last: nothing is left to train; --fresh starts again")
+    assert re.fullmatch(LAST_LINE, last)
     assert all(torch.equal(weights(tmp_path)[name], alone[name]) for name in alone)
 
     other = harness.python(MAIN, *argv, "--seed", 3)
