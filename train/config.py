@@ -70,6 +70,14 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 DATASETS = tuple(RECIPES)
 
+# Flags that would do nothing, without a word, but with these values of another one.
+ONLY_WITH = (
+    ("cuts", "parallel", ("pipeline", "gpipe", "1f1b")),
+    ("static_graph", "parallel", ("ddp", "pipeline")),
+    ("image_size", "dataset", ("stl10", "synthetic")),
+    ("label_smoothing", "dataset", ("digits", "mnist", "stl10", "synthetic")),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -108,7 +116,9 @@ class Config:
         FROM_RECIPE, "step: lr divided by ten every --lr-epochs; cosine: down to 0", choices=SCHEDULERS
     )
     lr_epochs: int = option(30, "epochs between drops of the step scheduler", at_least=1)
-    warmup_epochs: float = option(0.0, "epochs in which the learning rate rises from 0", at_least=0)
+    warmup_epochs: float = option(
+        0.0, "epochs in which the learning rate rises from 0", at_least=0, below=1e6
+    )
     seed: int = option(
         0, "decides initial weights, data order, dropout and augmentation", at_least=0, below=2**31
     )
@@ -120,7 +130,9 @@ class Config:
         "ddp: replicas; fsdp: shards; pipeline: two devices in each process; gpipe, 1f1b: one stage per rank",
         choices=PARALLEL,
     )
-    bucket_mb: int = option(25, "ddp: megabytes of gradients that are reduced at once", at_least=1)
+    bucket_mb: int = option(
+        25, "ddp: megabytes of gradients that are reduced at once", at_least=1, below=2**20
+    )
     static_graph: bool = option(False, "ddp: promise that each step uses the same parameters")
     sync_bn: bool = option(False, "ddp on GPUs: BatchNorm over the global batch")
     split_size: int = option(
@@ -168,7 +180,7 @@ class Config:
         0, "ranks in the job, for starts without torchrun; 0: the variable WORLD_SIZE", at_least=0
     )
     timeout: float = option(
-        600.0, "seconds that the ranks wait for each other, to meet and in each operation", above=0
+        600.0, "seconds that the ranks wait for each other, to meet and in each operation", above=0, below=1e6
     )
 
     # Rehearsal
@@ -189,7 +201,18 @@ class Config:
             raise UsageError("--fresh and --resume require contradict each other: give one of them")
         if self.spawn and self.place:
             raise UsageError("--spawn numbers the ranks itself: leave RANK LOCAL_RANK out")
+        if self.spawn and self.world_size:
+            raise UsageError("--spawn is the number of ranks: leave --world-size out")
+        self._check_unused()
         self._check_parallel()
+
+    def _check_unused(self) -> None:
+        for name, other, values in ONLY_WITH:
+            if getattr(self, name) and getattr(self, other) not in values:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} does nothing with --{other} {getattr(self, other)}, only with "
+                    f"{', '.join(values)}: leave it out"
+                )
 
     def _check_parallel(self) -> None:
         staged = self.parallel in ("gpipe", "1f1b")
@@ -201,6 +224,12 @@ class Config:
         if self.amp == "fp16" and self.parallel != "ddp":
             raise UsageError(
                 f"--amp fp16 works with --parallel ddp only, not {self.parallel}: give --amp bf16"
+            )
+        if self.static_graph and self.accumulate > 1:
+            raise UsageError("--static-graph cannot go with --accumulate (DDP fails): leave one of them out")
+        if self.fused and self.optimizer == "sgd" and self.parallel == "fsdp":
+            raise UsageError(
+                "--fused: PyTorch has no fused kernel of sgd for sharded parameters; choose adamw, or leave it out"
             )
         if self.snapshot == "sharded" and self.parallel not in ("ddp", "fsdp"):
             raise UsageError(
