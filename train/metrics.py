@@ -148,7 +148,7 @@ def _lines_up_to(path: Path, step: int, epochs: int) -> list[str]:
     if not path.exists():
         return []
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             values = json.loads(line)
             if values["step"] <= step and values.get("epoch", 0) <= epochs:

@@ -196,3 +196,12 @@ def test_a_step_waits_for_the_device_once(tmp_path: Path) -> None:
         with Waits() as waits:
             subject.train_step(*batch)
         assert waits.count == 1  # for the norm of the gradients, which must be finite
+
+
+def test_lines_that_a_crash_filled_with_anything_are_dropped(tmp_path: Path) -> None:
+    good = b'{"kind": "train", "step": 1}\n'
+    (tmp_path / metrics.METRICS).write_bytes(good + b'{"kind": "\xff\xfe\x00')
+    record = Metrics(tmp_path, enabled=True, tensorboard=False)
+    record.open(1)
+    record.close()
+    assert (tmp_path / metrics.METRICS).read_bytes() == good
