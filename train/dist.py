@@ -65,7 +65,7 @@ class Ranks:
         # but not used.
         torch.default_generator.manual_seed(number)
         if self.device.type == "cuda":
-            torch.cuda.manual_seed(number)
+            torch.cuda.manual_seed_all(number)  # --parallel pipeline computes on a second one, too
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of `values` over all ranks, as a new tensor, the same on every rank."""
