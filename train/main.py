@@ -21,7 +21,7 @@ if not __package__:
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
 from train.config import Config, parse
-from train.errors import Preempted, TrainError
+from train.errors import Preempted, TrainError, UsageError
 
 if TYPE_CHECKING:
     from train.dist import Ranks
@@ -34,6 +34,9 @@ def main(argv: list[str] | None = None) -> int:
     begun = time.perf_counter()
     try:
         config = parse(sys.argv[1:] if argv is None else argv)
+        if config.spawn and "TORCHELASTIC_RUN_ID" in os.environ:
+            # Each rank of torchrun would start a job of its own, all in one folder.
+            raise UsageError("--spawn is for starts without torchrun: leave one of them out")
     except TrainError as error:
         # The flags are the same on every rank: one of them says what is wrong.
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -60,6 +63,16 @@ def run(config: Config, begun: float) -> int:
         if not isinstance(error, Preempted) or str(rank) == "0":
             print(f"train: rank {rank}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        print(
+            f"train: rank {rank}: out of memory ({str(error).partition('. ')[0]}): give a smaller --batch-size, a "
+            "larger --accumulate, or a smaller model or data",
+            file=sys.stderr,
+            flush=True,
+        )
+        return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             raise
@@ -78,6 +91,14 @@ def run(config: Config, begun: float) -> int:
             )
         return 130
     return 0
+
+
+def out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Whether the memory of the device or of this machine was too small."""
+    import torch
+
+    # The allocator of the CPU has no error of its own.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def join_and_train(config: Config, begun: float) -> None:

@@ -309,6 +309,7 @@ def test_a_loss_that_explodes_stops_with_a_sentence_and_a_failed_status(tmp_path
         (["2", "0"], {"WORLD_SIZE": 2}, "not in 0..1"),
         ([], {"RANK": 0}, "WORLD_SIZE"),
         (["--resume", "require", "--out", "nowhere"], {}, "no rank has a valid snapshot"),
+        (["--spawn", "2"], {"TORCHELASTIC_RUN_ID": "job"}, "leave one of them out"),
     ],
 )
 def test_a_start_that_cannot_work_is_refused_with_what_to_do(
@@ -317,4 +318,12 @@ def test_a_start_that_cannot_work_is_refused_with_what_to_do(
     done = harness.python(MAIN, *TINY, *QUIET, *argv, cwd=tmp_path, **env)
     assert done.returncode == 2, done.stderr
     assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_memory_that_is_too_small_ends_a_run_with_a_sentence(tmp_path: Path) -> None:
+    done = harness.python(MAIN, *TINY, *QUIET, "--synthetic-size", 10**13, "--out", tmp_path)
+    assert done.returncode == 1
+    assert "out of memory" in done.stderr
+    assert "give a smaller --batch-size" in done.stderr
     assert "Traceback" not in done.stderr
