@@ -8,7 +8,7 @@ the state of the whole model is collected for a snapshot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train import speed
 from train.config import Config
 from train.dist import Ranks
-from train.errors import UsageError
+from train.errors import TrainError, UsageError
 
 Score = Callable[[Tensor, Tensor], Tensor]
 States = tuple[dict[str, Any], dict[str, Any]]
@@ -92,7 +92,7 @@ class Replicas:
         share = -(-self.config.batch_size // (self.data_world * self.config.accumulate))
         for _ in range(2):
             zeros = weight.new_zeros((share, *self.shape))
-            with self.precision():
+            with single_samples_explained(), self.precision():
                 (self.model(zeros).sum() * 0).backward()
         for buffer, before in zip(self.module.buffers(), buffers, strict=True):
             buffer.copy_(before)
@@ -111,7 +111,7 @@ class Replicas:
         total = None
         for number, (inputs, labels, count) in enumerate(chunks):
             last = number == len(chunks) - 1
-            with self.no_sync() if not last else nullcontext():
+            with single_samples_explained(), self.no_sync() if not last else nullcontext():
                 scored = self._score(self.model, inputs, labels, count, score)
                 self.scaler.scale(scored[0] * (self.data_world / global_count)).backward()
             total = scored.detach() if total is None else total + scored.detach()
@@ -160,8 +160,18 @@ class Replicas:
         return get_state_dict(self.module, optimizer, options=self._options(whole))
 
     def load(self, optimizer: torch.optim.Optimizer, states: States, *, whole: bool = True) -> None:
-        """Take over a whole state that `state` of any mode and any number of ranks returned, or this rank's part."""
+        """Take over a whole state that `state` of any mode and any number of ranks returned, or this rank's part.
+
+        What the flags of this run say of the optimizer (--momentum, --weight-decay, --fused) stays. Raises
+        `ValueError` where the optimizer is another one.
+        """
         model, optim = states
+        groups = []
+        for there, now in zip(optim["param_groups"], optimizer.param_groups, strict=True):
+            if unknown := there.keys() - now.keys():
+                raise ValueError(f"its optimizer has {', '.join(sorted(unknown))}")
+            groups.append({**now, "params": there["params"]})
+        optim = {**optim, "param_groups": groups}
         set_state_dict(
             self.module,
             optimizer,
@@ -228,6 +238,22 @@ class Shards(Replicas):
         return StateDictOptions(
             full_state_dict=whole, cpu_offload=whole and not self.config.snapshot_per_node
         )
+
+
+@contextmanager
+def single_samples_explained() -> Iterator[None]:
+    """Raises `TrainError` instead of BatchNorm's refusal to train on one sample."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        # torch.distributed.pipelining wraps it in a RuntimeError.
+        if "more than 1 value per channel" not in f"{error} {error.__cause__}":
+            raise
+        raise TrainError(
+            "a piece of the batch has one sample, and BatchNorm cannot train on one value per channel: give another "
+            "--batch-size (the last batch of an epoch counts, too), larger pieces, that is a larger --split-size, "
+            "fewer --microbatches or less --accumulate, or a larger --image-size"
+        ) from error
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:

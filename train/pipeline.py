@@ -7,8 +7,7 @@ devices are the processor: the same results, and nothing gained. It must not kno
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from train.config import Config
 from train.cut import cut
 from train.dist import Ranks
-from train.errors import TrainError, UsageError
+from train.errors import UsageError
 from train.parallel import Replicas, Score
 
 
@@ -128,27 +127,11 @@ class TwoDeviceReplicas(Replicas):
         self, chunks: Sequence[tuple[Tensor, Tensor, int]], score: Score, *, global_count: int
     ) -> Tensor:
         """As `Replicas.train_batch`. The loss is computed on the second device; the sums come back to the first."""
-        with single_samples_explained():
-            return super().train_batch(chunks, score, global_count=global_count).to(self.ranks.device)
+        return super().train_batch(chunks, score, global_count=global_count).to(self.ranks.device)
 
     def evaluate(self, inputs: Tensor, labels: Tensor, count: int, score: Score) -> Tensor:
         """As `Replicas.evaluate`."""
         return super().evaluate(inputs, labels, count, score).to(self.ranks.device)
-
-
-@contextmanager
-def single_samples_explained() -> Iterator[None]:
-    """Raises `TrainError` instead of BatchNorm's refusal to train on a piece of one sample."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        # torch.distributed.pipelining wraps it in a RuntimeError.
-        if "more than 1 value per channel" not in f"{error} {error.__cause__}":
-            raise
-        raise TrainError(
-            "a piece of the batch has one sample, and BatchNorm cannot train on one value per channel: give larger "
-            "pieces, that is a larger --split-size or fewer --microbatches, or a larger --image-size"
-        ) from error
 
 
 def devices(first: torch.device) -> tuple[torch.device, torch.device]:

@@ -22,8 +22,7 @@ from train.config import Config
 from train.cut import cut
 from train.dist import Ranks
 from train.errors import UsageError
-from train.parallel import HALF, Replicas, Score, States
-from train.pipeline import single_samples_explained
+from train.parallel import HALF, Replicas, Score, States, single_samples_explained
 
 
 class Stages(Replicas):

@@ -111,7 +111,7 @@ def run(sweep: Sweep, say: Callable[[str], None]) -> dict[str, Any]:
     import torch
 
     from train import models
-    from train.pipeline import single_samples_explained
+    from train.parallel import single_samples_explained
 
     pair = _devices(sweep)
     on = torch.cuda.get_device_name(pair[0]) if pair[0].type == "cuda" else "CPU"

@@ -10,8 +10,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from train import optim
+from train import optim, parallel
 from train.config import make
+from train.dist import Place, Ranks
 from train.errors import UsageError
 
 pytestmark = pytest.mark.torch
@@ -65,3 +66,31 @@ def test_a_fused_update_is_the_same_update(name: str) -> None:
 def test_a_fused_update_that_pytorch_does_not_have_is_refused() -> None:
     with pytest.raises(UsageError, match="choose sgd or adamw"):
         optim.make(make(dataset="mnist", fused=True), [torch.nn.Parameter(torch.zeros(1))])
+
+
+@pytest.mark.parametrize("other", ["adamw", "adadelta"])
+def test_a_resumed_run_keeps_what_its_own_flags_say_of_the_optimizer_but_not_the_state_of_another(
+    other: str,
+) -> None:
+    def held(**flags: Any) -> tuple[parallel.Replicas, torch.optim.Optimizer]:
+        config = make(dataset="toy", **flags)
+        ranks = Ranks(place=Place(), device=torch.device("cpu"))
+        subject = parallel.build(config, ranks, torch.nn.Linear(3, 1), shape=(3,))
+        made = optim.make(config, subject.module.parameters())
+        subject.model(torch.ones(1, 3)).sum().backward()
+        made.step()
+        return subject, made
+
+    before, optimizer = held(weight_decay=0.1)
+    state = before.state(optimizer)
+    after, resumed = held(momentum=0.5, weight_decay=0.2, fused=True)
+    after.load(resumed, state)
+    group = resumed.param_groups[0]
+    assert (group["momentum"], group["weight_decay"], group["fused"]) == (0.5, 0.2, True)
+    for old, new in zip(before.module.parameters(), after.module.parameters(), strict=True):
+        assert torch.equal(old, new)
+        assert torch.equal(optimizer.state[old]["momentum_buffer"], resumed.state[new]["momentum_buffer"])
+
+    unlike, wrong = held(optimizer=other)
+    with pytest.raises(ValueError, match="its optimizer has dampening"):
+        unlike.load(wrong, state)

@@ -282,14 +282,23 @@ def see(monkeypatch: pytest.MonkeyPatch, gpus: int, *, visible: bool) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
 
 
-def test_a_piece_of_one_sample_that_batchnorm_cannot_train_on_is_explained() -> None:
+@pytest.mark.parametrize("mode", ["ddp", "pipeline"])
+def test_a_piece_of_one_sample_that_batchnorm_cannot_train_on_is_explained(mode: str) -> None:
     layers = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)]
-    config = make(dataset="synthetic", parallel="pipeline", split_size=1)
+    config = make(dataset="synthetic", parallel=mode, split_size=1)
     ranks = Ranks(place=Place(), device=CPU)
     subject = parallel.build(config, ranks, nn.Sequential(*layers), shape=(1, 8, 8))
-    batch = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3]), 4
+    size = 4 if mode == "pipeline" else 1
+    batch = torch.randn(size, 1, 8, 8), torch.arange(size), size
     with pytest.raises(TrainError, match="a piece of the batch has one sample"):
-        subject.train_batch([batch], scores.classify, global_count=4)
+        subject.train_batch([batch], scores.classify, global_count=size)
+
+
+def test_each_step_seeds_the_second_device_of_a_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    Ranks(place=Place(), device=torch.device("cuda", 0)).seed(7)
+    assert seeded == [7]
 
 
 def test_gpipe_with_one_rank_says_so_and_explains_a_piece_of_one_sample(tmp_path: Path) -> None:
