@@ -74,10 +74,12 @@ def run(config: Config, begun: float) -> int:
         )
         return 1
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+        # Another run in the same --out, say, that has renamed a file first.
+        if not full and config.folder not in Path(str(error.filename)).parents:
             raise
         print(
-            f"train: rank {rank}: {error}: make room there, or give another --out",
+            f"train: rank {rank}: {error}: make room there, let no other run write to it, or give another --out",
             file=sys.stderr,
             flush=True,
         )

@@ -327,3 +327,11 @@ def test_a_memory_that_is_too_small_ends_a_run_with_a_sentence(tmp_path: Path) -
     assert "out of memory" in done.stderr
     assert "give a smaller --batch-size" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_output_file_that_cannot_be_replaced_ends_a_run_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "status.json").mkdir()
+    done = harness.python(MAIN, *TINY, *QUIET, "--out", tmp_path)
+    assert done.returncode == 1
+    assert "give another --out" in done.stderr
+    assert "Traceback" not in done.stderr
