@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -250,6 +251,10 @@ def join(config: Config, place: Place) -> Iterator[Ranks]:
             device_id=device if backend == "nccl" and config.parallel in ("ddp", "fsdp") else None,
             **_meeting(config, place, timeout),
         )
+    except ValueError as error:
+        raise UsageError(
+            f"the ranks cannot meet there ({error}): check --init-method, MASTER_ADDR and MASTER_PORT"
+        ) from error
     except RuntimeError as error:
         raise TrainError(
             f"the {place.world} ranks could not meet ({_gist(error)}); were all of them started, with the same "
@@ -279,6 +284,10 @@ def _meeting(config: Config, place: Place, timeout: timedelta) -> dict[str, Any]
     if not place.grouped:
         # A single process that was started by hand is a group of one for the modes that cannot do without.
         return {"store": dist.HashStore()}
+    scheme, _, path = config.init_method.partition("://")
+    if scheme == "file" and not Path(path).parent.is_dir():
+        # Each rank would try to make the file for minutes, whatever the timeout.
+        raise UsageError(f"--init-method {config.init_method}: there is no such folder to make the file in")
     if not place.restarts or os.environ.get("GROUP_WORLD_SIZE") != "1" or config.init_method != "env://":
         return {"init_method": config.init_method}
     # torchrun serves one store to all its restarts (pytorch#135712): a rank that looks too early would find the

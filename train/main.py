@@ -79,7 +79,7 @@ def run(config: Config, begun: float) -> int:
         if not full and config.folder not in Path(str(error.filename)).parents:
             raise
         print(
-            f"train: rank {rank}: {error}: make room there, let no other run write to it, or give another --out",
+            f"train: rank {rank}: {error}: make room there, or give another --out",
             file=sys.stderr,
             flush=True,
         )

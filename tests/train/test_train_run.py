@@ -308,12 +308,14 @@ def test_a_loss_that_explodes_stops_with_a_sentence_and_a_failed_status(tmp_path
         (["0", "0"], {"WORLD_SIZE": 2}, "MASTER_ADDR and MASTER_PORT"),
         (["2", "0"], {"WORLD_SIZE": 2}, "not in 0..1"),
         ([], {"RANK": 0}, "WORLD_SIZE"),
+        (["--init-method", "tcp://nohost:99999", "--world-size", 2, 0, 0], {}, "cannot meet there (Port out"),
+        (["--init-method", "file:///no/such", "--world-size", 2, 0, 0], {}, "there is no such folder"),
         (["--resume", "require", "--out", "nowhere"], {}, "no rank has a valid snapshot"),
         (["--spawn", "2"], {"TORCHELASTIC_RUN_ID": "job"}, "leave one of them out"),
     ],
 )
 def test_a_start_that_cannot_work_is_refused_with_what_to_do(
-    argv: list[str], env: dict[str, object], told: str, tmp_path: Path
+    argv: list[object], env: dict[str, object], told: str, tmp_path: Path
 ) -> None:
     done = harness.python(MAIN, *TINY, *QUIET, *argv, cwd=tmp_path, **env)
     assert done.returncode == 2, done.stderr
