@@ -104,7 +104,7 @@ class Config:
         1, "parts that each rank's share of a batch is computed in, to need less memory", at_least=1
     )
     optimizer: str = option(FROM_RECIPE, "update rule", choices=OPTIMIZERS)
-    lr: float = option(FROM_RECIPE, "learning rate", above=0)
+    lr: float = option(FROM_RECIPE, "learning rate", above=0, below=1e38)
     lr_batch: int = option(
         0, "the global batch that --lr is meant for; lr grows in proportion; 0: as given", at_least=0
     )

@@ -87,7 +87,7 @@ def run(config: Config, begun: float) -> int:
     except KeyboardInterrupt:
         if str(rank) == "0":
             print(
-                "train: interrupted; the same command goes on from the last snapshot",
+                "train: interrupted; the same command goes on from the newest snapshot, if there is one",
                 file=sys.stderr,
                 flush=True,
             )
@@ -135,6 +135,7 @@ def train(config: Config, ranks: Ranks, stop: StopSignal, begun: float) -> None:
     module = models.build(config.model, shape=loaded.shape, classes=loaded.classes, seed=config.seed)
     spread = parallel.build(config, ranks, module, shape=loaded.shape)
     metrics = Metrics(config.folder, enabled=ranks.is_main, tensorboard=config.tensorboard)
+    ranks.together(metrics.lock, what="use the folder of --out")
     trainer = Trainer(config=config, ranks=ranks, parallel=spread, data=loaded, metrics=metrics, stop=stop)
     trainer.resume()
     metrics.open(trainer.step, epochs=trainer.validated)

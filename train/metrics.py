@@ -6,6 +6,7 @@ numbers.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -30,6 +31,21 @@ class Metrics:
         self._use_tensorboard = tensorboard
         self._file: TextIO | None = None
         self._events: Any = None
+        self._lock: TextIO | None = None
+
+    def lock(self) -> None:
+        """Take the folder for this run, until the process ends. Raises `UsageError` where another run has it."""
+        if not self.enabled:
+            return
+        self._lock = (self.folder / ".lock").open("w", encoding="utf-8")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"--out {self.folder}: another run writes to this folder; end it, or give another --out"
+            ) from error
+        except OSError:
+            pass  # some network storage knows no locks
 
     def open(self, step: int, *, epochs: int = 0) -> None:
         """Begin at `step`, with `epochs` epochs validated. Lines of an earlier run beyond that are dropped: what they

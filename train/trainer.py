@@ -206,8 +206,8 @@ class Trainer:
         value = loss.item()
         if math.isfinite(value):
             raise TrainError(
-                f"{where}: the gradients are not finite (this rank's loss is {value:.4g}); stopped before the weights "
-                "changed; the last snapshot is kept"
+                f"{where}: the gradients are not finite, though this rank's own loss is; stopped before the weights "
+                "changed; the last snapshot is kept; where another rank's loss is to blame, that one says so"
             )
         raise TrainError(
             f"{where}: the loss is {value}; stopped before the weights changed; the last snapshot is kept; "

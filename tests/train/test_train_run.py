@@ -337,3 +337,18 @@ def test_an_output_file_that_cannot_be_replaced_ends_a_run_with_a_sentence(tmp_p
     assert done.returncode == 1
     assert "give another --out" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_one_goes_on(tmp_path: Path) -> None:
+    argv = [MAIN, *TINY, *QUIET, "--out", tmp_path / "out"]
+    first = harness.start([*argv, "--epochs", 100_000], cwd=tmp_path)
+    try:
+        harness.until((tmp_path / "out" / "status.json").exists, "the first run has begun")
+        second = harness.python(*argv)
+    finally:
+        harness.kill_session(first)
+    assert second.returncode == 2
+    assert "another run writes to this folder" in second.stderr
+    assert "Traceback" not in second.stderr
+    after = harness.python(*argv)
+    assert after.returncode == 0, after.stderr  # what was killed leaves no lock behind
