@@ -225,6 +225,10 @@ class Config:
             raise UsageError(
                 f"--amp fp16 works with --parallel ddp only, not {self.parallel}: give --amp bf16"
             )
+        if self.accumulate > self.batch_size:
+            raise UsageError(
+                f"--accumulate {self.accumulate}: more parts than a batch has samples ({self.batch_size})"
+            )
         if self.static_graph and self.accumulate > 1:
             raise UsageError("--static-graph cannot go with --accumulate (DDP fails): leave one of them out")
         if self.fused and self.optimizer == "sgd" and self.parallel == "fsdp":

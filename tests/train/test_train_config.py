@@ -63,6 +63,8 @@ def test_rank_and_local_rank_may_stand_beside_the_flags(argv: list[str]) -> None
         (["--lr", "0"], "above 0"),
         (["--lr", "nan"], "finite"),
         (["--momentum", "1"], "below 1"),
+        (["--lr", "1e200"], "below 1e+38"),
+        (["--accumulate", "65"], "more parts than a batch has samples (64)"),
         (["--fail-code", "256"], "below 256"),
         (["--init-method", "udp://x"], "env://, tcp:// or file://"),
         (["--epoch", "3"], "--epoch"),
