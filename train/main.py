@@ -152,7 +152,7 @@ def train(config: Config, ranks: Ranks, stop: StopSignal, begun: float) -> None:
     finally:
         trainer.close()
         metrics.close()
-    metrics.status("finished", **trainer.standing(), accuracy=trainer.accuracy)
+    metrics.status("finished", **trainer.standing(), **trainer.result())
     metrics.say(f"{trainer.summary()} after {trainer.epoch} epochs, {time.perf_counter() - begun:.1f} s")
 
 

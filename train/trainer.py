@@ -363,6 +363,11 @@ class Trainer:
         self.train_loader.close()
         self.test_loader.close()
 
+    def result(self) -> dict[str, float]:
+        """What the last validation came to, for status.json."""
+        found = {"test_loss": self.test_loss}
+        return {**found, "accuracy": self.accuracy} if self.data.task == "classify" else found
+
     def summary(self) -> str:
         """How well the model does, in words."""
         if self.data.task != "classify":
@@ -371,13 +376,14 @@ class Trainer:
 
     def standing(self) -> dict[str, float]:
         """Where the run is, for status.json."""
-        best = {"best_accuracy": self.best_accuracy, "best_epoch": self.best_epoch} if self.best_epoch else {}
+        best = {"best_accuracy": self.best_accuracy, "best_epoch": self.best_epoch}
+        known = self.best_epoch and self.data.task == "classify"
         return {
             "step": self.step,
             "steps": self.total_steps,
             "epoch": self.epoch,
             "world_size": self.ranks.world,
-            **best,
+            **(best if known else {}),
         }
 
     def _rehearse_failure(self) -> None:

@@ -155,6 +155,9 @@ def test_the_toy_regression_learns_its_rule(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     losses = [line["test_loss"] for line in lines(tmp_path) if line["kind"] == "epoch"]
     assert losses[2] < losses[1] < losses[0]
+    end = status(tmp_path)
+    assert end["test_loss"] == losses[2]
+    assert not [name for name in end if "accuracy" in name]  # of numbers there is none
     assert re.fullmatch(r"test loss \d+\.\d{6} after 3 epochs, \d+\.\d s", done.stdout.splitlines()[-1])
 
 
