@@ -7,7 +7,6 @@ wrong flag costs no waiting.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import time
@@ -22,6 +21,7 @@ if not __package__:
 
 from train.config import Config, parse
 from train.errors import Preempted, TrainError, UsageError
+from train.failures import explain
 
 if TYPE_CHECKING:
     from train.dist import Ranks
@@ -55,52 +55,17 @@ def run(config: Config, begun: float) -> int:
     # torchrun shows the exception that this leaves in its error file as the cause of a failed job.
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    rank = config.place[0] if config.place else os.environ.get("RANK", "0")
     try:
         record(join_and_train)(config, begun)
-    except TrainError as error:
-        # All ranks stop together when told to: one of them says so.
-        if not isinstance(error, Preempted) or str(rank) == "0":
-            print(f"train: rank {rank}: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
+    except (Exception, KeyboardInterrupt) as error:
+        ending = explain(error, config)
+        if ending is None:
             raise
-        print(
-            f"train: rank {rank}: out of memory ({str(error).partition('. ')[0]}): give a smaller --batch-size, a "
-            "larger --accumulate, or a smaller model or data",
-            file=sys.stderr,
-            flush=True,
-        )
-        return 1
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-        # Another run in the same --out, say, that has renamed a file first.
-        if not full and config.folder not in Path(str(error.filename)).parents:
-            raise
-        print(
-            f"train: rank {rank}: {error}: make room there, or give another --out",
-            file=sys.stderr,
-            flush=True,
-        )
-        return 1
-    except KeyboardInterrupt:
-        if str(rank) == "0":
-            print(
-                "train: interrupted; the same command goes on from the newest snapshot, if there is one",
-                file=sys.stderr,
-                flush=True,
-            )
-        return 130
+        rank = str(config.place[0]) if config.place else os.environ.get("RANK", "0")
+        if rank == "0" or not ending.alike:
+            print(f"train: rank {rank}: {ending.text}", file=sys.stderr, flush=True)
+        return ending.code
     return 0
-
-
-def out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Whether the memory of the device or of this machine was too small."""
-    import torch
-
-    # The allocator of the CPU has no error of its own.
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def join_and_train(config: Config, begun: float) -> None:

@@ -258,7 +258,10 @@ def test_an_interrupt_from_the_keyboard_is_one_sentence(zygote: harness.Zygote, 
     in_mid_epoch(tmp_path)
     run.signal(signal.SIGINT)
     assert run.wait() == 130
-    assert run.stderr == "train: interrupted; the same command goes on from the last snapshot\n"
+    assert (
+        run.stderr
+        == "train: rank 0: interrupted; the same command goes on from the newest snapshot, if there is one\n"
+    )
 
 
 def test_a_snapshot_of_another_run_is_refused_and_forced_only_where_it_fits(

@@ -206,8 +206,14 @@ def test_resnet18_trains_on_stl10_files_in_mixed_precision(tmp_path: Path) -> No
     pytest.importorskip("torchvision")
     write_stl10(tmp_path, samples=6)
     flags = ["--dataset", "stl10", "--data", tmp_path, "--image-size", 32, "--batch-size", 3, "--amp", "bf16"]
+    flags += ["--print-steps", "--log-every", 1, "--deterministic"]
     done = harness.python(MAIN, *flags, *QUIET, "--epochs", 1, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
+    steps = [line for line in done.stdout.splitlines() if line.startswith("Epoch: ")]
+    assert [line.split("\t")[0] for line in steps] == ["Epoch: [1][1/2]", "Epoch: [1][2/2]"]
+    figure = r"\d+\.\d+ \(\d+\.\d+\)"
+    names = ("Time", "Data", "Loss", "Prec@1", "Prec@5")
+    assert re.fullmatch("\t".join([r"Epoch: \S+", *(f"{name} {figure}" for name in names)]), steps[1])
     assert re.fullmatch(LAST_LINE, done.stdout.splitlines()[-1])
     assert weights(tmp_path / "out")["fc.weight"].shape == (10, 512)
 
