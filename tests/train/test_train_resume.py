@@ -211,6 +211,7 @@ def test_a_run_killed_at_twenty_random_moments_ends_with_the_same_bits_and_tells
     assert different(weights(tmp_path / "whole"), weights(folder)) == [], f"seed {seed}"
     assert told(folder) == told(tmp_path / "whole"), f"seed {seed}"
     assert {path.name for path in folder.iterdir()} == {
+        ".lock",
         "metrics.jsonl",
         "snapshot.pt",
         "snapshot.prev.pt",
