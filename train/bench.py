@@ -34,7 +34,6 @@ from train.errors import TrainError, UsageError
 EXAMPLES = Path(__file__).resolve().parents[1] / "bench" / "peers" / "pytorch-examples"
 HEAD = f"{'case':<34} {'ours':>9} {'theirs':>9}  {'ratio':>5}   samples/s, median (smallest to largest)"
 
-
 CPU = {
     "resnet18": Case(
         model="resnet18", shape=(3, 96, 96), classes=1000, batch_size=16, steps=6, peer="imagenet/main.py"
@@ -51,21 +50,13 @@ GPU = {
         shape=(3, 224, 224),
         classes=1000,
         batch_size=256,
-        steps=50,
-        peer="imagenet/main.py",
-        flags=FAST,
-    ),
-    "resnet18": Case(
-        model="resnet18",
-        shape=(3, 224, 224),
-        classes=1000,
-        batch_size=512,
-        steps=50,
+        steps=20,  # 3 GB of images
         peer="imagenet/main.py",
         flags=FAST,
     ),
     "mnist": dataclasses.replace(CPU["mnist"], steps=200),
 }
+GPU["resnet18"] = dataclasses.replace(GPU["resnet50"], model="resnet18", batch_size=512)
 GPU["jpeg"] = dataclasses.replace(
     GPU["resnet50"], peer="", jpeg=True, flags={"workers": 12, "amp": "bf16", "channels_last": True}
 )

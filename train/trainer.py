@@ -197,7 +197,7 @@ class Trainer:
 
     def _require_finite(self, loss: Tensor, norm: Tensor) -> None:
         # After the backward pass a bad loss on one rank is in the reduced gradients of all: every rank stops at this
-        # step, without another collective operation. It is also the one place where the host waits for the device.
+        # step, without another collective operation. Here, and for the wish to stop, the host waits for the device.
         if math.isfinite(norm.item()):
             return
         if self.config.amp == "fp16" and not self.ranks.any(not math.isfinite(loss.item())):
