@@ -30,14 +30,19 @@ def answer(wish: dict[str, Any]) -> int | None:
     if "poll" in wish:
         pid, status = os.waitpid(wish["poll"], os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
+    ours, its = os.pipe()
     pid = os.fork()
     if not pid:
-        become(wish)
+        become(wish, ready=its)
+    os.close(its)
+    os.read(ours, 1)  # until it has closed its end, dead or alive
+    os.close(ours)
     return pid
 
 
-def become(wish: dict[str, Any]) -> None:
-    """Be the process that was wished for. Does not return."""
+def become(wish: dict[str, Any], *, ready: int) -> None:
+    """Be the process that was wished for. Closes `ready` once it can be killed by its session and its output can be
+    read. Does not return."""
     os.setsid()
     # A shell has what it starts in the background ignore SIGINT, tests included, and all processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -45,10 +50,13 @@ def become(wish: dict[str, Any]) -> None:
     for number, suffix in ((1, "out"), (2, "err")):
         path = f"{wish['output']}.{suffix}"
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.close(ready)
     os.environ.update(wish["env"])
     code = 99
     try:
         code = importlib.import_module(wish["run"]).main(wish["argv"])
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
     except BaseException:
         sys.excepthook(*sys.exc_info())
     leave(code)
