@@ -23,6 +23,7 @@ from cloudddp.errors import CloudDDPError, NodeError, UsageError
 from cloudddp.nodes import Runner
 from cloudddp.ranks import Host, NodePlan, Script
 from cloudddp.spec import Config
+from cloudddp.standing import PREEMPTED, Standing, among
 from cloudddp.watch import ENDED
 
 RESULTS = "results"  # where `pull` puts what it brings; never sent back to the nodes
@@ -41,6 +42,7 @@ class JobRecord:
     ended: float | None
     nodes: tuple[int, ...]
     rank_zero: int | None  # the node that ran rank 0
+    standing: Standing | None = None  # where the training is, if it tells
 
 
 def prepare(root: Path, here: Path, script: Script, config: Config, *, fresh: bool = False) -> Script:
@@ -306,15 +308,18 @@ def _record(job_id: str, states: dict[int, dict[str, Any]]) -> JobRecord:
         code = next(iter(codes), 0 if state == "succeeded" else None)
     rank_zero = [n for n, one in states.items() for rank in one.get("ranks", ()) if rank["rank"] == 0]
     any_state = next(iter(states.values()))
+    standing = among(states.values())
+    preempted = state == "failed" and code == PREEMPTED and standing is not None and standing.preempted
     return JobRecord(
         id=job_id,
-        state=state,
+        state="preempted" if preempted else state,
         exit_code=code if state in ENDED else None,
         script=any_state.get("script", ""),
         started=min((s["started"] for s in states.values() if s.get("started")), default=None),
         ended=max((s["ended"] or 0 for s in states.values()), default=None) if state in ENDED else None,
         nodes=tuple(sorted(states)),
         rank_zero=rank_zero[0] if rank_zero else None,
+        standing=standing,
     )
 
 
@@ -335,8 +340,8 @@ def find(known: Sequence[JobRecord], wanted: str | None) -> JobRecord:
     return (exact or matching)[0]
 
 
-def cancel(runner: Runner, job_id: str, *, grace: float) -> int:
-    """End every rank of a job on every node; return how many processes were ended.
+def cancel(runner: Runner, job_id: str, *, grace: float) -> tuple[int, Standing | None]:
+    """End every rank of a job on every node; return how many processes were ended, and where the training was.
 
     Raises NodeError where processes are left, or a node could not be asked.
     """
@@ -353,4 +358,4 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> int:
             "processes are left: " + ", ".join(f"{count} on node {rank}" for rank, count in left.items()),
             hint="repeat the cancel; `cloudddp down` ends everything",
         )
-    return sum(int(answer["ended"]) for answer in answers.values())
+    return sum(int(answer["ended"]) for answer in answers.values()), among(answers.values())

@@ -6,6 +6,7 @@ variables that torch.distributed's env:// reads. This room decides; the agent on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +107,7 @@ def plan(job: JobSpec, hosts: Sequence[Host], script: Script, *, job_id: str, cl
     }
     plans = []
     for host, count in zip(hosts, counts, strict=True):
-        env = {**shared, **_environment(host, count), **job.env}
+        env = {**shared, **_environment(job, host, count), **job.env}
         first = sum(counts[: host.rank])
         if job.rendezvous == "direct":
             processes = tuple(
@@ -127,7 +128,7 @@ def plan(job: JobSpec, hosts: Sequence[Host], script: Script, *, job_id: str, cl
     return plans
 
 
-def _environment(host: Host, count: int) -> dict[str, str]:
+def _environment(job: JobSpec, host: Host, count: int) -> dict[str, str]:
     return {
         "CLOUDDDP_NODE_RANK": str(host.rank),
         "PYTHONUNBUFFERED": "1",
@@ -138,6 +139,9 @@ def _environment(host: Host, count: int) -> dict[str, str]:
         # torchrun would export 1 (clean up and abort); 3 leaves the flight recorder its dump.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
         "OMP_NUM_THREADS": str(max(1, host.cpus // count)),
+        # How long torchrun (2.15 or newer; older ones always 30) lets its ranks save what they have when it is told
+        # to stop. The agent waits as long before it kills both.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(job.stop_grace)),
     }
 
 

@@ -53,6 +53,7 @@ OTHER_VARIABLES = frozenset(
         "NUM_NODES",
         "NODE_IPS",
         "NODE_RANK",
+        "STATUS_FILE",
     ]
 )
 

@@ -12,14 +12,16 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 from cloudddp import nodes
 from cloudddp.errors import NodeError
+from cloudddp.frames import Frames, lines_of
 from cloudddp.nodes import Runner
+from cloudddp.standing import PREEMPTED, Standing, among
 
 ENDED = ("succeeded", "failed", "cancelled", "lost")
 LAUNCHER = -1  # the rank number under which torchrun's own output comes
@@ -65,40 +67,7 @@ class Finished:
     last_lines: tuple[str, ...]
     survivors: dict[int, int] = field(default_factory=dict)  # node -> processes that could not be ended
     lost: tuple[int, ...] = ()  # nodes
-
-
-class Frames:
-    """Cuts the agent's byte stream into frames: ("log", rank, offset, data), ("state", dict), ("end",)."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[tuple[Any, ...]]:
-        self._buffer += data
-        while (cut := self._buffer.find(b"\n")) >= 0:
-            words = bytes(self._buffer[:cut]).split(b" ", 3)
-            end = cut + 1
-            if words[0] == b"log":
-                rank, offset, length = (int(word) for word in words[1:4])
-                if len(self._buffer) < end + length:
-                    return
-                body = bytes(self._buffer[end : end + length])
-                end += length
-                yield "log", rank, offset, body
-            elif words[0] == b"state":
-                yield "state", json.loads(bytes(self._buffer[6:cut]))
-            elif words[0] == b"end":
-                yield ("end",)
-            del self._buffer[:end]
-
-
-def lines_of(data: bytes) -> list[str]:
-    """Return the lines of a piece of log as a terminal would show them: what a `\\r` overwrote is left out."""
-    text = data.decode("utf-8", errors="replace")
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return [line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines]
+    standing: Standing | None = None  # where the training was, if it told
 
 
 class Watch:
@@ -372,7 +341,18 @@ class Watch:
         first = min((end for end in ends if end.exit_code), key=lambda end: end.ended, default=None)
         state, code, cause, tail = self._verdict(first)
         lost = tuple(sorted(self._lost))
-        return Finished(self._job, state, code, len(ends), cause, first, tail, dict(self._survivors), lost)
+        return Finished(
+            self._job,
+            state,
+            code,
+            len(ends),
+            cause,
+            first,
+            tail,
+            dict(self._survivors),
+            lost,
+            among(self._states.values()),
+        )
 
     def _verdict(self, first: RankEnd | None) -> tuple[str, int, str, tuple[str, ...]]:
         states = {node: state["state"] for node, state in self._states.items()}
@@ -385,9 +365,12 @@ class Watch:
             silent = f"nothing has been heard of it for {time.time() - last:.0f} s"
             return "failed", 1, f"node {node} was lost: {silent} ({why})", ()
         if "cancelled" in states.values():
-            return "cancelled", 130, "cancelled", ()
+            return "cancelled", 130, "", ()
         if all(state == "succeeded" for state in states.values()):
             return "succeeded", 0, "", ()
+        standing = among(self._states.values())
+        if first is not None and first.exit_code == PREEMPTED and standing is not None and standing.preempted:
+            return "preempted", PREEMPTED, "its ranks were told to stop (SIGTERM)", ()
         if first is not None:
             how = f"was ended by signal {first.signal}" if first.signal else f"exited {first.exit_code}"
             tail = tuple(self._tails.get((first.node, first.rank), ()))

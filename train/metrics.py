@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,6 +21,7 @@ from train.errors import UsageError
 
 METRICS = "metrics.jsonl"
 STATUS = "status.json"
+LAUNCHERS = "CLOUDDDP_STATUS_FILE"  # names the file in which a launcher wants the status, too
 
 
 class Metrics:
@@ -79,12 +81,16 @@ class Metrics:
             print(f"{text}\n", end="", flush=True)
 
     def status(self, state: str, **values: Any) -> None:
-        """Replace status.json. `state` is running, preempted (told to stop; a snapshot is there), finished or
+        """Replace status.json, and the launcher's copy. `state` is running, preempted (told to stop; a snapshot is there), finished or
         failed."""
         if self.enabled and self.folder.is_dir():
             # `running` is written at each line: readers must not see half of it, but a power cut may take it.
             last = state != "running"
-            _write_atomically(self.folder / STATUS, _json({"state": state, **values}) + "\n", synced=last)
+            text = _json({"state": state, **values}) + "\n"
+            _write_atomically(self.folder / STATUS, text, synced=last)
+            if launchers := os.environ.get(LAUNCHERS):
+                with suppress(OSError):  # no reason to lose a training
+                    _write_atomically(Path(launchers), text, synced=False)
 
     def close(self) -> None:
         """Flush and close the files."""

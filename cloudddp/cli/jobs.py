@@ -6,18 +6,16 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from cloudddp.cli.common import Session, dry_run_option, json_option, setting, verb
-from cloudddp.cli.say import Progress, counted, duration, note, print_json, table
+from cloudddp.cli.say import Progress, counted, duration, note
 
 if TYPE_CHECKING:
     from cloudddp.cluster import Cluster
-    from cloudddp.job import JobRecord
     from cloudddp.nodes import Runner
     from cloudddp.ranks import Script
     from cloudddp.spec import Config
@@ -234,9 +232,10 @@ def _cancel_now(runner: Runner, job_id: str, settings: Config) -> NoReturn:
 
     note(f"cancelling job {job_id} on every node")
     with teardown.undisturbed(lambda _: note("still cancelling; it takes a moment")):
-        ended = job.cancel(runner, job_id, grace=settings.job.stop_grace)
+        ended, standing = job.cancel(runner, job_id, grace=settings.job.stop_grace)
+    left_off = f" ({standing.stopped})" if standing and standing.stopped else ""
     raise Interrupted(
-        f"job {job_id} cancelled, {counted(ended, 'process')} ended; the cluster is still up",
+        f"job {job_id} cancelled, {counted(ended, 'process')} ended{left_off}; the cluster is still up",
         hint="cloudddp down ends the bill",
     )
 
@@ -263,13 +262,20 @@ def _tell_quiet(node: int, quiet: bool) -> None:
 
 def _report(finished: Finished, seconds: float) -> int:
     """Say how the job ended, and return its exit code."""
+    standing = finished.standing
     if finished.state == "succeeded":
-        note(f"job {finished.job} finished: {counted(finished.ranks, 'rank')}, {duration(seconds)}")
+        reached = f"; {standing.text}" if standing and standing.text else ""
+        note(f"job {finished.job} finished: {counted(finished.ranks, 'rank')}, {duration(seconds)}{reached}")
         return 0
     if finished.state == "running":
         note(f"job {finished.job} is still running")
         return 0
-    click.secho(f"cloudddp: job {finished.job} {finished.state}: {finished.cause}", fg="red", err=True)
+    cause = f": {finished.cause}" if finished.cause else ""
+    click.secho(f"cloudddp: job {finished.job} {finished.state}{cause}", fg="red", err=True)
+    if standing and standing.stopped:
+        note(f"the training {standing.stopped}")
+    if finished.state == "preempted":
+        note("the same launch goes on from there, as long as these nodes are up")
     if finished.last_lines:
         click.secho("its last lines:", err=True)
         for line in finished.last_lines:
@@ -312,49 +318,13 @@ def logs(session: Session, job_id: str | None, follow: bool, only: tuple[int, ..
 @verb("jobs")
 @json_option
 def jobs(session: Session, as_json: bool) -> None:
-    """List the jobs of the cluster, newest last."""
+    """List the jobs of the cluster, newest last: how they stand, and where their training is."""
     from cloudddp import job
+    from cloudddp.cli import jobtable
 
     settings = session.settings()
     with session.open(settings, partly=True) as (_, runner):
-        _show_jobs(job.jobs(runner), as_json=as_json)
-
-
-def _show_jobs(known: list[JobRecord], *, as_json: bool) -> None:
-    if as_json:
-        print_json([_job_json(record) for record in known])
-        return
-    if not known:
-        note("no jobs")
-        return
-    rows = [
-        (
-            r.id,
-            r.state,
-            "-" if r.exit_code is None else str(r.exit_code),
-            duration((r.ended or time.time()) - r.started) if r.started else "-",
-            r.script,
-        )
-        for r in known
-    ]
-    click.echo(table(("JOB", "STATE", "EXIT", "TIME", "SCRIPT"), rows))
-
-
-def _job_json(record: JobRecord) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "state": record.state,
-        "exit_code": record.exit_code,
-        "script": record.script,
-        "started": _iso(record.started),
-        "ended": _iso(record.ended),
-        "nodes": list(record.nodes),
-        "rank_zero_node": record.rank_zero,
-    }
-
-
-def _iso(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+        jobtable.show(job.jobs(runner), as_json=as_json)
 
 
 @verb("cancel")
@@ -366,9 +336,11 @@ def cancel(session: Session, job_id: str | None) -> None:
     settings = session.settings()
     with session.open(settings, partly=True) as (_, runner):
         record = job.find(job.jobs(runner), job_id)
-        ended = job.cancel(runner, record.id, grace=settings.job.stop_grace)
+        ended, standing = job.cancel(runner, record.id, grace=settings.job.stop_grace)
         if ended:
             click.echo(f"job {record.id}: {counted(ended, 'process')} ended")
+            if standing and standing.stopped:
+                note(f"the training {standing.stopped}")
         else:
             click.echo(f"job {record.id}: it had ended already ({record.state})")
 

@@ -40,6 +40,7 @@ from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Sequence, Set,
 ROOT = Path.home() / ".cloudddp"
 TASK = "CLOUDDDP_TASK"  # marks every process of a job on this node; children inherit it
 RANK_WRAPPER = "@RANK@"
+STATUS = "CLOUDDDP_STATUS_FILE"  # names the file in which rank 0 may tell where its training is
 RESERVE = "reserve"  # a file in a job's folder whose room is for the records that are written when there is no other
 ENDED = ("succeeded", "failed", "cancelled", "lost")
 
@@ -568,6 +569,31 @@ def rank_records(folder: Path) -> List[Dict[str, Any]]:
     return [record for record in records if record]
 
 
+def standing(folder: Path) -> Dict[str, Any]:
+    """Return what rank 0 last told of its training: the known keys of its status file, and when it was written.
+
+    Whatever a script writes there must not harm: no key that is not known, no text but the four states, no number
+    that JSON or a float cannot hold, no more than a few KiB.
+    """
+    path = folder / "status.json"
+    try:
+        with open(path, "rb") as file:
+            told = json.loads(file.read(1 << 14))
+            written = os.fstat(file.fileno()).st_mtime
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(told, dict):
+        return {}
+    found: Dict[str, Any] = {}
+    if told.get("state") in ("running", "finished", "failed", "preempted"):
+        found["state"] = told["state"]
+    for key, kinds in (("step", (int,)), ("steps", (int,)), ("best_accuracy", (int, float))):
+        value = told.get(key)
+        if isinstance(value, kinds) and not isinstance(value, bool) and -(2**53) < value < 2**53:
+            found[key] = value
+    return {**found, "told": written} if found else {}
+
+
 def rank(options: argparse.Namespace) -> int:
     """Run one rank: its output into a file named by its global rank, its end noted with the time.
 
@@ -582,6 +608,7 @@ def rank(options: argparse.Namespace) -> int:
     }  # fmt: skip
     path = folder / "ranks" / f"{number}.json"
     libc = ctypes.CDLL(None)
+    told_in = {STATUS: str(folder / "status.json")} if number == 0 else {}
 
     def die_with_parent() -> None:
         libc.prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG: a killed wrapper leaves no rank behind
@@ -590,7 +617,7 @@ def rank(options: argparse.Namespace) -> int:
         try:
             child = subprocess.Popen(
                 options.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                preexec_fn=die_with_parent, start_new_session=True,
+                preexec_fn=die_with_parent, start_new_session=True, env={**os.environ, **told_in},
             )  # fmt: skip
         except OSError as error:
             log.write(f"cannot start {options.argv[0]}: {error.strerror}\n".encode())
@@ -737,7 +764,10 @@ def kill(options: argparse.Namespace) -> None:
     if state["state"] == "lost" and not left:
         settle(folder)
         write_json(folder / "state.json", {**state, **outcome(folder, job, [137]), "ended": time.time()})
-    reply({"known": True, "ended": ended, "left": left, "state": current_state(folder)["state"]})
+    state = current_state(folder)
+    reply(
+        {"known": True, "ended": ended, "left": left, "state": state["state"], "standing": standing(folder)}
+    )
 
 
 def current_state(folder: Path) -> Dict[str, Any]:
@@ -789,7 +819,11 @@ def locked(name: str, wait: bool = True) -> Iterator[None]:
 
 def list_jobs() -> List[Dict[str, Any]]:
     folders = [f for f in sorted((ROOT / "jobs").glob("*")) if (f / "job.json").exists()]
-    return [{**current_state(folder), "ranks": rank_records(folder)} for folder in folders]
+    return [told_of(folder, current_state(folder)) for folder in folders]
+
+
+def told_of(folder: Path, state: Dict[str, Any]) -> Dict[str, Any]:
+    return {**state, "ranks": rank_records(folder), "standing": standing(folder)}
 
 
 def jobs(_: argparse.Namespace) -> None:
@@ -823,7 +857,7 @@ def follow(options: argparse.Namespace) -> None:
             for offset, data in new_bytes(path, offsets.get(number, 0)):
                 out.write(f"log {number} {offset} {len(data)}\n".encode() + data)
                 offsets[number] = offset + len(data)
-        summary = json.dumps({**state, "ranks": rank_records(folder)})
+        summary = json.dumps(told_of(folder, state))
         if summary != told:
             told = summary
             out.write(b"state " + summary.encode() + b"\n")

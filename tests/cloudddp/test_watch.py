@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from cloudddp.errors import NodeError
+from cloudddp.frames import Frames, lines_of
 from cloudddp.ssh.connection import Result
 from cloudddp.ssh.fleet import each
-from cloudddp.watch import Frames, Watch, lines_of
+from cloudddp.watch import Watch
 
 STATE = {"state": "running", "script": "a b\\n c", "ranks": []}
 BODIES = [b"plain\n", b"two\nlines\n", b"end\nlog 1 2 3\nstate {}\n", b"", b"\x00\xff\n\n\r", b"no newline"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudddp import payload
-from cloudddp.watch import Frames
+from cloudddp.frames import Frames
 
 AGENT = payload.root() / "infra" / "node" / "agent.py"
 FOREVER = "import time\nwhile True: time.sleep(0.05)\n"

@@ -170,7 +170,8 @@ def test_a_node_runs_one_job_at_a_time(node: Node) -> None:
 def test_stopping_a_job_that_has_ended_changes_nothing(node: Node) -> None:
     node.start("pass")
     before = node.follow().state
-    assert node.kill("job-1", "--cancel") == {"known": True, "ended": 0, "left": 0, "state": "succeeded"}
+    answer = node.kill("job-1", "--cancel")
+    assert answer == {"known": True, "ended": 0, "left": 0, "state": "succeeded", "standing": {}}
     assert node.follow().state == before
 
 

@@ -171,6 +171,19 @@ def test_what_is_no_number_is_null_in_the_files(tmp_path: Path) -> None:
     assert status == {"state": "preempted", "step": 1, "best": {"loss": None}}
 
 
+def test_a_launcher_is_told_too_where_it_says_and_a_run_outlives_its_absence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launchers = tmp_path / "launcher.json"
+    record = Metrics(tmp_path, enabled=True, tensorboard=False)
+    monkeypatch.setenv("CLOUDDDP_STATUS_FILE", str(launchers))
+    record.status("running", step=3, steps=9)
+    assert launchers.read_text() == (tmp_path / metrics.STATUS).read_text()
+    monkeypatch.setenv("CLOUDDDP_STATUS_FILE", str(tmp_path / "gone" / "launcher.json"))
+    record.status("finished", step=9, steps=9)
+    assert json.loads((tmp_path / metrics.STATUS).read_text())["state"] == "finished"
+
+
 class Waits(TorchDispatchMode):
     """Counts how often a float is asked of a tensor, for which the host would have to wait for a GPU. (Integers are
     the sizes of shards, which never leave the host.)"""

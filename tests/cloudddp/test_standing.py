@@ -1,0 +1,125 @@
+"""Where a training is, from the file that rank 0 writes to the words that a person reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import wait_for
+
+from cloudddp.standing import Standing, among
+
+TELL = """
+import json, os, sys, time
+def tell(**words):
+    if path := os.environ.get("CLOUDDDP_STATUS_FILE"):
+        with open(path + ".tmp", "w") as file:
+            json.dump(words, file)
+        os.replace(path + ".tmp", path)
+"""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def standing(**words: Any) -> Standing:
+    return Standing(
+        **{"state": None, "step": None, "steps": None, "best_accuracy": None, "told": 0.0, **words}
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "stopped"),
+    [
+        ({"step": 0, "steps": 9}, "step 0 of 9", "last told of step 0 of 9"),
+        ({"step": 7}, "step 7", "last told of step 7"),
+        (
+            {"state": "preempted", "step": 7, "steps": 9, "best_accuracy": 0.5},
+            "step 7 of 9, best accuracy 0.5000",
+            "stopped after step 7 of 9, with a snapshot",
+        ),
+        ({"best_accuracy": 0.98765}, "best accuracy 0.9877", "last told of best accuracy 0.9877"),
+        ({"state": "preempted"}, "", "stopped, with a snapshot"),
+        ({"state": "running"}, "", ""),
+    ],
+)
+def test_a_standing_in_words(words: dict[str, Any], text: str, stopped: str) -> None:
+    assert standing(**words).text == text
+    assert standing(**words).stopped == stopped
+
+
+def test_the_node_that_runs_rank_0_knows() -> None:
+    answers: list[dict[str, Any]] = [{}, {"standing": {}}, {"standing": {"step": 3, "told": 1.5}}]
+    assert among(answers) == standing(step=3, told=1.5)
+    assert among(answers[:2]) is None
+
+
+@pytest.fixture
+def one_node(cli: Any) -> Any:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="60")
+    cli.ok("up", "-n", "1")
+    return cli
+
+
+def test_a_job_that_tells_where_it_is_can_be_asked(one_node: Any) -> None:
+    cli = one_node
+    cli.write("work.py", TELL + "tell(state='running', step=12, steps=30)\ntime.sleep(600)\n")
+    cli.ok("launch", "-d", "work.py")
+    wait_for(lambda: json.loads(cli.ok("jobs", "--json"))[0]["training"], "the job tells")
+    told = json.loads(cli.ok("jobs", "--json"))[0]["training"]
+    assert told.pop("told").endswith("+00:00")
+    assert told == {"state": "running", "step": 12, "steps": 30, "best_accuracy": None}
+    assert "step 12 of 30" in cli.ok("jobs")
+    done = cli("cancel")
+    assert done.returncode == 0
+    assert "the training last told of step 12 of 30" in done.stderr
+    ended = cli("logs", "-f")
+    assert ended.returncode == 130
+    assert "cancelled: cancelled" not in ended.stderr
+    assert "the training last told of step 12 of 30" in ended.stderr
+
+
+def test_a_job_that_was_told_to_stop_and_has_saved_is_preempted_not_failed(one_node: Any) -> None:
+    cli = one_node
+    cli.write("work.py", TELL + "tell(state='preempted', step=12, steps=30)\nsys.exit(143)\n")
+    done = cli("launch", "work.py")
+    assert done.returncode == 143
+    assert "preempted: its ranks were told to stop (SIGTERM)" in done.stderr
+    assert "the training stopped after step 12 of 30, with a snapshot" in done.stderr
+    (shown,) = json.loads(cli.ok("jobs", "--json"))
+    assert (shown["state"], shown["exit_code"]) == ("preempted", 143)
+
+
+def test_exit_codes_judge_a_job_whatever_it_tells(one_node: Any) -> None:
+    cli = one_node
+    cli.write("work.py", TELL + "tell(state=sys.argv[1], step=12)\nsys.exit(int(sys.argv[2]))\n")
+    for state, code, verdict in (
+        ("preempted", 7, "failed"),
+        ("finished", 1, "failed"),
+        ("failed", 0, "succeeded"),
+    ):
+        assert cli("launch", "work.py", state, str(code)).returncode == code
+        assert json.loads(cli.ok("jobs", "--json"))[-1]["state"] == verdict
+
+
+@pytest.mark.torch
+def test_the_trainers_own_run_is_cancelled_with_a_snapshot_and_goes_on(one_node: Any) -> None:
+    pytest.importorskip("torch")
+    cli = one_node
+    shutil.copytree(ROOT / "train", cli.cwd / "train", ignore=shutil.ignore_patterns("__pycache__"))
+    flags = ["--dataset", "synthetic", "--synthetic-size", "64", "--image-size", "8", "--no-tensorboard"]
+    run = ["-m", "train.main", *flags, "--batch-size", "8", "--log-every", "1"]
+    cli.ok("launch", "-d", *run, "--epochs", "100000")
+    wait_for(
+        lambda: ((json.loads(cli.ok("jobs", "--json"))[0]["training"] or {}).get("step") or 0) > 3,
+        "it trains",
+    )
+    assert ", with a snapshot" in cli("cancel").stderr
+    stopped = json.loads(cli.ok("jobs", "--json"))[0]["training"]
+    assert stopped["state"] == "preempted"
+    epochs = stopped["step"] // 8 + 2
+    done = cli("launch", *run, "--epochs", str(epochs))
+    assert done.returncode == 0, done.stderr
+    assert f"step {8 * epochs} of {8 * epochs}, best accuracy" in done.stderr
+    assert f"resumed at step {stopped['step']}" in done.stdout
