@@ -43,6 +43,8 @@ def _told(record: JobRecord) -> str:
     """Where the training is; of a running job also how long ago it said so, since a hang looks like that."""
     if record.standing is None or not record.standing.text:
         return "-"
+    if record.standing.preempted:
+        return f"{record.standing.text}, snapshot saved"
     ago = time.time() - record.standing.told
     silent = record.ended is None and ago > SILENT
     return record.standing.text + (f", {duration(ago)} ago" if silent else "")

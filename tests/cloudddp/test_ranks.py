@@ -183,6 +183,11 @@ def test_the_processors_of_a_node_are_shared_among_its_ranks() -> None:
     assert [plan.env["OMP_NUM_THREADS"] for plan in plans] == ["4", "1"]
 
 
+def test_torchrun_lets_its_ranks_save_as_long_as_the_agent_does() -> None:
+    for plan in planned(JobSpec(stop_grace=90.5), [host(0), host(1)]):
+        assert plan.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "91"
+
+
 def test_ranks_can_learn_of_the_job_and_its_nodes() -> None:
     for plan in planned(JobSpec(), [host(0), host(1)]):
         assert plan.env["CLOUDDDP_JOB_ID"] == "job-1"

@@ -89,6 +89,7 @@ def test_a_job_that_was_told_to_stop_and_has_saved_is_preempted_not_failed(one_n
     assert "the training stopped after step 12 of 30, with a snapshot" in done.stderr
     (shown,) = json.loads(cli.ok("jobs", "--json"))
     assert (shown["state"], shown["exit_code"]) == ("preempted", 143)
+    assert "step 12 of 30, snapshot saved" in cli.ok("jobs")
 
 
 def test_exit_codes_judge_a_job_whatever_it_tells(one_node: Any) -> None:
