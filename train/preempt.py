@@ -27,16 +27,16 @@ class StopSignal:
 def listen() -> Iterator[StopSignal]:
     """Take SIGTERM as a wish for the length of a `with` block. Outside the main thread nothing is listened to.
 
-    Once told to stop, the process takes any further SIGTERM as the same wish to its end.
+    Once told to stop, or when an exception ends the block, the process takes any further SIGTERM as the same wish to
+    its end.
     """
     stop = StopSignal()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
     before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield stop
-    finally:
-        # Launchers repeat themselves: a second SIGTERM must not cut short the clean end that the first one asked for.
-        if not stop.asked:
-            signal.signal(signal.SIGTERM, before)
+    yield stop
+    # Launchers repeat themselves: a second SIGTERM must not cut short the clean end that the first one asked for. And
+    # torchrun sends one to every rank as soon as one has ended: the others may be about to say why they end.
+    if not stop.asked:
+        signal.signal(signal.SIGTERM, before)
