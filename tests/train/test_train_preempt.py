@@ -99,7 +99,7 @@ def test_sigterm_to_one_rank_stops_all_however_often_it_is_repeated(
 ) -> None:
     ranks = zygote.ranks(2, *flags("--out", tmp_path))
     in_mid_epoch(tmp_path)
-    while not all([rank.ended() for rank in ranks]):
+    while not all(rank.ended() for rank in ranks):
         ranks[1].signal(signal.SIGTERM)
         if status(tmp_path)["state"] == "preempted":  # as torchrun does when the first rank has ended
             ranks[0].signal(signal.SIGTERM)
