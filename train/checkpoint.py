@@ -39,6 +39,7 @@ class Checkpoints:
         self.optimizer = optimizer
         self.fingerprint = {**config.fingerprint, "training samples": samples}
         self.newest: int | None = None  # the step of the newest snapshot
+        self.begun: int | None = None  # the step of the one that is being written
 
     def save(self, progress: Progress) -> None:
         """Write a snapshot: on rank 0, or with --snapshot-per-node on local rank 0 of every node; a sharded one on
@@ -54,12 +55,20 @@ class Checkpoints:
             "torch": str(torch.__version__),
         }
         self.parallel.align_buffers()
+        self.begun = progress["step"]
         if self.config.snapshot == "sharded":
             parts = self.parallel.state(self.optimizer, whole=False)
             sharded.save(self.config.folder, facts, parts, self.ranks)
         else:
             self._save_whole(facts)
-        self.newest = progress["step"]
+        self.newest, self.begun = self.begun, None
+
+    @property
+    def kept(self) -> str:
+        """What the same command would do, as the end of a sentence."""
+        last = "starts again" if self.newest is None else f"goes on from the snapshot of step {self.newest}"
+        # A rank that is gone cannot say whether it has written it.
+        return last if self.begun is None else f"{last}, or from that of step {self.begun} if it is finished"
 
     def _save_whole(self, facts: Progress) -> None:
         place = self.ranks.place

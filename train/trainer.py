@@ -114,8 +114,7 @@ class Trainer:
             problem = dist.lost(error)
             if problem is None:
                 raise
-            newest = self.checkpoints.newest
-            kept = "starts again" if newest is None else f"goes on from the snapshot of step {newest}"
+            kept = self.checkpoints.kept
             raise TrainError(f"after step {self.step}: {problem}; the same command {kept}") from error
 
     def _fit(self) -> None:
