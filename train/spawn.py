@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch.multiprocessing as mp
 
@@ -19,16 +22,11 @@ GRACE = 30.0  # seconds that the other ranks have to end by themselves when one 
 
 def spawn(config: Config, begun: float) -> int:
     """Run `config.spawn` ranks to their end. Returns 0, or the exit code of the first rank that failed."""
-    config = dataclasses.replace(
-        config,
-        spawn=0,
-        world_size=config.spawn,
-        init_method=f"tcp://127.0.0.1:{_free_port()}"
-        if config.init_method == "env://"
-        else config.init_method,
-    )
+    config = dataclasses.replace(config, spawn=0, world_size=config.spawn)
     try:
-        with preempt.listen() as stop:
+        with preempt.listen() as stop, kept_port() as port:
+            if config.init_method == "env://":
+                config = dataclasses.replace(config, init_method=f"tcp://127.0.0.1:{port}")
             ranks = mp.spawn(_rank, args=(config, begun), nprocs=config.world_size, join=False)
             return _watch(ranks, stop)
     except mp.ProcessExitedException as error:
@@ -55,7 +53,15 @@ def _rank(rank: int, config: Config, begun: float) -> None:
     leave(run(dataclasses.replace(config, place=(rank, rank)), begun))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def kept_port() -> Iterator[int]:
+    """A TCP port of loopback for the store of rank 0, which on Linux no other program is given in the meantime: until
+    rank 0 listens there, it has to import torch."""
+    with socket.socket() as keeper:
+        # The store sets it as well: then it may listen there beside a socket that does not.
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        port = int(keeper.getsockname()[1])
+        if sys.platform != "linux":
+            keeper.close()  # elsewhere it would be sent what is meant for the store
+        yield port

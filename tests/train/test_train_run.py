@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from train_files import write_mnist, write_stl10
 pytest.importorskip("torch")
 
 import torch
+
+from train.spawn import kept_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_run")]
 MAIN = harness.ROOT / "train" / "main.py"
@@ -114,6 +118,18 @@ def meetings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
         if (folder / "second" / "snapshot.pt").exists():
             found["second"] = weights(folder / "second")
     return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the port is not kept")
+def test_the_port_of_spawned_ranks_comes_to_nobody_else_and_the_store_can_listen_there() -> None:
+    with kept_port() as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        with socket.socket() as store:
+            store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does
+            store.bind(("", port))
+            store.listen()
+            assert harness.listening(port)
 
 
 def apart(one: dict[str, Any], other: dict[str, Any]) -> float:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG = 100.0  # seconds; a guard against hanging, never an expectation
+_KEPT: list[socket.socket] = []  # what keeps ports, to the end of this process
 _OF_A_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -90,10 +91,18 @@ def by_hand(
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of loopback that nothing listens on, nor comes to by chance before the rank that is told it: that
+    takes a second or two, in which the ranks of other tests listen and connect."""
+    probe = socket.socket()
+    # torch's store sets it as well: then it may listen there beside a socket that does not.
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    port = int(probe.getsockname()[1])
+    if sys.platform == "linux":
+        _KEPT.append(probe)
+    else:
+        probe.close()  # here it would be sent what is meant for the store
+    return port
 
 
 def until(done: Callable[[], object], what: str) -> None:
