@@ -106,8 +106,8 @@ def test_a_window_separates_waiting_for_data_from_the_rest() -> None:
 
 
 def test_a_pause_is_not_counted_and_a_restart_forgets() -> None:
-    window = speed.Window()
     begun = time.perf_counter()
+    window = speed.Window()
     with window.paused():
         time.sleep(0.05)
     inside = window.sums()[1]
