@@ -13,8 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from train.errors import TrainError
+from train.preempt import held_back
 from train.sampler import Shard
 
 _LEFT_TO_THE_RANK = (signal.SIGTERM, signal.SIGINT)
@@ -98,7 +98,10 @@ class Loader:
         if not self._workers:
             return iter(loader)
         try:
-            with _signals_held_back():
+            # torchrun signals the whole process group. The server that forks the workers would die of it, and so
+            # would a worker that has not come to `_live_with_the_rank` yet; both would fail the rank, which is to
+            # save and end cleanly.
+            with held_back(*_LEFT_TO_THE_RANK):
                 return iter(loader)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise TrainError(
@@ -133,21 +136,6 @@ def _tells_of_a_death(error: Exception) -> bool:
         return False
     # A connection breaks where the tensors of a batch are still to be fetched from the worker that made them.
     return "DataLoader worker (pid" in text or isinstance(error, (ConnectionError, EOFError))
-
-
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Processes started in here do not see SIGTERM and SIGINT; this one sees them afterwards.
-
-    torchrun signals the whole process group. The server that forks the workers would die of it, and so would a
-    worker that has not come to `_live_with_the_rank` yet; both would fail the rank, which is to save and end cleanly.
-    """
-    resource_tracker.ensure_running()  # its start would let the signals through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_RANK)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _live_with_the_rank(_worker: int) -> None:

@@ -19,13 +19,13 @@ if not __package__:
     here = Path(__file__).resolve().parent
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
+from train import preempt
 from train.config import Config, parse
 from train.errors import Preempted, TrainError, UsageError
 from train.failures import explain
 
 if TYPE_CHECKING:
     from train.dist import Ranks
-    from train.preempt import StopSignal
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -70,7 +70,7 @@ def run(config: Config, begun: float) -> int:
 
 def join_and_train(config: Config, begun: float) -> None:
     """Join the other ranks and train with them."""
-    from train import dist, preempt
+    from train import dist
 
     # Listened for once all are there: before that nothing can be lost, and a process that waits for the others in
     # C++ would not see the wish.
@@ -80,7 +80,7 @@ def join_and_train(config: Config, begun: float) -> None:
         train(config, ranks, stop, begun)
 
 
-def train(config: Config, ranks: Ranks, stop: StopSignal, begun: float) -> None:
+def train(config: Config, ranks: Ranks, stop: preempt.StopSignal, begun: float) -> None:
     """Load the data, build the model, train it, and say how well it does."""
     from train import data, dist, models, parallel
     from train.metrics import Metrics, make_folder
@@ -133,4 +133,5 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    preempt.end_quietly()
     leave(main())

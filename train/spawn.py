@@ -6,10 +6,14 @@ It must not know training: each process runs what `train.main` runs, with its pl
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 
 import torch.multiprocessing as mp
 
@@ -19,6 +23,8 @@ from train.config import Config
 POLL = 0.2  # seconds until SIGTERM is handed on
 GRACE = 30.0  # seconds that the other ranks have to end by themselves when one has; torch kills them after twice that
 
+PATIENCE = 5.0  # seconds that the ranks have to end after Ctrl-C, before they are told again
+
 
 def spawn(config: Config, begun: float) -> int:
     """Run `config.spawn` ranks to their end. Returns 0, or the exit code of the first rank that failed."""
@@ -27,13 +33,16 @@ def spawn(config: Config, begun: float) -> int:
         with preempt.listen() as stop, kept_port() as port:
             if config.init_method == "env://":
                 config = dataclasses.replace(config, init_method=f"tcp://127.0.0.1:{port}")
-            ranks = mp.spawn(_rank, args=(config, begun), nprocs=config.world_size, join=False)
+            # A rank that Ctrl-C meets while it imports torch would print a traceback of it.
+            with preempt.held_back(signal.SIGINT):
+                ranks = mp.spawn(_rank, args=(config, begun), nprocs=config.world_size, join=False)
             return _watch(ranks, stop)
     except mp.ProcessExitedException as error:
         # The rank has said why; a signal number is what a shell would make of it.
         return error.exit_code if error.exit_code > 0 else 128 - error.exit_code
     except KeyboardInterrupt:
-        return 130  # the ranks get it too, and one of them says so
+        _interrupt(mp.active_children())
+        return 130
 
 
 def _watch(ranks: mp.ProcessContext, stop: preempt.StopSignal) -> int:
@@ -47,9 +56,21 @@ def _watch(ranks: mp.ProcessContext, stop: preempt.StopSignal) -> int:
     return 0
 
 
+def _interrupt(ranks: Sequence[BaseProcess]) -> None:
+    """Wait for the ranks, which the terminal has told as well, and of which one says so; tell those who know nothing,
+    because this process alone was told."""
+    deadline = time.monotonic() + PATIENCE
+    for process in ranks:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGINT)
+
+
 def _rank(rank: int, config: Config, begun: float) -> None:
     from train.main import leave, run
 
+    preempt.end_quietly()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     leave(run(dataclasses.replace(config, place=(rank, rank)), begun))
 
 

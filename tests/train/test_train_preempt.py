@@ -164,13 +164,67 @@ def test_sigterm_while_a_run_starts_ends_it_without_a_traceback(
         assert "Traceback" not in run.stderr
 
 
-def test_sigterm_ends_a_rank_that_still_waits_for_the_others(zygote: harness.Zygote, tmp_path: Path) -> None:
+# Stands before torch: says that the import has begun, and takes its time.
+SLOW_IMPORT = """
+import multiprocessing, os, pathlib, sys, time
+name = multiprocessing.current_process().name
+pathlib.Path(os.environ["SEEN"], name).touch()
+time.sleep(600 if os.environ["SLOW"] == name else 0.2)
+sys.path.remove(os.environ["SEEN"])
+del sys.modules["torch"]
+import torch
+sys.path.insert(0, os.environ["SEEN"])
+"""
+# What a shell starts in the background ignores SIGINT, these tests included.
+HEEDED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+
+
+def importing(folder: Path, code: str, *, slow: str, seen: int) -> subprocess.Popen[str]:
+    """`python -c CODE` once the processes in which torch is imported are `seen`; it never ends in the one named `slow`."""
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text(SLOW_IMPORT)
+    path = f"{folder}{os.pathsep}{harness.ROOT}"
+    job = harness.start(["-c", HEEDED + code], cwd=harness.ROOT, PYTHONPATH=path, SEEN=folder, SLOW=slow)
+    try:
+        harness.until(lambda: len([*folder.glob("*Process*")]) == seen or job.poll(), "torch is imported")
+    except AssertionError:
+        harness.kill_session(job)
+        raise
+    return job
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_torch_is_imported_ends_a_process_without_a_word(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    code = f"import runpy, sys; sys.argv = ['main.py']; runpy.run_path({str(MAIN)!r}, run_name='__main__')"
+    job = importing(tmp_path, code, slow="MainProcess", seen=1)
+    job.send_signal(number)
+    done = harness.finish(job)
+    assert (done.returncode, done.stderr) == (-number, "")
+
+
+def test_an_interrupt_of_the_parent_alone_ends_spawned_ranks_that_import_torch_without_a_word(
+    tmp_path: Path,
+) -> None:
+    argv = [str(word) for word in flags("--spawn", 2, "--epochs", 10_000, "--out", tmp_path / "out")]
+    code = f"from train import main, spawn; spawn.PATIENCE = 0; main.leave(main.main({argv!r}))"
+    job = importing(tmp_path, code, slow="", seen=3)
+    job.send_signal(signal.SIGINT)
+    done = harness.finish(job)  # not before the ranks have closed their ends of its pipes
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_rank_that_still_waits_for_the_others(
+    zygote: harness.Zygote, number: signal.Signals, tmp_path: Path
+) -> None:
     port = harness.free_port()
     shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     run = zygote.start(*flags("--out", tmp_path), RANK=0, LOCAL_RANK=0, **shared)
     harness.until(lambda: harness.listening(port), "rank 0 waits")
-    run.signal(signal.SIGTERM)
-    assert run.wait() == -signal.SIGTERM
+    run.signal(number)
+    assert run.wait() == -number
     assert run.stderr == ""
 
 

@@ -23,6 +23,7 @@ import torch.distributed.checkpoint.state_dict
 import torch.distributed.elastic.multiprocessing.errors  # noqa: F401  (what a run imports)
 
 import train.trainer  # noqa: F401
+from train import preempt
 from train.main import leave
 
 
@@ -46,6 +47,7 @@ def become(wish: dict[str, Any], *, ready: int) -> None:
     os.setsid()
     # A shell has what it starts in the background ignore SIGINT, tests included, and all processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    preempt.end_quietly()  # as train/main.py does where it is started as a program
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, suffix in ((1, "out"), (2, "err")):
         path = f"{wish['output']}.{suffix}"
