@@ -22,7 +22,6 @@ from train.config import Config
 
 POLL = 0.2  # seconds until SIGTERM is handed on
 GRACE = 30.0  # seconds that the other ranks have to end by themselves when one has; torch kills them after twice that
-
 PATIENCE = 5.0  # seconds that the ranks have to end after Ctrl-C, before they are told again
 
 

@@ -29,13 +29,10 @@ from train.parallel import Replicas
 from train.preempt import StopSignal
 from train.sampler import GlobalBatches, Shard, in_order
 
-KEPT = (
-    "validated",
-    "logged",
-    "best_accuracy",
-    "best_epoch",
-)  # beside the step, what a snapshot holds of a Trainer
+# Beside the step, what a snapshot holds of a Trainer.
+KEPT = ("validated", "logged", "best_accuracy", "best_epoch", "skipped")
 EVAL_BATCH = 256  # samples per rank and forward pass in validation; changes no result
+LEAST_SCALE = 1e-4  # of the loss under fp16; where fairseq gives up, too, 30 skipped steps from torch's first
 
 
 class Trainer:
@@ -87,6 +84,7 @@ class Trainer:
         self.stopping = False
         self.step = 0
         self.validated = 0
+        self.skipped = 0  # steps that --amp fp16 left out
         self.resumed = False
         self.accuracy, self.test_loss = 0.0, math.inf
         self.best_accuracy = -1.0
@@ -200,7 +198,8 @@ class Trainer:
         if math.isfinite(norm.item()):
             return
         if self.config.amp == "fp16" and not self.ranks.any(not math.isfinite(loss.item())):
-            return  # too large for half precision only: the scaler leaves this step out and scales less
+            self._skip()
+            return
         where = f"step {self.step + 1}, rank {self.ranks.rank}"
         value = loss.item()
         if math.isfinite(value):
@@ -212,6 +211,18 @@ class Trainer:
             f"{where}: the loss is {value}; stopped before the weights changed; the last snapshot is kept; "
             "try a lower --lr, --clip, or a look at the data"
         )
+
+    def _skip(self) -> None:
+        """Count a step that the scaler leaves out, because gradients are too large for half precision. It scales the
+        loss less then. Raises `TrainError` where that has not helped."""
+        self.skipped += 1
+        scale = self.parallel.scaler.get_scale()
+        if scale < LEAST_SCALE:
+            raise TrainError(
+                f"step {self.step + 1}: the gradients are not finite, however little --amp fp16 scales the loss (by "
+                f"{scale:.1e} now); no weights have changed since that began, and the last snapshot is kept; try --amp "
+                "bf16, or none to see which rank it begins on, a lower --lr, or a look at the data"
+            )
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -270,7 +281,7 @@ class Trainer:
         self.epoch_sums = torch.tensor(progress["epoch_sums"], dtype=torch.float64)
         self.carried = torch.tensor(progress["line_sums"], dtype=torch.float64)
         for name in KEPT:
-            setattr(self, name, progress[name])
+            setattr(self, name, progress.get(name, getattr(self, name)))  # older ones do not hold all of it
         self.resumed = True
 
     def save(self) -> None:
@@ -327,7 +338,8 @@ class Trainer:
         )
         lr = self.optimizer.param_groups[0]["lr"]
         means = {"loss": loss / count, "accuracy": top1 / count, "top5": top5 / count}
-        return {**means, "samples": count, "lr": lr, **rates}
+        skipped = {"skipped_steps": self.skipped} if self.parallel.scaler.is_enabled() else {}
+        return {**means, "samples": count, "lr": lr, **skipped, **rates}
 
     def _finish_epoch(self) -> None:
         """Validate, report and save what the epoch that just ended came to."""
@@ -344,10 +356,11 @@ class Trainer:
         seconds = self.epoch_sums[-1].item() / self.ranks.world
         self.metrics.record("epoch", step=self.step, epoch=self.epoch, seconds=seconds, **train, **test)
         self.metrics.status("running", **self.standing())
+        skips = f"  {self.skipped} steps skipped by fp16" if self.skipped else ""
         right = f"  test accuracy {self.accuracy:.4f}" if self.data.task == "classify" else ""
         self.metrics.say(
             f"epoch {self.epoch}/{self.config.epochs}  step {self.step}  loss {train['loss']:.4f}  "
-            f"test loss {test['test_loss']:.4f}{right}  {train['samples_per_second']:.0f} samples/s"
+            f"test loss {test['test_loss']:.4f}{right}  {train['samples_per_second']:.0f} samples/s{skips}"
         )
 
     def _leave(self) -> None:

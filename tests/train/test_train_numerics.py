@@ -117,6 +117,21 @@ def test_a_loss_that_is_not_a_number_stops_every_rank_before_the_update(seen: Se
         assert f"step 1, rank {rank}: the gradients are not finite" in report["message"]
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_steps_that_half_precision_skips_are_told_and_a_run_that_skips_without_end_is_ended(
+    seen: Seen, world: int
+) -> None:
+    """The scale begins at 2^-6 and is halved by each skipped step; 2^-14 is the first below 1e-4."""
+    for report in (rank["meet_endless_gradients"] for rank in seen[world]):
+        assert report["told"] == 2
+        assert report["skipped"] == 9
+        assert report["unchanged"]
+        assert report["message"].startswith(
+            "step 12: the gradients are not finite, however little --amp fp16 "
+        )
+        assert "scales the loss (by 6.1e-05 now)" in report["message"]
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_work_of_local_rank_0_is_done_before_the_others_begin(seen: Seen, world: int) -> None:
     assert [rank["take_turns"]["seen"] for rank in seen[world]] == [True] * world

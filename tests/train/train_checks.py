@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -112,6 +114,42 @@ def meet_a_bad_loss(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"message": message, "unchanged": all(torch.equal(before[name], after[name]) for name in before)}
 
 
+def meet_endless_gradients(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """In half precision, a loss that is finite with gradients that are not: in two steps of the first epoch; then, in
+    a run that goes on from there, in every step."""
+    settings = {"optimizer": "sgd", "lr": 0.1, "amp": "fp16", "out": str(folder / "endless")}
+    first = trainer(ranks, "small", 8, torch.float32, **settings)
+    first.parallel.scaler = torch.amp.GradScaler(ranks.device.type, init_scale=2.0**-6)
+    first.score = without_end(first, {1, 2})
+    told = first.train_epoch()
+    first.save()
+    second = trainer(ranks, "small", 8, torch.float32, **settings)
+    second.resume()
+    second.score = without_end(second, set(range(15)))
+    before = {name: value.clone() for name, value in second.parallel.module.state_dict().items()}
+    try:
+        second.fit()
+    except TrainError as error:
+        message = str(error)
+    after = second.parallel.module.state_dict()
+    return {
+        "told": told["skipped_steps"],
+        "message": message,
+        "skipped": second.skipped,
+        "unchanged": all(torch.equal(before[name], after[name]) for name in before),
+    }
+
+
+def without_end(subject: Trainer, steps: set[int]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The score, its gradient being that of a root at 0 in these steps."""
+    score = subject.score
+
+    def rooted(scores: Tensor, labels: Tensor) -> Tensor:
+        return score(scores + (scores * 0).abs().sqrt() if subject.step in steps else scores, labels)
+
+    return rooted
+
+
 def take_turns(ranks: Ranks, folder: Path) -> dict[str, Any]:
     marker = folder / "prepared"
 
@@ -140,14 +178,21 @@ def take_turns(ranks: Ranks, folder: Path) -> dict[str, Any]:
     }
 
 
+CHECKS = (
+    train_in_double,
+    interrupt_and_resume,
+    elect,
+    meet_a_bad_loss,
+    meet_endless_gradients,
+    take_turns,
+)
+
+
 def main(folder: Path) -> None:
     config: Config = make(dataset="synthetic", timeout=60.0)
     place = dist.find_place(config, os.environ)
     with dist.join(config, place) as ranks:
-        seen = {
-            check.__name__: check(ranks, folder)
-            for check in (train_in_double, interrupt_and_resume, elect, meet_a_bad_loss, take_turns)
-        }
+        seen = {check.__name__: check(ranks, folder) for check in CHECKS}
         torch.save(seen, folder / f"rank{ranks.rank}.pt")
 
 
