@@ -87,16 +87,22 @@ class Replicas:
         """
         if self.ranks.world < 3 or self.model is self.module:
             return
-        buffers = [buffer.clone() for buffer in self.module.buffers()]
         weight = next(self.module.parameters())
         share = -(-self.config.batch_size // (self.data_world * self.config.accumulate))
-        for _ in range(2):
-            zeros = weight.new_zeros((share, *self.shape))
-            with single_samples_explained(), self.precision():
-                (self.model(zeros).sum() * 0).backward()
-        for buffer, before in zip(self.module.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+        with self.buffers_kept():
+            for _ in range(2):
+                zeros = weight.new_zeros((share, *self.shape))
+                with single_samples_explained(), self.precision():
+                    (self.model(zeros).sum() * 0).backward()
         self.module.zero_grad()
+
+    @contextmanager
+    def buffers_kept(self) -> Iterator[None]:
+        """Leave the buffers, such as BatchNorm's running statistics, at the end as they are now."""
+        before = [buffer.clone() for buffer in self.module.buffers()]
+        yield
+        for buffer, then in zip(self.module.buffers(), before, strict=True):
+            buffer.copy_(then)
 
     def train_batch(
         self, chunks: Sequence[tuple[Tensor, Tensor, int]], score: Score, *, global_count: int
@@ -105,13 +111,17 @@ class Replicas:
 
         Returns what this rank saw: [loss sum, right answers, right among five, samples].
         `chunks` are (inputs, labels, count): the parts of this rank's share, of which the first `count` samples
-        count; no part is without samples. The scale makes the average over the ranks the gradient of the mean over
+        count; no part is without samples, but where none counts BatchNorm's statistics do not move. The scale makes the average over the ranks the gradient of the mean over
         the global batch, however the samples are dealt.
         """
         total = None
         for number, (inputs, labels, count) in enumerate(chunks):
             last = number == len(chunks) - 1
-            with single_samples_explained(), self.no_sync() if not last else nullcontext():
+            with (
+                single_samples_explained(),
+                self.no_sync() if not last else nullcontext(),
+                self.buffers_kept() if not count else nullcontext(),
+            ):
                 scored = self._score(self.model, inputs, labels, count, score)
                 self.scaler.scale(scored[0] * (self.data_world / global_count)).backward()
             total = scored.detach() if total is None else total + scored.detach()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from train.metrics import Metrics
 from train.trainer import Trainer
 
 SAMPLES, BATCH, EPOCHS = 22, 5, 2  # the last batch has 2 samples: with 3 ranks one of them is idle
+PARTS = (1, 4)
 SGD = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 
 
@@ -98,8 +100,9 @@ def plainly(_ranks: Ranks, folder: Path) -> dict[str, Tensor]:
     return module.state_dict()
 
 
-def with_batchnorm(ranks: Ranks, folder: Path) -> dict[str, Tensor]:
-    return trained(trainer(ranks, "mnist", 12, folder))
+def with_batchnorm(ranks: Ranks, folder: Path) -> dict[int, dict[str, Tensor]]:
+    """In one part per share, and in four, of which some have no sample, also on rank 0."""
+    return {parts: trained(trainer(ranks, "mnist", 12, folder, accumulate=parts)) for parts in PARTS}
 
 
 def validated(ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -112,9 +115,13 @@ def validated(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"figures": figures, "before": before, "after": subject.parallel.module.state_dict()}
 
 
-def ghosts(ranks: Ranks, folder: Path) -> dict[str, Tensor]:
-    """What BatchNorm in ranks amounts to: each share normalised by itself, the gradients added up, and the running
-    statistics of the first share."""
+def ghosts(ranks: Ranks, folder: Path) -> dict[int, dict[str, Tensor]]:
+    """What BatchNorm in ranks amounts to: each part of each share normalised by itself, the gradients added up, and
+    the running statistics of the first share."""
+    return {parts: ghost(ranks, folder, parts) for parts in PARTS}
+
+
+def ghost(ranks: Ranks, folder: Path, parts: int) -> dict[str, Tensor]:
     subject = trainer(Ranks(place=dist.Place(), device=torch.device("cpu")), "mnist", 12, folder)
     module = models.build("mnist", shape=(1, 12, 12), classes=4, seed=0).double()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
@@ -128,10 +135,11 @@ def ghosts(ranks: Ranks, folder: Path) -> dict[str, Tensor]:
                 for name, buffer in module.named_buffers():
                     buffer.copy_(before[name])
                 mine = shard.indices[rank :: ranks.world]
-                # An idle rank is handed a sample that counts nowhere.
-                scores = module(data.inputs[mine or shard.indices[:1]])[: len(mine)]
-                loss = F.cross_entropy(scores, data.labels[mine], reduction="sum") / shard.global_count
-                loss.backward()
+                cuts = [len(mine) * part // parts for part in range(parts + 1)]
+                for part in filter(None, (mine[a:b] for a, b in pairwise(cuts))):
+                    scores = module(data.inputs[part])
+                    loss = F.cross_entropy(scores, data.labels[part], reduction="sum") / shard.global_count
+                    loss.backward()
                 statistics = statistics or copy.deepcopy(dict(module.named_buffers()))
             for name, buffer in module.named_buffers():
                 buffer.copy_(statistics[name])
