@@ -74,6 +74,7 @@ DATASETS = tuple(RECIPES)
 ONLY_WITH = (
     ("cuts", "parallel", ("pipeline", "gpipe", "1f1b")),
     ("static_graph", "parallel", ("ddp", "pipeline")),
+    ("split_size", "parallel", ("pipeline",)),
     ("image_size", "dataset", ("stl10", "synthetic")),
     ("label_smoothing", "dataset", ("digits", "mnist", "stl10", "synthetic")),
 )
@@ -83,8 +84,7 @@ ONLY_WITH = (
 class Config:
     """One training run. Values are checked when it is made; `UsageError` says what is allowed."""
 
-    # What is trained on what
-    dataset: str = option("digits", "what to train on", choices=DATASETS)
+    dataset: str = option("digits", "what to train on", choices=DATASETS, section="What is trained on what")
     data: str = option("data", "folder that holds the files of mnist and stl10")
     download: bool = option(False, "fetch missing files of mnist or stl10 (local rank 0 of each node)")
     image_size: int = option(
@@ -97,8 +97,9 @@ class Config:
     on_device: bool = option(False, "keep the whole dataset in the memory of the device")
     model: str = option(FROM_RECIPE, "the network", choices=MODELS)
 
-    # How the weights are updated
-    epochs: int = option(FROM_RECIPE, "passes over the training set", at_least=1)
+    epochs: int = option(
+        FROM_RECIPE, "passes over the training set", at_least=1, section="How the weights are updated"
+    )
     batch_size: int = option(FROM_RECIPE, "GLOBAL batch: samples per step over all ranks", at_least=1)
     accumulate: int = option(
         1, "parts that each rank's share of a batch is computed in, to need less memory", at_least=1
@@ -124,11 +125,11 @@ class Config:
     )
     deterministic: bool = option(False, "only operations that give the same bits each time; slower on GPUs")
 
-    # How it is spread over devices, and how fast
     parallel: str = option(
         "ddp",
         "ddp: replicas; fsdp: shards; pipeline: two devices in each process; gpipe, 1f1b: one stage per rank",
         choices=PARALLEL,
+        section="How it is spread over devices, and how fast",
     )
     bucket_mb: int = option(
         25, "ddp: megabytes of gradients that are reduced at once", at_least=1, below=2**20
@@ -152,8 +153,9 @@ class Config:
     device: str = option("auto", "auto: cuda where there is one", choices=("auto", "cpu", "cuda"))
     backend: str = option("auto", "auto: nccl for cuda, else gloo", choices=("auto", "gloo", "nccl"))
 
-    # What it leaves behind
-    out: str = option("", "folder for snapshots and metrics; default runs/DATASET")
+    out: str = option(
+        "", "folder for snapshots and metrics; default runs/DATASET", section="What it leaves behind"
+    )
     log_every: int = option(10, "steps between training lines in metrics.jsonl; 0: none", at_least=0)
     print_steps: bool = option(False, "print the training lines, too, each --log-every steps")
     save_every: int = option(0, "steps between extra snapshots; 0: at the end of an epoch only", at_least=0)
@@ -173,8 +175,9 @@ class Config:
     tensorboard: bool = option(True, "write TensorBoard events where tensorboard is installed")
     peak_tflops: float = option(0.0, "peak of one device, for the MFU; 0: known GPUs only", at_least=0)
 
-    # How the ranks meet
-    spawn: int = option(0, "start this many ranks on this machine, without torchrun", at_least=0)
+    spawn: int = option(
+        0, "start this many ranks on this machine, without torchrun", at_least=0, section="How the ranks meet"
+    )
     init_method: str = option("env://", "env://, tcp://HOST:PORT or file:///PATH")
     world_size: int = option(
         0, "ranks in the job, for starts without torchrun; 0: the variable WORLD_SIZE", at_least=0
@@ -183,8 +186,9 @@ class Config:
         600.0, "seconds that the ranks wait for each other, to meet and in each operation", above=0, below=1e6
     )
 
-    # Rehearsal
-    fail_rank: int = option(-1, "rehearsal: this rank exits on purpose; -1: none", at_least=-1)
+    fail_rank: int = option(
+        -1, "rehearsal: this rank exits on purpose; -1: none", at_least=-1, section="Rehearsal"
+    )
     fail_code: int = option(1, "rehearsal: its exit code", at_least=0, below=256)
     fail_step: int = option(
         1, "rehearsal: the step before which it exits (from 1); not in a run that resumed", at_least=1
@@ -213,6 +217,8 @@ class Config:
                     f"--{name.replace('_', '-')} does nothing with --{other} {getattr(self, other)}, only with "
                     f"{', '.join(values)}: leave it out"
                 )
+        if self.on_device and self.workers:
+            raise UsageError("--workers has nothing to read with --on-device: leave one of them out")
 
     def _check_parallel(self) -> None:
         staged = self.parallel in ("gpipe", "1f1b")

@@ -256,10 +256,10 @@ def join(config: Config, place: Place) -> Iterator[Ranks]:
             f"the ranks cannot meet there ({error}): check --init-method, MASTER_ADDR and MASTER_PORT"
         ) from error
     except RuntimeError as error:
-        raise TrainError(
-            f"the {place.world} ranks could not meet ({_gist(error)}); were all of them started, with the same "
-            "address, and can they reach it?"
-        ) from error
+        advice = "were all of them started, with the same address, and can they reach it?"
+        if "EADDRINUSE" in str(error):
+            advice = "does an earlier run still hold the port? End it, or give all of them another one"
+        raise TrainError(f"the {place.world} ranks could not meet ({_gist(error)}); {advice}") from error
     clean = False
     try:
         yield ranks
@@ -311,7 +311,7 @@ def lost(error: RuntimeError) -> str | None:
 def _gist(error: RuntimeError) -> str:
     """The first line without the place in the library's source and its guesses at the cause."""
     first = (str(error).splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[[^\]]*\] ", "", first).partition(". This ")[0]
+    return re.sub(r"^\[[^\]]*\] ", "", first).partition(". This ")[0].rstrip(".")
 
 
 def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import math
 from typing import Any, NoReturn
 
@@ -16,7 +17,8 @@ FROM_RECIPE = "by dataset"
 
 
 def option(default: Any, help_text: str, **limits: Any) -> Any:
-    """A dataclass field which is also a flag. Limits: choices, at_least, above, below."""
+    """A dataclass field which is also a flag. Limits: choices, at_least, above, below. A `section` is the heading in
+    --help of this flag and of those after it."""
     return dataclasses.field(default=default, metadata={"help": help_text, **limits})
 
 
@@ -25,9 +27,14 @@ def read(record: type[Any], argv: list[str], *, prog: str, description: str) -> 
 
     Exits 0 after --help; raises `UsageError` for a flag that does not exist or a value of the wrong type.
     """
-    parser = _Parser(prog=prog, description=description, allow_abbrev=False)
+    placed = any(field.name == "place" for field in dataclasses.fields(record))
+    usage = f"%(prog)s [--FLAG VALUE ...]{' [RANK LOCAL_RANK]' if placed else ''}"
+    parser = _Parser(prog=prog, usage=usage, description=description, allow_abbrev=False)
+    section: argparse._ActionsContainer = parser
     for field in dataclasses.fields(record):
-        _add(parser, field)
+        if "section" in field.metadata:
+            section = parser.add_argument_group(field.metadata["section"])
+        _add(parser if field.name == "place" else section, field)
     return vars(parser.parse_intermixed_args(argv))
 
 
@@ -39,10 +46,13 @@ def check(record: Any) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (--help lists the flags)")
+        unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0].partition("=")[0]
+        meant = difflib.get_close_matches(unknown, self._option_string_actions, n=1, cutoff=0.8)
+        advice = f"did you mean {meant[0]}?" if meant else "--help lists the flags"
+        raise UsageError(f"{message} ({advice})")
 
 
-def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+def _add(parser: argparse._ActionsContainer, field: dataclasses.Field[Any]) -> None:
     if field.name == "place":
         parser.add_argument(
             "place",
@@ -64,8 +74,8 @@ def _add(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None
     text = field.metadata["help"] + (f"; one of {', '.join(choices)}" if choices else "")
     if field.default != "":
         text += f" (default: {field.default})"
-    kind = {"int": int, "float": float, "str": str}[str(field.type)]
-    parser.add_argument(flag, type=kind, metavar=field.name.upper(), help=text.replace("%", "%%"), **shared)
+    kind, word = {"int": (int, "N"), "float": (float, "X"), "str": (str, "TEXT")}[str(field.type)]
+    parser.add_argument(flag, type=kind, metavar=word, help=text.replace("%", "%%"), **shared)
 
 
 def _check(field: dataclasses.Field[Any], value: Any) -> None:
@@ -73,7 +83,7 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
     limits = field.metadata
     if "choices" in limits and value not in limits["choices"]:
         allowed = ", ".join(limits["choices"])
-        raise UsageError(f"{flag} {value}: there is no such {field.name}; choose from {allowed}")
+        raise UsageError(f"{flag} {value}: must be one of {allowed}")
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{flag} {value}: must be a finite number")
     if "at_least" in limits and value < limits["at_least"]:

@@ -89,6 +89,11 @@ class Trainer:
         self.accuracy, self.test_loss = 0.0, math.inf
         self.best_accuracy = -1.0
         self.best_epoch = 0
+        if config.batch_size < parallel.data_world:
+            metrics.say(
+                f"--batch-size {config.batch_size} is that of all {parallel.data_world} ranks together: in each step "
+                "some of them have nothing to do"
+            )
 
     @property
     def epoch(self) -> int:

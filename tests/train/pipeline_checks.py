@@ -132,7 +132,8 @@ def take_one_batch(ranks: Ranks, _folder: Path) -> dict[str, Any]:
         return seen(module)
 
     def spread(ranks: Ranks, mode: str, *, training: bool) -> dict[str, Tensor]:
-        config = make(dataset="synthetic", batch_size=12, parallel=mode, split_size=3, cuts="norm2")
+        pieces = {"split_size": 3} if mode == "pipeline" else {}
+        config = make(dataset="synthetic", batch_size=12, parallel=mode, cuts="norm2", **pieces)
         subject: Replicas = parallel.build(config, ranks, built(), shape=(1, 12, 12))
         subject.module.train(training)
         subject.train_batch([(inputs, labels, 10)], score, global_count=10)
@@ -157,7 +158,8 @@ def change_modes(ranks: Ranks, folder: Path) -> dict[str, Any]:
         whole.train_epoch()
     resumed_at = []
     for mode in ("pipeline", "gpipe", "ddp", "1f1b", "pipeline"):
-        part = trainer(ranks, folder / "modes", parallel=mode, split_size=5, **settings)
+        pieces = {"split_size": 5} if mode == "pipeline" else {}
+        part = trainer(ranks, folder / "modes", parallel=mode, **pieces, **settings)
         part.resume()
         resumed_at.append(part.step)
         part.train_epoch()

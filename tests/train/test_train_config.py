@@ -51,6 +51,12 @@ def test_rank_and_local_rank_may_stand_beside_the_flags(argv: list[str]) -> None
         (["--cuts", "fc2"], "does nothing with --parallel ddp, only with pipeline, gpipe, 1f1b"),
         (["--static-graph", "--parallel", "fsdp"], "does nothing with --parallel fsdp"),
         (["--image-size", "32"], "does nothing with --dataset digits"),
+        (["--split-size", "4"], "does nothing with --parallel ddp, only with pipeline"),
+        (["--on-device", "--workers", "2"], "--workers has nothing to read with --on-device"),
+        (["--batchsize", "4"], "did you mean --batch-size?"),
+        (["--batchsize=4"], "did you mean --batch-size?"),
+        (["--no-such"], "--help lists the flags"),
+        (["--resume", "snapshot.pt"], "--resume snapshot.pt: must be one of auto, require"),
         (["--label-smoothing", "0.1", "--dataset", "toy"], "does nothing with --dataset toy"),
         (["--static-graph", "--accumulate", "2"], "leave one of them out"),
         (["--fused", "--optimizer", "sgd", "--parallel", "fsdp"], "choose adamw"),
@@ -99,6 +105,11 @@ def test_help_names_every_flag() -> None:
     assert done.returncode == 0
     for field in dataclasses.fields(Config):
         assert field.name == "place" or "--" + field.name.replace("_", "-") in done.stdout
+    assert done.stdout.startswith("usage: train/main.py [--FLAG VALUE ...] [RANK LOCAL_RANK]\n")
+    headings = re.findall(r"^(\S.*):$", done.stdout, re.MULTILINE)
+    assert headings[-6:] == [
+        f.metadata["section"] for f in dataclasses.fields(Config) if "section" in f.metadata
+    ]
 
 
 def manual() -> list[str]:

@@ -285,7 +285,7 @@ def see(monkeypatch: pytest.MonkeyPatch, gpus: int, *, visible: bool) -> None:
 @pytest.mark.parametrize("mode", ["ddp", "pipeline"])
 def test_a_piece_of_one_sample_that_batchnorm_cannot_train_on_is_explained(mode: str) -> None:
     layers = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)]
-    config = make(dataset="synthetic", parallel=mode, split_size=1)
+    config = make(dataset="synthetic", parallel=mode, split_size=int(mode == "pipeline"))
     ranks = Ranks(place=Place(), device=CPU)
     subject = parallel.build(config, ranks, nn.Sequential(*layers), shape=(1, 8, 8))
     size = 4 if mode == "pipeline" else 1
@@ -329,7 +329,7 @@ def test_what_the_ranks_refuse_is_one_sentence_under_torchrun_too(tmp_path: Path
         (["--splits", "5", "--batch-size", "2"], "none is within the batch of 2"),
         (["--json", "missing/out.json"], "no such folder"),
         (["--device", "cuda"], "the sweep needs two GPUs"),
-        (["--model", "vgg"], "choose from small, mnist"),
+        (["--model", "vgg"], "must be one of small, mnist"),
         (["--batch-size", "2", "--splits", "1", "--cuts", "layer9"], "there is no layer 'layer9'"),
     ],
 )

@@ -348,6 +348,25 @@ def test_a_start_that_cannot_work_is_refused_with_what_to_do(
     assert "Traceback" not in done.stderr
 
 
+def test_a_port_that_is_taken_is_told_from_ranks_that_do_not_come(
+    zygote: harness.Zygote, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        run = zygote.start(*TINY, "--init-method", address, "--world-size", 2, "--timeout", 5, 0, 0)
+        assert run.wait() == 1
+    assert run.stderr.splitlines()[-1].endswith("End it, or give all of them another one")
+    assert "Traceback" not in run.stderr
+
+
+def test_a_batch_too_small_for_the_ranks_trains_and_is_told(zygote: harness.Zygote, tmp_path: Path) -> None:
+    ranks = zygote.ranks(2, *TINY, *QUIET, "--batch-size", 1, "--epochs", 1, "--out", tmp_path)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr
+    told = "--batch-size 1 is that of all 2 ranks together: in each step some of them have nothing to do"
+    assert ranks[0].stdout.splitlines()[1] == told
+    assert told not in ranks[1].stdout
+
+
 def test_a_memory_that_is_too_small_ends_a_run_with_a_sentence(tmp_path: Path) -> None:
     done = harness.python(MAIN, *TINY, *QUIET, "--synthetic-size", 10**13, "--out", tmp_path)
     assert done.returncode == 1
