@@ -140,8 +140,6 @@ class Replicas:
     def _score(self, model: nn.Module, inputs: Tensor, labels: Tensor, count: int, score: Score) -> Tensor:
         with self.precision():
             scores = model(inputs)[:count]
-        if scores.dtype in HALF.values():
-            scores = scores.float()
         scored = score(scores, labels[:count].to(scores.device))
         return torch.cat([scored, scored.new_tensor([count])])
 

@@ -12,27 +12,29 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name that PyTorch code uses)
 from torch import Tensor
 
-PADDING = -100  # the label of what is in the batch but counts nowhere; cross_entropy's own default
+HALF = (torch.float16, torch.bfloat16)
 
 
 def classify(scores: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
     """[summed cross-entropy, right at first guess, right within five guesses] of scores [n, classes] and int64
-    labels [n]. Labels of -100 count nowhere.
+    labels [n]. Labels of -100 count nowhere, as in cross_entropy.
 
     The first entry carries the gradient, also for an empty batch, where it is 0. Its type is that of the scores,
     but float32 for half precision.
     """
-    if scores.dtype in (torch.float16, torch.bfloat16):
+    if scores.dtype in HALF:
         scores = scores.float()
-    loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing, ignore_index=PADDING)
+    loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
     return torch.cat([loss[None], topk_correct(scores.detach(), labels, (1, 5)).to(loss.dtype)])
 
 
 def regress(outputs: Tensor, targets: Tensor) -> Tensor:
-    """[summed squared error, 0, 0] of outputs and targets of as many elements; the first carries the gradient."""
+    """[summed squared error, 0, 0] of outputs and targets of as many elements; the first carries the gradient. Its
+    type is that of the outputs, but float32 for half precision."""
+    if outputs.dtype in HALF:
+        outputs = outputs.float()
     # Outputs [n, 1] minus targets [n] would be [n, n], without a word.
-    error = outputs - targets.reshape(outputs.shape).to(outputs.dtype)
-    loss = error.square().sum(dtype=torch.float32 if error.dtype in (torch.float16, torch.bfloat16) else None)
+    loss = (outputs - targets.reshape(outputs.shape).to(outputs.dtype)).square().sum()
     return torch.cat([loss[None], loss.new_zeros(2)])
 
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from train.dist import Ranks
 from train.errors import TrainError, UsageError
-from train.snapshot import sync_folder
+from train.snapshot import sync
 
 COMPLETE = "complete.json"
 METADATA = ".metadata"
@@ -140,13 +140,13 @@ def _commit(draft: Path, target: Path, facts: Facts, sums: Sums) -> None:
         json.dump({"crc": _crc(body), **body}, file)
         file.flush()
         os.fsync(file.fileno())
-    sync_folder(draft)
+    sync(draft)
     if target.exists():  # as when a run was stopped in the validation after this very step
         aside = target.with_suffix(".prev.dcp")
         _remove(aside)
         target.rename(aside)
     draft.rename(target)
-    sync_folder(target.parent)
+    sync(target.parent)
     _prune(target)
 
 
@@ -188,11 +188,13 @@ def _list(folder: Path, *, say: bool = True) -> list[tuple[str, Facts, Sums]]:
 
 
 def _measure(folder: Path, names: Sequence[str], ranks: Ranks) -> Sums:
-    """Sizes and checksums of the files, each read by one rank."""
+    """Sizes and checksums of the files, each read by one rank, and by then on disk."""
     sums = torch.zeros(len(names), 2, dtype=torch.int64, device=ranks.device)
 
     def work() -> None:
         for name in _mine(names, ranks):
+            # Some releases of torch sync a file while its end is still in Python's buffer.
+            sync(folder / name)
             sums[names.index(name)] = torch.tensor(_sum(folder / name))
 
     _together(ranks, work)

@@ -45,7 +45,7 @@ def save(folder: Path, state: State, *, writer: int = 0) -> None:
         except FileNotFoundError:
             pass  # the first snapshot has none before it
         temporary.replace(path)
-        sync_folder(folder)
+        sync(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: how torch's writer reports a short write
         temporary.unlink(missing_ok=True)
         raise TrainError(
@@ -121,10 +121,9 @@ def _from_bytes(blob: bytes) -> State:
     return torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Put the names in `folder` on disk."""
-    # A rename is on disk only when its folder is.
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Put the content of a file, or the names in a folder, on disk. A rename is there only when its folder is."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -109,10 +109,26 @@ def validated(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """A network with BatchNorm, trained for an epoch, then validated twice."""
     subject = trainer(ranks, "mnist", 12, folder)
     subject.train_epoch()
+    figures = [subject.validate()]
     subject.parallel.align_buffers()
     before = {name: value.clone() for name, value in subject.parallel.module.state_dict().items()}
-    figures = [subject.validate(), subject.validate()]
+    figures.append(subject.validate())
     return {"figures": figures, "before": before, "after": subject.parallel.module.state_dict()}
+
+
+def reductions(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """What DDP was told, and in which parts of each batch it was to reduce the gradients."""
+    subject = trainer(ranks, "small", 8, folder, accumulate=3, bucket_mb=2)
+    promised = trainer(ranks, "small", 8, folder, static_graph=True).parallel.model
+    model, reduced = subject.parallel.model, []
+    if ranks.place.grouped:
+        subject.parallel.module.register_forward_pre_hook(
+            lambda *_: reduced.append(model.require_backward_grad_sync)
+        )
+        subject.train_epoch()
+    names = ("bucket_bytes_cap", "gradient_as_bucket_view", "static_graph")
+    told = {name: (getattr(model, name, None), getattr(promised, name, None)) for name in names}
+    return {"told": told, "reduced": reduced}
 
 
 def ghosts(ranks: Ranks, folder: Path) -> dict[int, dict[str, Tensor]]:
@@ -147,7 +163,7 @@ def ghost(ranks: Ranks, folder: Path, parts: int) -> dict[str, Tensor]:
     return module.state_dict()
 
 
-CHECKS = (in_parts, clipped, plainly, with_batchnorm, validated, ghosts)
+CHECKS = (in_parts, clipped, plainly, with_batchnorm, validated, reductions, ghosts)
 
 
 def main(folder: Path) -> None:

@@ -147,6 +147,18 @@ def count_elements(ranks: Ranks, folder: Path, _shared: Path) -> dict[str, Any]:
     }
 
 
+def compute_in_half_precision(ranks: Ranks, folder: Path, _shared: Path) -> dict[str, Any]:
+    """In which type the weights are used, and whether gradients are averaged in a finer one."""
+    subject = trainer(ranks, "mnist", torch.float32, folder / "half", parallel="fsdp", amp="bf16")
+    used = []
+    for name in ("conv1", "norm1"):
+        layer = subject.parallel.module.get_submodule(name)
+        layer.register_forward_pre_hook(lambda layer, _inputs: used.append(layer.weight.dtype))
+    subject.train_step(*next(subject.train_loader(list(subject.batches.epoch(0)))))
+    gradient = subject.parallel.module.get_parameter("fc1.weight").grad.to_local()
+    return {"used": used, "finer": bool((gradient.bfloat16().float() != gradient).any())}
+
+
 def compile_layers(ranks: Ranks, folder: Path, _shared: Path) -> int:
     """How many graphs torch.compile was given; they are run as they are, since compiling takes half a minute."""
     graphs = []
@@ -239,7 +251,7 @@ def fail_together(ranks: Ranks, folder: Path, _shared: Path) -> dict[str, Any]:
     alone = trainer(ranks, "small", torch.float32, folder / f"alone{ranks.rank}", **settings)
     other = trainer(ranks, "small", torch.float32, folder / "full", **{**settings, "snapshot": "full"})
     listed = trainer(ranks, "listed", torch.float32, folder / "full", **settings)
-    return {
+    told = {
         "full": full,
         "blocked": blocked,
         "left": left,
@@ -249,6 +261,9 @@ def fail_together(ranks: Ranks, folder: Path, _shared: Path) -> dict[str, Any]:
         "other model": message_of(listed.resume),
         "probes": [path.name for path in folder.glob("*/.shared-*")],
     }
+    afresh = trainer(ranks, "small", torch.float32, folder / "full", fresh=True, **settings)
+    afresh.resume()
+    return {**told, "afresh": (afresh.step, [path.name for path in afresh.config.folder.glob("*.dcp")])}
 
 
 def message_of(work: Any) -> str:
@@ -264,6 +279,7 @@ CHECKS = {
     2: (
         train_both_ways,
         count_elements,
+        compute_in_half_precision,
         compile_layers,
         interrupt_and_resume,
         go_on_elsewhere,

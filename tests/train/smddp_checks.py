@@ -202,9 +202,10 @@ def ddp(rank: int) -> dict[str, Any]:
             "tested alone": trained(DistributedDataParallel, rank, test_alone=True),
             "unsent": trained(lambda m: DistributedDataParallel(m, broadcast_buffers=False, **options), rank),
         }
+    model = DistributedDataParallel(network(), **options)
     states["theirs"] = trained(nn.parallel.DistributedDataParallel, rank)
     said = [str(warning.message) for warning in caught if issubclass(warning.category, FutureWarning)]
-    return {"states": states, "warnings": said}
+    return {"states": states, "warnings": said, "bucket": model.bucket_bytes_cap}
 
 
 def main(folder: Path) -> None:

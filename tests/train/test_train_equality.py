@@ -64,6 +64,17 @@ def test_batchnorm_in_ranks_normalises_each_share_and_keeps_the_statistics_of_th
         assert apart(rank["with_batchnorm"][parts], rank["ghosts"][parts]) < 1e-12
 
 
+def test_gradients_are_reduced_in_buckets_as_told_with_the_last_part_of_a_batch_alone(seen: Seen) -> None:
+    for rank in (*seen[2], *seen[3]):
+        report = rank["reductions"]
+        assert report["told"] == {
+            "bucket_bytes_cap": (2 * 2**20, 25 * 2**20),
+            "gradient_as_bucket_view": (True, True),
+            "static_graph": (False, True),
+        }
+        assert report["reduced"] == [False, False, True] * 5
+
+
 def test_batchnorm_in_ranks_is_not_that_of_the_whole_batch(seen: Seen) -> None:
     assert apart(seen[2][0]["with_batchnorm"][1], seen[1][0]["with_batchnorm"][1]) > 1e-3
 

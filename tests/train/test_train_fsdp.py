@@ -102,6 +102,13 @@ def test_a_rank_holds_its_share_of_parameters_and_of_optimizer_state(seen: Seen,
         assert max(count[kind] for count in counts) < 1.1 * whole / world
 
 
+def test_in_half_precision_weights_are_used_as_such_and_gradients_are_averaged_in_single(seen: Seen) -> None:
+    for rank in seen[2]:
+        # BatchNorm's stay in single precision.
+        assert rank["compute_in_half_precision"]["used"] == [torch.bfloat16, torch.float32]
+        assert rank["compute_in_half_precision"]["finer"]
+
+
 def test_compile_is_given_every_layer(seen: Seen) -> None:
     assert [rank["compile_layers"] for rank in seen[2]] == [3, 3]
 
@@ -170,6 +177,11 @@ def test_ranks_that_see_different_folders_are_told_so(seen: Seen, world: int) ->
             "UsageError: --snapshot sharded needs shared storage: rank 1 does not see" in report["not shared"]
         )
         assert report["probes"] == []
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_fresh_begins_again_and_leaves_none_of_the_old_shards(seen: Seen, world: int) -> None:
+    assert [rank["fail_together"]["afresh"] for rank in seen[world]] == [(0, [])] * world
 
 
 def test_a_newer_snapshot_of_the_other_kind_is_an_error(seen: Seen) -> None:

@@ -144,6 +144,11 @@ def test_a_failure_on_one_rank_is_raised_on_all(seen: Seen, world: int) -> None:
     assert messages[:-1] == ["stopped, because another rank could not find the file"] * (world - 1)
 
 
+@pytest.mark.parametrize("world", [2, 3])
+def test_no_rank_takes_its_connections_down_before_the_last_is_done(seen: Seen, world: int) -> None:
+    assert [rank["left after the last"] for rank in seen[world]] == [True] * world
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_collective_operations_give_every_rank_the_same_answer(seen: Seen, world: int) -> None:
     for rank in seen[world]:

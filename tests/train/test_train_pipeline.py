@@ -320,6 +320,7 @@ def test_what_the_ranks_refuse_is_one_sentence_under_torchrun_too(tmp_path: Path
     assert said
     assert all("--parallel 1f1b needs at least as many microbatches as stages" in line for line in said)
     assert "exitcode  : 2" in done.stderr
+    assert "error_file: <N/A>" not in done.stderr  # torchrun's summary shows the cause
 
 
 @pytest.mark.parametrize(

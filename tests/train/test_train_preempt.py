@@ -325,6 +325,28 @@ def test_a_disk_too_full_for_a_line_of_metrics_is_a_sentence(tmp_path: Path) -> 
     assert line.endswith(": make room there, or give another --out")
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 137), (signal.SIGINT, 130)])
+def test_spawned_ranks_end_with_the_code_that_a_shell_would_report(
+    zygote: harness.Zygote, tmp_path: Path, number: int, code: int
+) -> None:
+    job = zygote.start(*flags("--spawn", 1, "--epochs", 99, "--out", tmp_path))
+    in_mid_epoch(tmp_path)
+    if number == signal.SIGINT:
+        os.killpg(job.pid, number)  # as a terminal does
+    else:
+        os.kill(rank_of(job.pid), number)
+    assert job.wait() == code, job.stderr
+    assert "Traceback" not in job.stderr
+
+
+def rank_of(parent: int) -> int:
+    """The only rank that `parent` has spawned."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    (rank,) = (pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return int(rank)
+
+
 def full_from_now_on(run: harness.Forked | subprocess.Popen[str], size: int) -> None:
     """No file that `run` writes may grow beyond `size` bytes; a pipe may."""
     resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (size, size))
@@ -356,6 +378,7 @@ def test_a_snapshot_of_another_run_is_refused_and_forced_only_where_it_fits(
         ("--model", "small"): "model mnist (now small)",
         ("--synthetic-size", 160): "training samples 80 (now 160)",
         ("--optimizer", "adamw"): "optimizer sgd (now adamw)",
+        ("--scheduler", "cosine"): "scheduler none (now cosine)",
     }
     for other, said in differences.items():
         refused = run(*other)

@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from train import models
 from train.spawn import kept_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_run")]
@@ -178,7 +179,7 @@ def test_the_toy_regression_learns_its_rule(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_exits_on_purpose_is_resumed_to_the_very_same_weights(
-    tmp_path: Path, alone: dict[str, Any]
+    zygote: harness.Zygote, tmp_path: Path, alone: dict[str, Any]
 ) -> None:
     argv = [*TINY, *QUIET, "--out", tmp_path, "--save-every", 2]
     broken = harness.python(MAIN, *argv, "--fail-rank", 0, "--fail-code", 7, "--fail-step", 8)
@@ -207,9 +208,17 @@ def test_a_rank_that_exits_on_purpose_is_resumed_to_the_very_same_weights(
     assert "seed 0 (now 3)" in other.stderr
     assert "Traceback" not in other.stderr
 
-    fresh = harness.python(MAIN, *argv, "--seed", 3, "--fresh")
+    # So small a rate leaves the weights as the seed has made them.
+    fresh = harness.python(MAIN, *argv, "--seed", 3, "--fresh", "--lr", "1e-30")
     assert fresh.returncode == 0, fresh.stderr
-    assert not torch.equal(weights(tmp_path)["fc2.weight"], alone["fc2.weight"])
+    found = weights(tmp_path)
+    first = models.build("small", shape=(3, 8, 8), classes=10, seed=3).state_dict()
+    assert all(torch.equal(found[name], first[name]) for name in first)
+
+    assert status(tmp_path)["state"] == "finished"
+    crashed = zygote.start(*argv, "--seed", 4, "--fresh", "--fail-rank", 0)
+    assert crashed.wait() == 1
+    assert (status(tmp_path)["state"], status(tmp_path)["step"]) == ("running", 0)
 
 
 def test_worker_processes_for_loading_change_nothing(tmp_path: Path, alone: dict[str, Any]) -> None:
@@ -292,9 +301,9 @@ def test_local_rank_0_alone_fetches_and_the_others_find_what_it_has_fetched(tmp_
     assert fetched == ["rank 0 fetches"]
 
 
-# What scripts that import `train`, and those that catch its errors, rely on.
+# What scripts that import `train`, those that catch its errors, and those that call `main` rely on.
 IMPORTS = """
-import multiprocessing, pkgutil, importlib, signal, train
+import multiprocessing, os, pkgutil, importlib, signal, sys, train
 before = signal.getsignal(signal.SIGTERM)
 for module in pkgutil.iter_modules(train.__path__, "train."):
     importlib.import_module(module.name)
@@ -309,11 +318,21 @@ try:
         raise KeyError("anything")
 except KeyError:
     assert not torch.distributed.is_initialized()
+
+from train.main import main
+flags = ["--dataset", "synthetic", "--synthetic-size=8", "--epochs=1", "--no-tensorboard", "--out", sys.argv[1]]
+assert main(flags) == 0
+assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
+assert torch.backends.cudnn.benchmark and not torch.are_deterministic_algorithms_enabled()
+assert main([*flags, "--fresh", "--deterministic", "--no-tf32"]) == 0
+assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
+assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 """
 
 
-def test_importing_sets_nothing_for_the_process_and_a_failure_leaves_no_process_group() -> None:
-    done = harness.python("-c", IMPORTS)
+def test_importing_sets_nothing_for_the_process_and_a_run_only_what_its_flags_say(tmp_path: Path) -> None:
+    done = harness.python("-c", IMPORTS, tmp_path)
     assert done.returncode == 0, done.stderr
 
 

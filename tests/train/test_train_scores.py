@@ -76,6 +76,13 @@ def test_half_precision_is_summed_in_single(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_targets_of_outputs_in_half_precision_are_not_rounded(dtype: torch.dtype) -> None:
+    sums = regress(torch.full((4096, 1), 3.0, dtype=dtype), torch.full((4096, 1), 3.001))
+    assert sums.dtype == torch.float32
+    assert sums[0].item() == pytest.approx(4096e-6, rel=1e-3)
+
+
 def test_the_counts_are_those_of_sorting_the_scores() -> None:
     given, labels = scores(50, 12), torch.arange(50) % 12
     ranks = [(row > row[label]).sum().item() for row, label in zip(given, labels, strict=True)]

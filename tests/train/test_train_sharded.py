@@ -100,6 +100,28 @@ def test_the_newest_two_are_kept_and_nothing_else(two: Path) -> None:
     assert names(two) == ["snapshot-10.dcp", "snapshot-11.dcp"]
 
 
+def test_a_snapshot_is_on_disk_before_it_gets_its_name_and_then_the_name_is(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+
+    def sync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        (path,) = (path for path in (two, *two.rglob("*")) if os.path.samestat(path.stat(), found))
+        synced.append((path.name, 0 if path.is_dir() else found.st_size, (two / "snapshot-11.dcp").exists()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    save(two, 11)
+    sizes = {path.name: path.stat().st_size for path in (two / "snapshot-11.dcp").iterdir()}
+    assert synced[-5:] == [
+        (PART, sizes[PART], False),
+        (".metadata", sizes[".metadata"], False),
+        (sharded.COMPLETE, sizes[sharded.COMPLETE], False),
+        (sharded.UNFINISHED, 0, False),
+        (two.name, 0, True),
+    ]
+
+
 def test_the_same_step_saved_again_keeps_what_was_there_until_the_new_one_is_whole(two: Path) -> None:
     sharded.save(two, {"step": 10}, parts(0.5), ALONE)
     assert load(two) == (10, 0.5)

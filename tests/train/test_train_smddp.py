@@ -177,6 +177,9 @@ def test_training_equals_torchs_own_ddp_to_the_bit_also_when_rank_0_tests_alone(
             if "running" not in name:
                 assert torch.equal(states["unsent"][name], value), name
         assert report["ddp"]["warnings"] == []
+        assert report["ddp"]["bucket"] == 2**20
+    ours, unsent = (reports[1]["ddp"]["states"][name]["module.1.running_mean"] for name in ("ours", "unsent"))
+    assert not torch.equal(ours, unsent)
 
 
 def test_ranks_leave_the_job_at_the_end_of_the_script(job: tuple[str, list[dict[str, Any]]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
 import zipfile
 from pathlib import Path
@@ -59,6 +60,26 @@ def test_what_was_saved_is_loaded(two: Path) -> None:
     assert loaded["step"] == 2
     assert torch.equal(loaded["payload"], state(2)["payload"])
     assert loaded["nested"] == state(2)["nested"]
+
+
+def test_a_snapshot_is_on_disk_before_it_gets_its_name_and_then_the_name_is(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+
+    def sync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        loaded = snapshot.load_local(two)
+        assert loaded is not None
+        synced.append(
+            ("folder", 0, loaded["step"])
+            if stat.S_ISDIR(found.st_mode)
+            else ("file", found.st_size, loaded["step"])
+        )
+
+    monkeypatch.setattr(os, "fsync", sync)
+    snapshot.save(two, state(3))
+    assert synced == [("file", (two / snapshot.NAME).stat().st_size, 2), ("folder", 0, 3)]
 
 
 def test_nothing_but_the_two_snapshots_is_left_after_saving(two: Path) -> None:
