@@ -49,6 +49,23 @@ def test_the_rate_grows_with_the_global_batch_that_it_was_not_meant_for() -> Non
     assert set(rates(scheduler="none", batch_size=512, lr_batch=128)) == {1.6}
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "own"),
+    [
+        ("sgd", torch.optim.SGD, {"momentum": 0.7}),
+        ("adadelta", torch.optim.Adadelta, {}),
+        ("adamw", torch.optim.AdamW, {}),
+    ],
+)
+def test_each_update_rule_is_pytorchs_with_the_rate_and_the_decay_given(
+    name: str, kind: type[torch.optim.Optimizer], own: dict[str, float]
+) -> None:
+    given = {"lr": 0.3, "weight_decay": 0.02, **own}
+    made = optim.make(make(dataset="toy", optimizer=name, **given), [torch.nn.Parameter(torch.zeros(1))])
+    assert type(made) is kind
+    assert {key: made.param_groups[0][key] for key in given} == given
+
+
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_a_fused_update_is_the_same_update(name: str) -> None:
     results = []
