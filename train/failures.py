@@ -1,11 +1,12 @@
 """What ended a rank, as a sentence and an exit code instead of a traceback, wherever a person can cause and mend it.
 
-It must not know training; it is told what was raised and with which settings.
+It must not know training; it is told what was raised or seen, and with which settings.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,3 +52,26 @@ def _out_of_memory(error: BaseException) -> bool:
 def _of_the_folder(error: OSError, folder: Path) -> bool:
     """Whether the disk is full, or a file of the run's own folder cannot be written."""
     return error.errno in NO_ROOM or folder in Path(str(error.filename)).parents
+
+
+def not_finite(step: int, *, rank: int, loss: float) -> TrainError:
+    """The end of a rank whose gradients of that step are not finite. `loss` is this rank's own."""
+    where = f"step {step}, rank {rank}"
+    if math.isfinite(loss):
+        return TrainError(
+            f"{where}: the gradients are not finite, though this rank's own loss is; stopped before the weights "
+            "changed; the last snapshot is kept; where another rank's loss is to blame, that one says so"
+        )
+    return TrainError(
+        f"{where}: the loss is {loss}; stopped before the weights changed; the last snapshot is kept; "
+        "try a lower --lr, --clip, or a look at the data"
+    )
+
+
+def never_finite(step: int, *, scale: float) -> TrainError:
+    """The end of a run under fp16 whose gradients stay infinite, with the loss scaled by as little as `scale`."""
+    return TrainError(
+        f"step {step}: the gradients are not finite, however little --amp fp16 scales the loss (by {scale:.1e} now); "
+        "no weights have changed since that began, and the last snapshot is kept; try --amp bf16, or none to see "
+        "which rank it begins on, a lower --lr, or a look at the data"
+    )

@@ -111,8 +111,8 @@ class Replicas:
 
         Returns what this rank saw: [loss sum, right answers, right among five, samples].
         `chunks` are (inputs, labels, count): the parts of this rank's share, of which the first `count` samples
-        count; no part is without samples, but where none counts BatchNorm's statistics do not move. The scale makes the average over the ranks the gradient of the mean over
-        the global batch, however the samples are dealt.
+        count; no part is without samples, but where none counts BatchNorm's statistics do not move. The scale makes
+        the average over the ranks the gradient of the mean over the global batch, however the samples are dealt.
         """
         total = None
         for number, (inputs, labels, count) in enumerate(chunks):

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from train import dist, optim, scores, speed
+from train import dist, failures, optim, scores, speed
 from train.augment import Augment
 from train.checkpoint import Checkpoints, Progress
 from train.config import Config
@@ -205,17 +205,7 @@ class Trainer:
         if self.config.amp == "fp16" and not self.ranks.any(not math.isfinite(loss.item())):
             self._skip()
             return
-        where = f"step {self.step + 1}, rank {self.ranks.rank}"
-        value = loss.item()
-        if math.isfinite(value):
-            raise TrainError(
-                f"{where}: the gradients are not finite, though this rank's own loss is; stopped before the weights "
-                "changed; the last snapshot is kept; where another rank's loss is to blame, that one says so"
-            )
-        raise TrainError(
-            f"{where}: the loss is {value}; stopped before the weights changed; the last snapshot is kept; "
-            "try a lower --lr, --clip, or a look at the data"
-        )
+        raise failures.not_finite(self.step + 1, rank=self.ranks.rank, loss=loss.item())
 
     def _skip(self) -> None:
         """Count a step that the scaler leaves out, because gradients are too large for half precision. It scales the
@@ -223,11 +213,7 @@ class Trainer:
         self.skipped += 1
         scale = self.parallel.scaler.get_scale()
         if scale < LEAST_SCALE:
-            raise TrainError(
-                f"step {self.step + 1}: the gradients are not finite, however little --amp fp16 scales the loss (by "
-                f"{scale:.1e} now); no weights have changed since that began, and the last snapshot is kept; try --amp "
-                "bf16, or none to see which rank it begins on, a lower --lr, or a look at the data"
-            )
+            raise failures.never_finite(self.step + 1, scale=scale)
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
