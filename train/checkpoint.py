@@ -88,7 +88,8 @@ class Checkpoints:
 
         Raises `UsageError` where that snapshot belongs to a run with other settings, unless forced.
         """
-        if self.config.fresh and not self.ranks.place.restarts:
+        # Agents of torchrun on several nodes do not count restarts alike.
+        if self.config.fresh and not self.ranks.any(self.ranks.place.restarts > 0):
             for kind in (snapshot, sharded):
                 self.ranks.in_turn(partial(kind.remove, self.config.folder), what="remove the old snapshots")
         state = self._find()

@@ -38,6 +38,14 @@ def test_digits_are_all_there_and_the_two_parts_share_no_image() -> None:
     assert len(torch.unique(images, dim=0)) == 1797
 
 
+def test_digits_are_normalised() -> None:
+    pytest.importorskip("sklearn")
+    digits = data.load(make(dataset="digits"), download=False)
+    images = digits.prepare(digits.train.inputs)
+    assert images.mean().item() == pytest.approx(0, abs=0.01)
+    assert images.std().item() == pytest.approx(1, abs=0.01)
+
+
 def test_digits_are_split_alike_whatever_the_seed() -> None:
     pytest.importorskip("sklearn")
     one, other = (data.load(make(dataset="digits", seed=seed), download=False) for seed in (0, 1))
@@ -200,6 +208,13 @@ def test_cross_entropy_cannot_learn_toy() -> None:
     network = models.build("linear", shape=toy.shape, classes=1, seed=0)
     scores.classify(network(inputs), torch.zeros(8, dtype=torch.long))[0].backward()
     assert torch.count_nonzero(network[1].weight.grad) == 0
+
+
+@pytest.mark.parametrize("dataset", ["synthetic", "toy"])
+def test_no_sample_to_test_on_is_one_to_train_on(dataset: str) -> None:
+    loaded = data.load(make(dataset=dataset), download=False)
+    both = torch.cat([loaded.train.inputs, loaded.test.inputs]).flatten(1)
+    assert len(torch.unique(both, dim=0)) == len(loaded.train) + len(loaded.test)
 
 
 def test_data_in_memory_moves_to_the_device_once_and_other_data_stays() -> None:

@@ -245,6 +245,22 @@ def test_ranks_that_are_killed_together_end_with_the_same_bits(
     assert told(folder) == told(tmp_path / "whole")
 
 
+def test_a_restart_that_only_one_node_has_counted_keeps_the_snapshots_of_a_run_that_began_fresh(
+    zygote: harness.Zygote, tmp_path: Path
+) -> None:
+    """An agent of torchrun that joins again because another node's rank has failed counts no restart of its own."""
+    first = zygote.start(*SMALL, "--epochs", 1, "--out", tmp_path)
+    assert first.wait() == 0, first.stderr
+    flags = [*SMALL, "--epochs", 2, "--fresh", "--timeout", 10, "--out", tmp_path]
+    shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": harness.free_port()}
+    ranks = [
+        zygote.start(*flags, RANK=rank, LOCAL_RANK=0, TORCHELASTIC_RESTART_COUNT=rank, **shared)
+        for rank in range(2)
+    ]
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].stderr + ranks[1].stderr
+    assert "resumed at step 30 (epoch 1)" in ranks[0].stdout
+
+
 def test_ranks_that_torchrun_restarts_go_on_from_the_newest_snapshot_although_the_run_began_fresh(
     zygote: harness.Zygote, tmp_path: Path
 ) -> None:
