@@ -25,6 +25,7 @@ from train import data, models, parallel
 from train.augment import Augment
 from train.config import make
 from train.dist import Place, Ranks
+from train.errors import TrainError
 from train.metrics import METRICS, Metrics
 from train.sampler import GlobalBatches
 from train.trainer import Trainer
@@ -113,6 +114,25 @@ def test_the_gradient_is_clipped_as_it_is_and_not_as_it_is_scaled_for_half_preci
     norm = torch.cat([change.flatten() for change in moved]).norm().item()
     assert norm == pytest.approx(0.5 * 0.01, rel=1e-3)
     assert dtypes == [dtype]
+
+
+@pytest.mark.parametrize("amp", ["none", "bf16", "fp16"])
+def test_gradients_that_are_not_finite_change_no_weight_and_end_the_run_unless_they_are_scaled(
+    tmp_path: Path, amp: str
+) -> None:
+    subject = trainer(tmp_path, amp=amp, clip=1.0)
+    weights = list(subject.parallel.module.parameters())
+    weights[0].register_hook(lambda gradient: gradient * float("inf"))
+    before = [weight.detach().clone() for weight in weights]
+    batch = next(subject.train_loader(list(subject.batches.epoch(0))))
+    if amp == "fp16":
+        scale = subject.parallel.scaler.get_scale()
+        subject.train_step(*batch)
+        assert subject.parallel.scaler.get_scale() == scale / 2
+    else:
+        with pytest.raises(TrainError, match="step 1, rank 0: the gradients are not finite"):
+            subject.train_step(*batch)
+    assert all(map(torch.equal, weights, before))
 
 
 def test_a_share_is_computed_in_as_many_parts_as_asked_for(tmp_path: Path) -> None:

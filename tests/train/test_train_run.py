@@ -252,17 +252,20 @@ def test_local_rank_0_of_every_node_writes_when_asked_to(tmp_path: Path) -> None
     ]  # BatchNorm's statistics differ between ranks if left alone
     port = harness.free_port()
     shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    argv = [MAIN, *TINY, *QUIET, *normed, "--snapshot-per-node", "--save-every", 4]
     starts = [
         (
-            [MAIN, *TINY, *QUIET, *normed, "--snapshot-per-node", "--out", tmp_path / f"node{node}"],
+            [*argv, "--out", tmp_path / f"node{node}"],
             {"RANK": node, "LOCAL_RANK": 0, **shared},
         )
         for node in range(2)
     ]
     done = harness.by_hand(starts)
     assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
-    one, other = weights(tmp_path / "node0"), weights(tmp_path / "node1")
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    for name, step in (("snapshot.prev.pt", 12), ("snapshot.pt", 15)):  # in mid-epoch, and after a validation
+        one, other = (torch.load(tmp_path / f"node{node}" / name, weights_only=True) for node in range(2))
+        assert (one["step"], other["step"]) == (step, step)
+        assert all(torch.equal(one["model"][key], other["model"][key]) for key in one["model"])
     assert not (tmp_path / "node1" / "metrics.jsonl").exists()
 
 
