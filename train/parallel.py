@@ -94,7 +94,6 @@ class Replicas:
                 zeros = weight.new_zeros((share, *self.shape))
                 with single_samples_explained(), self.precision():
                     (self.model(zeros).sum() * 0).backward()
-        self.module.zero_grad()
 
     @contextmanager
     def buffers_kept(self) -> Iterator[None]:

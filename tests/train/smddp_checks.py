@@ -68,6 +68,16 @@ def started_by_hand() -> str:
         os.environ["RANK"] = kept
 
 
+def on_another_node() -> tuple[int, int, int]:
+    """What a rank whose node has others before it is told of its place."""
+    kept = os.environ["LOCAL_RANK"]
+    os.environ["LOCAL_RANK"] = "7"
+    try:
+        return dist.get_local_rank(), top.get_local_rank(), dist.get_rank()
+    finally:
+        os.environ["LOCAL_RANK"] = kept
+
+
 def say_whether_left() -> None:
     print("left" if not dist.is_initialized() else "still in", flush=True)
 
@@ -222,6 +232,7 @@ def main(folder: Path) -> None:
         "returned": returned,
         "initialized": dist.is_initialized(),
         "place": (rank, dist.get_local_rank(), world, dist.get_rank(dist.group.WORLD)),
+        "elsewhere": on_another_node(),
         "top": (top.get_rank(), top.get_local_rank(), top.get_world_size()),
         "backend": torch.distributed.get_backend(),
         "torch's world": dist.get_world_size(torch.distributed.group.WORLD),

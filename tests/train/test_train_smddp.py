@@ -93,6 +93,7 @@ def test_a_rank_knows_its_place_under_every_documented_name(reports: list[dict[s
     for rank, report in enumerate(reports):
         assert report["place"] == (rank, rank, RANKS, rank)
         assert report["top"] == (rank, rank, RANKS)
+        assert report["elsewhere"] == (7, 7, rank)
         assert report["torch's world"] == RANKS
         assert report["backend"] == "gloo"  # asked for smddp, which is not installed
         assert report["returned"] is None

@@ -156,7 +156,7 @@ def all_reduce(
             return tensor.div_(world, rounding_mode=rounding)
 
     # Not torch's AVG: gloo refuses it for integers, older gloo for all, and the guide promises NCCL's sum.
-    work = _torch.all_reduce(tensor, op=_torch.ReduceOp.SUM, async_op=async_op)
+    work = _torch.all_reduce(tensor, op=_OPS[op], async_op=async_op)
     if async_op:
         return _Average(work, divide)
     divide()
