@@ -194,11 +194,17 @@ def test_a_killed_simulator_leaves_nothing_after_stop(home: Path) -> None:
     laptop = LabLaptop(sim, "key")
     for node in laptop.launch(2):
         shell(laptop.login(node), "nohup setsid env -i sleep 1000 > /dev/null 2>&1 &")
-    spaces = {Path(f"/proc/{p.pid}/ns/net").readlink() for p in processes.belonging(home)}
-    os.kill(sim.pid, signal.SIGKILL)
-    assert control.stop(home) > 0
-    assert processes.belonging(home) == []
-    assert spaces.isdisjoint(_networks())
+    with contextlib.ExitStack() as kept:
+        # Kept open: the kernel would give the number of one that is gone to a simulator of another test.
+        files = [
+            kept.enter_context(Path(f"/proc/{p.pid}/ns/net").open("rb")) for p in processes.belonging(home)
+        ]
+        spaces = {Path(f"/proc/self/fd/{file.fileno()}").readlink() for file in files}
+        os.kill(sim.pid, signal.SIGKILL)
+        assert control.stop(home) > 0
+        assert processes.belonging(home) == []
+        assert len(spaces) > 2
+        assert spaces.isdisjoint(_networks())
     assert str(home) not in Path("/proc/mounts").read_text()
     assert list((home / "sim" / "nodes").iterdir()) == []
 
