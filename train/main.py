@@ -27,6 +27,8 @@ from train.failures import explain
 if TYPE_CHECKING:
     from train.dist import Ranks
 
+KEPT: list[object] = []  # what only the end of the process may free: see `leave`
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the training that the command line asks for. Returns the exit code: 0; 1 failed;
@@ -58,9 +60,11 @@ def run(config: Config, begun: float) -> int:
     try:
         record(join_and_train)(config, begun)
     except (Exception, KeyboardInterrupt) as error:
+        KEPT.append(error)  # its traceback holds the model
         ending = explain(error, config)
         if ending is None:
-            raise
+            sys.excepthook(*sys.exc_info())
+            return 1
         rank = str(config.place[0]) if config.place else os.environ.get("RANK", "0")
         if rank == "0" or not ending.alike:
             print(f"train: rank {rank}: {ending.text}", file=sys.stderr, flush=True)
@@ -99,6 +103,7 @@ def train(config: Config, ranks: Ranks, stop: preempt.StopSignal, begun: float) 
         loaded = data.on_device(loaded, ranks.device)
     module = models.build(config.model, shape=loaded.shape, classes=loaded.classes, seed=config.seed)
     spread = parallel.build(config, ranks, module, shape=loaded.shape)
+    KEPT.append(spread)
     metrics = Metrics(config.folder, enabled=ranks.is_main, tensorboard=config.tensorboard)
     ranks.together(metrics.lock, what="use the folder of --out")
     trainer = Trainer(config=config, ranks=ranks, parallel=spread, data=loaded, metrics=metrics, stop=stop)
@@ -124,8 +129,9 @@ def train(config: Config, ranks: Ranks, stop: preempt.StopSignal, begun: float) 
 def leave(code: int) -> NoReturn:
     """End the process with `code`, without Python's shutdown.
 
-    DistributedDataParallel keeps gloo's threads alive beyond destroy_process_group (seen with torch 2.15), and one
-    that still wants the interpreter while it shuts down aborts a finished rank with SIGABRT (seen twice).
+    DistributedDataParallel keeps gloo's threads alive beyond destroy_process_group, and one of them may still want the
+    interpreter's lock. Python's shutdown then aborts a finished rank with SIGABRT (torch 2.15); and where the model is
+    freed, it waits for that thread with the lock in its hand, for ever (torch 2.11).
     """
     sys.stdout.flush()
     sys.stderr.flush()

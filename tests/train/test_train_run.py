@@ -418,3 +418,27 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_one_goes_on(
     assert "Traceback" not in second.stderr
     after = harness.python(*argv)
     assert after.returncode == 0, after.stderr  # what was killed leaves no lock behind
+
+
+ENDS = """
+import gc, sys
+from torch.nn.parallel import DistributedDataParallel
+from train import main, trainer
+if sys.argv[1] == "bug":
+    trainer.Trainer.fit = lambda self: 1 / 0
+code = main.main(sys.argv[2:])
+gc.collect()
+print("kept", sum(isinstance(one, DistributedDataParallel) for one in gc.get_objects()))
+main.leave(code)
+"""
+
+
+@pytest.mark.parametrize(("how", "lr", "code"), [("well", 0.1, 0), ("badly", 1e30, 1), ("bug", 0.1, 1)])
+def test_a_model_is_freed_by_the_end_of_the_process_alone(
+    how: str, lr: float, code: int, tmp_path: Path
+) -> None:
+    # torch 2.11 frees it with the interpreter's lock held, and waits for a thread of gloo's that may want the lock.
+    place = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": harness.free_port()}
+    done = harness.python("-c", ENDS, how, *TINY, *QUIET, "--lr", lr, "--out", tmp_path, **place)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "kept 1"), done.stderr
+    assert ("ZeroDivisionError" in done.stderr) is (how == "bug")
