@@ -81,8 +81,8 @@ class Metrics:
             print(f"{text}\n", end="", flush=True)
 
     def status(self, state: str, **values: Any) -> None:
-        """Replace status.json, and the launcher's copy. `state` is running, preempted (told to stop; a snapshot is there), finished or
-        failed."""
+        """Replace status.json, and the launcher's copy. `state` is running, preempted (told to stop; a snapshot is
+        there), finished or failed."""
         if self.enabled and self.folder.is_dir():
             # `running` is written at each line: readers must not see half of it, but a power cut may take it.
             last = state != "running"
