@@ -208,7 +208,7 @@ def bench_training(_: Path | None) -> None:
                 )
             return time.perf_counter() - began
 
-        ours("up", "-n", "2", "-t", "g5.xlarge")
+        ours("up", "-n", "2", "-t", "g5.12xlarge")
         # The same four ranks without nodes: what is left of the difference is the launcher's and the lab's.
         plain = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
         rows = [

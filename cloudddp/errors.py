@@ -51,12 +51,13 @@ class NodeError(CloudDDPError):
 
 
 class ConnectError(NodeError):
-    """No SSH connection to a node. `patience` says for how many seconds time alone may mend it (a node that boots);
-    0 where it will not."""
+    """No SSH connection to a node. `patience`: for how many seconds waiting may help (a node that boots); 0 if it
+    will not. `shown` is the host key that was refused, as `ssh-ed25519 AAAA...`, or ''."""
 
-    def __init__(self, message: str, *, hint: str = "", patience: float = 0.0) -> None:
+    def __init__(self, message: str, *, hint: str = "", patience: float = 0.0, shown: str = "") -> None:
         super().__init__(message, hint=hint)
         self.patience = patience
+        self.shown = shown
 
 
 class Leftovers(CloudDDPError):

@@ -17,16 +17,17 @@ from cloudddp import __version__
 from cloudddp.errors import UsageError
 from cloudddp.prices import Price
 from cloudddp.spec import ClusterSpec
-
-TAG_CLUSTER = "cloudddp:cluster"
-TAG_ID = "cloudddp:cluster-id"
-TAG_OWNER = "cloudddp:owner"
-TAG_CREATED = "cloudddp:created"
-TAG_EXPIRES = "cloudddp:expires"
-TAG_VERSION = "cloudddp:version"
-TAG_NODE_RANK = "cloudddp:node-rank"
-TAG_NODES = "cloudddp:nodes"  # how many there are to be
-TAG_PRICE = "cloudddp:usd-per-node-hour"  # with its disk and address
+from cloudddp.tags import (
+    TAG_CLUSTER,
+    TAG_CREATED,
+    TAG_EXPIRES,
+    TAG_ID,
+    TAG_NODES,
+    TAG_OWNER,
+    TAG_PRICE,
+    TAG_VERSION,
+    iso,
+)
 
 WHY_CALLER = (
     "cloudddp caller"  # descriptions of the rules that open SSH: `allow-me` replaces only the first kind
@@ -35,6 +36,7 @@ WHY_GIVEN = "cloudddp ssh_from"
 
 TIMER = "/etc/systemd/system/cloudddp-deadline.timer"
 SERVICE = "/etc/systemd/system/cloudddp-deadline.service"
+BOOT_CHECK = "/var/lib/cloud/scripts/per-boot/cloudddp-deadline"
 USER_DATA_LIMIT = 16 * 1024  # bytes, before base64 (EC2)
 SHORTEST = timedelta(minutes=10)  # less than this is gone before the nodes have booted
 
@@ -73,7 +75,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The keys of one cluster. The private host key travels in the user data and nowhere else."""
+    """The keys of one cluster. The private host key travels in the user data and nowhere else; what runs on a node can
+    read it there, so each node replaces it by one of its own (host_keys.py) before anything does."""
 
     cluster_id: str
     public_key: str
@@ -99,18 +102,9 @@ class Plan:
         return self.price.hour * self.hours
 
 
-def iso(moment: datetime) -> str:
-    """Return a UTC moment as in the tags: 2026-11-20T12:00:00Z."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def moment(text: str) -> datetime | None:
-    """Return the moment that a tag names, or None where it names none. Without a zone it is taken as UTC."""
-    try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+def key_name(name: str) -> str:
+    """Return the name of a cluster's key pair, which reserves the cluster's own name; see reservation.py."""
+    return f"cloudddp-{name}"
 
 
 def lifetime(spec: ClusterSpec, price: Price) -> timedelta:
@@ -151,15 +145,16 @@ def plan(
             "Name": f"cloudddp-{spec.name}",
         }.items()
     ]
-    name = f"cloudddp-{spec.name}-{identity.cluster_id}"
+    key = key_name(spec.name)
     data = user_data(identity, created, expires, units)
     why = WHY_GIVEN if spec.ssh_from else WHY_CALLER
     requests = (
+        # First, since it reserves the name: whoever is second has made nothing when EC2 refuses it.
         Request(
             "key-pair",
             "import_key_pair",
             {
-                "KeyName": name,
+                "KeyName": key,
                 "PublicKeyMaterial": identity.public_key.encode(),
                 "TagSpecifications": _tagged(tags, "key-pair"),
             },
@@ -168,7 +163,7 @@ def plan(
             "security-group",
             "create_security_group",
             {
-                "GroupName": name,
+                "GroupName": f"{key}-{identity.cluster_id}",
                 "Description": f"cloudddp cluster {spec.name}: all traffic within, SSH from the caller",
                 "VpcId": place.vpc_id,
                 "TagSpecifications": _tagged(tags, "security-group"),
@@ -176,7 +171,7 @@ def plan(
         ),
         _rules("ingress", [_itself(), *(ssh_rule(block, spec.ssh_port, why) for block in place.ssh_from)]),
         _rules("egress", [_itself()]),  # EFA wants the group itself as destination, 0.0.0.0/0 does not count
-        _run_instances(spec, place, tags, name, data, identity.cluster_id),
+        _run_instances(spec, place, tags, key, data, identity.cluster_id),
     )
     return Plan(identity.cluster_id, requests, price, created, expires)
 
@@ -208,7 +203,7 @@ def ssh_rule(block: str, port: int, why: str) -> dict[str, Any]:
 
 
 def _run_instances(
-    spec: ClusterSpec, place: Place, tags: list[dict[str, str]], key_name: str, data: str, cluster_id: str
+    spec: ClusterSpec, place: Place, tags: list[dict[str, str]], key: str, data: str, cluster_id: str
 ) -> Request:
     kinds = ["instance", "volume", "network-interface"] + (["spot-instances-request"] if spec.spot else [])
     params: dict[str, Any] = {
@@ -217,7 +212,7 @@ def _run_instances(
         # All or none: a gang with a node missing trains nothing and bills all the same.
         "MinCount": spec.nodes,
         "MaxCount": spec.nodes,
-        "KeyName": key_name,
+        "KeyName": key,
         "NetworkInterfaces": [
             {
                 "DeviceIndex": 0,
@@ -264,27 +259,33 @@ def client_token(cluster_id: str, attempt: int, zone: str, params: Mapping[str, 
 
 
 def user_data(identity: Identity, created: datetime, expires: datetime, units: tuple[str, str]) -> str:
-    """Return the cloud-config that gives a node its host key and arms its deadline.
+    """Return the cloud-config that gives a node its first host key and arms its deadline. It holds no other secret, and
+    that one is worthless when the node is ready.
 
     JSON after the first line: it is YAML, and quotes every value. cloud-init writes the host key before sshd
-    starts (unit order of cloud-init-network), so sshd never shows another one. The last command is for a node that
-    boots after its deadline: a timer whose moment has passed when it is first started never fires.
+    starts (unit order of cloud-init-network), so sshd never shows another one, and does so once an instance (cc_ssh:
+    PER_INSTANCE), so a reboot keeps the key that has replaced it. BOOT_CHECK, which cloud-init runs at
+    every boot, ends a node that boots after its deadline: a timer whose moment has passed when it is first started
+    never fires, nor does one that fired just before a reboot, or whose stamp a wrong clock has put into the future.
+    The last command runs it again, for a deadline that passes before the timer is armed.
     """
     deadline = expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lifetime = str(int((expires - created).total_seconds()))
     timer, service = (u.replace("@DEADLINE@", deadline).replace("@LIFETIME@", lifetime) for u in units)
     late = f'[ "$(date +%s)" -lt {int(expires.timestamp())} ] || systemctl start --no-block cloudddp-deadline.service'
+    check = f"#!/bin/sh\n{late}\n"
     config = {
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": identity.host_private, "ed25519_public": identity.host_public},
         "write_files": [
             {"path": TIMER, "permissions": "0644", "content": timer},
             {"path": SERVICE, "permissions": "0644", "content": service},
+            {"path": BOOT_CHECK, "permissions": "0755", "content": check},
         ],
         "runcmd": [
             ["systemctl", "daemon-reload"],
             ["systemctl", "enable", "--now", "cloudddp-deadline.timer"],
-            ["sh", "-c", late],
+            ["sh", BOOT_CHECK],
         ],
     }
     text = "#cloud-config\n" + json.dumps(config, indent=1) + "\n"

@@ -72,15 +72,31 @@ class NodePlan:
 RANK_WRAPPER = "@RANK@"
 
 
-def nproc(job: JobSpec, hosts: Sequence[Host]) -> list[int]:
-    """Return the number of ranks of each node. Raises UsageError where a list does not fit the nodes."""
+def nproc(job: JobSpec, gpus: Sequence[int]) -> list[int]:
+    """Return the number of ranks of each node, given the nodes' numbers of GPUs.
+
+    Raises UsageError where a list does not fit the nodes, or a node would run more ranks than it has GPUs: two
+    ranks of NCCL cannot share one. A node without GPUs is not limited.
+    """
+    counts = _counts(job, gpus)
+    for node, (ranks, available) in enumerate(zip(counts, gpus, strict=True)):
+        if 0 < available < ranks:
+            raise UsageError(
+                f"node {node} has {available} GPU{'s' * (available != 1)}, fewer than the {ranks} ranks of "
+                "job.nproc_per_node",
+                hint="leave --nproc-per-node out for one rank a GPU, or choose an instance type with more GPUs",
+            )
+    return counts
+
+
+def _counts(job: JobSpec, gpus: Sequence[int]) -> list[int]:
     if job.nproc_per_node == "gpu":
-        return [max(1, host.gpus) for host in hosts]
+        return [max(1, available) for available in gpus]
     if isinstance(job.nproc_per_node, int):
-        return [job.nproc_per_node] * len(hosts)
-    if len(job.nproc_per_node) != len(hosts):
+        return [job.nproc_per_node] * len(gpus)
+    if len(job.nproc_per_node) != len(gpus):
         raise UsageError(
-            f"job.nproc_per_node lists {len(job.nproc_per_node)} nodes, the cluster has {len(hosts)}",
+            f"job.nproc_per_node lists {len(job.nproc_per_node)} nodes, the cluster has {len(gpus)}",
             hint="give one number, or one a node",
         )
     return list(job.nproc_per_node)
@@ -97,7 +113,7 @@ def plan(job: JobSpec, hosts: Sequence[Host], script: Script, *, job_id: str, cl
         raise UsageError(
             "job.positional_ranks works with rendezvous = 'direct' only: torchrun numbers the ranks"
         )
-    counts = nproc(job, hosts)
+    counts = nproc(job, [host.gpus for host in hosts])
     port = job.master_port or hosts[0].free_port
     shared = {
         "CLOUDDDP_JOB_ID": job_id,

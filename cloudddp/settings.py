@@ -7,7 +7,9 @@ checked, and each remembers its origin, so that an error names the place to mend
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +31,10 @@ from cloudddp.spec import (
     nearest,
     unwrap,
 )
+from cloudddp.text import one_line
 
 CONFIG_NAME = "cloudddp.toml"
+LONGEST = 1 << 20  # bytes of a configuration file
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What the launcher or torchrun itself sets for each rank: a value of the user's would silently lose.
 RESERVED_ENVIRONMENT = frozenset(
@@ -73,10 +77,11 @@ class Layer:
 def read_toml(path: Path) -> Layer:
     """Return one configuration file as a layer. Raises UsageError where it cannot be read or is not TOML."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        values = tomllib.loads(_read(path).decode())
+    except (ValueError, RecursionError) as error:  # tomllib's own, no UTF-8, thousands of digits or brackets
         raise UsageError(
-            f"{path}: not valid TOML: {error}", hint="see docs/configuration.md for an example"
+            f"{path}: not valid TOML: {one_line(str(error), 300)}",
+            hint="for an example, run `cloudddp init` in an empty folder",
         ) from None
     except OSError as error:
         raise UsageError(
@@ -86,6 +91,20 @@ def read_toml(path: Path) -> Layer:
         if not isinstance(content, dict):
             _unknown_section(str(path), section)
     return Layer(str(path), values)
+
+
+def _read(path: Path) -> bytes:
+    """Return a file's content. Raises OSError; UsageError for what is no file (a pipe would not end) or none of ours."""
+    # O_NONBLOCK: opening a pipe waits for somebody who writes.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UsageError(f"{path}: not a regular file", hint="write one with `cloudddp init`")
+        content = file.read(LONGEST + 1)
+    if len(content) > LONGEST:
+        raise UsageError(
+            f"{path}: over {LONGEST >> 20} MiB, which is no configuration", hint="name another --config"
+        )
+    return content
 
 
 def _unknown_section(origin: str, section: str) -> None:
@@ -154,18 +173,41 @@ def _check(layer: Layer, section: str, key: str, value: Any) -> Any:
     given = _from_text(known[key], value) if layer.textual else value
     try:
         checked = msgspec.convert(given, known[key], strict=not layer.textual)
-    except msgspec.ValidationError:
+        _encode(checked)
+    except (msgspec.ValidationError, UnicodeEncodeError):
         checked = None
     # nan passes every comparison, so no limit catches it
     if checked is None or (isinstance(checked, float) and checked != checked):
         raise UsageError(
-            f"{origin}: {section}.{key} = {value!r} is not allowed", hint=f"allowed: {allowed(known[key])}"
+            f"{origin}: {section}.{key} = {_shown(key, value)} is not allowed",
+            hint=f"allowed: {allowed(known[key])}",
         )
     if key == "env":
         _check_environment(origin, checked)
     if key == "ssh_from":
         _check_blocks(origin, checked)
     return checked
+
+
+def _encode(value: Any) -> None:
+    """Raise UnicodeEncodeError for what comes of bytes that are not UTF-8, in an argument or a variable."""
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, Mapping):
+        _encode([*value.keys(), *value.values()])
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _encode(one)
+
+
+def _shown(key: str, value: Any) -> str:
+    """Return a value that is not allowed, for a message: no secret, and no more than a line."""
+    if key == "env":
+        return "****" if not isinstance(value, dict) else f"a table of {', '.join(map(repr, value))}"
+    try:
+        return one_line(repr(value), 100)
+    except ValueError:  # a number of more digits than Python writes
+        return "a number of thousands of digits"
 
 
 def _check_blocks(origin: str, blocks: Sequence[str]) -> None:

@@ -191,8 +191,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = 10.0
     outputs: Annotated[
         tuple[Relative, ...],
-        _limited("Folders or files of the project on the nodes that `pull` brings back."),
+        _limited(
+            "Folders or files that the script writes in the project on the nodes, and that `pull` and `run` bring back."
+        ),
     ] = ("runs",)
+    scratch: Annotated[
+        tuple[Relative, ...],
+        _limited(
+            "Folders or files that the script writes there and nobody needs back (a data set that it downloads): "
+            "`run` ends nodes that hold them."
+        ),
+    ] = ()
     env: Annotated[dict[str, str], _limited("Environment variables of every rank.")] = {}
 
 
@@ -269,7 +278,7 @@ def allowed(hint: Any) -> str:
     if get_origin(inner) is Literal:
         return "one of " + ", ".join(map(str, get_args(inner)))
     if get_origin(inner) is tuple:
-        return f"a list, each {allowed(get_args(inner)[0])}"
+        return f"a list in brackets, each {allowed(get_args(inner)[0])}"
     if get_origin(inner) is dict:
         return "a table of NAME = 'value'"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
@@ -278,8 +287,15 @@ def allowed(hint: Any) -> str:
 
 def _bounds(meta: Meta) -> str:
     if meta.gt is not None:
-        return f" above {meta.gt:g}" + (f" and at most {meta.le:g}" if meta.le is not None else "")
-    return f" from {meta.ge:g}" + (f" to {meta.le:g}" if meta.le is not None else " up")
+        return f" above {number(meta.gt)}" + (
+            f" and at most {number(meta.le)}" if meta.le is not None else ""
+        )
+    return f" from {number(meta.ge or 0)}" + (f" to {number(meta.le)}" if meta.le is not None else " up")
+
+
+def number(value: float) -> str:
+    """Return a number as a person writes it: 10000000, not 1e+07."""
+    return str(int(value)) if value == int(value) else repr(float(value))
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

@@ -6,23 +6,34 @@ It is the script's word: what a job did is told by exit codes, never by this.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, Optional
 
 PREEMPTED = 143  # the exit code of a rank that was told to stop (SIGTERM) and has saved a snapshot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Standing:
     """The last word of rank 0. `state` is running, finished, failed or preempted (told to stop; a snapshot is there);
     `told` is when it was written, in seconds since the epoch by its node's clock. None: not told."""
 
-    state: str | None
-    step: int | None
-    steps: int | None
-    best_accuracy: float | None
     told: float
+    state: Optional[Literal["running", "finished", "failed", "preempted"]] = None
+    step: Optional[int] = None
+    steps: Optional[int] = None
+    best_accuracy: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("step", self.step),
+            ("steps", self.steps),
+            ("best_accuracy", self.best_accuracy),
+        ):
+            if value is not None and not -(1 << 53) <= value <= 1 << 53:
+                raise ValueError(f"{name} is out of range")
+        if not 0 <= self.told <= 1e11:
+            raise ValueError("told is out of range")
 
     @property
     def preempted(self) -> bool:
@@ -49,16 +60,7 @@ class Standing:
         return f"last told of {self.text}" if self.text else ""
 
 
-def among(answers: Iterable[Mapping[str, Any]]) -> Standing | None:
-    """Return what the nodes' agents answered of a training. One node at most knows, the one that runs rank 0; None
-    where nothing has been told."""
-    for answer in answers:
-        if words := answer.get("standing"):
-            return Standing(
-                state=words.get("state"),
-                step=words.get("step"),
-                steps=words.get("steps"),
-                best_accuracy=words.get("best_accuracy"),
-                told=float(words["told"]),
-            )
-    return None
+def among(replies: Iterable[Standing | None]) -> Standing | None:
+    """Return where a training is, from what each node's agent reports. At most one node knows, the one that runs
+    rank 0; None where nothing has been reported."""
+    return next((reply for reply in replies if reply is not None), None)

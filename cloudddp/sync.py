@@ -21,11 +21,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.spec import number
 
 # path -> [kind, mode, size, mtime_ns, link target]; kind "f" or "l". The agent makes and reads the same.
 Manifest = dict[str, list[str | int]]
 
-ALWAYS_LEFT_OUT = (".git", "__pycache__/", ".venv/", "venv/", ".cloudddp/", ".DS_Store")
+ALWAYS_LEFT_OUT = (
+    ".git",
+    "__pycache__/",
+    ".venv/",
+    "venv/",
+    ".cloudddp/",
+    ".cloudddp-incoming-*/",
+    ".DS_Store",
+)
 PIECE = 128 * 1024
 
 
@@ -197,6 +206,15 @@ def _kind(mode: int) -> str:
     return "device"
 
 
+def from_wire(manifest: Mapping[str, Sequence[str | int]]) -> Manifest:
+    """Return a manifest as a node sent it: one character for each byte of a path (protocol.py)."""
+
+    def path(text: str) -> str:
+        return os.fsdecode(text.encode("latin-1"))
+
+    return {path(name): [*entry[:4], path(str(entry[4]))] for name, entry in manifest.items()}
+
+
 def difference(here: Manifest, there: Mapping[str, Sequence[object]]) -> Difference:
     """Return what must be sent and deleted so that a node with manifest `there` comes to have `here`."""
     send = tuple(name for name, entry in here.items() if list(there.get(name, ())) != entry)
@@ -212,7 +230,7 @@ def check_size(project: Snapshot, to_send: Difference, max_mb: float) -> None:
         f"{name} {size / 2**20:.0f} MiB" for name, size in largest(project.manifest, to_send.send)
     )
     raise UsageError(
-        f"the sync would send {to_send.size / 2**20:.0f} MiB to every node, more than sync.max_mb = {max_mb:g}: {top}",
+        f"the sync would send {to_send.size / 2**20:.0f} MiB to every node, more than sync.max_mb = {number(max_mb)}: {top}",
         hint="name what should stay here in .gitignore or sync.exclude, or raise sync.max_mb",
     )
 

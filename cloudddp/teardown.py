@@ -10,20 +10,24 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import FrameType
+from typing import TypeVar
 
-from cloudddp import prices
+from cloudddp import bill
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Thing, Where
-from cloudddp.errors import CloudDDPError, Leftovers
-from cloudddp.plan import moment
+from cloudddp.bill import Bill
+from cloudddp.errors import AWSError, CloudDDPError, Leftovers, UsageError
 from cloudddp.state import ClusterFolder
+from cloudddp.tags import Tags
 
 Say = Callable[[str], None]
+Mine = Callable[[Instance | Thing], bool]
+T = TypeVar("T", Instance, Thing)
 IN_USE_SECONDS = 300.0  # how long to wait for what uses a group to let go of it
 LOOK_AGAIN_SECONDS = 30.0  # how long what was deleted may still be listed (eventual consistency)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -55,117 +59,188 @@ class Down:
     terminated: tuple[Instance, ...]
     deleted: tuple[Thing, ...]
     left: tuple[Instance | Thing, ...]
+    others: tuple[Instance | Thing, ...]  # of the same name, but not to be removed
     reasons: tuple[str, ...]
-    cost: float | None
+    cost: Bill
 
     @property
     def nothing(self) -> bool:
         return not self.terminated and not self.deleted and not self.left
 
 
-def down(aws: AWS, where: Where, *, say: Say, known: Sequence[str] = ()) -> Down:
-    """Remove everything that carries the cluster's tag, wait, look again, and report.
+def down(aws: AWS, where: Where, *, say: Say, known: Sequence[str] = (), mine: Mine = lambda _: True) -> Down:
+    """Remove everything that carries the cluster's tag and is `mine`, wait, look again, and report.
 
-    Instances first: a security group that is in use cannot be deleted, and the instances are the bill. `known` are
-    instances that exist for sure, though their tags may not be found yet. Safe to repeat. Raises only where the
-    first look fails; what goes wrong later is in the report, with what was last seen counted as left.
+    Instances first: a security group that is in use cannot be deleted, and the instances are the bill. Once the group
+    is gone, no RunInstances of an `up` that is still at work can succeed; only then does the key pair go, which
+    reserves the name. Passes are repeated until one full look finds nothing. `known` are instances that exist for
+    sure, though their tags may not be found yet. Safe to repeat. Raises only where the first look fails; what goes
+    wrong later is in the report, with what was last seen counted as left.
     """
-    present = inventory.instances(aws, where)
-    live = [instance for instance in present if instance.live]
+    work = _Teardown(aws, where, mine, say)
+    present = work.instances()
     unseen = [
-        Thing("instance", one, "", "(state unknown)") for one in sorted({*known} - {i.id for i in present})
+        Thing("instance", one, Tags(), "(state unknown)")
+        for one in sorted({*known} - {instance.id for instance in present})
     ]
-    ids = [*(instance.id for instance in live), *(thing.id for thing in unseen)]
-    reasons: list[str] = []
-    found: list[Thing] = []
-    left: tuple[Instance | Thing, ...] = (*live, *unseen)
+    work.left = (*(instance for instance in present if instance.live), *unseen)
     try:
-        # Before a word is said or a sum is made: these may fail, too.
-        refused = set(inventory.terminate(aws, ids)) if ids else set()
+        refused = work.end_instances(present, unseen)
+        if not any(isinstance(one, Instance) and one.live for one in work.left):
+            work.remove_things()
+        work.left = (*work.left, *refused)
+    except CloudDDPError as error:
+        work.reasons.append(error.message)
+    return work.report()
+
+
+class _Teardown:
+    """One teardown: what it has seen, what it has done, and what is left as far as it knows."""
+
+    def __init__(self, aws: AWS, where: Where, mine: Mine, say: Say) -> None:
+        self._aws, self._where, self._mine, self._say = aws, where, mine, say
+        self._seen: dict[str, Instance] = {}  # as first seen
+        self._found: dict[str, Thing] = {}
+        self._others: dict[str, Instance | Thing] = {}
+        self._ended_some = False
+        self.left: tuple[Instance | Thing, ...] = ()
+        self.reasons: list[str] = []
+
+    def instances(self) -> list[Instance]:
+        """Return the instances that are to go, as AWS shows them now, terminated ones included."""
+        found = self._sift(inventory.instances(self._aws, self._where))
+        for instance in found:
+            self._seen.setdefault(instance.id, instance)
+        return found
+
+    def _things(self) -> list[Thing]:
+        return self._sift(inventory.things(self._aws, self._where))
+
+    def _sift(self, found: list[T]) -> list[T]:
+        kept = []
+        for one in found:
+            if self._mine(one):
+                kept.append(one)
+            elif isinstance(one, Thing) or one.live:
+                self._others[one.id] = one
+        return kept
+
+    def end_instances(self, present: Sequence[Instance], unseen: Sequence[Thing] = ()) -> list[Thing]:
+        """Terminate and wait. Return those of `unseen` that AWS never knew; `left` are those that do not end."""
+        live = [instance for instance in present if instance.live]
+        ids = [instance.id for instance in live] + [thing.id for thing in unseen]
+        # Before progress is printed or the journal is written: these may fail, too.
+        try:
+            refused = set(inventory.terminate(self._aws, ids)) if ids else set()
+        except AWSError as error:
+            if error.code not in inventory.REFUSED:
+                raise
+            self.reasons.append(error.message)
+            self._ended_some = True
+            self.left = tuple(inventory.wait_terminated(self._aws, self._accepted))
+            self.left = tuple(instance for instance in self.instances() if instance.state != "terminated")
+            return list(unseen)
         if ids:
-            say(f"terminating {len(ids)} node{'s' * (len(ids) != 1)}")
+            self._ended_some = True
+            self._say(f"terminating {len(ids)} node{'s' * (len(ids) != 1)}")
             _note(live)
         if ids or any(instance.state != "terminated" for instance in present):
-            inventory.wait_terminated(aws, where, progress=lambda n: say(f"waiting for {n} to end"))
-        # Nodes that could not be ended still use the rest: taking it from under them would only hide them.
-        still = [i for i in inventory.instances(aws, where) if i.state != "terminated"]
-        left = (*still, *(thing for thing in unseen if thing.id in refused))
-        if not any(i.live for i in still):
-            found, reasons = _delete_things(aws, where, say)
-            last = _last_look(aws, where, hopeless=bool(reasons)) if ids or found or left else ()
-            left = (*last, *(thing for thing in unseen if thing.id in refused))
-    except CloudDDPError as error:
-        reasons.append(error.message)
-    cost = _cost_until_now(live)
-    left_ids = {thing.id for thing in left}
-    if not left and not reasons:
-        _forget({i.cluster_id for i in present if i.cluster_id})
-    return Down(
-        tuple(i for i in live if i.id not in left_ids),
-        tuple(thing for thing in found if thing.id not in left_ids),
-        left,
-        tuple(reasons),
-        cost,
-    )
+            waiting = "waiting for {} to end".format
+            self.left = tuple(
+                inventory.wait_terminated(self._aws, self.instances, progress=lambda n: self._say(waiting(n)))
+            )
+        return [thing for thing in unseen if thing.id in refused]
+
+    def _accepted(self) -> list[Instance]:
+        """Return the instances that AWS has begun to end, of those that are to go."""
+        return [instance for instance in self.instances() if not instance.live]
+
+    def remove_things(self) -> None:
+        """Delete what is not an instance, again and again while something is in use, still listed, or new.
+
+        What goes with its instance (volumes, interfaces) gets a moment to go by itself.
+        """
+        began = time.monotonic()
+        present = self._things()
+        while present or self._ended_some:
+            errors = self._delete(present)
+            instances = [i for i in self.instances() if i.state != "terminated"]
+            present = self._things()
+            self.left = (*instances, *present)
+            patience = IN_USE_SECONDS if errors or instances else LOOK_AGAIN_SECONDS
+            hopeless = [error for error in errors if not inventory.in_use(error)]
+            if not self.left or hopeless or time.monotonic() > began + patience:
+                # What was in use and is gone now went by itself, or by another command.
+                self.reasons += [error.message for error in (errors if self.left else hopeless)]
+                return
+            if instances:  # an `up` at the same time has started them since
+                self.end_instances(instances)
+                continue
+            if errors:
+                self._say("waiting until nothing uses them any more")
+            time.sleep(inventory.POLL_SECONDS)
+
+    def _delete(self, things: Sequence[Thing]) -> list[AWSError]:
+        """Try once to delete these, the key pair last and only when nothing else is left; return what failed."""
+        errors: list[AWSError] = []
+        for kind in ("network interface", "volume", "security group", "key pair"):
+            if kind == "key pair" and errors:
+                break
+            for thing in (one for one in things if one.kind == kind):
+                if thing.id not in self._found:
+                    self._say(f"deleting {thing.kind} {thing.id}")
+                self._found[thing.id] = thing
+                if (error := inventory.delete(self._aws, thing)) is not None:
+                    errors.append(error)
+        return errors
+
+    def report(self) -> Down:
+        left = {one.id for one in self.left}
+        ended = [instance for instance in self._seen.values() if instance.live]
+        if not left and not self.reasons:
+            seen = {one.cluster_id for one in self._seen.values()}
+            _forget(self._aws, (seen | {one.cluster_id for one in self._found.values()}) - {""})
+        return Down(
+            terminated=tuple(instance for instance in ended if instance.id not in left),
+            deleted=tuple(thing for thing in self._found.values() if thing.id not in left),
+            left=self.left,
+            others=tuple(self._others.values()),
+            reasons=tuple(self.reasons),
+            cost=_cost(self._seen.values()),
+        )
 
 
 def _note(live: Sequence[Instance]) -> None:
-    for one in {instance.cluster_id for instance in live}:
-        with contextlib.suppress(OSError):  # the journal helps; it must not stand in the way
-            ClusterFolder(one).note("terminate", ids=[i.id for i in live if i.cluster_id == one])
+    for one in {instance.cluster_id for instance in live} - {""}:
+        with contextlib.suppress(OSError, UsageError):  # the journal helps; it must not stand in the way
+            if (folder := ClusterFolder(one)).exists:
+                folder.note("terminate", ids=[i.id for i in live if i.cluster_id == one])
 
 
-def _forget(cluster_ids: set[str]) -> None:
+def _forget(aws: AWS, cluster_ids: set[str]) -> None:
+    """Remove this laptop's keys of clusters that are gone. An id may come from the tag of anything that was removed,
+    so the cluster itself is looked at: it must be of this region, without a live node, and not be made right now."""
     for one in cluster_ids:
-        with contextlib.suppress(OSError):
-            ClusterFolder(one).note("gone")
-            ClusterFolder(one).forget()
+        with contextlib.suppress(OSError, CloudDDPError):
+            folder = ClusterFolder(one)
+            record = folder.record()
+            if record is None or record.region != aws.region or folder.is_held():
+                continue
+            if any(node.live for node in inventory.instances(aws, inventory.with_id(one))):
+                continue
+            folder.note("gone")
+            folder.forget()
 
 
-def _delete_things(aws: AWS, where: Where, say: Say) -> tuple[list[Thing], list[str]]:
-    """Delete what is not an instance, again and again while something is still in use. Return (all seen, why not).
-
-    What goes with its instance (volumes, interfaces) gets a moment to go by itself.
-    """
-    order = ("network interface", "volume", "security group", "key pair")
-    seen: dict[str, Thing] = {}
-    deadline = time.monotonic() + IN_USE_SECONDS
-    while True:
-        present = sorted(inventory.things(aws, where), key=lambda thing: order.index(thing.kind))
-        errors = []
-        for thing in present:
-            if thing.id not in seen:
-                say(f"deleting {thing.kind} {thing.id}")
-            seen[thing.id] = thing
-            if (error := inventory.delete(aws, thing)) is not None:
-                errors.append(error)
-        if not any(inventory.in_use(error) for error in errors) or time.monotonic() > deadline:
-            return list(seen.values()), [error.message for error in errors]
-        say("waiting until nothing uses them any more")
-        time.sleep(inventory.POLL_SECONDS)
-        if late := [i.id for i in inventory.instances(aws, where) if i.live]:  # what uses them, seen only now
-            inventory.terminate(aws, late)
-
-
-def _last_look(aws: AWS, where: Where, *, hopeless: bool) -> tuple[Instance | Thing, ...]:
-    """Return what is still there, looking again for a while: AWS may list for seconds what it has deleted."""
-    deadline = time.monotonic() + LOOK_AGAIN_SECONDS
-    while True:
-        left: list[Instance | Thing] = [i for i in inventory.instances(aws, where) if i.state != "terminated"]
-        left += inventory.things(aws, where)
-        if not left or hopeless or time.monotonic() > deadline:
-            return tuple(left)
-        time.sleep(inventory.POLL_SECONDS)
-
-
-def _cost_until_now(live: list[Instance]) -> float | None:
-    total = 0.0
-    for instance in live:
-        start = moment(instance.created)
-        if instance.price is None or start is None:
-            return None
-        total += instance.price * prices.billed_hours((datetime.now(UTC) - start).total_seconds())
-    return total
+def _cost(seen: Iterable[Instance]) -> Bill:
+    """Return what those clusters have cost of which a node was live; the others ended before."""
+    clusters: dict[str, list[Instance]] = {}
+    for instance in seen:
+        clusters.setdefault(instance.cluster_id, []).append(instance)
+    now = datetime.now(UTC)
+    return bill.total(
+        bill.so_far(members, now) for members in clusters.values() if any(member.live for member in members)
+    )
 
 
 def leftovers(report: Down) -> Leftovers:
@@ -176,11 +251,11 @@ def leftovers(report: Down) -> Leftovers:
             unknown = unknown or thing.kind == "instance"
             lines.append(f"  {thing.kind} {thing.id} {thing.detail}".rstrip())
             continue
-        price = thing.price if thing.live else 0.0  # on its way out: not billed any more
+        price = thing.tags.price if thing.live else 0.0  # on its way out: not billed any more
         total, unknown = total + (price or 0.0), unknown or price is None
         words = "price unknown" if price is None else f"${price:.2f}/h"
         lines.append(f"  instance {thing.id} ({thing.state}) {thing.type} {words}")
-    bill = f"${total:.2f} an hour" + (" and more, of unknown price" if unknown else "")
+    rate = f"${total:.2f} an hour" + (" and more, of unknown price" if unknown else "")
     why = "".join(f"\n  because: {reason}" for reason in report.reasons)
     count = len(report.left)
     what = (
@@ -189,6 +264,6 @@ def leftovers(report: Down) -> Leftovers:
         else "it is not certain that nothing is left"
     )
     return Leftovers(
-        f"{what}, costing {bill}:\n" + "\n".join(lines) + why,
+        f"{what}, costing {rate}:\n" + "\n".join(lines) + why,
         hint="repeat `cloudddp down`; if it fails again, delete these ids in the AWS console",
     )

@@ -13,16 +13,19 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp import payload, prices
+from cloudddp import payload, prices, reservation
 from cloudddp.aws import discover, inventory
 from cloudddp.aws.client import AWS, uninterrupted
-from cloudddp.cluster import Cluster, Connect, Say, connect, find, get, probe
+from cloudddp.cluster import Cluster, Dial, Say, connect, dial, find, probe
 from cloudddp.errors import AWSError, CloudDDPError, Interrupted, Leftovers, NodeError, UsageError
-from cloudddp.plan import Identity, Place, Plan, Ref, iso, plan
+from cloudddp.owners import Ownership
+from cloudddp.plan import Identity, Place, Plan, Ref, Request, plan
 from cloudddp.prices import Price
+from cloudddp.reservation import NameTaken
 from cloudddp.spec import ClusterSpec
 from cloudddp.ssh import keys
 from cloudddp.state import ClusterFolder, ClusterRecord
+from cloudddp.tags import iso
 from cloudddp.teardown import down, leftovers, undisturbed
 
 SETTLE_SECONDS = 15.0  # what AWS made a moment ago may not be found for so long
@@ -43,6 +46,7 @@ LOOK_SECONDS = 15.0  # while SSH is awaited, EC2 is asked so often whether the n
 class Made:
     """What is known to exist, from AWS's own answers: tags of new things may take a while to be found."""
 
+    reserved: bool = False  # the key pair exists, and with it the claim to the name
     instances: list[str] = field(default_factory=list)
     uncertain: bool = False  # RunInstances was sent, and whether it worked is not known
 
@@ -61,18 +65,19 @@ def up(
     *,
     say: Say,
     agree: Callable[[Plan, discover.TypeInfo], None] = lambda *_: None,
-    connect: Connect = connect,
+    dial: Dial = dial,
     caller: Callable[[], str] = discover.caller_block,
 ) -> Up:
     """Make the cluster and return when every node is ready to train; return at once where it is there already.
 
     `agree` is asked with the plan before anything is made and raises to refuse. On any failure or interrupt
-    everything made is removed again, and verified. Raises UsageError, CloudDDPError, Interrupted, Leftovers.
+    everything made is removed again, and verified. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
+    Leftovers.
     """
     discover.require_known_type(aws, spec.instance_type)
     there = [cluster for cluster in find(aws, spec.name) if cluster.nodes]
     if there:
-        return Up(_adopt(aws, get(aws, spec.name) if len(there) > 1 else there[0], spec, say, connect), None)
+        return Up(_adopt(aws, _own(aws, spec, there), spec, say, dial), None)
     info = discover.instance_type(aws, spec)
     price = _price(spec, aws.region)
     place = _place(aws, spec, info, caller)
@@ -85,14 +90,19 @@ def up(
     folder = ClusterFolder(identity.cluster_id)
     folder.create(_record(aws, spec, the_plan), private_key=private_key, host_public=identity.host_public)
     made = Made()
-    try:
-        _carry_out(aws, the_plan, folder, made, say)
-        cluster = _wait_running(aws, spec, identity.cluster_id, say)
-        _make_ready(aws, cluster, spec, 0 if spec.allow_cpu else info.gpus, say, connect)
-        folder.note("ready", nodes=[node.id for node in cluster.nodes])
-    except BaseException as error:
-        _undo(aws, identity.cluster_id, made, error, say)
-        raise
+    with folder.held():
+        try:
+            _carry_out(aws, spec, the_plan, folder, made, say)
+            cluster = _wait_running(aws, spec, identity.cluster_id, say)
+            _make_ready(aws, cluster, spec, info.gpus, say, dial)
+            _check_kept(aws, cluster)
+            folder.note("ready", nodes=[node.id for node in cluster.nodes])
+        except NameTaken:
+            folder.forget()
+            raise
+        except BaseException as error:
+            _undo(aws, spec, identity.cluster_id, made, error, say)
+            raise
     return Up(cluster, the_plan)
 
 
@@ -103,7 +113,22 @@ def _record(aws: AWS, spec: ClusterSpec, the_plan: Plan) -> ClusterRecord:
     )
 
 
-def _adopt(aws: AWS, cluster: Cluster, spec: ClusterSpec, say: Say, connect: Connect) -> Cluster:
+def _own(aws: AWS, spec: ClusterSpec, there: list[Cluster]) -> Cluster:
+    """Return the one of these live clusters that this computer made and no other `up` is making. Raises NameTaken."""
+    whose = Ownership(aws)
+    here = [cluster for cluster in there if any(map(whose.made_here, cluster.nodes))]
+    if len(here) > 1:
+        raise CloudDDPError(
+            f"there are {len(here)} clusters named {spec.name!r} in {aws.region}: {', '.join(c.id for c in here)}",
+            hint="remove them all with `cloudddp down`, or wait for their deadlines",
+        )
+    if not here or ClusterFolder(here[0].id).is_held():
+        cluster = here[0] if here else max(there, key=lambda c: c.id)  # one without an id comes last
+        raise reservation.taken(aws, spec.name, cluster.nodes[0])
+    return here[0]
+
+
+def _adopt(aws: AWS, cluster: Cluster, spec: ClusterSpec, say: Say, dial: Dial) -> Cluster:
     """Check that a cluster which is there already is the one that was asked for, and answers."""
     differs = []
     if len(cluster.nodes) != spec.nodes:
@@ -121,7 +146,9 @@ def _adopt(aws: AWS, cluster: Cluster, spec: ClusterSpec, say: Say, connect: Con
         )
     say(f"cluster {cluster.name} is there already; checking that its {len(cluster.nodes)} nodes are ready")
     # Checked again: an earlier `up` may have been killed before it could.
-    _make_ready(aws, cluster, spec, 0, say, connect)
+    if any(node.state != "running" for node in cluster.nodes):
+        cluster = _wait_running(aws, spec, cluster.id, say)
+    _make_ready(aws, cluster, spec, 0, say, dial)
     return cluster
 
 
@@ -161,27 +188,70 @@ def _identity() -> tuple[Identity, str]:
     ), login.private
 
 
-def _carry_out(aws: AWS, the_plan: Plan, folder: ClusterFolder, made: Made, say: Say) -> None:
+def _carry_out(
+    aws: AWS, spec: ClusterSpec, the_plan: Plan, folder: ClusterFolder, made: Made, say: Say
+) -> None:
     answers: dict[str, Any] = {}
     words = {"key-pair": "key pair", "security-group": "security group", "nodes": "nodes"}
     for request in the_plan.requests:
         if request.step in words:
             say(f"making the {words[request.step]}")
-        params = _filled(request.params, answers)
         folder.note(request.step, method=request.method, client_token=request.params.get("ClientToken"))
+        if request.step == "key-pair":
+            _reserve(aws, spec, the_plan.cluster_id, request, made, say)
+            continue
+        params = _filled(request.params, answers)
         with uninterrupted(lambda: say("finishing the call in flight, then taking everything down")):
             made.uncertain = request.step == "nodes"
-            answers[request.step] = _settled(aws, request.method, params, made)
+            answers[request.step] = _settled(aws, spec, the_plan.cluster_id, request.method, params, made)
             made.uncertain = False
             if request.step == "nodes":
                 made.instances = [item["InstanceId"] for item in answers["nodes"]["Instances"]]
                 folder.note("made", instances=made.instances)
 
 
-def _settled(aws: AWS, method: str, params: dict[str, Any], made: Made) -> Any:
+def _reserve(aws: AWS, spec: ClusterSpec, cluster_id: str, request: Request, made: Made, say: Say) -> None:
+    """Make the key pair, and with it the claim to the name. Raises NameTaken where another cluster has it.
+
+    What an `up` that was killed on this computer has left is removed first.
+    """
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        with uninterrupted(lambda: say("finishing the call in flight, then taking everything down")):
+            try:
+                aws.call("ec2", request.method, **request.params)
+                made.reserved = True
+                return
+            except AWSError as error:
+                if error.code != reservation.DUPLICATE:
+                    raise
+        holder = reservation.holder(aws, spec.name)
+        if holder is not None and holder.cluster_id == cluster_id:
+            made.reserved = True  # botocore has repeated a call whose answer was lost
+            return
+        if holder is not None:
+            if not reservation.abandoned(aws, holder):
+                raise reservation.taken(aws, spec.name, holder)
+            say(f"removing what is left of cluster {holder.cluster_id}, which had this name")
+            report = down(aws, inventory.with_id(holder.cluster_id), say=lambda _: None)
+            if report.left or report.reasons:
+                raise leftovers(report)
+        elif time.monotonic() > deadline:  # EC2 refuses the name, and does not list who has it
+            raise NameTaken(
+                f"the name {spec.name!r} is taken in {aws.region}, by a key pair that AWS does not list yet; "
+                "nothing was made",
+                hint="repeat `cloudddp up`, or choose another name with -c",
+            )
+        time.sleep(0.5)
+
+
+def _settled(
+    aws: AWS, spec: ClusterSpec, cluster_id: str, method: str, params: dict[str, Any], made: Made
+) -> Any:
     """Make a call, again where AWS does not see yet what it answered a moment ago (eventual consistency).
 
-    A Duplicate is our own: every name holds the cluster's id, so botocore has repeated a call whose answer was lost.
+    A Duplicate is our own: the group's name holds the cluster's id, so botocore has repeated a call whose answer was
+    lost. If something is not found and the reservation is gone too, another command is taking the cluster down.
     """
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
@@ -190,12 +260,14 @@ def _settled(aws: AWS, method: str, params: dict[str, Any], made: Made) -> Any:
         except AWSError as error:
             if error.code and error.code not in UNSURE:
                 made.uncertain = False  # AWS answered, and said no
-            if error.code in ("InvalidKeyPair.Duplicate", "InvalidPermission.Duplicate"):
+            if error.code == "InvalidPermission.Duplicate":
                 return {}
             if error.code == "InvalidGroup.Duplicate":
                 named = [{"Name": "group-name", "Values": [params["GroupName"]]}]
                 return inventory.groups(aws, named)[0]
             if error.code not in NOT_YET or time.monotonic() > deadline:
+                raise
+            if reservation.lost(aws, spec.name, cluster_id):
                 raise
         time.sleep(0.5)
 
@@ -235,30 +307,45 @@ def _wait_running(aws: AWS, spec: ClusterSpec, cluster_id: str, say: Say) -> Clu
         pause = min(pause * 1.5, inventory.POLL_SECONDS)
 
 
-def _make_ready(aws: AWS, cluster: Cluster, spec: ClusterSpec, gpus: int, say: Say, connect: Connect) -> None:
-    """Reach every node, and check what a job and the bill depend on: interface, GPUs, the armed deadline."""
+def _make_ready(aws: AWS, cluster: Cluster, spec: ClusterSpec, gpus: int, say: Say, dial: Dial) -> None:
+    """Reach every node, give it a host key of its own, and check what a job and the bill depend on: interface, GPUs,
+    the armed deadline."""
     say("waiting for SSH on every node")
     began = time.monotonic()
     patience = spec.ready_minutes * 60
-    runner = connect(cluster, spec, patience, _still_there(aws, cluster))
+    runner = connect(cluster, spec, patience, _still_there(aws, cluster), say=say, dial=dial)
     try:
         left = max(patience - (time.monotonic() - began), 30.0)
-        found = probe(runner, cluster, wait_boot=left)
+        found = probe(runner, cluster, wait_boot=left, await_gpus=gpus)
     finally:
         runner.close()
     for rank, answer in found.items():
-        if answer["timer"].get("ActiveState") != "active" or not answer["timer"].get(
-            "NextElapseUSecRealtime"
-        ):
+        if not answer.deadline_armed:
             raise NodeError(
                 f"node {rank} ({cluster.nodes[rank].id}): its deadline is not armed, so it could outlive this laptop",
                 hint="does the image run cloud-init and systemd? Deep Learning AMIs do",
             )
-        if answer["gpus"] < gpus:
+        if answer.gpus < gpus and not spec.allow_cpu:
             raise NodeError(
-                f"node {rank} ({cluster.nodes[rank].id}) shows {answer['gpus']} of {gpus} GPUs (nvidia-smi -L)",
+                f"node {rank} ({cluster.nodes[rank].id}) shows {answer.gpus} of {gpus} GPUs (nvidia-smi -L)",
                 hint="repeat `cloudddp up`, which starts other machines; is the image right for the type?",
             )
+
+
+def _check_kept(aws: AWS, cluster: Cluster) -> None:
+    """Raise where another command has begun to take the cluster down: what is reported as ready must be whole.
+
+    The nodes are looked at before the reservation, since `down` ends the nodes first: a `down` that begins after this
+    look takes away a cluster that was ready.
+    """
+    now = {i.id: i for i in inventory.instances(aws, inventory.with_id(cluster.id))}
+    for rank, node in enumerate(cluster.nodes):
+        found = now.get(node.id)
+        if found is None or found.state != "running":
+            why = "is not there any more" if found is None else f"is {found.state}: {found.reason}"
+            raise NodeError(f"node {rank} ({node.id}) {why}")
+    if reservation.lost(aws, cluster.name, cluster.id):
+        raise NodeError(f"cluster {cluster.name!r} no longer holds its name")
 
 
 def _still_there(aws: AWS, cluster: Cluster) -> Callable[[], None]:
@@ -279,10 +366,13 @@ def _still_there(aws: AWS, cluster: Cluster) -> Callable[[], None]:
     return check
 
 
-def _undo(aws: AWS, cluster_id: str, made: Made, error: BaseException, say: Say) -> None:
-    """Take down what an `up` that failed has made. Raises Leftovers or Interrupted; else the caller re-raises."""
+def _undo(aws: AWS, spec: ClusterSpec, cluster_id: str, made: Made, error: BaseException, say: Say) -> None:
+    """Take down what an `up` that failed has made. Raises Leftovers, Interrupted, or CloudDDPError where another
+    command took the cluster down; else the caller re-raises.
+    """
     interrupted = isinstance(error, KeyboardInterrupt)
     with undisturbed(say):
+        elsewhere = not interrupted and made.reserved and _taken_down(aws, spec, cluster_id)
         try:
             if made.uncertain:
                 say(f"waiting {SETTLE_SECONDS:g} s, in case AWS made nodes without telling")
@@ -299,6 +389,22 @@ def _undo(aws: AWS, cluster_id: str, made: Made, error: BaseException, say: Say)
     ClusterFolder(cluster_id).forget()
     if interrupted:
         raise Interrupted("interrupted; nothing was left running") from None
+    if elsewhere:
+        raise CloudDDPError(
+            f"cluster {spec.name!r} ({cluster_id}) was taken down by another command while it was being made; "
+            "nothing of it is left",
+            hint="make it again: cloudddp up",
+        ) from None
+
+
+def _taken_down(aws: AWS, spec: ClusterSpec, cluster_id: str) -> bool:
+    """Return whether somebody has asked EC2 to end these nodes, or has released the name."""
+    try:
+        found = inventory.instances(aws, inventory.with_id(cluster_id))
+        asked = any(i.state in inventory.GOING and i.reason_code == inventory.USER_SHUTDOWN for i in found)
+        return asked or reservation.lost(aws, spec.name, cluster_id)
+    except Exception:  # whatever it is: nothing may keep the nodes from being ended
+        return False
 
 
 def _named(made: Made) -> str:

@@ -12,20 +12,20 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
 
 from cloudddp import nodes
 from cloudddp.errors import NodeError
-from cloudddp.frames import Frames, lines_of
+from cloudddp.frames import Frame, Frames, Lines
 from cloudddp.nodes import Runner
+from cloudddp.protocol import ENDED, LAUNCHER, End, JobState, KillReply, Log, ProtocolError, failed_first
 from cloudddp.standing import PREEMPTED, Standing, among
+from cloudddp.text import one_line
 
-ENDED = ("succeeded", "failed", "cancelled", "lost")
-LAUNCHER = -1  # the rank number under which torchrun's own output comes
 BEAT = 5.0  # seconds between the agent's signs of life
+ASK_AGAIN = 15.0  # seconds between two requests to AWS while a node is quiet
 QUIET = 15.0  # seconds without a beat after which the user is told
 SILENCE = 30.0  # seconds without a beat after which a connection counts as broken
 LOST_AFTER = 20.0  # seconds of failed reconnecting after which a node counts as lost, while others answer
@@ -37,10 +37,22 @@ EXIT_RACE = 10.0  # torchrun may linger at its exit barrier after every rank has
 STOP_AGAIN = 5.0  # seconds after which a node is told to stop once more that could not be told
 FAIL_GRACE = 5.0  # the others of a failed job get this long, at most, between SIGTERM and SIGKILL
 LAST_LINES = 20
+LAST_LINE_LENGTH = 4096  # characters; what is kept for a verdict is bounded whatever a rank writes
 WAITING = 256  # frames of up to 64 KiB: a full queue holds the nodes back, by SSH's own flow control
 
 OnLine = Callable[[int, int, str], None]  # node, rank, line
+Fates = Callable[[], Mapping[int, str]]  # node -> what AWS says, of those whose instances have ended
 OnQuiet = Callable[[int, bool], None]  # node, whether it is quiet or is heard again
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A node with which contact was lost: why, and since when (seconds since the epoch)."""
+
+    why: str
+    since: float
+    error: NodeError | None = None  # where the node is the cause, not the connection
+    ended: bool = False  # AWS says that the instance has ended, so nothing of the job runs there any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +94,28 @@ class Watch:
         on_line: OnLine,
         on_quiet: OnQuiet = lambda _node, _quiet: None,
         wait: bool = True,
+        fates: Fates = dict,
     ) -> None:
+        """`fates` is called in a thread while nodes are quiet, so that a node which has ended is not waited for."""
         self._runner = runner
+        self._fates = fates
+        self._closed = False
+        self._asking: threading.Thread | None = None
+        self._asked = 0.0
         self._job = job
         self._on_line = on_line
         self._on_quiet = on_quiet
         self._quiet: set[int] = set()
         self._wait = wait
-        self._events: queue.Queue[tuple[int, tuple[Any, ...]]] = queue.Queue(WAITING)
+        self._events: queue.Queue[tuple[int, Frame | Lost]] = queue.Queue(WAITING)
         self._open = set(nodes)
         self._nodes = frozenset(self._open)
+        self._reconnecting = {node: threading.Lock() for node in self._nodes}  # held while one is replaced
         self._heard: dict[int, float] = {}
         self._done: set[int] = set()  # nodes whose part of the job has ended, and been read to its end
-        self._states: dict[int, dict[str, Any]] = {}
-        self._lost: dict[int, tuple[str, float]] = {}  # node -> why, and since when (seconds since the epoch)
-        self._partial: dict[tuple[int, int], bytearray] = {}
+        self._states: dict[int, JobState] = {}
+        self._lost: dict[int, Lost] = {}
+        self._lines: dict[tuple[int, int], Lines] = {}
         self._steady_since: dict[int, float] = {}
         self._tails: dict[tuple[int, int], deque[str]] = {}
         self._stopping: threading.Thread | None = None
@@ -104,7 +123,7 @@ class Watch:
         self._stop_ended = 0.0
         self._survivors: dict[int, int] = {}
         self._all_done_since: float | None = None
-        self._event: tuple[int, tuple[Any, ...]] | None = None
+        self._event: tuple[int, Frame | Lost] | None = None
         self._ready: deque[tuple[int, int, str]] = deque()
         self._followers = [
             threading.Thread(target=self._follow, args=(node,), daemon=True) for node in sorted(self._open)
@@ -130,6 +149,7 @@ class Watch:
             if not self._open:
                 break
             self._tell_quiet()
+            self._ask_for_fates()
             self._stop_again()
             try:
                 self._event = self._event or self._events.get(timeout=0.2)
@@ -138,13 +158,27 @@ class Watch:
                 continue
             self._take(*self._event)
             self._event = None  # not before: an interrupt in between must not lose it
-            lost = stop_on_loss and bool(self._lost) and not self.offline
+            reachable = not self.offline and not self._all_ended
+            lost = stop_on_loss and bool(self._lost) and (reachable or self._unreadable() is not None)
             failed = stop_on_failure and self._failed()
             if self._stopping is None and (lost or failed):
                 self._stop("--grace", f"{min(grace, FAIL_GRACE):g}")
         if self._stopping is not None:
             self._stopping.join(grace + 30)
         return self._finished()
+
+    def close(self) -> None:
+        """Replace no connection from now on: what follows uses them, and to replace one is to close the old one."""
+        self._closed = True
+        for lock in self._reconnecting.values():
+            with lock:
+                pass  # one that was being replaced is in place
+
+    def _reconnect(self, node: int) -> None:
+        with self._reconnecting[node]:
+            if self._closed:
+                raise NodeError(f"node {node}: not followed any more")
+            self._runner.reconnect(node)
 
     def _show(self) -> None:
         while self._ready:
@@ -164,7 +198,23 @@ class Watch:
             if now - self._heard[node] > OVERDUE:
                 why = f"nothing was heard of it for {OVERDUE:g} s"
                 with contextlib.suppress(queue.Full):  # who empties it is this thread
-                    self._events.put_nowait((node, ("lost", why, time.time() - (now - self._heard[node]))))
+                    self._events.put_nowait((node, Lost(why, time.time() - (now - self._heard[node]))))
+
+    def _ask_for_fates(self) -> None:
+        """Ask AWS about quiet nodes, in a separate thread: it may be the laptop that has no network."""
+        busy = self._asking is not None and self._asking.is_alive()
+        if not self._quiet & self._open or busy or time.monotonic() - self._asked < ASK_AGAIN:
+            return
+        self._asked = time.monotonic()
+        self._asking = threading.Thread(target=self._learn_fates, daemon=True)
+        self._asking.start()
+
+    def _learn_fates(self) -> None:
+        with contextlib.suppress(Exception):  # asked again while it matters
+            for node, fate in self._fates().items():
+                if node in self._nodes:
+                    silent = time.monotonic() - self._heard.get(node, time.monotonic())
+                    self._events.put((node, Lost(f"AWS says {fate}", time.time() - silent, ended=True)))
 
     def _follow(self, node: int) -> None:
         """Read one node's frames into the queue; reconnect and go on where a connection broke."""
@@ -181,9 +231,9 @@ class Watch:
                 self._heard[node] = time.monotonic()
                 self._steady_since.setdefault(node, time.monotonic())
                 for frame in frames.feed(data):
-                    if frame[0] == "log":
-                        offsets[frame[1]] = frame[2] + len(frame[3])
-                    ended = ended or frame[0] == "end"
+                    if isinstance(frame, Log):
+                        offsets[frame.rank] = frame.end
+                    ended = ended or isinstance(frame, End)
                     self._events.put((node, frame))
 
             try:
@@ -194,12 +244,17 @@ class Watch:
                     json.dumps(offsets),
                     *(["--wait"] if self._wait else []),
                 ]
-                command = nodes.command("follow", *arguments)
-                result = self._runner.run(node, command, command_timeout=SILENCE, on_stdout=keep)
+                result = nodes.run_step(
+                    self._runner, node, "follow", *arguments, timeout=SILENCE, on_stdout=keep
+                )
                 if ended:
                     self._done.add(node)
                     return
                 raise NodeError(f"node {node}: {nodes.last_words(result)}")
+            except ProtocolError as error:
+                unreadable = nodes.unreadable(node, "follow", error)
+                self._events.put((node, Lost(str(unreadable), time.time(), unreadable)))
+                return
             except Exception as error:
                 broken_since = broken_since or time.monotonic()
                 self._steady_since.pop(node, None)
@@ -208,7 +263,7 @@ class Watch:
                     # Not since the connection broke: a machine that fails in silence is missed later than what
                     # its peers make of it.
                     since = time.time() - (time.monotonic() - self._heard[node])
-                    self._events.put((node, ("lost", _why(error), since)))
+                    self._events.put((node, Lost(_why(error), since)))
                     return
 
     def _try_again(self, node: int, since: float) -> bool:
@@ -217,10 +272,10 @@ class Watch:
             time.sleep(1.0)
             hopeless = self._hopeless(node, since)
             try:
-                self._runner.reconnect(node)
+                self._reconnect(node)
                 return True
             except Exception:
-                if hopeless:  # decided before this last attempt
+                if hopeless or self._closed:  # decided before this last attempt
                     return False
 
     def _hopeless(self, node: int, since: float) -> bool:
@@ -242,33 +297,26 @@ class Watch:
             self._heard[node] = time.monotonic()
         except Exception:
             with contextlib.suppress(Exception):
-                self._runner.reconnect(node)
+                self._reconnect(node)
 
-    def _take(self, node: int, event: tuple[Any, ...]) -> None:
-        kind = event[0]
-        if kind == "log":
-            self._print(node, event[1], event[3])
-        elif kind == "state":
-            self._states[node] = event[1]
-        elif kind in ("lost", "end"):
-            for rank in [rank for at, rank in self._partial if at == node]:
+    def _take(self, node: int, event: Frame | Lost) -> None:
+        if isinstance(event, Log):
+            self._print(node, event.rank, event.data)
+        elif isinstance(event, JobState):
+            self._states[node] = event
+        else:
+            for rank in [rank for at, rank in self._lines if at == node]:
                 self._print(node, rank, b"", last=True)
-            if kind == "lost":
-                self._lost[node] = (event[1], event[2])
+            if isinstance(event, Lost) and node in self._open:
+                self._lost[node] = event
             self._open.discard(node)
 
     def _print(self, node: int, rank: int, data: bytes, *, last: bool = False) -> None:
-        """Print the complete lines; what follows the last line break waits for its end."""
-        waiting = self._partial.setdefault((node, rank), bytearray())
-        cut = len(data) if last else data.rfind(b"\n") + 1
-        if not cut and not last:
-            waiting += data
-            return
-        complete = bytes(waiting) + data[:cut]
-        self._partial[(node, rank)] = bytearray(data[cut:])
+        """Make the complete lines ready to print; what follows the last line break waits for its end."""
+        lines = self._lines.setdefault((node, rank), Lines())
         tail = self._tails.setdefault((node, rank), deque(maxlen=LAST_LINES))
-        for line in lines_of(complete) if complete else ():
-            tail.append(line)
+        for line in lines.feed(data, last=last):
+            tail.append(line[:LAST_LINE_LENGTH])
             self._ready.append((node, rank, line))
 
     @property
@@ -276,13 +324,21 @@ class Watch:
         """Whether contact with every node was lost: then it is this computer's network, most likely."""
         return len(self._lost) == len(self._nodes)
 
+    @property
+    def _all_ended(self) -> bool:
+        return self.offline and all(lost.ended for lost in self._lost.values())
+
+    def _unreadable(self) -> NodeError | None:
+        """What is wrong with a node that answers, but not as the agent does; None where there is none."""
+        return next((lost.error for lost in self._lost.values() if lost.error is not None), None)
+
     def _failed(self) -> bool:
-        if any(state.get("stopping") for state in self._states.values()):
+        if any(state.stopping for state in self._states.values()):
             return False  # somebody is ending it already, and with a grace of their own
         for state in self._states.values():
-            if state["state"] in ("failed", "lost", "cancelled"):
+            if state.state in ("failed", "lost", "cancelled"):
                 return True
-            if not state.get("restarts") and any(record["exit_code"] for record in state["ranks"]):
+            if not state.restarts and any(rank.exit_code for rank in state.ranks):
                 return True
         return False
 
@@ -290,7 +346,7 @@ class Watch:
         """End torchrun where every rank of every node has finished and it still waits for its peers."""
         states = self._states
         done = self._wait and len(states) == len(self._open | set(states)) and all(
-            len(state["ranks"]) == state.get("expected") and all(r["exit_code"] == 0 for r in state["ranks"])
+            len(state.ranks) == state.expected and all(rank.exit_code == 0 for rank in state.ranks)
             for state in states.values()
         )  # fmt: skip
         if not done or not self._open:
@@ -304,15 +360,15 @@ class Watch:
         """End the job on every node, beside the reading of its last lines."""
 
         def work() -> None:
-            def one(node: int) -> Any:
+            def one(node: int) -> KillReply:
                 if node in self._lost:
                     self._runner.reconnect(node)  # one more try: what it runs may still be running
-                return nodes.call(self._runner, node, "kill", "--job", self._job, *arguments, timeout=60)
+                return nodes.call(
+                    self._runner, node, "kill", "--job", self._job, *arguments, answer=KillReply, timeout=60
+                )
 
             outcome = self._runner.each(one, fatal=lambda _: False)
-            self._survivors = {
-                node: answer["left"] for node, answer in outcome.values.items() if answer["left"]
-            }
+            self._survivors = {node: answer.left for node, answer in outcome.values.items() if answer.left}
             self._survivors.update(dict.fromkeys(outcome.errors, -1))
             self._stop_ended = time.monotonic()
 
@@ -333,10 +389,10 @@ class Watch:
 
     def _finished(self) -> Finished:
         ends = [
-            RankEnd(r["rank"], node, r["exit_code"], r.get("signal"), r["ended"])
+            RankEnd(rank.rank, node, rank.exit_code, rank.signal, rank.ended)
             for node, state in self._states.items()
-            for r in state["ranks"]
-            if r["exit_code"] is not None
+            for rank in state.ranks
+            if rank.exit_code is not None and rank.ended is not None
         ]
         first = min((end for end in ends if end.exit_code), key=lambda end: end.ended, default=None)
         state, code, cause, tail = self._verdict(first)
@@ -351,24 +407,31 @@ class Watch:
             tail,
             dict(self._survivors),
             lost,
-            among(self._states.values()),
+            self._standing(),
         )
 
+    def _standing(self) -> Standing | None:
+        return among(state.standing for state in self._states.values())
+
     def _verdict(self, first: RankEnd | None) -> tuple[str, int, str, tuple[str, ...]]:
-        states = {node: state["state"] for node, state in self._states.items()}
+        states = {node: state.state for node, state in self._states.items()}
+        if unreadable := self._unreadable():
+            return "failed", 1, unreadable.message, ()
+        if self._all_ended:
+            return "failed", 1, "its nodes have ended", ()
         if self.offline:
             return "unknown", 1, "contact with every node was lost; the job may still be running", ()
-        lost_at = min((at for _, at in self._lost.values()), default=inf)
+        lost_at = min((lost.since for lost in self._lost.values()), default=inf)
         if self._lost and not (first is not None and first.ended < lost_at):
             node = min(self._lost)
-            why, last = self._lost[node]
-            silent = f"nothing has been heard of it for {time.time() - last:.0f} s"
-            return "failed", 1, f"node {node} was lost: {silent} ({why})", ()
-        if "cancelled" in states.values():
+            lost = self._lost[node]
+            silent = f"nothing has been heard of it for {time.time() - lost.since:.0f} s"
+            return "failed", 1, f"node {node} was lost: {silent} ({lost.why})", ()
+        if "cancelled" in states.values() and failed_first(self._states.values()) is None:
             return "cancelled", 130, "", ()
         if all(state == "succeeded" for state in states.values()):
             return "succeeded", 0, "", ()
-        standing = among(self._states.values())
+        standing = self._standing()
         if first is not None and first.exit_code == PREEMPTED and standing is not None and standing.preempted:
             return "preempted", PREEMPTED, "its ranks were told to stop (SIGTERM)", ()
         if first is not None:
@@ -382,15 +445,14 @@ class Watch:
 
     def _launcher_failed(self) -> tuple[str, int, str, tuple[str, ...]]:
         """No rank failed, yet the job did: torchrun itself, or what was to be started, did not work."""
-        bad = [state for state in self._states.values() if state["state"] != "succeeded"]
-        worst = min(bad, key=lambda state: float(state.get("ended") or 1e18))
-        node = int(worst.get("node", 0))
+        bad = [(node, state) for node, state in self._states.items() if state.state != "succeeded"]
+        node, worst = min(bad, key=lambda item: inf if item[1].ended is None else item[1].ended)
         why = (
-            worst.get("error")
-            or f"the launcher ended with {worst.get('exit_code')} before its ranks had finished"
+            one_line(worst.error, LAST_LINE_LENGTH)
+            or f"the launcher ended with {worst.exit_code} before its ranks had finished"
         )
         tail = tuple(self._tails.get((node, LAUNCHER), ()))
-        return "failed", int(worst.get("exit_code") or 1), f"node {node}: {why}", tail
+        return "failed", worst.exit_code or 1, f"node {node}: {why}", tail
 
 
 def _why(error: Exception) -> str:

@@ -19,7 +19,7 @@ show() {
 began=$SECONDS
 show cloudddp init --example digits project
 show cd project
-show cloudddp --sim up --nodes 2 --instance-type g5.xlarge
+show cloudddp --sim up --nodes 2 --instance-type g5.12xlarge
 show cloudddp --sim launch --nproc-per-node 2 -m train.main --dataset digits
 show cloudddp --sim pull
 show cloudddp --sim down

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,49 @@ from typing import Any
 import pytest
 from faults import FaultyEndpoint
 from harness import CommandLine, Remains, clean_environment
+from hypothesis import HealthCheck, settings
+
+# The same examples on every run, and no opinion on how fast a shared machine is.
+settings.register_profile(
+    "cloudddp", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("cloudddp")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have one worker run the tests that share what was made for a module: otherwise every worker makes it again."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group"):
+            continue
+        found = item._fixtureinfo.name2fixturedefs
+        shared = [name for name, fixtures in found.items() if fixtures[-1].scope == "module"]
+        if shared:
+            chosen = item.callspec.indices if hasattr(item, "callspec") else {}
+            parts = [item.path.stem, *(str(chosen[name]) for name in shared if name in chosen)]
+            item.add_marker(pytest.mark.xdist_group("-".join(parts)))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # thousands of tests and their modules, which live to the end: not to be looked through again
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_simulator_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail where a test has started a simulator that outlives it: nobody would ever stop that one."""
+    yield
+    mine = f"--home\0{tmp_path_factory.getbasetemp()}/".encode()
+    left = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if mine in (line := process.read_bytes()):
+                left.append(line.replace(b"\0", b" ").decode())
+    assert left == []
 
 
 @pytest.fixture(scope="session")
-def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def simulator(tmp_path_factory: pytest.TempPathFactory, no_simulator_is_left: None) -> Iterator[Any]:
     """One simulator for all tests of a worker; they keep apart by cluster name."""
     pytest.importorskip("moto", reason="the simulator needs the extra `sim`")
     pytest.importorskip("asyncssh", reason="the simulator needs the extra `sim`")

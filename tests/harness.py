@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from processes import Process, zygote
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT = 120  # a hang guard, not a measurement
@@ -30,27 +31,43 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 @dataclass
 class CommandLine:
-    """`cloudddp` as a user runs it: a process, in a project folder, with its own cluster name."""
+    """`cloudddp` as a user runs it: a process, in a project folder, with its own cluster name.
+
+    It is forked from one that has made the imports (zygote.py), unless `cold`: then it is started as by a shell.
+    """
 
     cwd: Path
     cluster: str
     env: dict[str, str]
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list[Process | subprocess.Popen[str]] = field(default_factory=list)
+    before_exec: Callable[[], object] | None = None
 
-    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cloudddp", *words],
+    def start(self, *words: str, cold: bool = False, **env: str) -> Process | subprocess.Popen[str]:
+        argv, own = ("-m", "cloudddp", *words), {**self.env, **env}
+        if cold or self.before_exec or not zygote().can_be(argv, own):
+            process: Process | subprocess.Popen[str] = self._start_cold(argv, own)
+        else:
+            process = zygote().start(argv, self.cwd, own)
+        self.started.append(process)
+        return process
+
+    def _start_cold(self, argv: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[str]:
+        def prepare() -> None:
+            # A shell that runs the tests in the background has Ctrl-C ignored, and that is inherited.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if self.before_exec:
+                self.before_exec()
+
+        return subprocess.Popen(
+            [sys.executable, *argv],
             cwd=self.cwd,
-            env={**self.env, **env},
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A shell that runs the tests in the background has Ctrl-C ignored, and that is inherited.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=prepare,
         )
-        self.started.append(process)
-        return process
 
     def __call__(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*words, **env)
@@ -90,6 +107,20 @@ class Remains:
         return not (self.instances or self.groups or self.keys or self.volumes)
 
 
+# Runs a command and writes its peak memory into a file. A small process, since a forked one counts its parent's.
+_MEASURE = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[2:]).returncode
+open(sys.argv[1], "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10))
+sys.exit(code)
+"""
+
+
+def measured(file: Path) -> list[str]:
+    """What to put before a command so that its peak memory is written to `file`, in bytes."""
+    return [sys.executable, "-c", _MEASURE, str(file)]
+
+
 def wait_for(what: Callable[[], Any], why: str) -> Any:
     """Poll until `what()` is true; fail saying `why` when it never becomes so."""
     deadline = time.monotonic() + TIMEOUT
@@ -100,7 +131,7 @@ def wait_for(what: Callable[[], Any], why: str) -> Any:
     raise AssertionError(f"never happened: {why}")
 
 
-def interrupt(process: subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[int, str, str]:
+def interrupt(process: Process | subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[int, str, str]:
     """Send a signal; return (exit code, stdout, stderr)."""
     process.send_signal(number)
     out, err = process.communicate(timeout=TIMEOUT)

@@ -13,10 +13,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from train.config import Config
 from train.errors import TrainError, UsageError
+from train.peers import Watch
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ class Ranks:
 
     place: Place
     device: torch.device
+    watch: Watch = field(default_factory=Watch)
 
     @property
     def rank(self) -> int:
@@ -131,7 +133,8 @@ class Ranks:
         for first in (True, False):
             if (self.place.local_rank == 0) is first:
                 try:
-                    result = work()
+                    with self.watch.undisturbed():
+                        result = work()
                 except Exception as problem:
                     error = problem
             if self.any(error is not None):
@@ -143,7 +146,8 @@ class Ranks:
         that none waits for a rank that has gone, or goes on alone."""
         problem: TrainError | None = None
         try:
-            work()
+            with self.watch.undisturbed():
+                work()
         except TrainError as error:
             problem = error
         if self.any(problem is not None):
@@ -227,8 +231,13 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def join(config: Config, place: Place) -> Iterator[Ranks]:
-    """The process group, for the length of a `with` block, with a barrier before a clean end."""
+def join(
+    config: Config, place: Place, *, on_lost: Callable[[RuntimeError], object] | None = None
+) -> Iterator[Ranks]:
+    """The process group, for the length of a `with` block, with a barrier before a clean end.
+
+    `on_lost` ends the process if another rank has died and gloo leaves this one waiting: see peers.py.
+    """
     device = pick_device(config, place)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -262,17 +271,19 @@ def join(config: Config, place: Place) -> Iterator[Ranks]:
         raise TrainError(f"the {place.world} ranks could not meet ({_gist(error)}); {advice}") from error
     clean = False
     try:
+        if backend == "gloo" and on_lost is not None and place.world > 1:
+            ranks.watch.on_lost = on_lost
+            ranks.watch.start(rank=place.rank, world=place.world)
         yield ranks
         # Without it a rank that is done early tears down connections which slower ranks still read from: they
         # died of it in 3 of 7 finished trainings over two nodes.
         dist.barrier()
+        ranks.watch.farewell()
         clean = True
     except RuntimeError as error:
-        problem = lost(error)
-        if problem is None:
-            raise
-        raise TrainError(problem) from error
+        raise_lost(error)
     finally:
+        ranks.watch.stop()
         # After a failure NCCL would wait here for operations that the other ranks never join; the process is about
         # to end and takes its connections along.
         if clean or backend == "gloo":
@@ -306,6 +317,14 @@ def lost(error: RuntimeError) -> str | None:
     if not isinstance(error, dist.DistError) and "gloo" not in str(error):
         return None
     return f"the connection to the other ranks is lost ({_gist(error)})"
+
+
+def raise_lost(error: RuntimeError) -> NoReturn:
+    """Raises `TrainError` if `error` means that another rank has died, else `error`."""
+    problem = lost(error)
+    if problem is None:
+        raise error
+    raise TrainError(problem) from error
 
 
 def _gist(error: RuntimeError) -> str:

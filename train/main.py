@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -42,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     except TrainError as error:
         # The flags are the same on every rank: one of them says what is wrong.
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"train: {error}", file=sys.stderr)
+            print(f"train: {error}\n", end="", file=sys.stderr)
         return error.exit_code
 
     if config.spawn:
@@ -54,11 +56,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(config: Config, begun: float) -> int:
     """Be one rank of the job. Returns the exit code."""
+    return explained(config, partial(join_and_train, config, begun))
+
+
+def explained(config: Config, work: Callable[[], object]) -> int:
+    """Run `work`, and print why it failed if it did. Returns the exit code of the rank."""
     # torchrun shows the exception that this leaves in its error file as the cause of a failed job.
     from torch.distributed.elastic.multiprocessing.errors import record
 
     try:
-        record(join_and_train)(config, begun)
+        record(work)()
     except (Exception, KeyboardInterrupt) as error:
         KEPT.append(error)  # its traceback holds the model
         ending = explain(error, config)
@@ -67,7 +74,7 @@ def run(config: Config, begun: float) -> int:
             return 1
         rank = str(config.place[0]) if config.place else os.environ.get("RANK", "0")
         if rank == "0" or not ending.alike:
-            print(f"train: rank {rank}: {ending.text}", file=sys.stderr, flush=True)
+            print(f"train: rank {rank}: {ending.text}\n", end="", file=sys.stderr, flush=True)
         return ending.code
     return 0
 
@@ -76,9 +83,11 @@ def join_and_train(config: Config, begun: float) -> None:
     """Join the other ranks and train with them."""
     from train import dist
 
+    place = dist.find_place(config, os.environ)
+    on_lost = partial(give_up, config, dist.raise_lost)
     # Listened for once all are there: before that nothing can be lost, and a process that waits for the others in
     # C++ would not see the wish.
-    with dist.join(config, dist.find_place(config, os.environ)) as ranks, preempt.listen() as stop:
+    with dist.join(config, place, on_lost=on_lost) as ranks, preempt.listen() as stop:
         if ranks.world > 1:  # the one line that every rank prints: all are there, each on its device
             print(f"rank {ranks.rank} of {ranks.world} joined, on {ranks.device}\n", end="", flush=True)
         train(config, ranks, stop, begun)
@@ -110,8 +119,18 @@ def train(config: Config, ranks: Ranks, stop: preempt.StopSignal, begun: float) 
     trainer.resume()
     metrics.open(trainer.step, epochs=trainer.validated)
     metrics.status("running", **trainer.standing())
+
+    def lost(error: RuntimeError) -> None:
+        try:
+            trainer.raise_lost(error)
+        except TrainError as problem:
+            with suppress(OSError):
+                metrics.status("failed", **trainer.standing(), error=str(problem))
+            raise
+
     try:
-        trainer.fit()
+        with ranks.watch.reporting(partial(give_up, config, lost)):
+            trainer.fit()
     except Preempted:
         metrics.status("preempted", **trainer.standing())
         raise
@@ -124,6 +143,12 @@ def train(config: Config, ranks: Ranks, stop: preempt.StopSignal, begun: float) 
         metrics.close()
     metrics.status("finished", **trainer.standing(), **trainer.result())
     metrics.say(f"{trainer.summary()} after {trainer.epoch} epochs, {time.perf_counter() - begun:.1f} s")
+
+
+def give_up(config: Config, explain_loss: Callable[[RuntimeError], object], error: RuntimeError) -> NoReturn:
+    """End the process because another rank has died, from a thread beside the main one: that one waits in C++, and
+    no exception reaches it. `explain_loss` raises what the main thread would have."""
+    leave(explained(config, partial(explain_loss, error)))
 
 
 def leave(code: int) -> NoReturn:

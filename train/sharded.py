@@ -256,4 +256,4 @@ def _quietly(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def _say_skipped(path: Path, why: str) -> None:
-    print(f"snapshot {path} is skipped: {why}", file=sys.stderr, flush=True)
+    print(f"snapshot {path} is skipped: {why}\n", end="", file=sys.stderr, flush=True)

@@ -106,7 +106,8 @@ def _read(path: Path) -> State | None:
         if state["format"] != FORMAT:
             raise ValueError(f"its format is {state['format']}, and this trainer reads {FORMAT}")
     except Exception as error:  # whatever is wrong with this file, an older one may still be good
-        print(f"snapshot {path} is skipped: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        why = f"{type(error).__name__}: {error}"
+        print(f"snapshot {path} is skipped: {why}\n", end="", file=sys.stderr, flush=True)
         return None
     return state
 

@@ -12,6 +12,7 @@ import os
 import sys
 from functools import partial
 from itertools import pairwise
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -114,11 +115,15 @@ class Trainer:
             # No snapshot is saved here. The weights are those of the last step, but the forward pass that failed has
             # moved BatchNorm's statistics, FSDP's state is on ranks that have gone, and NCCL's watchdog mostly ends
             # the process before this line: --save-every decides how much is lost.
-            problem = dist.lost(error)
-            if problem is None:
-                raise
-            kept = self.checkpoints.kept
-            raise TrainError(f"after step {self.step}: {problem}; the same command {kept}") from error
+            self.raise_lost(error)
+
+    def raise_lost(self, error: RuntimeError) -> NoReturn:
+        """Raises `TrainError` if `error` means that another rank has died, else `error`."""
+        problem = dist.lost(error)
+        if problem is None:
+            raise error
+        kept = self.checkpoints.kept
+        raise TrainError(f"after step {self.step}: {problem}; the same command {kept}") from error
 
     def _fit(self) -> None:
         while True:

@@ -6,6 +6,7 @@ Where the calls go (AWS, the simulator, any other endpoint) is the environment's
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ class AWS:
         self._observe = observe
         try:
             core = botocore.session.Session(profile=profile)
-            core.register_component("data_loader", _fast_loader(core))
+            core.register_component("data_loader", fast_loader(core))
             self.region: str = region or core.get_config_variable("region") or ""
             self._session = boto3.Session(botocore_session=core, region_name=self.region or None)
         except ProfileNotFound as error:
@@ -48,15 +49,7 @@ class AWS:
                 "no AWS region is set",
                 hint="give --region us-east-1, or set AWS_REGION; to try cloudddp without an account: --sim",
             )
-        known = [
-            name
-            for partition in ("aws", "aws-us-gov", "aws-cn")
-            for name in core.get_available_regions("ec2", partition_name=partition)
-        ]
-        if self.region not in known:
-            from cloudddp.spec import nearest
-
-            raise UsageError(f"unknown AWS region {self.region!r}", hint=nearest(self.region, known))
+        require_region(self.region, core)
 
     @property
     def endpoint(self) -> str:
@@ -68,18 +61,23 @@ class AWS:
         """Return the client of a service, made on first use (its JSON model takes 0.1 s to read)."""
         if service not in self._clients:
             from botocore.config import Config
+            from botocore.exceptions import BotoCoreError
 
-            self._clients[service] = self._session.client(
-                service,
-                region_name=self.region,
-                config=Config(
-                    # Said, not inherited: botocore's defaults differ between versions (3 or 5, 60 s reads).
-                    retries={"mode": "standard", "total_max_attempts": 5},
-                    connect_timeout=5,
-                    read_timeout=30,
-                    user_agent_extra=f"cloudddp/{__version__}",
-                ),
+            # Said, not inherited: botocore's defaults differ between versions (3 or 5, 60 s reads).
+            config = Config(
+                retries={"mode": "standard", "total_max_attempts": 5},
+                connect_timeout=5,
+                read_timeout=30,
+                user_agent_extra=f"cloudddp/{__version__}",
             )
+            try:
+                made = self._session.client(service, region_name=self.region, config=config)
+            except (ValueError, BotoCoreError, OSError) as error:  # an endpoint that is no URL, for one
+                raise UsageError(
+                    f"AWS configuration: {error}",
+                    hint="check AWS_ENDPOINT_URL, the other AWS_* variables and ~/.aws/config",
+                ) from None
+            self._clients[service] = made
         return self._clients[service]
 
     def call(self, service: str, method: str, /, **params: Any) -> Any:
@@ -102,25 +100,48 @@ class AWS:
             token = {"NextToken": answer["NextToken"]}
 
 
-def _fast_loader(session: Any) -> Any:
+def require_region(name: str, session: Any = None) -> None:
+    """Raise UsageError for a region that EC2 does not have. Makes no call."""
+    import botocore.session
+
+    core = session or botocore.session.Session()
+    known = [
+        region
+        for partition in ("aws", "aws-us-gov", "aws-cn")
+        for region in core.get_available_regions("ec2", partition_name=partition)
+    ]
+    if name not in known:
+        from cloudddp.spec import nearest
+
+        raise UsageError(f"unknown AWS region {name!r}", hint=nearest(name, known))
+
+
+def fast_loader(session: Any) -> Any:
     """Return botocore's own loader of service models, with msgspec to parse them.
 
     EC2's model is 3 MB of JSON, and its parsing was a fifth of `cloudddp status`.
     """
-    import msgspec
     from botocore.loaders import JSONFileLoader, create_loader
 
     class Fast(JSONFileLoader):  # type: ignore[misc]
         def _load_file(self, full_path: str, open_method: Any) -> Any:
             try:
-                with open_method(full_path, "rb") as file:
-                    return msgspec.json.decode(file.read())
+                return _read_json(full_path, open_method)
             except FileNotFoundError:
                 return None
 
     loader = create_loader(session.get_config_variable("data_path"))
     loader.file_loader = Fast()
     return loader
+
+
+@functools.cache
+def _read_json(path: str, open_method: Any) -> Any:
+    """Return a JSON file of botocore's, read once in a process. Raises FileNotFoundError."""
+    import msgspec
+
+    with open_method(path, "rb") as file:
+        return msgspec.json.decode(file.read())
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from cloudddp.aws.client import AWS
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.spec import ClusterSpec, nearest
+from cloudddp.text import one_line
 
+NOBODY = "unknown"  # the owner where STS names none
 CHECKIP = "https://checkip.amazonaws.com"
 
 
@@ -179,10 +182,16 @@ def _choose(
     return Network(best["VpcId"], best["SubnetId"], best["AvailabilityZone"])
 
 
+# A role assumed without a session name: botocore and the SDKs make one up, another one for each session.
+_GENERATED = re.compile(r"(assumed-role/[^/]+)/(?:botocore-session|aws-sdk-[a-z-]+|aws-go-sdk)-[0-9]+")
+
+
 def owner(aws: AWS) -> str:
-    """Return who makes the cluster, for its tag: the last part of the caller's ARN."""
+    """Return who the caller is, as the owner tag has it: the last part of the ARN, the same in every session."""
     arn = str(aws.call("sts", "get_caller_identity").get("Arn", ""))
-    return arn.rsplit(":", 1)[-1][:200] or "unknown"
+    found = one_line(arn.rsplit(":", 1)[-1])[:200]
+    generated = _GENERATED.fullmatch(found)
+    return (generated.group(1) if generated else found) or NOBODY
 
 
 def caller_block() -> str:

@@ -75,6 +75,11 @@ def explain(call: str, region: str) -> Iterator[None]:
             f"AWS cannot be reached for {call} in {region}: {error}",
             hint="is the network up, and the region right? With AWS_ENDPOINT_URL set: is that endpoint running?",
         ) from None
+    except UnicodeEncodeError:
+        raise UsageError(
+            "AWS configuration: a value holds characters that cannot be sent",
+            hint="check the AWS_* variables and ~/.aws/credentials",
+        ) from None
     except exceptions.ParamValidationError as error:
         raise UsageError(f"{call}: {error}") from None
     except (exceptions.BotoCoreError, ResponseParserError) as error:

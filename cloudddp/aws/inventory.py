@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.aws.client import AWS
 from cloudddp.errors import AWSError
-from cloudddp.plan import (
-    TAG_CLUSTER,
-    TAG_CREATED,
-    TAG_EXPIRES,
-    TAG_ID,
-    TAG_NODE_RANK,
-    TAG_NODES,
-    TAG_OWNER,
-    TAG_PRICE,
-)
+from cloudddp.tags import TAG_CLUSTER, TAG_ID, Tags, decode
+from cloudddp.text import one_line
 
 LIVE = ("pending", "running", "stopping", "stopped")
 GOING = ("shutting-down", "terminated")
@@ -34,15 +28,20 @@ IN_USE = (
 )
 
 
+REFUSED = ("OperationNotPermitted", "UnauthorizedOperation")  # of one instance
+USER_SHUTDOWN = "Client.UserInitiatedShutdown"  # TerminateInstances was called for it
+# "User initiated (2026-11-21 10:00:00 GMT)", "Service initiated (...)": the only place where EC2 says when
+_ENDED = re.compile(r"\(([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}) (?:GMT|UTC)\)")
+
+
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """An EC2 instance of a cluster, as its tags and AWS describe it."""
+    """An EC2 instance of a cluster, as its tags and AWS describe it. Every text is safe to show."""
 
     id: str
     state: str
     reason: str
-    cluster: str
-    cluster_id: str
+    reason_code: str
     type: str
     zone: str
     image: str
@@ -50,16 +49,27 @@ class Instance:
     spot: bool
     private_ip: str
     public_ip: str
-    created: str
-    expires: str
-    owner: str
-    fixed_rank: int | None
-    wanted: int | None  # how many nodes the cluster was made with
-    price: float | None  # USD an hour on demand, None where it is unknown
+    launched: datetime | None
+    ended: datetime | None  # None where it lives, or where AWS does not say when
+    tags: Tags
 
     @property
     def live(self) -> bool:
         return self.state in LIVE
+
+    @property
+    def cluster(self) -> str:
+        return self.tags.cluster
+
+    @property
+    def cluster_id(self) -> str:
+        """The id of its cluster, or '' where its tag holds none."""
+        return self.tags.cluster_id
+
+    @property
+    def warnings(self) -> list[str]:
+        """What its tags say that cannot be used, in sentences that name the instance."""
+        return [f"instance {self.id}: {text}" for text in self.tags.unreadable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +78,12 @@ class Thing:
 
     kind: str
     id: str
-    cluster_id: str
+    tags: Tags
     detail: str = ""
+
+    @property
+    def cluster_id(self) -> str:
+        return self.tags.cluster_id
 
 
 # Which clusters are meant, as EC2 filters.
@@ -88,8 +102,8 @@ def with_id(cluster_id: str) -> Where:
     return [{"Name": f"tag:{TAG_ID}", "Values": [cluster_id]}]
 
 
-def _tags(item: dict[str, Any]) -> dict[str, str]:
-    return {tag["Key"]: tag["Value"] for tag in item.get("Tags", []) or item.get("TagSet", [])}
+def _tags(item: dict[str, Any]) -> Tags:
+    return decode(item.get("Tags", []) or item.get("TagSet", []))
 
 
 def instances(aws: AWS, where: Where) -> list[Instance]:
@@ -103,7 +117,7 @@ def instances(aws: AWS, where: Where) -> list[Instance]:
         for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=where)
         for item in reservation["Instances"]
     ]
-    return sorted(found, key=lambda i: (i.cluster, i.cluster_id, _last(i.fixed_rank), i.private_ip, i.id))
+    return sorted(found, key=lambda i: (i.cluster, i.cluster_id, _last(i.tags.node_rank), i.private_ip, i.id))
 
 
 def _last(rank: int | None) -> int:
@@ -111,60 +125,69 @@ def _last(rank: int | None) -> int:
 
 
 def _instance(item: dict[str, Any]) -> Instance:
-    tags = _tags(item)
-    rank, wanted = tags.get(TAG_NODE_RANK, ""), tags.get(TAG_NODES, "")
-    reason = item.get("StateReason", {}).get("Message") or item.get("StateTransitionReason", "")
+    state = _text(item.get("State", {}).get("Name"))
+    why = item.get("StateReason", {})
+    moved = item.get("StateTransitionReason", "") or ""
     return Instance(
-        id=item["InstanceId"],
-        state=item["State"]["Name"],
-        reason=reason,
-        cluster=tags.get(TAG_CLUSTER, ""),
-        cluster_id=tags.get(TAG_ID, ""),
-        type=item.get("InstanceType", ""),
-        zone=item.get("Placement", {}).get("AvailabilityZone", ""),
-        image=item.get("ImageId", ""),
-        key_name=item.get("KeyName", ""),
+        id=_text(item["InstanceId"]),
+        state=state,
+        reason=_text(why.get("Message") or moved),
+        reason_code=_text(why.get("Code")),
+        type=_text(item.get("InstanceType")),
+        zone=_text(item.get("Placement", {}).get("AvailabilityZone")),
+        image=_text(item.get("ImageId")),
+        key_name=_text(item.get("KeyName")),
         spot=item.get("InstanceLifecycle") == "spot",
-        private_ip=item.get("PrivateIpAddress", "") or "",
-        public_ip=item.get("PublicIpAddress", "") or "",
-        created=tags.get(TAG_CREATED, ""),
-        expires=tags.get(TAG_EXPIRES, ""),
-        owner=tags.get(TAG_OWNER, ""),
-        fixed_rank=int(rank) if rank.isdigit() else None,
-        wanted=int(wanted) if wanted.isdigit() else None,
-        price=_number(tags.get(TAG_PRICE, "")),
+        private_ip=_text(item.get("PrivateIpAddress")),
+        public_ip=_text(item.get("PublicIpAddress")),
+        launched=item.get("LaunchTime"),  # botocore has parsed it
+        ended=_ended(moved) if state in GOING else None,
+        tags=_tags(item),
     )
 
 
-def _number(text: str) -> float | None:
+def _text(value: object) -> str:
+    return one_line(str(value or ""), 300)
+
+
+def _ended(reason: str) -> datetime | None:
+    found = _ENDED.search(reason)
+    if found is None:
+        return None
     try:
-        return float(text)
+        return datetime.strptime(found.group(1), "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
     except ValueError:
         return None
 
 
+# kind -> method, key of the listing, key of the id, key of what identifies it to a person
+_KINDS = {
+    "security group": ("describe_security_groups", "SecurityGroups", "GroupId", "GroupName"),
+    "key pair": ("describe_key_pairs", "KeyPairs", "KeyPairId", "KeyName"),
+    "volume": ("describe_volumes", "Volumes", "VolumeId", "State"),
+    "network interface": (
+        "describe_network_interfaces",
+        "NetworkInterfaces",
+        "NetworkInterfaceId",
+        "Status",
+    ),
+}
+
+
 def things(aws: AWS, where: Where) -> list[Thing]:
     """Return everything of a cluster that is not an instance: groups, keys, volumes, interfaces."""
-    listings = (
-        ("security group", "describe_security_groups", "SecurityGroups", "GroupId", "GroupName"),
-        ("key pair", "describe_key_pairs", "KeyPairs", "KeyPairId", "KeyName"),
-        ("volume", "describe_volumes", "Volumes", "VolumeId", "State"),
-        (
-            "network interface",
-            "describe_network_interfaces",
-            "NetworkInterfaces",
-            "NetworkInterfaceId",
-            "Status",
-        ),
-    )
-    found = []
-    for kind, method, key, id_key, detail_key in listings:
-        found += [
-            Thing(kind, item[id_key], _tags(item).get(TAG_ID, ""), str(item.get(detail_key, "")))
-            for item in _listing(aws, method, key, where)
-            if item.get("State") not in ("deleting", "deleted")  # a volume that is on its way out
-        ]
-    return found
+    return [
+        thing(kind, item)
+        for kind, (method, key, _, _) in _KINDS.items()
+        for item in _listing(aws, method, key, where)
+        if item.get("State") not in ("deleting", "deleted")  # a volume that is on its way out
+    ]
+
+
+def thing(kind: str, item: dict[str, Any]) -> Thing:
+    """Return what AWS describes as one of that kind."""
+    _, _, id_key, detail_key = _KINDS[kind]
+    return Thing(kind, _text(item[id_key]), _tags(item), _text(item.get(detail_key)))
 
 
 def groups(aws: AWS, where: Where) -> list[dict[str, Any]]:
@@ -203,24 +226,47 @@ def terminate(aws: AWS, ids: list[str]) -> list[str]:
 
 
 def _terminate_once(aws: AWS, ids: list[str]) -> list[str]:
-    """Return the ids that AWS does not know."""
+    """Return the ids that AWS does not know. Of those it refuses, raises once the others have been asked for.
+
+    One instance fails the whole call: one that does not exist, that is protected, or that the caller may not end
+    (somebody else's, with this cluster's tags). The others are ended all the same.
+    """
     try:
         aws.call("ec2", "terminate_instances", InstanceIds=ids)
     except AWSError as error:
-        if error.code != "InvalidInstanceID.NotFound":
+        if error.code not in ("InvalidInstanceID.NotFound", *REFUSED):
             raise
-        return ids if len(ids) == 1 else [one for each in ids for one in _terminate_once(aws, [each])]
+        if len(ids) > 1:
+            return _terminate_each(aws, ids)
+        if error.code in REFUSED:
+            raise
+        return ids
     return []
+
+
+def _terminate_each(aws: AWS, ids: list[str]) -> list[str]:
+    unknown: list[str] = []
+    refused: AWSError | None = None
+    for one in ids:
+        try:
+            unknown += _terminate_once(aws, [one])
+        except AWSError as error:
+            if error.code not in REFUSED:
+                raise
+            refused = error
+    if refused is not None:
+        raise refused
+    return unknown
 
 
 def wait_terminated(
     aws: AWS,
-    where: Where,
+    look: Callable[[], list[Instance]],
     *,
     timeout: float = 600.0,
     progress: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Wait until no instance of the cluster is left but terminated ones, ending those that turn up meanwhile.
+) -> list[Instance]:
+    """Wait until `look` shows none but terminated instances, ending those that turn up meanwhile; return the others.
 
     Own poll: botocore's waiter takes 15 s steps and fails where an instance has already vanished. One look that
     fails (a network that hiccups) does not end the waiting; a few in a row do.
@@ -230,7 +276,7 @@ def wait_terminated(
     left: list[Instance] = []
     while True:
         try:
-            left = [i for i in instances(aws, where) if i.state != "terminated"]
+            left = [i for i in look() if i.state != "terminated"]
             if late := [i.id for i in left if i.live]:
                 terminate(aws, late)
             failures = 0
@@ -239,7 +285,7 @@ def wait_terminated(
             if failures > 3 or error.code:
                 raise
         if (not left and not failures) or time.monotonic() > deadline:
-            return
+            return left
         progress(len(left))
         time.sleep(pause)
         pause = min(pause * 1.5, POLL_SECONDS)
@@ -249,7 +295,8 @@ def delete(aws: AWS, thing: Thing) -> AWSError | None:
     """Try once to delete one thing. Return None where it is gone, else the error; `in_use` tells which will pass."""
     calls: dict[str, tuple[str, dict[str, str]]] = {
         "security group": ("delete_security_group", {"GroupId": thing.id}),
-        "key pair": ("delete_key_pair", {"KeyName": thing.detail}),
+        # By its id: the name is a reservation, which somebody else may hold by now.
+        "key pair": ("delete_key_pair", {"KeyPairId": thing.id}),
         "volume": ("delete_volume", {"VolumeId": thing.id}),
         "network interface": ("delete_network_interface", {"NetworkInterfaceId": thing.id}),
     }

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloudddp.cli.common import Session, dry_run_option, json_option, must_confirm, setting, verb, yes_option
+from cloudddp.cli.at_stake import at_stake
+from cloudddp.cli.common import (
+    Session,
+    anyone_option,
+    dry_run_option,
+    json_option,
+    must_confirm,
+    setting,
+    verb,
+    warn,
+    yes_option,
+)
 from cloudddp.cli.say import Progress, counted, dollars, duration, note, print_json, table
 
 if TYPE_CHECKING:
     from cloudddp.aws.client import AWS
     from cloudddp.aws.discover import TypeInfo
+    from cloudddp.bill import Bill
     from cloudddp.cluster import Cluster
+    from cloudddp.owners import Ownership
     from cloudddp.plan import Plan
     from cloudddp.spec import Config
     from cloudddp.teardown import Down
@@ -76,14 +90,17 @@ def up(session: Session, dry_run: bool, yes: bool) -> None:
     note("next: cloudddp launch SCRIPT   (cloudddp down ends the bill)")
 
 
-def bring_up(session: Session, settings: Config, *, yes: bool) -> Up:
-    """Make the cluster, asking first; for `up` and `run`."""
+def bring_up(
+    session: Session, settings: Config, *, yes: bool, check: Callable[[TypeInfo], None] = lambda _: None
+) -> Up:
+    """Make the cluster, asking first; for `up` and `run`. `check` may refuse what the instance type cannot do."""
     from cloudddp import up as making
 
     with Progress() as say:
 
         def agree(plan: Plan, info: TypeInfo) -> None:
             say.stop()
+            check(info)
             click.echo(describe_plan(plan, info, settings), err=True)
             must_confirm("Start these nodes?", yes=yes, session=session)
 
@@ -114,7 +131,7 @@ def describe_up(made: Up) -> str:
     head = (
         f"cluster {cluster.name} is ready"
         if made.plan
-        else f"cluster {cluster.name} was up already; nothing was changed"
+        else f"cluster {cluster.name} was up already, made by {cluster.owner or '-'} {_at(cluster.created)}; nothing was changed"
     )
     return f"{head}; its nodes end themselves in {_left(cluster)}\n{nodes_table(cluster)}"
 
@@ -125,16 +142,19 @@ def nodes_table(cluster: Cluster) -> str:
         for rank, node in enumerate(cluster.nodes)
     ]
     rows += [("-", node.id, node.state, node.type, node.zone, "-", "-") for node in cluster.gone]
-    return table(("NODE", "INSTANCE", "STATE", "TYPE", "ZONE", "PRIVATE", "PUBLIC"), rows)
+    header = ("NODE", "INSTANCE", "STATE", "TYPE", "ZONE", "PRIVATE", "PUBLIC")
+    return table(header, rows, spare=("ZONE", "TYPE", "PRIVATE"))
 
 
 @verb("down")
+@anyone_option
 @dry_run_option
 @yes_option
 def down(session: Session, dry_run: bool, yes: bool) -> None:
     """Remove the cluster, all of it, and check that nothing is left.
 
-    Works from any computer with the account, by tag. Exits 3, listing it, if anything is left. Safe to repeat.
+    Works from any computer with the account, by tag, on what you made (or with --anyone, on what anybody made). Exits
+    3, listing it, if anything is left. Safe to repeat.
     """
     settings = session.settings(rehearsed=dry_run)
     if dry_run:
@@ -145,19 +165,74 @@ def down(session: Session, dry_run: bool, yes: bool) -> None:
     from cloudddp import cluster
 
     aws = session.aws(settings)
-    live = [c for c in cluster.find(aws, settings.cluster.name) if c.nodes]
+    whose = session.ownership(aws)
+    live = [c for c in cluster.find(aws, settings.cluster.name) if any(map(whose.mine, c.nodes))]
+    warn(text for c in live for text in c.warnings)
     if live:
         click.echo("\n".join(_about(c) for c in live), err=True)
+        for line in (line for c in live for line in at_stake(c, settings)):
+            note(f"  warning: {line}")
         must_confirm("End these nodes?", yes=yes, session=session)
     report = take_down(session, settings)
+    if report.nothing and report.others:
+        raise _others_only(report, settings.cluster.name, whose)
     click.echo(describe_down(report, settings.cluster.name, simulated=session.sim))
+    for text in _others(report):
+        note(f"not removed, since it is not yours: {text} (--anyone removes it)")
     if report.nothing:
+        _release_name(aws, settings, whose)
         _say_what_else(aws, settings)
 
 
 def _about(found: Cluster) -> str:
     age = duration((datetime.now(UTC) - found.created).total_seconds()) if found.created else "unknown time"
-    return f"cluster {found.name} ({found.id}): {counted(len(found.nodes), 'node')}, made {age} ago by {found.owner or '-'}"
+    known = found.id or f"without an id: {', '.join(node.id for node in found.nodes)}"
+    return f"cluster {found.name} ({known}): {counted(len(found.nodes), 'node')}, made {age} ago by {found.owner or '-'}"
+
+
+def _others(report: Down) -> list[str]:
+    """Return what `down` did not remove, one line for each owner and cluster."""
+    found: dict[str, list[str]] = {}
+    for one in report.others:
+        made = f", made {_at(one.tags.created)}" if one.tags.created else ""
+        whose = f"{one.cluster_id or 'no id'} of {one.tags.owner or 'an unknown owner'}{made}"
+        found.setdefault(whose, []).append(one.id)
+    return [f"cluster {whose}: {', '.join(ids)}" for whose, ids in found.items()]
+
+
+def _others_only(report: Down, name: str, whose: Ownership) -> Exception:
+    from cloudddp.errors import CloudDDPError
+
+    listed = "".join(f"\n  {text}" for text in _others(report))
+    return CloudDDPError(
+        f"cluster {name!r} is not yours; {whose.caller}. Nothing was removed:{listed}",
+        hint="to remove it anyway: cloudddp down --anyone",
+    )
+
+
+def _at(moment: datetime | None) -> str:
+    return f"on {moment:%Y-%m-%d at %H:%M} UTC" if moment else "at an unknown time"
+
+
+def _release_name(aws: AWS, settings: Config, whose: Ownership) -> None:
+    """Delete a key pair that reserves the name although no tag says that it is this cluster's. Raises where it is not
+    the caller's: `up` of this name would be refused, so "nothing there" would be only half of the truth."""
+    from cloudddp import reservation
+    from cloudddp.aws import inventory
+    from cloudddp.errors import CloudDDPError
+
+    name = settings.cluster.name
+    held_by = reservation.holder(aws, name)
+    if held_by is None:
+        return
+    if not whose.mine(held_by.key):
+        raise CloudDDPError(
+            f"the name {name!r} is reserved by key pair {held_by.key.id} of {held_by.key.tags.owner or 'an unknown owner'}",
+            hint="cloudddp down --anyone deletes it; or another name with -c",
+        )
+    if (error := inventory.delete(aws, held_by.key)) is not None:
+        raise error
+    click.echo(f"cluster {name}: key pair {held_by.key.id}, which reserved the name, was deleted")
 
 
 def _say_what_else(aws: AWS, settings: Config) -> None:
@@ -187,8 +262,11 @@ def take_down(session: Session, settings: Config, cluster_id: str | None = None)
 
     aws = session.aws(settings)
     with Progress() as say, teardown.undisturbed(say):
-        where = inventory.with_id(cluster_id) if cluster_id else inventory.named(settings.cluster.name)
-        report = teardown.down(aws, where, say=say)
+        if cluster_id:
+            report = teardown.down(aws, inventory.with_id(cluster_id), say=say)
+        else:
+            where, whose = inventory.named(settings.cluster.name), session.ownership(aws)
+            report = teardown.down(aws, where, say=say, mine=whose.mine)
     if report.left or report.reasons:
         raise teardown.leftovers(report)
     return report
@@ -204,7 +282,7 @@ def describe_down(report: Down, name: str, *, simulated: bool) -> str:
     if report.terminated:
         what = "this would have cost" if simulated else "this cost about"
         lines.append(
-            f"{what} {dollars(report.cost)} on AWS, on demand (seconds are billed, at least 60 a node)"
+            f"{what} {amount(report.cost)} on AWS, on demand (seconds are billed, at least 60 a node)"
         )
     return "\n".join(lines)
 
@@ -217,15 +295,19 @@ def status(session: Session, as_json: bool) -> None:
     from cloudddp.errors import CloudDDPError
 
     settings = session.settings()
-    found = cluster.find(session.aws(settings), settings.cluster.name)
-    live = [c for c in found if c.nodes] or found[:1]
+    aws = session.aws(settings)
+    found = cluster.find(aws, settings.cluster.name)
+    live, whose = [c for c in found if c.nodes], session.ownership(aws)
+    warn(text for c in live for text in c.warnings)
     if as_json:
-        print_json([cluster_json(c) for c in live])
+        print_json([cluster_json(c, whose) for c in live])
     elif live:
-        click.echo("\n\n".join(describe_cluster(c) for c in live))
-    if not live or not live[0].nodes:
+        click.echo("\n\n".join(describe_cluster(c, whose) for c in live))
+    if not live:
+        last = max((c for c in found if c.ended), key=lambda c: (c.ended, c.id), default=None)
+        before = f"; the last one, {last.id}, ended {_at(last.ended)}" if last else ""
         raise CloudDDPError(
-            f"there is no cluster {settings.cluster.name!r}" + ("; its nodes have ended" if live else ""),
+            f"there is no cluster {settings.cluster.name!r} in {aws.region}{before}",
             hint="make one: cloudddp up; `cloudddp ls` shows all",
         )
 
@@ -237,17 +319,22 @@ def ls(session: Session, as_json: bool) -> None:
     from cloudddp import cluster
 
     settings = session.settings()
-    found = [c for c in cluster.find(session.aws(settings)) if c.nodes]
+    aws = session.aws(settings)
+    found = [c for c in cluster.find(aws) if c.nodes]
+    warn(text for c in found for text in c.warnings)
     if as_json:
-        print_json([cluster_json(c) for c in found])
+        whose = session.ownership(aws)
+        print_json([cluster_json(c, whose) for c in found])
         return
     if not found:
         note("no clusters")
         return
     rows = [
-        (c.name, c.id, str(len(c.nodes)), c.type, _left(c), dollars(c.cost()), c.owner or "-") for c in found
+        (c.name, c.id or "-", str(len(c.nodes)), c.type, _left(c), amount(c.cost()), c.owner or "-")
+        for c in found
     ]
-    click.echo(table(("CLUSTER", "ID", "NODES", "TYPE", "ENDS IN", "SO FAR", "OWNER"), rows))
+    header = ("CLUSTER", "ID", "NODES", "TYPE", "ENDS IN", "SO FAR", "OWNER")
+    click.echo(table(header, rows, elastic=("OWNER",), spare=("ID",)))
 
 
 def _hour(cluster: Cluster) -> float | None:
@@ -260,29 +347,38 @@ def _left(cluster: Cluster) -> str:
     return duration((cluster.expires - datetime.now(UTC)).total_seconds())
 
 
-def describe_cluster(cluster: Cluster) -> str:
+def amount(bill: Bill) -> str:
+    """Return a sum, marked where it is an upper bound: AWS does not always say when a node ended."""
+    return f"{'at most ' if bill.at_most and bill.usd is not None else ''}{dollars(bill.usd)}"
+
+
+def describe_cluster(cluster: Cluster, whose: Ownership) -> str:
     hour = _hour(cluster)
     price = "price unknown" if hour is None else f"{dollars(hour)} an hour"
-    head = f"cluster {cluster.name} ({cluster.id}) in {cluster.region}, made by {cluster.owner or '-'}"
+    head = f"cluster {cluster.name} ({cluster.id or 'no id'}) in {cluster.region}, made by {cluster.owner or '-'}"
+    if not whose.all_mine(cluster.nodes):
+        head += f" (not yours; {whose.caller})"
     if cluster.missing:
         have = "has" if cluster.missing == 1 else "have"
         head += f"\n  warning: {counted(cluster.missing, 'node')} of it {have} ended"
     if cluster.nodes:
-        head += f"\n  {price}, {dollars(cluster.cost())} so far; ends in {_left(cluster)}"
+        head += f"\n  {price}, {amount(cluster.cost())} so far; ends in {_left(cluster)}"
     return head + "\n" + nodes_table(cluster)
 
 
-def cluster_json(cluster: Cluster) -> dict[str, Any]:
-    hour = _hour(cluster)
+def cluster_json(cluster: Cluster, whose: Ownership) -> dict[str, Any]:
+    hour, bill = _hour(cluster), cluster.cost()
     return {
         "cluster": cluster.name,
-        "cluster_id": cluster.id,
+        "cluster_id": cluster.id or None,
         "region": cluster.region,
         "owner": cluster.owner,
+        "yours": whose.all_mine(cluster.nodes),
         "created": cluster.created.isoformat() if cluster.created else None,
         "expires": cluster.expires.isoformat() if cluster.expires else None,
         "usd_per_hour": None if hour is None else round(hour, 4),
-        "usd_so_far": None if cluster.cost() is None else round(cluster.cost() or 0.0, 4),
+        "usd_so_far": None if bill.usd is None else round(bill.usd, 4),
+        "usd_so_far_is_at_most": bill.at_most,
         "nodes": [
             {
                 "node": rank,
@@ -300,12 +396,14 @@ def cluster_json(cluster: Cluster) -> dict[str, Any]:
 
 
 @verb("allow-me")
+@anyone_option
 def allow_me(session: Session) -> None:
     """Open SSH to this computer's address as it is now, and close it to the one before."""
     from cloudddp import cluster
 
     settings = session.settings()
-    block = cluster.allow_caller(session.aws(settings), settings.cluster)
+    aws = session.aws(settings)
+    block = cluster.allow_caller(aws, settings.cluster, whose=session.ownership(aws))
     click.echo(f"SSH to cluster {settings.cluster.name} is open to {block}")
 
 

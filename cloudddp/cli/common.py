@@ -6,23 +6,25 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cloudddp import state
 from cloudddp.cli import say
 from cloudddp.cli.say import note
 
 if TYPE_CHECKING:
     from cloudddp.aws.client import AWS
     from cloudddp.nodes import Runner
+    from cloudddp.owners import Ownership
     from cloudddp.settings import Layer
     from cloudddp.spec import Config
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +35,9 @@ def _nearest_config(folder: Path) -> Path | None:
 
     Never further: a file that somebody put into a folder that all share would decide what is sent and run.
     """
-    here, home = folder.resolve(), Path.home().resolve()
+    from cloudddp.safe_files import resolved
+
+    here, home = resolved(folder), resolved(os.path.expanduser("~"))  # noqa: PTH111  Path's raises where there is none
     repository = next((path for path in (here, *here.parents) if (path / ".git").exists()), None)
     for path in (here, *here.parents):
         ours = path == here or repository is not None or (path != home and path.is_relative_to(home))
@@ -56,6 +60,7 @@ class Session:
     profile: str | None = None
     sim: bool = False
     verbose: bool = False
+    anyone: bool = False
     flags: list[tuple[str, str, str, Any]] = field(default_factory=list)
     _told: bool = False
 
@@ -66,8 +71,18 @@ class Session:
     def root(self) -> Path:
         """The project: the folder of the configuration file, else the current one."""
         if self.config:
-            return Path(self.config).resolve().parent
-        return found.parent if (found := _nearest_config(Path.cwd())) else Path.cwd()
+            from cloudddp.safe_files import resolved
+
+            return resolved(self.config).parent
+        try:
+            return found.parent if (found := _nearest_config(Path.cwd())) else Path.cwd()
+        except PermissionError as error:  # after `su`, for one
+            from cloudddp.errors import UsageError
+
+            raise UsageError(
+                f"{error.filename or 'the current folder'} cannot be read: {error.strerror}",
+                hint="cd to your project",
+            ) from None
 
     @property
     def typed(self) -> str:
@@ -94,8 +109,15 @@ class Session:
         With --sim the simulator is started next, since its SSH port is a setting; not for a rehearsal.
         """
         checked = self._resolve()
-        if not self.sim or rehearsed:
+        if rehearsed:
             return checked
+        state.check_home()
+        if not self.sim:
+            return checked
+        if self.region:
+            from cloudddp.aws.client import require_region
+
+            require_region(self.region)  # before anything is started
         self._enter_simulator()
         return self._resolve()
 
@@ -127,29 +149,31 @@ class Session:
 
         if self.config:
             return [Path(self.config)]
-        import platformdirs
+        from cloudddp import state
 
-        own, user = self.root / CONFIG_NAME, Path(platformdirs.user_config_dir("cloudddp")) / "config.toml"
+        own, user = self.root / CONFIG_NAME, state.user_config()
         if own.exists() and own.parent != Path.cwd() and not self._told:
             note(f"using {own}")
             self._told = True
-        return [path for path in (own, user) if path.exists()]
+        return [path for path in (own, user) if path is not None and path.exists()]
 
     def _for_simulator(self, layers: list[Layer]) -> list[Layer]:
-        """The simulator has one region and one SSH port: they win over what is meant for AWS."""
+        """The simulator has its own region and SSH port, which override those of files and the environment.
+
+        `--region` is kept: the simulator serves every region.
+        """
         if not self.sim:
             return layers
         from cloudddp import settings
 
-        ours = settings.Layer(
-            "the simulator", {"cluster": {"region": os.environ.get("AWS_REGION", "us-east-1")}}
-        )
+        region = self.region or os.environ.get("AWS_REGION", "us-east-1")
+        origin = "--region" if self.region else "the simulator"
+        ours = settings.Layer(origin, {"cluster": {"region": region}}, textual=True)
         port = [layer for layer in layers if layer.origin == "environment variable CLOUDDDP_SSH_PORT"]
         return [ours, *port, *layers]
 
     def _enter_simulator(self) -> None:
         """Start the simulator where it does not run, and point this process at it."""
-        from cloudddp import state
         from cloudddp.sim import control
 
         found = control.find(state.home())
@@ -162,6 +186,12 @@ class Session:
         for name in control.HIDDEN:
             os.environ.pop(name, None)
         os.environ.update(control.environment(found))
+
+    def ownership(self, aws: AWS) -> Ownership:
+        """Return the ownership check for clusters; with --anyone, every cluster passes it."""
+        from cloudddp.owners import Ownership
+
+        return Ownership(aws, anyone=self.anyone)
 
     def aws(self, settings: Config) -> AWS:
         from cloudddp.aws.client import AWS
@@ -181,7 +211,9 @@ class Session:
         from cloudddp import cluster
         from cloudddp.errors import CloudDDPError
 
-        found = cluster.get(self.aws(settings), settings.cluster.name)
+        aws = self.aws(settings)
+        found = cluster.get(aws, settings.cluster.name, self.ownership(aws))
+        warn(found.warnings)
         if found.missing:
             gone = f"{found.missing} of {found.missing + len(found.nodes)} nodes of cluster {found.name!r} {'is' if found.missing == 1 else 'are'} gone"
             if whole:
@@ -191,9 +223,9 @@ class Session:
             note(f"warning: {gone}")
         silent: dict[int, Exception] = {}
         if partly:
-            runner, silent = cluster.connect_some(found, settings.cluster)
+            runner, silent = cluster.connect_some(found, settings.cluster, say=note)
         else:
-            runner = cluster.connect(found, settings.cluster)
+            runner = cluster.connect(found, settings.cluster, say=note)
         try:
             for error in silent.values():
                 note(f"warning: {error}")
@@ -202,6 +234,11 @@ class Session:
             runner.close()
         if silent:
             raise _not_asked(silent)
+
+
+def warn(texts: Iterable[str]) -> None:
+    for text in texts:
+        note(f"warning: {text}")
 
 
 def _not_asked(silent: dict[int, Exception]) -> Exception:
@@ -243,7 +280,9 @@ def _global_decorators(*, hidden: bool) -> list[Callable[[F], F]]:
     ]  # fmt: skip
 
 
-def verb(name: str, *, passes_arguments: bool = False) -> Callable[[Callable[..., Any]], click.Command]:
+def verb(
+    name: str, *, passes_arguments: bool = False, cls: type[click.Command] = click.Command
+) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function that takes the Session first; the global options work after its name too."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
@@ -257,13 +296,20 @@ def verb(name: str, *, passes_arguments: bool = False) -> Callable[[Callable[...
         for decorator in _global_decorators(hidden=True):
             wrapped = decorator(wrapped)
         settings: dict[str, Any] = {**CONTEXT, "allow_interspersed_args": not passes_arguments}
-        return click.command(name, context_settings=settings)(wrapped)
+        return click.command(name, cls=cls, context_settings=settings)(wrapped)
 
     return decorate
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, with stable keys.")
 yes_option = click.option("-y", "--yes", is_flag=True, envvar="CLOUDDDP_YES", help="Do not ask.")
+anyone_option = click.option(
+    "--anyone",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember("anyone"),
+    help="Also act on a cluster that somebody else made.",
+)
 dry_run_option = click.option(
     "--dry-run",
     is_flag=True,
@@ -319,9 +365,12 @@ _SETTING_HELP = {
 
 
 def must_confirm(question: str, *, yes: bool, session: Session) -> None:
-    """Ask, unless told not to, or nothing real is at stake. Raises click.Abort, or UsageError without a terminal."""
+    """Ask, except with -y or in the simulator. Raises CloudDDPError if the answer is no, UsageError without a terminal."""
     if yes or session.sim:
         return
     if not sys.stdin.isatty():
         raise click.UsageError("there is no terminal to ask on; add -y")
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        from cloudddp.errors import CloudDDPError
+
+        raise CloudDDPError("not confirmed; nothing was changed")

@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from cloudddp.cli.common import Session, dry_run_option, json_option, setting, verb
-from cloudddp.cli.say import Progress, counted, duration, note
+from cloudddp.cli import deadlines
+from cloudddp.cli.collect import report_new
+from cloudddp.cli.common import Session, anyone_option, dry_run_option, json_option, setting, verb
+from cloudddp.cli.own_flags import JobCommand
+from cloudddp.cli.say import Progress, counted, duration, named, note
+from cloudddp.text import with_colours, without_colours
 
 if TYPE_CHECKING:
     from cloudddp.cluster import Cluster
+    from cloudddp.job import JobRecord
     from cloudddp.nodes import Runner
     from cloudddp.ranks import Script
     from cloudddp.spec import Config
-    from cloudddp.watch import Finished
+    from cloudddp.watch import Finished, Watch
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 LAUNCHER = -1
@@ -63,29 +68,15 @@ def prepare(
         if not equals:
             raise UsageError(f"--env {variable!r} has no '='", hint="for example --env NCCL_DEBUG=INFO")
         session.flag("--env", "job", "env", {name: value})
-    _refuse_own_options(script, args)
     settings = session.settings(rehearsed=rehearsed)
     return settings, job.prepare(
         session.root, Path.cwd(), Script(script, args, module), settings, fresh=fresh
     )
 
 
-def _refuse_own_options(script: str, args: tuple[str, ...]) -> None:
-    """What follows SCRIPT is the script's; a `--sim` or `--dry-run` there would silently start the real thing."""
-    from cloudddp.errors import UsageError
-
-    words = sys.argv[1:]
-    meant = script in words and "--" in words[: words.index(script)]
-    stray = [word for word in args if word in ("--sim", "--dry-run", "--detach")]
-    if stray and not meant:
-        raise UsageError(
-            f"{stray[0]} stands after the script, where everything is the script's own",
-            hint=f"put it before {script}; or, if it is meant for the script: cloudddp launch -- {script} ...",
-        )
-
-
-@verb("launch", passes_arguments=True)
+@verb("launch", passes_arguments=True, cls=JobCommand)
 @click.option("-d", "--detach", is_flag=True, help="Start the job and return; `cloudddp logs -f` follows it.")
+@anyone_option
 @dry_run_option
 @job_settings
 def launch(
@@ -115,15 +106,20 @@ def launch(
     from cloudddp import job
 
     job_id = job.new_id()
-    with session.open(settings, whole=True) as (cluster, runner), guarded(runner, job_id):
-        start_job(runner, cluster, settings, wanted, session, job_id)
-        if detach:
-            click.echo(job_id)
-            note(f"next: cloudddp logs -f {job_id}   (cloudddp cancel {job_id} ends it)")
-            return 0
-        finished = foreground(session, runner, cluster, settings, job_id)
+    with session.open(settings, whole=True) as (cluster, runner):
+        with guarded(runner, job_id):
+            start_job(runner, cluster, settings, wanted, session, job_id)
+            if detach:
+                click.echo(job_id)
+                note(f"next: cloudddp logs -f {job_id}   (cloudddp cancel {job_id} ends it)")
+                return 0
+            finished = foreground(session, runner, cluster, settings, job_id)
+        if not finished.lost:
+            report_new(runner, settings, job_id)
     if finished.lost:
         note("next: cloudddp status; with the nodes that are left: cloudddp pull, cloudddp down")
+    elif finished.exit_code:
+        note("the cluster is still up; cloudddp down ends the bill")
     return finished.exit_code
 
 
@@ -155,6 +151,7 @@ def start_job(
     """Start the job. Call inside `guarded`."""
     from cloudddp import job
 
+    deadlines.warn(cluster)
     with Progress() as say:
         job.launch(runner, cluster, settings, script, root=session.root, say=say, job_id=job_id)
 
@@ -166,8 +163,24 @@ def foreground(session: Session, runner: Runner, cluster: Cluster, settings: Con
     """
     from cloudddp.watch import Watch
 
+    watch = Watch(
+        runner,
+        job_id,
+        range(len(cluster.nodes)),
+        on_line=printer(),
+        on_quiet=_tell_quiet,
+        fates=deadlines.fates(session, settings, cluster),
+    )
+    try:
+        return _watched(watch, session, runner, cluster, settings, job_id)
+    finally:
+        watch.close()
+
+
+def _watched(
+    watch: Watch, session: Session, runner: Runner, cluster: Cluster, settings: Config, job_id: str
+) -> Finished:
     began = time.monotonic()
-    watch = Watch(runner, job_id, range(len(cluster.nodes)), on_line=printer(), on_quiet=_tell_quiet)
     while True:
         try:
             finished = watch.run(
@@ -184,6 +197,7 @@ def foreground(session: Session, runner: Runner, cluster: Cluster, settings: Con
         else:
             _report(finished, time.monotonic() - began)
             ended = _tell_fates(session, settings, cluster, finished.lost) if finished.lost else frozenset()
+            deadlines.report_ended(cluster, settings, job_id, ended)
             _tell_unchecked(finished, set(finished.survivors) - ended)
             return finished
 
@@ -196,7 +210,7 @@ def _tell_fates(session: Session, settings: Config, cluster: Cluster, lost: Iter
     try:
         fates = clusters.fates(session.aws(settings), cluster, lost)
     except AWSError as error:
-        note(f"warning: what became of {_named(lost)} is not known: {error}")
+        note(f"warning: what became of {named(lost)} is not known: {error}")
         return frozenset()
     for node, fate in fates.items():
         note(f"node {node}: AWS says {fate}")
@@ -205,11 +219,7 @@ def _tell_fates(session: Session, settings: Config, cluster: Cluster, lost: Iter
 
 def _tell_unchecked(finished: Finished, nodes: Iterable[int]) -> None:
     if nodes:
-        note(f"not checked that every process is gone on {_named(nodes)}: cloudddp cancel {finished.job}")
-
-
-def _named(nodes: Iterable[int]) -> str:
-    return ", ".join(f"node {node}" for node in sorted(nodes))
+        note(f"not checked that every process is gone on {named(nodes)}: cloudddp cancel {finished.job}")
 
 
 def _wants_cancel(interrupt: KeyboardInterrupt) -> bool:
@@ -232,10 +242,10 @@ def _cancel_now(runner: Runner, job_id: str, settings: Config) -> NoReturn:
 
     note(f"cancelling job {job_id} on every node")
     with teardown.undisturbed(lambda _: note("still cancelling; it takes a moment")):
-        ended, standing = job.cancel(runner, job_id, grace=settings.job.stop_grace)
-    left_off = f" ({standing.stopped})" if standing and standing.stopped else ""
+        done = job.cancel(runner, job_id, grace=settings.job.stop_grace)
+    left_off = f" ({done.standing.stopped})" if done.standing and done.standing.stopped else ""
     raise Interrupted(
-        f"job {job_id} cancelled, {counted(ended, 'process')} ended{left_off}; the cluster is still up",
+        f"job {job_id} cancelled{f', {done.text}' if done.text else ''}{left_off}; the cluster is still up",
         hint="cloudddp down ends the bill",
     )
 
@@ -243,15 +253,16 @@ def _cancel_now(runner: Runner, job_id: str, settings: Config) -> NoReturn:
 def printer(only: frozenset[int] | None = None, launcher: bool = False) -> Callable[[int, int, str], None]:
     """Return what prints a log line as `[rank 3 | node 1] text`, in a colour a rank on a terminal."""
 
+    shown = with_colours if sys.stdout.isatty() else without_colours
+
     def show(node: int, rank: int, line: str) -> None:
         if rank == LAUNCHER:
             if launcher:
-                click.echo(click.style(f"[launcher | node {node}]", dim=True) + f" {line}")
+                click.echo(click.style(f"[launcher | node {node}]", dim=True) + f" {shown(line)}")
             return
         if only is None or rank in only:
-            click.echo(
-                click.style(f"[rank {rank} | node {node}]", fg=COLOURS[rank % len(COLOURS)]) + f" {line}"
-            )
+            label = click.style(f"[rank {rank} | node {node}]", fg=COLOURS[rank % len(COLOURS)])
+            click.echo(f"{label} {shown(line)}")
 
     return show
 
@@ -278,12 +289,14 @@ def _report(finished: Finished, seconds: float) -> int:
         note("the same launch goes on from there, as long as these nodes are up")
     if finished.last_lines:
         click.secho("its last lines:", err=True)
+        shown = with_colours if sys.stderr.isatty() else without_colours
         for line in finished.last_lines:
-            click.echo(f"  | {line}", err=True)
+            click.echo(f"  | {shown(line)}", err=True)
     return finished.exit_code
 
 
 @verb("logs")
+@anyone_option
 @click.argument("job_id", metavar="[JOB]", required=False)
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on until the job ends; the exit code is then the job's."
@@ -294,14 +307,28 @@ def _report(finished: Finished, seconds: float) -> int:
 def logs(session: Session, job_id: str | None, follow: bool, only: tuple[int, ...]) -> int:
     """Show the logs of a job (the newest by default), from its beginning."""
     from cloudddp import job
+    from cloudddp.errors import CloudDDPError
     from cloudddp.watch import Watch
 
     settings = session.settings()
-    with session.open(settings, partly=True) as (_, runner):
+    with session.open(settings, partly=True) as (found, runner):
         record = job.find(job.jobs(runner), job_id)
-        began = time.monotonic()
+        if record.state == "setup":
+            raise CloudDDPError(
+                f"job {record.id} is still in its set-up and has no logs yet",
+                hint=f"repeat this when `cloudddp jobs` shows it running; `cloudddp cancel {record.id}` ends it",
+            )
+        _check_ranks(only, record, found)
         show = printer(frozenset(only) if only else None, launcher=session.verbose)
-        watch = Watch(runner, record.id, record.nodes, on_line=show, on_quiet=_tell_quiet, wait=follow)
+        watch = Watch(
+            runner,
+            record.id,
+            record.nodes,
+            on_line=show,
+            on_quiet=_tell_quiet,
+            wait=follow,
+            fates=deadlines.fates(session, settings, found),
+        )
         try:
             finished = watch.run(stop_on_failure=follow, grace=settings.job.stop_grace)
         except KeyboardInterrupt:
@@ -309,13 +336,28 @@ def logs(session: Session, job_id: str | None, follow: bool, only: tuple[int, ..
             raise
         if not follow:
             return 0
-        since = began if record.started is None else began - (time.time() - record.started)
-        code = _report(finished, time.monotonic() - since)
-        _tell_unchecked(finished, finished.survivors)
+        code = _report(finished, record.seconds)
+        ended = _tell_fates(session, settings, found, finished.lost) if finished.lost else frozenset()
+        deadlines.report_ended(found, settings, record.id, ended)
+        _tell_unchecked(finished, set(finished.survivors) - ended)
         return code
 
 
+def _check_ranks(only: tuple[int, ...], record: JobRecord, found: Cluster) -> None:
+    """Raise UsageError for a rank that the job does not have, if every node has reported how many it runs."""
+    from cloudddp.errors import UsageError
+
+    known = not found.missing and set(record.nodes) == set(range(len(found.nodes)))
+    for rank in only if known else ():
+        if not 0 <= rank < record.ranks:
+            raise UsageError(
+                f"job {record.id} has no rank {rank}",
+                hint="its only rank is 0" if record.ranks == 1 else f"its ranks are 0 to {record.ranks - 1}",
+            )
+
+
 @verb("jobs")
+@anyone_option
 @json_option
 def jobs(session: Session, as_json: bool) -> None:
     """List the jobs of the cluster, newest last: how they stand, and where their training is."""
@@ -328,6 +370,7 @@ def jobs(session: Session, as_json: bool) -> None:
 
 
 @verb("cancel")
+@anyone_option
 @click.argument("job_id", metavar="[JOB]", required=False)
 def cancel(session: Session, job_id: str | None) -> None:
     """End a job (the newest by default): every rank on every node. The cluster stays up."""
@@ -336,11 +379,11 @@ def cancel(session: Session, job_id: str | None) -> None:
     settings = session.settings()
     with session.open(settings, partly=True) as (_, runner):
         record = job.find(job.jobs(runner), job_id)
-        ended, standing = job.cancel(runner, record.id, grace=settings.job.stop_grace)
-        if ended:
-            click.echo(f"job {record.id}: {counted(ended, 'process')} ended")
-            if standing and standing.stopped:
-                note(f"the training {standing.stopped}")
+        done = job.cancel(runner, record.id, grace=settings.job.stop_grace)
+        if done.text:
+            click.echo(f"job {record.id}: {done.text}")
+            if done.standing and done.standing.stopped:
+                note(f"the training {done.standing.stopped}")
         else:
             click.echo(f"job {record.id}: it had ended already ({record.state})")
 

@@ -30,13 +30,14 @@ def show(known: list[JobRecord], *, as_json: bool) -> None:
             r.id,
             r.state,
             "-" if r.exit_code is None else str(r.exit_code),
-            duration((r.ended or time.time()) - r.started) if r.started else "-",
+            duration(r.seconds) if r.started else "-",
             _told(r),
             r.script,
         )
         for r in known
     ]
-    click.echo(table(("JOB", "STATE", "EXIT", "TIME", "TRAINING", "SCRIPT"), rows))
+    header = ("JOB", "STATE", "EXIT", "TIME", "TRAINING", "SCRIPT")
+    click.echo(table(header, rows, elastic=("SCRIPT", "TRAINING"), spare=("EXIT",)))
 
 
 def _told(record: JobRecord) -> str:

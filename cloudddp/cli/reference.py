@@ -6,6 +6,7 @@ One source, so that neither can rot; a test compares the pages in docs/ with wha
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ INTRODUCTION = {
 
 def name_for(folder: Path) -> str:
     """Return a cluster name made from a project folder's name."""
-    word = re.sub(r"[^a-z0-9-]+", "-", folder.resolve().name.lower()).strip("-")[:40]
+    word = re.sub(r"[^a-z0-9-]+", "-", Path(os.path.normpath(folder.absolute())).name.lower()).strip("-")[:40]
     return word or "default"
 
 
@@ -90,19 +91,20 @@ def commands_page() -> str:
     import click
 
     from cloudddp.cli import main
+    from cloudddp.cli.common import CONTEXT
 
     out = [
         "# Commands",
         "",
         "Generated from the commands' own help by `python -m cloudddp.cli.reference`; do not edit.",
         "",
-        "Exit codes: 0 done; 1 failed; 2 bad usage or configuration (nothing was called); 3 something is left running",
-        "or billing; 130 interrupted; `launch`, `run` and `logs -f`: the job's own code. Data goes to stdout, progress",
+        "Exit codes: 0 done; 1 failed; 2 bad usage or configuration (nothing was made or changed); 3 something is left",
+        "running or billing; 130 interrupted; `launch`, `run` and `logs -f`: the job's own code. Data goes to stdout, progress",
         "to stderr. The global options may stand before the verb or after it.",
     ]
 
     def add(command: click.Command, path: str, level: int) -> None:
-        context = click.Context(command, info_name=path, max_content_width=100)
+        context = click.Context(command, info_name=path, **CONTEXT)
         context.terminal_width = 100
         out.extend(["", f"{'#' * level} {path}", "", "```text", command.get_help(context), "```"])
         if isinstance(command, click.Group):

@@ -12,14 +12,18 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from cloudddp.cli import clusters
+from cloudddp.protocol import ApplyReply, ProbeReply, SetupReply, StartReply
 from cloudddp.ranks import RANK_WRAPPER
+from cloudddp.ssh import keys
 from cloudddp.ssh.connection import Result
 from cloudddp.ssh.fleet import Outcome
 
@@ -38,10 +42,14 @@ CALLER = "203.0.113.7/32"  # an address of the documentation range stands for th
 class Nodes:
     """Stands for the SSH fleet: prints each command once for all nodes and answers as a healthy node would."""
 
-    def __init__(self, cluster: Cluster, *, gpus: int, cpus: int, quiet: bool) -> None:
+    def __init__(
+        self, cluster: Cluster, *, gpus: int, cpus: int, quiet: bool, hidden: Collection[str] = ()
+    ) -> None:
         self._cluster = cluster
+        self._hidden = hidden  # variables that the user set, whose values may be secret
         self._gpus, self._cpus = gpus, cpus
         self._quiet = quiet
+        self._host_keys: dict[int, str] = {}
 
     def run(
         self,
@@ -51,12 +59,17 @@ class Nodes:
         stdin: bytes | Iterable[bytes] = b"",
         command_timeout: float | None = 60.0,  # noqa: ARG002  the protocol's
         on_stdout: Callable[[bytes], None] | None = None,  # noqa: ARG002
+        on_stderr: Callable[[bytes], None] | None = None,  # noqa: ARG002
+        limit: int = 0,  # noqa: ARG002
+        total_timeout: float | None = None,  # noqa: ARG002
     ) -> Result:
         data = stdin if isinstance(stdin, bytes) else b"".join(stdin)
         found = re.search(r"agent-[0-9a-f]+\.py (\w+)", command)
         step = found.group(1) if found else ""
         if not self._quiet:
             self._print(node, step, command, data)
+        if "make-host-key" in command:
+            return Result(0, keys.generate().public.encode(), b"")
         return Result(0, json.dumps(self._answer(step)).encode(), b"")
 
     def _print(self, node: int, step: str, command: str, data: bytes) -> None:
@@ -64,7 +77,7 @@ class Nodes:
         click.echo(f"\nnode {node} ({instance.public_ip}) $ {command}")
         if step == "start":
             for process in json.loads(data)["processes"]:
-                _print_process(json.loads(data)["env"], process)
+                _print_process(json.loads(data)["env"], process, self._hidden)
         elif step == "apply":
             (length,) = struct.unpack("!Q", data[:8])
             header = json.loads(data[8 : 8 + length])
@@ -75,16 +88,20 @@ class Nodes:
             for line in json.loads(data)["commands"]:
                 click.echo(f"  < {line}")
         elif data:
-            click.echo(f"  < {len(data)} bytes: the agent")
+            click.echo(f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}")
 
     def _answer(self, step: str) -> Any:
-        if step == "probe":
-            return {
-                "hostname": "rehearsal", "interface": "ens5", "gpus": self._gpus, "cpus": self._cpus,
-                "python": "/opt/pytorch/bin/python", "free_port": 29500, "time": _now(), "disk_free": 1 << 40,
-                "timer": {"ActiveState": "active", "NextElapseUSecRealtime": "-"}, "running": [], "manifest": {},
-            }  # fmt: skip
-        return {"setup": {"ran": True, "exit_code": 0, "command": "", "output": ""}}.get(step, {})
+        replies: dict[str, ProbeReply | ApplyReply | SetupReply | StartReply] = {
+            "probe": ProbeReply(
+                hostname="rehearsal", interface="ens5", gpus=self._gpus, cpus=self._cpus,
+                python="/opt/pytorch/bin/python", free_port=29500, time=time.time(), disk_free=1 << 40,
+                timer_state="active", timer_next="-", running=(), manifest={},
+            ),
+            "apply": ApplyReply(written=0, deleted=0),
+            "setup": SetupReply(ran=True, exit_code=0, command="", output=""),
+            "start": StartReply(pid=1),
+        }  # fmt: skip
+        return asdict(replies[step]) if step in replies else {}
 
     def each(
         self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
@@ -102,6 +119,13 @@ class Nodes:
                     break
         return outcome
 
+    def host_key(self, node: int) -> str:
+        """The key that the node would have shown; '' for the one of the user data."""
+        return self._host_keys.get(node, "")
+
+    def expect(self, node: int, host_key: str) -> None:
+        self._host_keys[node] = host_key
+
     def reconnect(self, node: int) -> None:
         """Never broken."""
 
@@ -109,19 +133,13 @@ class Nodes:
         """Never open."""
 
 
-def _now() -> float:
-    import time
-
-    return time.time()
-
-
-def _print_process(shared: Mapping[str, str], process: Mapping[str, Any]) -> None:
+def _print_process(shared: Mapping[str, str], process: Mapping[str, Any], hidden: Collection[str]) -> None:
     import shlex
 
     argv = [part for word in process["argv"] for part in (_WRAPPER if word == RANK_WRAPPER else [word])]
     click.echo("  starts: " + shlex.join(argv))
     for name, value in sorted({**shared, **process["env"]}.items()):
-        click.echo(f"    {name}={value}")
+        click.echo(f"    {name}={'****' if name in hidden else value}")
 
 
 @contextlib.contextmanager
@@ -165,7 +183,7 @@ class Recorder:
 
 def _shown(name: str, value: Any) -> str:
     if name == "UserData":
-        return f"<{len(value)} bytes of cloud-config: the host key, and the timer that ends the node at the deadline>"
+        return f"<{len(value)} bytes of cloud-config: the first host key, and the timer that ends the node at the deadline>"
     if isinstance(value, bytes):
         return value.decode()
     return json.dumps(value, default=str)
@@ -187,12 +205,10 @@ def _bring_up(aws: AWS, settings: Config, *, show: bool) -> Up:
         info.append(found)
         click.echo("\n" + clusters.describe_plan(plan, found, settings))
 
-    def connect(made: Cluster, _: ClusterSpec, __: float, ___: Callable[[], None]) -> Nodes:
+    def dial(made: Cluster, _: ClusterSpec, __: float, ___: Callable[[], None]) -> Nodes:
         return Nodes(made, gpus=info[0].gpus, cpus=info[0].vcpus, quiet=not show)
 
-    return making.up(
-        aws, settings.cluster, say=lambda _: None, agree=agree, connect=connect, caller=lambda: CALLER
-    )
+    return making.up(aws, settings.cluster, say=lambda _: None, agree=agree, dial=dial, caller=lambda: CALLER)
 
 
 def _heading(what: str) -> None:
@@ -223,7 +239,7 @@ def launch(settings: Config, script: Script, root: Path) -> None:
         made = cluster.get(aws, settings.cluster.name)
         recorder.on = False
         info = discover.instance_type(aws, settings.cluster)
-        nodes = Nodes(made, gpus=info.gpus, cpus=info.vcpus, quiet=False)
+        nodes = Nodes(made, gpus=info.gpus, cpus=info.vcpus, quiet=False, hidden=settings.job.env)
         job.launch(
             nodes, made, settings, script,
             root=root, say=lambda text: click.echo(f"\n# {text}"), job_id=job.new_id(),

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import click
+
 from cloudddp.cli import clusters
+from cloudddp.cli.collect import Left, collect
 from cloudddp.cli.common import Session, verb, yes_option
 from cloudddp.cli.jobs import foreground, guarded, job_settings, prepare, start_job
-from cloudddp.cli.say import counted, note, size
+from cloudddp.cli.own_flags import JobCommand
+from cloudddp.cli.say import counted, dollars, note, toml
 
 if TYPE_CHECKING:
     from cloudddp.aws.client import AWS
+    from cloudddp.aws.discover import TypeInfo
     from cloudddp.cluster import Cluster
     from cloudddp.errors import Leftovers
     from cloudddp.nodes import Runner
@@ -18,23 +25,36 @@ if TYPE_CHECKING:
     from cloudddp.watch import Finished
 
 
-@verb("run", passes_arguments=True)
+@verb("run", passes_arguments=True, cls=JobCommand)
 @clusters.cluster_settings
 @yes_option
+@click.option(
+    "--discard", is_flag=True, help="Terminate the nodes even if they hold files that were not pulled."
+)
 @job_settings
 def run(
-    session: Session, yes: bool, module: bool, variables: tuple[str, ...], script: str, args: tuple[str, ...]
+    session: Session,
+    yes: bool,
+    discard: bool,
+    module: bool,
+    variables: tuple[str, ...],
+    script: str,
+    args: tuple[str, ...],
 ) -> int:
     """up + launch + pull + down: the whole job, and nothing left whatever happens.
+
+    Results in job.outputs are pulled to results/JOB. If the job has left other new files on the nodes, or a result
+    cannot be pulled, the cluster is kept until its deadline, and the exit code is 3.
 
     \b
     Example:
       cloudddp run -n 2 -t g5.12xlarge --max-cost 20 train.py --epochs 10
     """
-    from cloudddp import cluster, job
+    from cloudddp import cluster, job, results
     from cloudddp.errors import CloudDDPError, Interrupted
 
     settings, wanted = prepare(session, module, variables, script, args, fresh=True)
+    results.check_target(session.root / job.RESULTS, hint="make it a folder that you can write, or remove it")
     aws = session.aws(settings)
     if any(c.nodes for c in cluster.find(aws, settings.cluster.name)):
         raise CloudDDPError(
@@ -42,17 +62,17 @@ def run(
             hint="use `cloudddp launch`, or another name with -c",
         )
     made: Cluster | None = None
-    finished: Finished | None = None
+    ending = _Ending(discard)
     try:
-        made = clusters.bring_up(session, settings, yes=yes).cluster
+        made = clusters.bring_up(session, settings, yes=yes, check=lambda info: _fits(settings, info)).cluster
         job_id = job.new_id()
-        with session.open(settings) as (found, runner), guarded(runner, job_id):
-            start_job(runner, found, settings, wanted, session, job_id)
+        with session.open(settings) as (found, runner):
             try:
-                finished = foreground(session, runner, found, settings, job_id)
+                with guarded(runner, job_id):
+                    start_job(runner, found, settings, wanted, session, job_id)
+                    ending.finished = foreground(session, runner, found, settings, job_id)
             finally:
-                if finished is None or finished.state != "unknown":
-                    _bring_back(session, runner, settings, job_id)
+                _collect(session, runner, found, settings, job_id, ending)
     except Interrupted as interrupted:
         interrupted.message = interrupted.message.replace(
             "; the cluster is still up", "; the cluster is taken down"
@@ -61,23 +81,59 @@ def run(
         raise
     finally:
         if made is not None:
-            _end(session, settings, made, finished)
-    return finished.exit_code
+            _end(session, settings, made, ending)
+    return ending.finished.exit_code
 
 
-def _end(session: Session, settings: Config, made: Cluster, finished: Finished | None) -> None:
+@dataclass(slots=True)
+class _Ending:
+    """What decides whether the nodes may be terminated: how the job ended, and what they still hold."""
+
+    discard: bool
+    finished: Finished | None = None
+    left: Left | None = None
+
+    @property
+    def unknown(self) -> bool:
+        return self.finished is not None and self.finished.state == "unknown"
+
+
+def _collect(
+    session: Session, runner: Runner, made: Cluster, settings: Config, job_id: str, ending: _Ending
+) -> None:
+    """Pull results before the nodes are terminated. A job that may still run is ended first."""
+    from cloudddp import cluster, job
+    from cloudddp.errors import AWSError
+
+    if ending.unknown:
+        return
+    if ending.finished is None:
+        job.end_started(runner, job_id, grace=settings.job.stop_grace)
+    ended: dict[int, str] = {}
+    if ending.finished is not None and ending.finished.lost:
+        with contextlib.suppress(AWSError):
+            ended = cluster.fates(session.aws(settings), made, ending.finished.lost)
+    ending.left = collect(session, runner, settings, job_id, ended)
+
+
+def _fits(settings: Config, info: TypeInfo) -> None:
+    """Raise UsageError where a node would run more ranks than the instance type has GPUs."""
+    from cloudddp import ranks
+
+    ranks.nproc(settings.job, [info.gpus] * settings.cluster.nodes)
+
+
+def _end(session: Session, settings: Config, made: Cluster, ending: _Ending) -> None:
     """Take the nodes away, or say which are left and why. Raises Leftovers, which outweighs the job's exit code."""
     from cloudddp import teardown
     from cloudddp.errors import Leftovers
 
     with teardown.undisturbed(lambda _: note("still taking everything down; it takes a moment")):
         try:
-            if (
-                finished is not None
-                and finished.state == "unknown"
-                and _still_live(session.aws(settings), made)
-            ):
+            if ending.unknown and _still_live(session.aws(settings), made):
                 raise _left_alone(made)
+            if ending.left is not None and ending.left.lines:
+                _keep(settings, made, ending.left, discard=ending.discard)
             report = clusters.take_down(session, settings, made.id)
         except Leftovers:
             raise
@@ -118,23 +174,23 @@ def _left_alone(made: Cluster) -> Leftovers:
     )
 
 
-def _bring_back(session: Session, runner: Runner, settings: Config, job_id: str) -> None:
-    """Bring results home before the nodes go; a failure here must not stop the teardown."""
-    from cloudddp import job, results
-    from cloudddp.errors import CloudDDPError
+def _keep(settings: Config, made: Cluster, left: Left, *, discard: bool) -> None:
+    """Raise Leftovers, naming what the nodes hold and what they cost; with `discard`, only warn."""
+    from cloudddp.errors import Leftovers
+    from cloudddp.text import one_line
 
-    try:
-        record = job.find(job.jobs(runner), job_id)
-        to = session.root / job.RESULTS / job_id
-        pulled = results.pull(runner, settings.job.outputs, node=record.rank_zero or 0, to=to)
-        for line in pulled.notes:
-            note(f"warning: {line}")
-        if pulled.files:
-            note(f"{counted(pulled.files, 'file')}, {size(pulled.size)}, brought to {to}")
-        else:
-            note(f"warning: no results: nothing is in {', '.join(settings.job.outputs)} on the nodes")
-    except (CloudDDPError, OSError) as error:
-        note(f"warning: results were not brought back: {error}")
+    listed = "".join(f"\n  {one_line(line, 1000)}" for line in left.lines)
+    if discard:
+        note(f"warning: not pulled, and discarded with the nodes:{listed}")
+        return
+    hour = made.node_hour
+    bill = "at an unknown price" if hour is None else f"at {dollars(hour * len(made.nodes))} an hour"
+    raise Leftovers(
+        f"cluster {made.name} is kept until its deadline, {_deadline(made)}, {bill}: "
+        f"not all files that the job wrote were pulled{listed}",
+        hint=f"{left.pull}, then cloudddp down. Next time name such files in [job] outputs of cloudddp.toml "
+        f"(now {toml(settings.job.outputs)}), or in [job] scratch if nobody needs them; --discard terminates the nodes anyway",
+    )
 
 
 COMMANDS = (run,)

@@ -8,14 +8,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
 
+from cloudddp import streams
+from cloudddp.text import one_line
+
+LEAST_CELL = 12  # characters that a column keeps when it is cut
 VERBS = "up|down|launch|run|logs|jobs|cancel|status|ls|exec|ssh|sync|pull|allow-me"
+
+
+def colour() -> bool | None:
+    """Return False where the user wants no colour (https://no-color.org), else None: click looks at the terminal."""
+    return False if os.environ.get("NO_COLOR") else None
+
 
 how_typed: Callable[[], str] = lambda: "cloudddp"  # noqa: E731  replaced by the session, which knows the options
 
@@ -46,7 +57,7 @@ class Progress:
         if self._live:  # not later: the first word may come from a signal handler
             from rich.console import Console
 
-            self._console = Console(stderr=True, highlight=False, markup=False)
+            self._console = Console(file=streams.terminal(), highlight=False, markup=False)
         self._status: Any = None
         self._step = ""
         self._since = time.monotonic()
@@ -67,6 +78,7 @@ class Progress:
             self._live, self._status = False, None
 
     def _say(self, text: str) -> None:
+        text = one_line(text)  # rich writes past the guard
         if text == self._step:
             return  # a poll that found nothing new
         if not self._live or text.startswith("warning"):
@@ -96,14 +108,56 @@ class Progress:
         self._status, self._step = None, ""
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return aligned columns, in plain text, so that it reads the same in a pipe."""
-    everything = [[cell.replace("\n", "\\n") for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[i]) for row in everything) for i in range(len(header))]
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    elastic: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> str:
+    """Return aligned columns, in plain text, so that it reads the same in a pipe.
+
+    On a terminal that is too narrow the `elastic` columns are cut, then the `spare` ones left out, in that order.
+    """
+    everything = [[one_line(cell) for cell in row] for row in (header, *rows)]
+    if width := _terminal_width():
+        everything = _fitted(everything, width, elastic, spare)
+    widths = _widths(everything)
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in everything
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _terminal_width() -> int:
+    """Return the width of the terminal on stdout, or 0 where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def _fitted(
+    rows: list[list[str]], width: int, elastic: Sequence[str], spare: Sequence[str]
+) -> list[list[str]]:
+    def overflow() -> int:
+        widths = _widths(rows)
+        return sum(widths) + 2 * (len(widths) - 1) - width
+
+    for name in elastic:
+        at = rows[0].index(name)
+        most = max(_widths(rows)[at] - max(overflow(), 0), LEAST_CELL, len(name))
+        rows = [[_cut(cell, most) if i == at else cell for i, cell in enumerate(row)] for row in rows]
+    for name in spare:
+        if overflow() > 0:
+            at = rows[0].index(name)
+            rows = [row[:at] + row[at + 1 :] for row in rows]
+    return rows
+
+
+def _cut(cell: str, most: int) -> str:
+    return cell if len(cell) <= most else cell[: most - 3] + "..."
 
 
 def print_json(value: Any) -> None:
@@ -128,6 +182,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
-def size(count: int) -> str:
-    """Return a number of bytes in the unit that fits."""
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+def toml(words: Sequence[str]) -> str:
+    """Return a list of words as cloudddp.toml has it."""
+    return "[" + ", ".join(json.dumps(word, ensure_ascii=False) for word in words) + "]"
+
+
+def named(nodes: Iterable[int]) -> str:
+    """Return "node 1", "nodes 0, 1"."""
+    ranks = sorted(nodes)
+    return ("node " if len(ranks) == 1 else "nodes ") + ", ".join(map(str, ranks))

@@ -18,6 +18,7 @@ from cloudddp.sim.ec2 import (
     groups,
     images,
     interfaces,
+    keypairs,
     launch,
     placement,
     power,
@@ -47,7 +48,7 @@ def prepare() -> None:
     _prepared = True
     _validate()
     rooms = (
-        images, disks, addresses, interfaces, groups, rules, placement, spot, filters, launch, power,
+        images, disks, addresses, interfaces, groups, keypairs, rules, placement, spot, filters, launch, power,
         termination, texts, tags,
     )  # fmt: skip
     for room in rooms:

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cloudddp import safe_files
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.sim import processes, wishes
 
@@ -96,7 +97,8 @@ def start(
     CloudDDPError if it cannot be started, or if one runs that is not as was asked for; UsageError for a name that no
     interface can have, or names for nodes that have none.
     """
-    home = home.resolve()
+    safe_files.check(home)
+    home = safe_files.resolved(home)
     wishes.check(interfaces, nodes)
     with _locked(home):
         if running := find(home):
@@ -117,8 +119,12 @@ def start(
 
 
 def find(home: Path) -> Simulator | None:
-    """The live simulator recorded under `home`, or None. A process that merely got its pid is not taken for it."""
-    home = home.resolve()
+    """The live simulator recorded under `home`, or None. A process that merely got its pid is not taken for it.
+
+    Raises UsageError where others could have written the record.
+    """
+    safe_files.check(home)
+    home = safe_files.resolved(home)
     try:
         record = json.loads(_record(home).read_text())
         ticks = record.pop("ticks")
@@ -129,6 +135,8 @@ def find(home: Path) -> Simulator | None:
     process = processes.look(simulator.pid)
     if process is None or process.started != ticks or process.home != str(home) or process.node:
         return None
+    if processes.owner(simulator.pid) != os.getuid():
+        return None
     return simulator
 
 
@@ -137,7 +145,8 @@ def stop(home: Path) -> int:
 
     Works as well after the server was killed. Returns the number of processes ended: 0 if nothing ran.
     """
-    home = home.resolve()
+    safe_files.check(home)
+    home = safe_files.resolved(home)
     if not (home / "sim").is_dir():
         return 0
     with _locked(home):
@@ -270,11 +279,13 @@ def _get(url: str | urllib.request.Request) -> bytes:
 
 @contextlib.contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    folder = home / "sim"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as lock:
+    with safe_files.private(home, "sim") as folder:
+        lock = folder.append("lock")
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def _require() -> None:
@@ -298,21 +309,26 @@ def _spawn(home: Path, arguments: list[str]) -> int:
     environ[processes.HOME_MARK] = str(home)
     environ.pop(processes.NODE_MARK, None)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    append = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-    pid = os.posix_spawn(
-        sys.executable,
-        # -P: a file of the user's named like a standard module must not be imported by the server.
-        [sys.executable, "-P", "-m", "cloudddp.sim.server", *arguments],
-        environ,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(_log(home)), append, 0o600),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-        setsigmask=[],
-        setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
-    )
+    safe_files.private(home, "sim", "nodes").close()
+    with safe_files.private(home, "sim") as folder:
+        log = folder.append(_log(home).name, empty=True)
+    try:
+        pid = os.posix_spawn(
+            sys.executable,
+            # -P: a file of the user's named like a standard module must not be imported by the server.
+            [sys.executable, "-P", "-m", "cloudddp.sim.server", *arguments],
+            environ,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
+        )
+    finally:
+        os.close(log)
     _children.add(pid)
     return pid
 

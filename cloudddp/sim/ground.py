@@ -162,7 +162,7 @@ def _claim_network(ssh_port: int) -> tuple[socket.socket, str, int]:
     Raises Unavailable.
     """
     for number in range(64, 127):
-        guard = _listen(f"127.{number}.0.1", _GUARD_PORT)
+        guard = _hold(f"127.{number}.0.1", _GUARD_PORT)
         if guard is None:
             continue
         for port in (ssh_port,) if ssh_port else _SSH_PORTS:
@@ -172,6 +172,17 @@ def _claim_network(ssh_port: int) -> tuple[socket.socket, str, int]:
         guard.close()
         raise Unavailable(f"no SSH port for the nodes: tried {ssh_port or ', '.join(map(str, _SSH_PORTS))}")
     raise Unavailable("63 simulators run on this machine already")
+
+
+def _hold(host: str, port: int) -> socket.socket | None:
+    """Bind the port without listening. No SO_REUSEADDR, with which two processes could bind it."""
+    held = socket.socket()
+    try:
+        held.bind((host, port))
+    except OSError:
+        held.close()
+        return None
+    return held
 
 
 def _listen(host: str, port: int) -> socket.socket | None:

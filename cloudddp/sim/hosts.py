@@ -6,6 +6,7 @@ machine.py; this is what starts it, plugs it in, breaks it on request, and ends 
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import errno
 import ipaddress
@@ -13,7 +14,6 @@ import json
 import os
 import select
 import shutil
-import stat
 import subprocess
 import sys
 import threading
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from cloudddp.sim import kernel, memory, processes, rootfs, router
-from cloudddp.sim.guest import entry
+from cloudddp.sim.guest import entry, here, log
 from cloudddp.sim.nodespec import NodeSpec
 
 _MADE_SECONDS = 20.0  # for a process to have its namespaces; only a machine that swaps takes so long
 _END_SECONDS = 10.0  # for a node that was killed to be gone, before it is tried another way
-_WORDS = ("poweroff", "reboot")  # by which a node ends itself
+_WORDS = {status: word for word, status in here.ENDS.items()}  # by which a node ends itself
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # what Ubuntu's PAM gives at login
 _GUEST = Path(__file__).parent / "guest"
 _SHIM = """#!{python} -IS
@@ -122,7 +122,7 @@ class NamespaceNodes:
             try:
                 self._router.unplug(address, for_good=True)
             except OSError as error:
-                print(f"{instance_id} is gone, and a fault of it stays: {error}", file=sys.stderr, flush=True)
+                log.say(f"{instance_id} is gone, and a fault of it stays: {error}")
 
     def describe(self, instance_ids: list[str]) -> list[dict[str, Any]]:
         """For each: ssh_port, home (a path), interface, processes (pids)."""
@@ -268,15 +268,15 @@ class NamespaceNodes:
         return _Host(spec, process, first, interface)
 
     def _await_end(self, host: _Host) -> None:
-        host.process.wait()
+        status = host.process.wait()
         host.first.close()
         if not host.wanted:
             return
         instance_id = host.spec.instance_id
-        how = _last_word(self._folder / instance_id / "state" / "power")
+        how = _WORDS.get(status, "crash")
         if how == "crash":
             why = _last_line(self._folder / instance_id / "boot.log")
-            print(f"{instance_id}: {why}", file=sys.stderr, flush=True)
+            log.say(f"{instance_id}: {why}")
         self.on_end(instance_id, how)
 
     def _write_names(self) -> None:
@@ -293,7 +293,7 @@ class NamespaceNodes:
                 os.pwrite(file.fileno(), text, 0)  # not emptied first: somebody may be reading
                 file.truncate(len(text))
         except OSError as error:
-            print(f"the nodes' names are out of date: {error}", file=sys.stderr, flush=True)
+            log.say(f"the nodes' names are out of date: {error}")
 
 
 def missing() -> list[str]:
@@ -310,6 +310,8 @@ def _lay_over(over: Path) -> None:
     guest.mkdir(parents=True)
     for source in _GUEST.glob("*.py"):
         shutil.copy(source, guest / source.name)
+    # Here, since a node's /usr is read-only: otherwise each of its commands compiles them again, half of its time.
+    compileall.compile_dir(guest, quiet=2)
     for folder, names in (("bin", entry.BIN), ("sbin", entry.POWER)):
         (over / folder).mkdir()
         for name in names:
@@ -357,22 +359,6 @@ def _end(host: _Host) -> None:
             host.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{host.spec.instance_id}: process {host.first.pid} does not end") from None
-
-
-def _last_word(path: Path) -> str:
-    """How a node says that it ended; `crash` where it says nothing that can be believed: its root writes there."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return "crash"
-    try:
-        said = os.read(handle, 16) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
-    except OSError:
-        said = b""
-    finally:
-        os.close(handle)
-    word = said.decode(errors="replace").strip()
-    return word if word in _WORDS else "crash"
 
 
 def _last_line(path: Path) -> str:

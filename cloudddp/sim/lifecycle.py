@@ -8,7 +8,6 @@ backend; what a node is made of is the backend's business alone: two kinds stand
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import time
 import traceback
@@ -19,6 +18,7 @@ from typing import Any
 
 from cloudddp.sim.aws import LOCK
 from cloudddp.sim.ec2 import spot
+from cloudddp.sim.guest import log
 from cloudddp.sim.nodespec import Nodes, spec_of
 
 VISIBLE_SECONDS = 3600.0  # about as long as EC2 shows a terminated instance
@@ -164,7 +164,7 @@ class Lifecycle:
         patience = time.monotonic() + _END_SECONDS
         while any(life.instance.state != "terminated" for life in self._lives.values()):
             if time.monotonic() > patience:
-                print("some nodes do not end", file=sys.stderr, flush=True)
+                log.say("some nodes do not end")
                 break
             time.sleep(0.01)
         self._lives.clear()
@@ -181,7 +181,7 @@ class Lifecycle:
         life = self._lives.get(instance_id)
         if life is None or life.instance.state not in ("pending", "running"):
             return
-        print(f"{instance_id} ended by itself: {how}", file=sys.stderr, flush=True)
+        log.say(f"{instance_id} ended by itself: {how}")
         if how == "reboot":
             self._in_background(self._reboot, instance_id)
         elif how == "poweroff":
@@ -199,6 +199,8 @@ class Lifecycle:
                 return self._terminate(instance)
             _set(instance, "shutting-down")
             life.why = why
+            if not why:
+                _say_who_asked(instance)
             life.hurry.set()
         self._in_background(self._end, instance.id)
         return previous
@@ -240,7 +242,7 @@ class Lifecycle:
                 try:
                     act(life)
                 except Exception:  # nobody else would hear of it
-                    print(f"{instance_id}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+                    log.say(f"{instance_id}: {traceback.format_exc()}")
 
         threading.Thread(target=turn, name=f"life of {instance_id}", daemon=True).start()
 
@@ -260,7 +262,7 @@ class Lifecycle:
             if self._timing.booting and not life.hurry.wait(self._timing.booting):
                 self._nodes.boot(spec)
         except Exception as error:  # whatever it is: an instance must not stay pending for ever
-            print(f"{life.instance.id} does not boot: {error}", file=sys.stderr, flush=True)
+            log.say(f"{life.instance.id} does not boot: {error}")
             self._give_up(life, str(error))
             return
         self.changed()
@@ -270,7 +272,7 @@ class Lifecycle:
             if life.instance.state not in ("pending", "running"):
                 return  # somebody ends it already, for a reason of their own
             _set(life.instance, "shutting-down")
-        life.why = f"Server.InternalError: Internal error on launch ({why})"
+            life.why = f"Server.InternalError: Internal error on launch ({why})"
         self._finish(life)
 
     def _end(self, life: _Life) -> None:
@@ -289,9 +291,12 @@ class Lifecycle:
 
     def _ended(self, life: _Life) -> None:
         with LOCK:
+            asked = life.instance._reason
             self._terminate(life.instance)
             if life.why:  # after moto's own, which takes every end to be the user's
                 _say(life.instance, life.why)
+            else:
+                life.instance._reason = asked  # the moment of the call; moto's is that of the end
             life.ended = time.monotonic()
         self.changed()
 
@@ -314,7 +319,7 @@ class Lifecycle:
             self._nodes.halt(life.instance.id)
             self._nodes.boot(spec_of(life.instance))
         except Exception as error:  # as in _boot: it must not be shown as running, with nothing behind it
-            print(f"{life.instance.id} does not boot again: {error}", file=sys.stderr, flush=True)
+            log.say(f"{life.instance.id} does not boot again: {error}")
             self._give_up(life, str(error))
 
     def _watch(self) -> None:
@@ -323,11 +328,14 @@ class Lifecycle:
             now = datetime.now(UTC)
             for life in list(self._lives.values()):
                 if life.deadline and life.deadline <= now and life.instance.state == "running":
-                    self._power_off(life)
+                    try:
+                        self._power_off(life)
+                    except Exception:  # of one instance: the others' deadlines, and the next try, must come
+                        log.say(f"{life.instance.id}: {traceback.format_exc()}")
 
     def _power_off(self, life: _Life) -> None:
         """What `poweroff` on the node comes to: the instance's own shutdown behaviour."""
-        print(f"{life.instance.id} reached its deadline", file=sys.stderr, flush=True)
+        log.say(f"{life.instance.id} reached its deadline")
         behaviour = life.instance.instance_initiated_shutdown_behavior
         if behaviour == "terminate" or spot.is_one_time(life.instance):
             self._on_terminate(life.instance, _POWERED_OFF)
@@ -348,6 +356,13 @@ def _say(instance: Any, why: str) -> None:
     """Show `why` ("code: message") as the reason of a state that no call of the user's brought about."""
     instance.state_reason.code, instance.state_reason.message = why.partition(":")[0], why
     instance._reason = ""  # which tells of calls only
+
+
+def _say_who_asked(instance: Any) -> None:
+    """Show that TerminateInstances was called, and when, from the call on: EC2 does so while it shuts down."""
+    code = "Client.UserInitiatedShutdown"
+    instance.state_reason.code, instance.state_reason.message = code, f"{code}: User initiated shutdown"
+    instance._reason = f"User initiated ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} GMT)"
 
 
 def _refuse(instance: Any, what: str, *, unless: tuple[str, ...]) -> None:

@@ -1,8 +1,9 @@
-"""One node as a host of its own: namespaces, a root file system, an interface, and then sshd as pid 1.
+"""One node as a host of its own: namespaces, a root file system, an interface, and then its init as pid 1.
 
 Run as a program by hosts.py, once per boot, with a line of JSON on stdin. It makes the namespaces, says `made`,
 waits for `go` (the lab's end of the cable is plugged in meanwhile), and becomes the parent of the node's pid 1,
-whose death ends everything on the node. Standard library only; it never comes back to the lab's own namespaces.
+whose death ends everything on the node, and whose exit status it passes on (here.ENDS). Standard library only; it
+never comes back to the lab's own namespaces.
 
 What a node's owner wrote (bootcmd, for one) is run only when nothing in the node's pid namespace has more power
 than the node may have: root of the node may make any process there do its will.
@@ -10,6 +11,7 @@ than the node may have: root of the node may make any process there do its will.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -19,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cloudddp.sim import kernel, rootfs, seccomp
-from cloudddp.sim.guest import cloudinit, here, init
+from cloudddp.sim.guest import cloudinit, here, init, log, sshd
 from cloudddp.sim.rootfs import USER_ID, Machine
 
 _OUT_OF_MEMORY_FIRST = "500"  # of 1000: as if it used half the memory more than it does
@@ -42,6 +44,7 @@ def main() -> int:
     heard, words = os.pipe()
     first = os.fork()
     if first == 0:
+        os.close(heard)
         _run(machine, words)
     os.close(words)
     print(f"pid {first}", flush=True)
@@ -53,26 +56,50 @@ def main() -> int:
 
 
 def _run(machine: Machine, words: int) -> None:
-    """Be pid 1 of the node. Never returns: it becomes sshd, or says on `words` why not, and exits."""
+    """Be pid 1 of the node, which stands in for systemd. Never returns: says on `words` why it cannot be, and exits."""
     try:
         kernel.die_with_parent(signal.SIGKILL)
         _redirect(os.devnull)  # the lab's own ends: root of the node could write there
         rootfs.build(machine)
         _give_up_powers(kernel.HARMLESS)  # before any file is opened that the node's owner may have put there
         _redirect("/var/log/init.log")
-        go, ready = _start_init()
-        if not machine.as_root:
-            # sshd as root would want other users, whom an ordinary user's lab has not: it runs as the login user.
-            kernel.become(USER_ID)
+        ssh = sshd.Sshd(
+            prepare=lambda: _confine_sshd(machine, words),
+            redirect=lambda: _redirect("/var/log/auth.log", mode=0o600),
+        )
         seccomp.confine()
-        os.close(go)
-        said = os.read(ready, _LONGEST_WORD)
-        if said != b"ready":
-            raise RuntimeError(said.decode(errors="replace"))
-        _become_sshd()
+        ssh.await_ready()
+        facts = here.facts()
+        cloudinit.early(facts["cloud_config"], facts["login_keys"], user=rootfs.give_to_user)
+        if problem := ssh.start():
+            raise RuntimeError(problem)
+        os.close(words)
+        _close_all_but(ssh.descriptors)
+        os.environ.clear()
+        os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", HOME="/root", LANG="C.UTF-8")
     except Exception as error:
         os.write(words, f"{machine.name}: {error}".encode(errors="replace"))
-    os._exit(1)
+        os._exit(1)
+    try:
+        init.main(ssh)  # not by execve: a second interpreter would be the larger part of a boot
+    except Exception as error:
+        log.say(f"init: {error!r}")
+    finally:
+        os._exit(1)
+
+
+def _confine_sshd(machine: Machine, words: int) -> None:
+    os.close(words)
+    if not machine.as_root:
+        # sshd as root would want other users, whom an ordinary user's lab has not: it runs as the login user.
+        kernel.become(USER_ID)
+    seccomp.confine()
+
+
+def _close_all_but(kept: Iterable[int]) -> None:
+    for descriptor in set(range(3, 256)) - set(kept):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
 
 
 def _plug_in(machine: Machine) -> None:
@@ -85,45 +112,10 @@ def _plug_in(machine: Machine) -> None:
     Path("/proc/sys/net/ipv4/ping_group_range").write_text(f"0 {highest}")
 
 
-def _start_init() -> tuple[int, int]:
-    """What stands in for systemd: a child of pid 1, as root of the node. It waits until the first descriptor is
-    closed, does what comes before sshd, and then says `ready` on the second, or why it cannot be.
-    """
-    waiting, go = os.pipe()
-    ready, done = os.pipe()
-    if os.fork():
-        os.close(waiting)
-        os.close(done)
-        return go, ready
-    try:
-        os.close(go)
-        seccomp.confine()
-        os.read(waiting, 1)
-        facts = here.facts()
-        cloudinit.early(facts["cloud_config"], facts["login_keys"], user=rootfs.give_to_user)
-        os.write(done, b"ready")
-        os.closerange(3, 256)
-        os.environ.clear()
-        os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", HOME="/root", LANG="C.UTF-8")
-        init.main()  # not by execve: a second interpreter would be the larger part of a boot
-    except Exception as error:
-        print(error, file=sys.stderr, flush=True)
-        os.write(done, str(error).encode(errors="replace")[:_LONGEST_WORD])
-    finally:
-        os._exit(1)
-
-
 def _give_up_powers(kept: Iterable[int]) -> None:
     """Root here is the machine's own root, or an ordinary user: from here on with no power past this node."""
     kernel.keep_only(kept)
     kernel.no_new_privileges()
-
-
-def _become_sshd() -> None:
-    os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
-    _redirect("/var/log/auth.log", mode=0o600)
-    os.closerange(3, 256)
-    os.execv("/usr/sbin/sshd", ["/usr/sbin/sshd", "-D", "-e"])  # noqa: S606
 
 
 def _redirect(log: str, *, mode: int = 0o644) -> None:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import asyncssh
 
 from cloudddp.sim import control, processes, shims
+from cloudddp.sim.channels import Channels
 from cloudddp.sim.nodespec import NodeSpec
 from cloudddp.sim.peers import Network
 from cloudddp.sim.sessions import Place, serve
@@ -41,6 +42,7 @@ class _Node:
     place: Place
     logins: frozenset[bytes]
     network: Network
+    reloading: int  # our end of the pipe by which `sudo` on the node has its server read the host key again
     listeners: list[Any] = field(default_factory=list)
     connections: set[Any] = field(default_factory=set)
     sessions: set[asyncio.Task[None]] = field(default_factory=set)
@@ -71,6 +73,7 @@ class LoopbackNodes:
             place=Place(folder / "home", self._environment(spec.instance_id), lambda: node.open),
             logins=frozenset(filter(None, map(_public_data, spec.login_keys))),
             network=self._network,
+            reloading=_reload_pipe(folder),
         )
         self._nodes[spec.instance_id] = node
         try:
@@ -156,10 +159,24 @@ class LoopbackNodes:
                 encoding=None,
             )
             node.listeners.append(listener)
+            self._loop.add_reader(node.reloading, self._reload, node)
             async with asyncio.timeout(_BOOT_SECONDS):
                 await _greeted(address, self._port)
 
+    def _reload(self, node: _Node) -> None:
+        """As sshd does at SIGHUP: new connections are shown the host key that is there now."""
+        os.read(node.reloading, 1 << 10)
+        try:
+            key = _host_key(self._folder(node.spec.instance_id), node.spec)
+        except (OSError, ValueError) as error:
+            print(f"{node.spec.instance_id}: {error}", file=sys.stderr, flush=True)
+            return
+        for listener in node.listeners:
+            listener.update(server_host_keys=[key])
+
     async def _hang_up(self, node: _Node) -> None:
+        self._loop.remove_reader(node.reloading)
+        os.close(node.reloading)
         for listener in node.listeners:
             listener.close()
         for connection in list(node.connections):
@@ -175,6 +192,7 @@ class _Door(asyncssh.SSHServer):
 
     def connection_made(self, conn: Any) -> None:
         self._connection = conn
+        conn._channels = Channels()
         self._node.connections.add(conn)
         peer, door = conn.get_extra_info("peername"), conn.get_extra_info("sockname")
         if not self._node.open or not self._node.network.is_ours(peer, door=door):
@@ -255,17 +273,32 @@ def _temporary(folder: Path) -> Path:
 
 
 def _host_key(folder: Path, spec: NodeSpec) -> Any:
-    """The key that the user data injects, or one of the node's own that outlives a stop. Raises ValueError."""
-    if spec.user_data.host_key:
-        return _import(spec.user_data.host_key)
-    kept = folder / "run" / "host_key"
-    if kept.exists():
-        return _import(kept.read_text())
-    key = asyncssh.generate_private_key("ssh-ed25519")
-    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept.touch(mode=0o600)
-    kept.write_bytes(key.export_private_key())
-    return key
+    """The key that the node shows: at its first boot the one that the user data injects, or one of its own. It is
+    kept, as cloud-init keeps it, over reboots and stops. Raises ValueError.
+
+    A second key is stored beside it for `sudo` to install: it is made here, since a node has no ssh-keygen.
+    """
+    run = folder / "run"
+    run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    used = run / "host_key"
+    if not used.exists():
+        for name, text in (("fresh_host_key", ""), ("host_key", spec.user_data.host_key)):
+            key = _import(text) if text else asyncssh.generate_private_key("ssh-ed25519")
+            for path, data in (
+                (run / f"{name}.pub", key.export_public_key()),
+                (run / name, key.export_private_key()),
+            ):
+                path.touch(mode=0o600)
+                path.write_bytes(data)
+    return _import(used.read_text())
+
+
+def _reload_pipe(folder: Path) -> int:
+    pipe = folder / "run" / "reload"
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe, 0o600)
+    # Open for writing too: otherwise it is at EOF after each writer.
+    return os.open(pipe, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _import(text: str) -> Any:

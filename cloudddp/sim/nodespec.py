@@ -5,7 +5,6 @@ Reads moto's objects, changes none; knows nothing of namespaces, processes or SS
 
 from __future__ import annotations
 
-import sys
 from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 from cloudddp.sim import userdata
 from cloudddp.sim.aws import gpus
+from cloudddp.sim.guest import log
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def spec_of(instance: Any) -> NodeSpec:
         user_data = userdata.parse(b64decode(str(instance.user_data or "")))
     except Exception as error:  # what PyYAML and zlib raise has no common name
         # cloud-init, too, boots a machine whose user data it cannot read.
-        print(f"{instance.id}: {error}", file=sys.stderr, flush=True)
+        log.say(f"{instance.id}: {error}")
         user_data = userdata.UserData()
     material = pair.material_public if pair else b""
     key = material.decode() if isinstance(material, bytes) else str(material)

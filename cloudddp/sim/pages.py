@@ -13,7 +13,6 @@ A node is named as roster.py has it; `cluster` says whose ranks are meant. Answe
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -21,6 +20,7 @@ from typing import Any
 
 from cloudddp.sim import groups, roster
 from cloudddp.sim.ground import Ground
+from cloudddp.sim.guest import log
 from cloudddp.sim.lifecycle import Lifecycle
 from cloudddp.sim.metadata import Notice
 from cloudddp.sim.router import Policy
@@ -101,7 +101,7 @@ class Pages:
             try:
                 router.apply(wanted)
             except OSError as error:
-                print(f"the firewall stays as it was: {error}", file=sys.stderr, flush=True)
+                log.say(f"the firewall stays as it was: {error}")
                 return
             self._policy = wanted
 

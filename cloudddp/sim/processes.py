@@ -53,6 +53,15 @@ def look(pid: int) -> Process | None:
     )
 
 
+def owner(pid: int) -> int | None:
+    """The user whose process it is, or None if it is gone."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)
+
+
 class Handle:
     """One child of a process of ours, held so that a signal never reaches who gets its pid later."""
 

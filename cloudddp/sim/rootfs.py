@@ -169,7 +169,7 @@ def _write_etc(machine: Machine, etc: Path) -> None:
                 shutil.copy(path, etc / path.relative_to("/etc"))
     users = (
         "root:x:0:0:root:/root:/bin/bash",
-        "sshd:x:100:65534::/run/sshd:/usr/sbin/nologin",
+        f"sshd:x:{here.SSHD_ID}:65534::/run/sshd:/usr/sbin/nologin",
         f"{USER}:x:{USER_ID}:{USER_ID}:Ubuntu:/home/{USER}:/bin/bash",
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
     )

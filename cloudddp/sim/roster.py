@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloudddp.aws.inventory import LIVE
-from cloudddp.plan import TAG_CLUSTER, TAG_ID, TAG_NODE_RANK
+from cloudddp.tags import TAG_CLUSTER, TAG_ID, TAG_NODE_RANK, count
 
 Node = dict[str, Any]
 
@@ -33,8 +33,8 @@ def ranked(nodes: Sequence[Node], tags: Mapping[str, Mapping[str, str]]) -> list
 
     def place(node: Node) -> tuple[str, str, int, str, str]:
         own = tags.get(node["instance_id"], {})
-        fixed = own.get(TAG_NODE_RANK, "")
-        last = int(fixed) if fixed.isdecimal() else 1 << 30
+        fixed = count(own.get(TAG_NODE_RANK, ""))
+        last = 1 << 30 if fixed is None else fixed
         ids = str(node["private_ip"]), str(node["instance_id"])
         return own.get(TAG_CLUSTER, ""), own.get(TAG_ID, ""), last, *ids
 

@@ -11,12 +11,38 @@ from datetime import datetime
 
 from cloudddp.sim.userdata import UserData
 
-_REFUSED = ("sudo", "poweroff", "shutdown", "reboot", "halt")
+_REFUSED = ("poweroff", "shutdown", "reboot", "halt")
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 _REFUSAL = """#!/bin/sh
 echo "simulated node: $(basename "$0") is refused, this machine is not the node's own" >&2
 exit 1
+"""
+
+# `sudo` allows only the two steps of infra/node/host-key.sh, applied to the host key of the node's own server: the
+# script itself would change this machine's /etc/ssh.
+_SUDO = r"""#!/bin/sh
+cd "$(dirname "$0")/../run" || exit 1
+same() { [ "$(cut -d ' ' -f 1,2 "$1")" = "$2" ]; }
+case "$1 $2 $3 $4 $5" in
+"-n sh -s -- make-host-key")
+    cat > /dev/null
+    if [ -e fresh_host_key ]; then cut -d ' ' -f 1,2 fresh_host_key.pub; else cut -d ' ' -f 1,2 host_key.pub; fi
+    ;;
+"-n sh -s -- install-host-key")
+    cat > /dev/null
+    if [ -e fresh_host_key ] && same fresh_host_key.pub "$6"; then
+        cp fresh_host_key.pub host_key.pub
+        mv fresh_host_key host_key
+    fi
+    same host_key.pub "$6" || exit 1
+    echo > reload
+    ;;
+*)
+    echo "simulated node: sudo is refused, this machine is not the node's own" >&2
+    exit 1
+    ;;
+esac
 """
 
 _CLOUD_INIT = """#!/bin/sh
@@ -115,6 +141,7 @@ def scripts(*, gpus: tuple[str, ...], user_data: UserData) -> dict[str, str]:
     return {
         **dict.fromkeys(_REFUSED, _REFUSAL),
         "cloud-init": _CLOUD_INIT,
+        "sudo": _SUDO,
         "nvidia-smi": _GPUS.format(list=lines) if gpus else _NO_GPU,
         "systemctl": systemctl,
     }

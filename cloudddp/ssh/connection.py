@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudddp.errors import ConnectError, NodeError
+from cloudddp.ssh.order import keep_order
 
 if TYPE_CHECKING:
     import paramiko
@@ -25,21 +26,35 @@ if TYPE_CHECKING:
 KEEPALIVE_SECONDS = 15
 DEAD_SECONDS = 45
 KEY_PATIENCE = 120.0  # a refused key: cloud-init may still be writing it, or the login user is wrong
+MAX_OUTPUT = 4 << 20  # bytes of a command's output that are kept, unless the caller says otherwise
 CHUNK = 128 * 1024  # larger writes were slower (0.82 s against 1.30 s for 200 MB)
-ABOUT_A_CHANNEL = range(93, 99)  # RFC 4254: window adjust, data, extended data, EOF, CLOSE, request
-CLOSE = 97
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a node answers and how it proves itself. `host_key` is `ssh-ed25519 AAAA...`."""
+    """Where a node answers, and the host keys that it may show, the likeliest first, each `ssh-ed25519 AAAA...`: one,
+    or two while its key is being replaced. With none, connecting is refused."""
 
     label: str
     host: str
     port: int
     user: str
     private_key: Path
-    host_key: str
+    host_keys: tuple[str, ...]
+
+    @property
+    def known_as(self) -> str:
+        """The node's name in a known_hosts file."""
+        return self.host if self.port == 22 else f"[{self.host}]:{self.port}"
+
+    def require_host_key(self) -> None:
+        """Raise ConnectError where nothing can prove that a node is the one that it is meant to be."""
+        if not self.host_keys:
+            raise ConnectError(
+                f"{self.label}: no host key is recorded for it, so it cannot prove itself: refused",
+                hint="it has the cluster's tags, but this cluster's `up` did not start it: find out who did; "
+                "`cloudddp down` ends it with the cluster",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +69,36 @@ class Result:
 class Connection:
     """An authenticated connection. Thread-safe to close; commands may run side by side on it."""
 
-    def __init__(self, target: Target, client: paramiko.SSHClient) -> None:
+    def __init__(self, target: Target, host_key: str, client: paramiko.SSHClient) -> None:
         self.target = target
+        self.host_key = host_key  # the one that the node has shown
         self._client = client
-        self._order = _Order(client)
 
     @classmethod
     def open(cls, target: Target, *, connect_timeout: float = 10.0) -> Connection:
-        """Connect, prove the host key, log in. Raises ConnectError, with patience where a booting node explains it."""
+        """Connect, prove the host key, log in. Raises ConnectError, with patience where a booting node explains it.
+
+        Each attempt accepts one exact key. Where the node shows another one of the target's, there is a second attempt.
+        """
+        target.require_host_key()
+        try:
+            return cls._open(target, target.host_keys[0], connect_timeout)
+        except ConnectError as error:
+            if error.shown not in target.host_keys[1:]:
+                raise
+            return cls._open(target, error.shown, connect_timeout)
+
+    @classmethod
+    def _open(cls, target: Target, host_key: str, connect_timeout: float) -> Connection:
         import paramiko
 
         _quiet()
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
-        kind, blob = target.host_key.split()[:2]
-        name = target.host if target.port == 22 else f"[{target.host}]:{target.port}"
-        client.get_host_keys().add(name, kind, paramiko.PKey.from_type_string(kind, _unbase64(blob)))
+        kind, blob = host_key.split()[:2]
+        client.get_host_keys().add(
+            target.known_as, kind, paramiko.PKey.from_type_string(kind, _unbase64(blob))
+        )
         try:
             connection = socket.create_connection((target.host, target.port), connect_timeout)
             # paramiko leaves Nagle's algorithm on: 44 ms a command became 2 ms without it.
@@ -90,14 +119,15 @@ class Connection:
             )
         except (OSError, EOFError, paramiko.SSHException) as error:
             client.close()
-            raise _explain(target, error) from None
+            raise _explain(target, host_key, error) from None
         except BaseException:
             client.close()
             raise
         transport = client.get_transport()
         assert transport is not None  # noqa: S101  connect() succeeded
         transport.set_keepalive(KEEPALIVE_SECONDS)
-        return cls(target, client)
+        keep_order(transport)
+        return cls(target, host_key, client)
 
     def run(
         self,
@@ -106,35 +136,45 @@ class Connection:
         stdin: bytes | Iterable[bytes] = b"",
         command_timeout: float | None = 60.0,
         on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+        limit: int = MAX_OUTPUT,
+        total_timeout: float | None = None,
     ) -> Result:
         """Run a command to its end and return what it wrote.
 
         `stdin` may be a stream of pieces, sent while output is read. With `on_stdout` the output goes there as
-        it comes and Result.stdout is empty. Raises NodeError where the connection breaks or the time is over;
-        `command_timeout` counts seconds without any sign of the command, in either direction; None waits for ever
-        (a dead node is found by the keepalives all the same).
+        it comes and Result.stdout is empty; `on_stderr` likewise. What is kept of either stream is at most `limit`
+        bytes: a command that writes more is ended, with NodeError. Raises NodeError also where the connection breaks
+        or the time is over; `command_timeout` counts seconds without any sign of the command, in either direction; None
+        waits for ever (a dead node is found by the keepalives all the same). `total_timeout` counts all seconds: a
+        node that sends a byte now and then is no better than a silent one where an answer is awaited.
         """
         with self._channel(command, command_timeout) as channel:
-            signs = _Signs(command_timeout)
+            signs = _Signs(command_timeout, total_timeout)
             # A stream that cannot be read to its end must not leave the command waiting for the rest.
             feeder = _Background(lambda: _feed(channel, stdin, signs), on_error=channel.close)
-            errors: list[bytes] = []
-            listener = _Background(lambda: _drain(channel.recv_stderr, errors.append, signs))
-            collected: list[bytes] = []
+            out, err = _Kept(self.target.label, command, limit), _Kept(self.target.label, command, limit)
+            # If nobody reads a stream any more, the command must not block on writing to it.
+            listener = _Background(
+                lambda: _drain(channel.recv_stderr, on_stderr or err.add, signs), on_error=channel.close
+            )
             try:
-                _drain(channel.recv, on_stdout or collected.append, signs)
+                _drain(channel.recv, on_stdout or out.add, signs)
                 listener.join(command_timeout)
+                if isinstance(listener.error, (NodeError, TimeoutError)):
+                    raise listener.error
                 exit_code = self._exit_code(channel, command, command_timeout)
             except TimeoutError:
-                why = f"{self.target.label}: no answer for {command_timeout:g} s"
+                why = f"{self.target.label}: {signs.verdict}"
                 raise NodeError(
                     f"{why} to: {_short(command)}",
                     reason=why,
                     hint="is the node alive? `cloudddp status` tells; `cloudddp exec -- uptime` tries it",
                 ) from None
-            if feeder.error is not None:
-                raise feeder.error
-        return Result(exit_code, b"".join(collected), b"".join(errors))
+            for beside in (listener, feeder):
+                if beside.error is not None and not isinstance(beside.error, TimeoutError):
+                    raise beside.error
+        return Result(exit_code, bytes(out.data), bytes(err.data))
 
     @contextlib.contextmanager
     def _channel(self, command: str, timeout: float | None) -> Iterator[paramiko.Channel]:
@@ -145,9 +185,8 @@ class Connection:
             if transport is None or not transport.is_active():
                 raise EOFError
             channel = transport.open_session(timeout=timeout)
-            self._order.opened(channel)
             channel.settimeout(timeout)
-            channel.exec_command(command)
+            channel.exec_command(command.encode("utf-8", "surrogateescape"))  # a path need not be UTF-8
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise self._broken(command, error) from None
         try:
@@ -187,34 +226,18 @@ class Connection:
         self._client.close()
 
 
-class _Order:
-    """Nothing is sent on a channel after its CLOSE, for which a server ends the whole connection.
+class _Kept:
+    """What a command writes to one stream, up to a limit."""
 
-    paramiko decides to send (data, a wider window) under the channel's lock and sends after letting go of it, so
-    its own thread can answer the server's CLOSE in between. Every packet passes here one at a time, in its final
-    order (paramiko holds `clear_to_send_lock`); what comes too late is dropped, as RFC 4254 section 5.3 has it.
-    """
+    def __init__(self, label: str, command: str, limit: int) -> None:
+        self.data = bytearray()
+        self._label, self._command, self._limit = label, command, limit
 
-    def __init__(self, client: paramiko.SSHClient) -> None:
-        self._closed: set[bytes] = set()
-        transport = client.get_transport()
-        assert transport is not None  # noqa: S101  the client is connected
-        self._send = transport.packetizer.send_message
-        transport.packetizer.send_message = self._in_order
-
-    def opened(self, channel: paramiko.Channel) -> None:
-        """The server may give the number of a closed channel to a new one."""
-        self._closed.discard(channel.remote_chanid.to_bytes(4, "big"))
-
-    def _in_order(self, message: paramiko.Message) -> None:
-        packet = message.asbytes()
-        if packet[0] in ABOUT_A_CHANNEL:
-            channel = packet[1:5]
-            if channel in self._closed:
-                return
-            if packet[0] == CLOSE:
-                self._closed.add(channel)
-        self._send(message)
+    def add(self, data: bytes) -> None:
+        if len(self.data) + len(data) > self._limit:
+            reason = f"{self._label}: its answer is longer than {self._limit >> 20} MiB and was cut off"
+            raise NodeError(f"{reason}: {_short(self._command)}", reason=reason)
+        self.data += data
 
 
 class _Background:
@@ -239,18 +262,32 @@ class _Background:
 
 
 class _Signs:
-    """When a command was last seen to be alive: it took or gave a byte."""
+    """When a command was last seen to be alive: it took or gave a byte. It may be alive for `total` seconds at most."""
 
-    def __init__(self, patience: float | None) -> None:
+    def __init__(self, patience: float | None, total: float | None) -> None:
         self.patience = patience
-        self.last = time.monotonic()
+        self._total = total
+        self._began = self.last = time.monotonic()
 
     def seen(self) -> None:
+        """Note a sign of life. Raises TimeoutError where there have been signs for too long, and no end."""
         self.last = time.monotonic()
+        if self._late:
+            raise TimeoutError
 
     @property
     def none(self) -> bool:
-        return self.patience is not None and time.monotonic() - self.last >= self.patience
+        return self._late or (self.patience is not None and time.monotonic() - self.last >= self.patience)
+
+    @property
+    def _late(self) -> bool:
+        return self._total is not None and time.monotonic() - self._began > self._total
+
+    @property
+    def verdict(self) -> str:
+        if self._late:
+            return f"no end of its answer after {self._total:g} s"
+        return f"no answer for {self.patience:g} s"
 
 
 def _feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes], signs: _Signs) -> None:
@@ -302,16 +339,17 @@ def _short(command: str) -> str:
     return line if len(line) <= 100 else line[:97] + "..."
 
 
-def _explain(target: Target, error: BaseException) -> ConnectError:
+def _explain(target: Target, host_key: str, error: BaseException) -> ConnectError:
     """Return what a failed connection means to a user, and whether waiting may help."""
     import paramiko
 
     where = f"{target.label} at {target.host} port {target.port}"
     if isinstance(error, paramiko.BadHostKeyException):
         return ConnectError(
-            f"{where}: its host key is not the one made for this cluster: refused "
-            f"(expected {target.host_key.split()[1][-16:]}, got {error.key.get_base64()[-16:]})",
+            f"{where}: its host key is not the one recorded for this node: refused "
+            f"(expected {host_key.split()[1][-16:]}, got {error.key.get_base64()[-16:]})",
             hint="something else answers at that address; run `cloudddp status`, and do not log in by hand",
+            shown=f"{error.key.get_name()} {error.key.get_base64()}",
         )
     if isinstance(error, paramiko.AuthenticationException):
         return ConnectError(
@@ -321,7 +359,7 @@ def _explain(target: Target, error: BaseException) -> ConnectError:
         )
     if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
         return ConnectError(
-            f"{where}: it shows no {target.host_key.split()[0]} host key, so it cannot prove itself: refused",
+            f"{where}: it shows no {host_key.split()[0]} host key, so it cannot prove itself: refused",
             hint="did cloud-init run on the image? look at the instance's system log in the AWS console",
         )
     if isinstance(error, ConnectionRefusedError):

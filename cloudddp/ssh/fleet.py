@@ -11,12 +11,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Generic, TypeVar
 
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError
-from cloudddp.ssh.connection import Connection, Result, Target
+from cloudddp.ssh.connection import MAX_OUTPUT, Connection, Result, Target
 
 WIDTH = 32  # threads; 64 connections took 0.88 s with 32 and 0.75 s with 64
 
@@ -206,9 +206,37 @@ class Fleet:
         stdin: bytes | Iterable[bytes] = b"",
         command_timeout: float | None = 60.0,
         on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+        limit: int = MAX_OUTPUT,
+        total_timeout: float | None = None,
     ) -> Result:
         """Run a command on one node: Connection.run."""
-        return self[node].run(command, stdin=stdin, command_timeout=command_timeout, on_stdout=on_stdout)
+        return self[node].run(
+            command,
+            stdin=stdin,
+            command_timeout=command_timeout,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            limit=limit,
+            total_timeout=total_timeout,
+        )
+
+    def host_key(self, node: int) -> str:
+        """Return the host key by which a node has proved itself."""
+        return self[node].host_key
+
+    def expect(self, node: int, host_key: str) -> None:
+        """Accept that host key alone from the node's next connection on."""
+        self.targets[node] = replace(self.targets[node], host_keys=(host_key,))
+
+    def leave_out(self, nodes: Iterable[int]) -> None:
+        """Go on without some nodes."""
+        for node in nodes:
+            self.targets.pop(node)
+            with self._lock:
+                connection = self._connections.pop(node, None)
+            if connection is not None:
+                connection.close()
 
     def reconnect(self, node: int) -> None:
         """Replace a broken connection by a new one."""

@@ -12,6 +12,8 @@ and nothing of torch: it starts what it is told to.
     follow  write a job's logs and states to stdout as they come, to the end
     kill    end every process of a job, and check that none is left
     jobs    list the jobs that this node knows
+    new     name the files that jobs have written into the project and nobody has pulled
+    pulled  remember what has been pulled
     pack    write files of the project to stdout, as a tar stream
 """
 
@@ -39,9 +41,17 @@ from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Sequence, Set,
 
 ROOT = Path.home() / ".cloudddp"
 TASK = "CLOUDDDP_TASK"  # marks every process of a job on this node; children inherit it
+SETUP = "setup"  # the part of a job that comes before its ranks, and the state of a job that is in it
+SETUP_FILE = "setup.json"  # in a job's folder while its set-up runs
 RANK_WRAPPER = "@RANK@"
 STATUS = "CLOUDDDP_STATUS_FILE"  # names the file in which rank 0 may tell where its training is
 RESERVE = "reserve"  # a file in a job's folder whose room is for the records that are written when there is no other
+BEGAN = "began"  # an empty file in a job's folder: its ctime is the job's start, by the file system's clock
+CACHES = frozenset(
+    ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", ".git", ".venv", "venv")
+)  # fmt: skip
+SCAN_SECONDS = 10.0  # the longest that looking through the project may take
+PLACES = 20  # folders and files that an answer names
 ENDED = ("succeeded", "failed", "cancelled", "lost")
 
 
@@ -52,12 +62,18 @@ def write_json(path: Path, value: Any) -> None:
     """Replace a file whole, so that no reader sees half of it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(value))
+        write_private(temporary, json.dumps(value))
     except OSError:
         for folder in list(path.parents)[:2]:  # a full disk is when the end of a job must not go unsaid
             (folder / RESERVE).unlink(missing_ok=True)
-        temporary.write_text(json.dumps(value))
+        write_private(temporary, json.dumps(value))
     os.replace(temporary, path)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only this user may read."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
 
 
 def read_json(path: Path) -> Dict[str, Any]:
@@ -69,9 +85,14 @@ def read_json(path: Path) -> Dict[str, Any]:
 
 
 def reply(value: Any) -> None:
-    """Answer the laptop: one JSON object on stdout."""
-    sys.stdout.write(json.dumps(value) + "\n")
-    sys.stdout.flush()
+    """Answer the laptop: one line of JSON on stdout, as cloudddp/protocol.py decodes it."""
+    sys.stdout.buffer.write(wire(value) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def wire(value: Any) -> bytes:
+    """Return JSON in UTF-8; what is not UTF-8 (a byte of a file's name in an error) becomes `?`."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def project_folder(name: str) -> Path:
@@ -127,15 +148,15 @@ def run_quietly(argv: List[str], timeout: float = 20) -> str:
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
 
 
-def count_gpus(patience: float) -> int:
-    """Return how many GPUs `nvidia-smi -L` lists; where the program is there and lists none, ask again for a while.
+def count_gpus(awaited: int) -> int:
+    """Return how many GPUs `nvidia-smi -L` lists; where the program lists fewer than awaited, ask again for a minute.
 
     The first call on a cold node loads the driver and may take seconds for each GPU.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + 60
     while True:
         count = sum(line.startswith("GPU ") for line in run_quietly(["nvidia-smi", "-L"], 120).splitlines())
-        if count or shutil.which("nvidia-smi") is None or time.monotonic() > deadline:
+        if count >= awaited or shutil.which("nvidia-smi") is None or time.monotonic() > deadline:
             return count
         time.sleep(2)
 
@@ -174,25 +195,27 @@ def probe(options: argparse.Namespace) -> None:
     ROOT.mkdir(mode=0o700, exist_ok=True)
     if options.wait_boot:
         wait_for_boot(options.wait_boot)
-    timer = run_quietly(
+    shown = run_quietly(
         ["systemctl", "show", "cloudddp-deadline.timer", "-p", "ActiveState,NextElapseUSecRealtime"]
     )
+    timer = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     answer = {
         "hostname": socket.gethostname(),
         "interface": interface_of(options.private_ip),
-        "gpus": count_gpus(60.0 if options.wait_boot else 0.0),
+        "gpus": count_gpus(options.await_gpus),
         "cpus": len(os.sched_getaffinity(0)),
         "python": find_python(options.python, folder),
         "free_port": free_port(),
         "time": time.time(),
         "disk_free": shutil.disk_usage(str(Path.home())).free,
-        "timer": dict(line.split("=", 1) for line in timer.splitlines() if "=" in line),
+        "timer_state": timer.get("ActiveState", ""),
+        "timer_next": timer.get("NextElapseUSecRealtime", ""),
         "running": running_jobs(),
     }
     if options.manifest:
         mine = current_manifest(folder)
         same = digest(mine) == options.manifest
-        answer["manifest"] = None if same else mine
+        answer["manifest"] = None if same else {path_on_wire(k): on_wire(v) for k, v in mine.items()}
     reply(answer)
 
 
@@ -220,6 +243,15 @@ def describe(path: Path) -> Optional[List[Any]]:
     if (info.st_mode & 0o170000) != 0o100000:
         return None
     return ["f", 0o755 if info.st_mode & 0o111 else 0o644, info.st_size, info.st_mtime_ns, ""]
+
+
+def path_on_wire(path: str) -> str:
+    """Return a path with one character for each of its bytes: it need not be UTF-8."""
+    return os.fsencode(path).decode("latin-1")
+
+
+def on_wire(entry: List[Any]) -> List[Any]:
+    return [*entry[:4], path_on_wire(entry[4])]
 
 
 def digest(manifest: Dict[str, List[Any]]) -> str:
@@ -309,13 +341,37 @@ def write_member(stream: tarfile.TarFile, member: tarfile.TarInfo, folder: Path,
             temporary.unlink()
 
 
+class Notes:
+    """What is left out, one line each on stderr: the first thousand, then how many more there are."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def left_out(self, name: str, why: str) -> None:
+        self.count += 1
+        if self.count <= 1000:
+            sys.stderr.write(f"left out {on_one_line(name)}: {on_one_line(why)}\n")
+
+    def close(self) -> None:
+        if self.count > 1000:
+            sys.stderr.write(f"left out {self.count - 1000} more\n")
+
+
+def on_one_line(text: str) -> str:
+    """Return a name with line breaks and control characters escaped; bytes that are not UTF-8 become visible."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def pack(options: argparse.Namespace) -> None:
     """Write the asked-for files and folders of the project, those that exist, to stdout as a tar stream.
 
-    What cannot travel (a pipe, a socket, a file that is gone or may not be read) is named on stderr and left out:
-    one such file must not cost the user the others. An absolute link into the project becomes a relative one.
+    What cannot be sent (a pipe, a socket, a link to what was not asked for, a file that is gone or unreadable) is
+    named on stderr and left out; the other files are still sent. The stream holds files, folders and
+    symbolic links alone, which is all that cloudddp/untar.py takes.
     """
     folder = project_folder(options.project)
+    roots = [os.path.normpath(name) for name in options.path]
+    notes = Notes()
     with tarfile.open(
         fileobj=sys.stdout.buffer,
         mode="w|",
@@ -323,44 +379,76 @@ def pack(options: argparse.Namespace) -> None:
         encoding="utf-8",
         errors="surrogateescape",
     ) as stream:
-        for name in options.path:
-            if os.path.lexists(folder / name):
-                for path in below(folder / name):
-                    add(stream, path, os.path.normpath(str(path.relative_to(folder))), folder)
+        for root in roots:
+            if os.path.lexists(folder / root):
+                for path in below(folder / root, folder, notes):
+                    add(stream, path, os.path.normpath(str(path.relative_to(folder))), folder, roots, notes)
             else:
-                sys.stderr.write(f"missing {name}\n")
+                sys.stderr.write(f"missing {on_one_line(root)}\n")
+    notes.close()
 
 
-def below(path: Path) -> Iterator[Path]:
-    """Yield a path and, where it is a folder, everything below it."""
+def below(path: Path, folder: Path, notes: Notes) -> Iterator[Path]:
+    """Yield a path and, where it is a folder, everything below it but repositories' own folders."""
     yield path
-    if path.is_dir() and not path.is_symlink():
-        for root, folders, files in os.walk(str(path)):
-            yield from (Path(root) / name for name in sorted(folders + files))
+    if not path.is_dir() or path.is_symlink():
+        return
+
+    def unreadable(error: OSError) -> None:
+        notes.left_out(os.path.relpath(str(error.filename), str(folder)), error.strerror or "cannot be read")
+
+    for root, folders, files in os.walk(str(path), onerror=unreadable):
+        if ".git" in folders:  # the laptop would not take it
+            folders.remove(".git")
+            notes.left_out(
+                os.path.relpath(os.path.join(root, ".git"), str(folder)), "the folder of a repository"
+            )
+        yield from (Path(root) / name for name in sorted(folders + files))
 
 
-def add(stream: tarfile.TarFile, path: Path, name: str, folder: Path) -> None:
+def add(stream: tarfile.TarFile, path: Path, name: str, folder: Path, roots: List[str], notes: Notes) -> None:
+    stream.inodes = {}  # type: ignore[attr-defined]  # hard links are sent as separate files
     try:
         member = stream.gettarinfo(str(path), arcname=name)
-        if member is None or not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-            sys.stderr.write(f"left out {name}: not a file\n")
-            return
-        if member.issym() and os.path.isabs(member.linkname):
-            target = os.path.relpath(member.linkname, str(path.parent))
-            inside_project = Path(member.linkname).is_absolute() and str(folder) in (
-                member.linkname, *map(str, Path(member.linkname).parents)
-            )  # fmt: skip
-            if not inside_project:
-                sys.stderr.write(f"left out {name}: a link to {member.linkname}\n")
-                return
-            member.linkname = target
-        if not member.isreg():
+        if member is None or not (member.isreg() or member.isdir() or member.issym()):
+            notes.left_out(name, "not a file")
+        elif member.issym():
+            add_link(stream, member, path, folder, roots, notes)
+        elif member.isdir():
             stream.addfile(member)
-            return
-        with open(path, "rb") as source:
-            stream.addfile(member, Steady(source, member.size))  # type: ignore[arg-type]
+        else:
+            # The name may be something else by now: opening a pipe would block, and a link may lead anywhere.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(descriptor, "rb") as source:
+                stream.addfile(member, Steady(source, member.size))  # type: ignore[arg-type]
     except OSError as error:
-        sys.stderr.write(f"left out {name}: {error.strerror}\n")
+        notes.left_out(name, error.strerror or "cannot be read")
+
+
+def add_link(
+    stream: tarfile.TarFile, member: tarfile.TarInfo, path: Path, folder: Path, roots: List[str], notes: Notes
+) -> None:
+    """Send a link that leads to something that was asked for. An absolute one into the project becomes relative."""
+    target = member.linkname
+    if os.path.isabs(target) and str(folder) in (target, *map(str, Path(target).parents)):
+        member.linkname = os.path.relpath(target, str(path.parent))
+    if link_leads_to(member.name, member.linkname, roots):
+        stream.addfile(member)
+    else:
+        notes.left_out(member.name, f"a link to {target}")
+
+
+def link_leads_to(name: str, target: str, roots: List[str]) -> bool:
+    """Return whether a link ends at or below one of `roots`, by its text: as link_end in cloudddp/safe_names.py."""
+    words = [word for word in target.split("/") if word not in ("", ".")]
+    up = 0
+    while up < len(words) and words[up] == "..":
+        up += 1
+    above = name.split("/")[:-1]
+    if not target or target.startswith("/") or ".." in words[up:] or up > len(above):
+        return False
+    end = "/".join([*above[: len(above) - up], *words[up:]])
+    return any(root == "." or end == root or end.startswith(root + "/") for root in roots)
 
 
 class Steady:
@@ -378,7 +466,11 @@ class Steady:
 
 
 def setup(options: argparse.Namespace) -> None:
-    """Run the commands on stdin in the project's folder unless the same content ran here before."""
+    """Run the commands on stdin in the project's folder unless the same content ran here before.
+
+    They belong to the job that is being launched: until they have ended the job is listed as `setup`, and `kill`
+    ends them. What they leave in the background afterwards belongs to no job.
+    """
     wanted = json.load(sys.stdin)
     folder = project_folder(options.project)
     content = hashlib.sha256(json.dumps(wanted["commands"]).encode())
@@ -387,36 +479,64 @@ def setup(options: argparse.Namespace) -> None:
             data = inside(folder, name).read_bytes()
             content.update(f"\n{name} {len(data)}\n".encode(errors="surrogateescape") + data)
     stamp = ROOT / f"setup-{folder.name}-{content.hexdigest()[:16]}"
-    try:
-        with locked("setup", wait=False):
-            reply(set_up(wanted, folder, stamp))
-    except BlockingIOError:  # an interrupted launch has left one at work
-        busy = {
-            "ran": False,
-            "exit_code": 75,
-            "command": "(another set-up)",
-            "output": "it is still at work here",
-        }
-        reply(busy)
+    with locked("setup"):  # two laptops may launch at the same moment
+        answer = {"ran": False, "exit_code": 0, "command": "", "output": ""}
+        if not stamp.exists():
+            answer = set_up(wanted, folder, stamp)
+    reply(answer)
 
 
 def set_up(wanted: Dict[str, Any], folder: Path, stamp: Path) -> Dict[str, Any]:
-    if stamp.exists():
-        return {"ran": False, "exit_code": 0, "command": "", "output": ""}
-    for command in wanted["commands"]:
-        with (
-            tempfile.TemporaryFile() as output
-        ):  # a pipe would wait for what the command leaves in the background
-            done = subprocess.run(
-                ["bash", "-c", command], cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, env={**os.environ, **wanted["env"]}, check=False,
-            )  # fmt: skip
-            if done.returncode:
-                output.seek(max(output.tell() - 20000, 0))
-                tail = output.read().decode(errors="replace")
-                return {"ran": True, "exit_code": done.returncode, "command": command, "output": tail}
+    about = job_folder(wanted["job"])
+    about.mkdir(parents=True, exist_ok=True, mode=0o700)
+    task = {"job": wanted["job"], "node": wanted["node"], "part": SETUP}
+    known = {
+        "started": time.time(),
+        "script": wanted["script"],
+        "pid": os.getpid(),
+        "born": born(os.getpid()),
+    }
+    # Orphans come to this process, not to pid 1: also those that have cleaned their environment are found.
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    env = {**os.environ, **wanted["env"], TASK: task_of(task)}
+    write_json(about / SETUP_FILE, {**task, **known})
+    try:
+        for command in wanted["commands"]:
+            code, tail = run_command(command, folder, env, about)
+            if is_stopping(about):
+                end_task(task, grace=1.0)
+                return {"ran": True, "exit_code": 130, "command": command, "output": "", "cancelled": True}
+            if code:
+                return {"ran": True, "exit_code": code, "command": command, "output": tail}
+    finally:
+        (about / SETUP_FILE).unlink()
     stamp.write_text("done\n")
     return {"ran": True, "exit_code": 0, "command": "", "output": ""}
+
+
+def run_command(command: str, folder: Path, env: Dict[str, str], about: Path) -> Tuple[int, str]:
+    """Run a set-up command, unless the job has been cancelled; return its exit code and the end of its output."""
+    with (
+        tempfile.TemporaryFile() as output
+    ):  # a pipe would wait for what the command leaves in the background
+        with locked("jobs"):  # `kill` either finds the process or comes first
+            if is_stopping(about):
+                return 130, ""
+            child = subprocess.Popen(
+                ["bash", "-c", command], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        code = child.wait()
+        output.seek(0, os.SEEK_END)  # the offset is shared, but a command may have opened the file anew
+        output.seek(max(output.tell() - 20000, 0))
+        return code, output.read().decode(errors="replace")
+
+
+def setup_of(folder: Path) -> Dict[str, Any]:
+    """Return what is known of a job's set-up while any process of it runs, else {}."""
+    known = read_json(folder / SETUP_FILE)
+    alive = known and (born(known["pid"]) == known["born"] or task_processes(known))
+    return known if alive else {}
 
 
 # -- jobs --------------------------------------------------------------------------------------------------
@@ -439,21 +559,30 @@ def start(_: argparse.Namespace) -> None:
         if is_stopping(folder):
             raise SystemExit(f"job {job['job']} was cancelled before it started")
         (folder / "ranks").mkdir(parents=True, exist_ok=False)
-        os.chmod(folder, 0o700)  # the environment may hold the user's secrets
+        os.chmod(folder, 0o700)
         begin(job, folder)
 
 
 def begin(job: Dict[str, Any], folder: Path) -> None:
+    """Start the supervisor. The environment may hold the user's secrets: it goes by a pipe, never to the disk."""
+    environment = json.dumps(job.pop("env")).encode()
     (folder / RESERVE).write_bytes(bytes(1 << 16))
     write_json(folder / "job.json", job)
+    (folder / BEGAN).touch()
     write_json(
         folder / "state.json", {"job": job["job"], "node": job["node"], "state": "starting", "ended": None}
     )
     with open(folder / "supervisor.log", "ab") as log:
         supervisor = subprocess.Popen(
             [sys.executable, "-I", "-X", "utf8", os.path.abspath(__file__), "supervise", "--job", job["job"]],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True, cwd="/",
+            stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, close_fds=True, cwd="/",
         )  # fmt: skip
+    if supervisor.stdin is not None:
+        with (
+            contextlib.suppress(BrokenPipeError),
+            supervisor.stdin,
+        ):  # a supervisor that died is reported below
+            supervisor.stdin.write(environment)
     while read_json(folder / "state.json")["state"] == "starting":
         if supervisor.poll() is not None:
             raise SystemExit("the job's supervisor died: " + (folder / "supervisor.log").read_text()[-2000:])
@@ -462,9 +591,9 @@ def begin(job: Dict[str, Any], folder: Path) -> None:
 
 
 def supervise(options: argparse.Namespace) -> None:
-    """Start the job's processes, wait for them, leave none behind, and write how it ended."""
+    """Start the job's processes, wait for them, leave none behind, and write how it ended. stdin: their environment."""
     folder = job_folder(options.job)
-    job = read_json(folder / "job.json")
+    job = {**read_json(folder / "job.json"), "env": json.load(sys.stdin)}
     state: Dict[str, Any] = {
         "job": job["job"], "node": job["node"], "state": "running", "started": time.time(), "ended": None,
         "exit_code": None, "error": "", "pid": os.getpid(), "born": born(os.getpid()), "script": job["script"],
@@ -569,7 +698,7 @@ def rank_records(folder: Path) -> List[Dict[str, Any]]:
     return [record for record in records if record]
 
 
-def standing(folder: Path) -> Dict[str, Any]:
+def standing(folder: Path) -> Optional[Dict[str, Any]]:
     """Return what rank 0 last told of its training: the known keys of its status file, and when it was written.
 
     Whatever a script writes there must not harm: no key that is not known, no text but the four states, no number
@@ -581,9 +710,9 @@ def standing(folder: Path) -> Dict[str, Any]:
             told = json.loads(file.read(1 << 14))
             written = os.fstat(file.fileno()).st_mtime
     except (OSError, ValueError, RecursionError):
-        return {}
+        return None
     if not isinstance(told, dict):
-        return {}
+        return None
     found: Dict[str, Any] = {}
     if told.get("state") in ("running", "finished", "failed", "preempted"):
         found["state"] = told["state"]
@@ -591,7 +720,7 @@ def standing(folder: Path) -> Dict[str, Any]:
         value = told.get(key)
         if isinstance(value, kinds) and not isinstance(value, bool) and -(2**53) < value < 2**53:
             found[key] = value
-    return {**found, "told": written} if found else {}
+    return {**found, "told": written} if found else None
 
 
 def rank(options: argparse.Namespace) -> int:
@@ -650,7 +779,8 @@ def rank(options: argparse.Namespace) -> int:
 
 
 def task_of(job: Dict[str, Any]) -> str:
-    return f"{job['job']}/{job['node']}"
+    part = f"/{job['part']}" if "part" in job else ""
+    return f"{job['job']}/{job['node']}{part}"
 
 
 def task_processes(job: Dict[str, Any]) -> List[int]:
@@ -661,7 +791,7 @@ def task_processes(job: Dict[str, Any]) -> List[int]:
     found by descent, from a marked process or from the supervisor, to which orphans come.
     """
     mark = f"{TASK}={task_of(job)}".encode()
-    state = read_json(job_folder(job["job"]) / "state.json")
+    state = read_json(job_folder(job["job"]) / (SETUP_FILE if job.get("part") == SETUP else "state.json"))
     parents: Dict[int, int] = {}
     marked = set()
     for entry in os.listdir("/proc"):
@@ -724,9 +854,16 @@ def end_task(
 
 
 def send(pids: List[int], number: signal.Signals) -> None:
+    denied = []
     for pid in pids:
-        with contextlib.suppress(OSError):  # gone, or another user's (sudo): then it is counted as left
+        try:
             os.kill(pid, number)
+        except PermissionError:  # another user's: set-up commands often use sudo
+            denied.append(str(pid))
+        except OSError:
+            pass  # gone
+    if denied:  # where sudo asks for a password they are counted as left
+        run_quietly(["sudo", "-n", "kill", f"-{int(number)}", *denied])
 
 
 def parent(pid: int) -> int:
@@ -749,10 +886,13 @@ def kill(options: argparse.Namespace) -> None:
             "failed",
             "cancelled",
         ):
-            (folder / ("cancel" if options.cancel else "stopped")).touch()
+            mark = folder / ("cancel" if options.cancel else "stopped")
+            if not mark.exists():  # its mtime is the time of the first cancel
+                mark.touch()
     if not job:
-        reply({"known": False, "ended": 0, "left": 0})
+        reply(end_setup(folder, options.grace))
         return
+    ranks = sum(r["exit_code"] is None and bool(born(r.get("pid") or 0)) for r in rank_records(folder))
     ended, left = end_task(job, options.grace)
     for _ in range(100):  # the supervisor notices within 50 ms, and writes the end
         state = current_state(folder)
@@ -765,9 +905,21 @@ def kill(options: argparse.Namespace) -> None:
         settle(folder)
         write_json(folder / "state.json", {**state, **outcome(folder, job, [137]), "ended": time.time()})
     state = current_state(folder)
-    reply(
-        {"known": True, "ended": ended, "left": left, "state": state["state"], "standing": standing(folder)}
-    )
+    answer = {"known": True, "ended": ended, "ranks": ranks, "left": left}
+    reply({**answer, "state": state["state"], "standing": standing(folder)})
+
+
+def end_setup(folder: Path, grace: float) -> Dict[str, Any]:
+    """End a job's set-up, if it is at work; return the answer once the next one may begin."""
+    task = setup_of(folder)
+    if not task:
+        return {"known": False, "ended": 0, "left": 0}
+    ended, left = end_task(task, grace)
+    for _ in range(100):  # the step itself notices that its command has ended
+        if not setup_of(folder):
+            break
+        time.sleep(0.05)
+    return {"known": True, "ended": ended, "left": left, "state": SETUP}
 
 
 def current_state(folder: Path) -> Dict[str, Any]:
@@ -779,6 +931,10 @@ def current_state(folder: Path) -> Dict[str, Any]:
     if alive_but_gone(folder, state):
         again = read_json(folder / "state.json")  # it may have ended between the two looks
         state = {**state, "state": "lost", "exit_code": 1} if again.get("state") == state["state"] else again
+    preparing = {} if state else setup_of(folder)
+    if preparing:
+        state = {key: preparing[key] for key in ("job", "node", "started", "script")}
+        return {**state, "state": SETUP, "ended": None, "stopping": is_stopping(folder)}
     if not state:
         return {"job": folder.name, "state": "lost", "exit_code": 1, "ended": None}
     return {**state, "stopping": is_stopping(folder)}
@@ -807,27 +963,166 @@ def running_jobs() -> List[str]:
 
 
 @contextlib.contextmanager
-def locked(name: str, wait: bool = True) -> Iterator[None]:
-    """Hold a lock of this node. Raises BlockingIOError where it is taken and `wait` is false."""
+def locked(name: str) -> Iterator[None]:
+    """Hold a lock of this node."""
     import fcntl
 
     ROOT.mkdir(mode=0o700, exist_ok=True)
     with open(ROOT / f"{name}.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def list_jobs() -> List[Dict[str, Any]]:
-    folders = [f for f in sorted((ROOT / "jobs").glob("*")) if (f / "job.json").exists()]
+    folders = [f for f in sorted((ROOT / "jobs").glob("*")) if (f / "job.json").exists() or setup_of(f)]
     return [told_of(folder, current_state(folder)) for folder in folders]
 
 
 def told_of(folder: Path, state: Dict[str, Any]) -> Dict[str, Any]:
-    return {**state, "ranks": rank_records(folder), "standing": standing(folder)}
+    told = {"ranks": rank_records(folder), "standing": standing(folder), "cancelled": cancelled_at(folder)}
+    return {**state, **told}
+
+
+def cancelled_at(folder: Path) -> Optional[float]:
+    try:
+        return (folder / "cancel").stat().st_mtime
+    except OSError:
+        return None
 
 
 def jobs(_: argparse.Namespace) -> None:
     reply(list_jobs())
+
+
+# -- new files ---------------------------------------------------------------------------------------------
+# A new file is recognised by its ctime, which neither the job nor a tool that preserves times can set. It is compared
+# with the ctime of a file of ours: both come from the file system's clock, which may lag behind time.time().
+
+
+def ctime(path: Path) -> int:
+    try:
+        return os.lstat(path).st_ctime_ns
+    except OSError:
+        return 0
+
+
+def began_at(folder: Path) -> int:
+    return ctime(folder / BEGAN) or ctime(folder / "job.json")
+
+
+def file_clock() -> int:
+    """Return the present by the file system's clock, in ns since the epoch."""
+    path = ROOT / f".clock-{os.getpid()}"
+    try:
+        path.touch()
+        return ctime(path)
+    except OSError:  # the disk is full
+        return time.time_ns() - 100_000_000
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def pulled_file(folder: Path) -> Path:
+    return ROOT / f"pulled-{folder.name}.json"
+
+
+def new(options: argparse.Namespace) -> None:
+    """Name what jobs have written into the project and nobody has pulled, below the outputs on stdin and elsewhere.
+
+    Of one job, or of all. Files below `scratch` on stdin and caches are not counted.
+    """
+    asked = json.load(sys.stdin)
+    folder = project_folder(options.project)
+    ROOT.mkdir(mode=0o700, exist_ok=True)
+    at = file_clock()
+    folders = [f for f in (ROOT / "jobs").glob("*") if (f / "job.json").exists()]
+    begins = sorted((began_at(f), f.name) for f in folders if options.job in ("", f.name))
+    found: Dict[str, Dict[str, Any]] = {}
+    complete = True
+    if begins:
+        scan = Scan(folder, asked["outputs"], asked["scratch"], begins[0][0])
+        for written, kind, place, size in scan:
+            job = [name for began, name in begins if began <= written][-1]
+            entry = found.setdefault(job, {"outputs": {}, "others": {}})[kind].setdefault(place, [0, 0])
+            entry[0] += 1
+            entry[1] += size
+        complete = not scan.late
+    listed = [
+        {"job": job, "outputs": summary(kinds["outputs"]), "others": summary(kinds["others"])}
+        for job, kinds in sorted(found.items())
+    ]
+    running = [job for job in running_jobs() if options.job in ("", job)]
+    rank_zero = [f.name for f in folders if (f / "ranks" / "0.json").exists() and options.job in ("", f.name)]
+    answer = {"at": at, "complete": complete, "running": running[-PLACES:], "jobs": listed[-PLACES:]}
+    reply({**answer, "rank_zero": bool(rank_zero)})
+
+
+def summary(places: Dict[str, List[int]]) -> Dict[str, Any]:
+    largest = sorted(places.items(), key=lambda item: -item[1][1])[:PLACES]
+    return {
+        "files": sum(count for count, _ in places.values()),
+        "size": sum(size for _, size in places.values()),
+        "places": [{"name": name, "files": count, "size": size} for name, (count, size) in largest],
+    }
+
+
+class Scan:
+    """Yields (ctime, kind, place, size) of each new file of a project; `late` says that the time limit was reached.
+
+    The place of a file is the output that contains it, or the topmost of its parent folders that no sync created.
+    """
+
+    def __init__(self, folder: Path, outputs: Sequence[str], scratch: Sequence[str], since: int) -> None:
+        self.folder, self.since = folder, since
+        self.outputs = [os.path.normpath(name) for name in outputs]
+        self.scratch = frozenset(os.path.normpath(name) for name in scratch)
+        self.manifest = read_json(manifest_file(folder))
+        self.synced = {str(parent) for name in self.manifest for parent in Path(name).parents}
+        self.pulled = read_json(pulled_file(folder))
+        self.late = False
+
+    def __iter__(self) -> Iterator[Tuple[int, str, str, int]]:
+        deadline = time.monotonic() + SCAN_SECONDS
+        waiting = [""]
+        while waiting and not self.late:
+            below = waiting.pop()
+            with contextlib.suppress(OSError), os.scandir(str(self.folder / below)) as entries:
+                for entry in entries:
+                    name = f"{below}/{entry.name}" if below else entry.name
+                    self.late = self.late or time.monotonic() > deadline
+                    if entry.name in CACHES or entry.name.endswith(".pyc") or name in self.scratch:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(name)
+                    elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                        with contextlib.suppress(OSError):
+                            yield from self.if_new(name, entry.stat(follow_symlinks=False))
+
+    def if_new(self, name: str, info: os.stat_result) -> Iterator[Tuple[int, str, str, int]]:
+        written = info.st_ctime_ns
+        parents = [name, *map(str, Path(name).parents)]  # the last is "."
+        if written < self.since or any(written < int(self.pulled.get(p, 0)) for p in parents):
+            return
+        if name in self.manifest and describe(self.folder / name) == self.manifest[name]:
+            return  # a sync has brought it
+        output = next((out for out in self.outputs if out in parents), None)
+        if output is not None:
+            yield written, "outputs", output, info.st_size
+            return
+        unsynced = [p for p in parents[1:] if p not in self.synced and p != "."]
+        yield written, "others", f"{unsynced[-1]}/" if unsynced else name, info.st_size
+
+
+def pulled(options: argparse.Namespace) -> None:
+    """Remember that the names on stdin were pulled as they were at a moment of the file system's clock."""
+    names = json.load(sys.stdin)["names"]
+    path = pulled_file(project_folder(options.project))
+    with locked("pulled"):
+        known = read_json(path)
+        known.update({os.path.normpath(name): options.at for name in names})
+        write_json(path, dict(sorted(known.items(), key=lambda item: -int(item[1]))[:1000]))
+    reply({"marked": len(names)})
 
 
 # -- logs --------------------------------------------------------------------------------------------------
@@ -845,7 +1140,7 @@ def follow(options: argparse.Namespace) -> None:
         raise SystemExit(f"no job {options.job} on this node")
     out = sys.stdout.buffer
     offsets = {int(k): int(v) for k, v in json.loads(options.offsets).items()}
-    told = ""
+    told = b""
     beat = time.monotonic()
     while True:
         if time.monotonic() - beat > 5:
@@ -857,10 +1152,10 @@ def follow(options: argparse.Namespace) -> None:
             for offset, data in new_bytes(path, offsets.get(number, 0)):
                 out.write(f"log {number} {offset} {len(data)}\n".encode() + data)
                 offsets[number] = offset + len(data)
-        summary = json.dumps(told_of(folder, state))
+        summary = wire(told_of(folder, state))
         if summary != told:
             told = summary
-            out.write(b"state " + summary.encode() + b"\n")
+            out.write(b"state " + summary + b"\n")
         if ended or not options.wait:
             out.write(b"end\n")
             out.flush()
@@ -906,10 +1201,15 @@ def parser() -> argparse.ArgumentParser:
     probing.add_argument("--private-ip", required=True)
     probing.add_argument("--manifest", default="")
     probing.add_argument("--wait-boot", type=float, default=0.0)
+    probing.add_argument("--await-gpus", type=int, default=0)
     probing.add_argument("--python", default="")
     packing = verb("pack", pack)
     packing.add_argument("path", nargs="+")
-    for made in (probing, packing, verb("apply", apply), verb("setup", setup)):
+    looking = verb("new", new)
+    looking.add_argument("--job", default="")
+    marking = verb("pulled", pulled)
+    marking.add_argument("--at", type=int, required=True)
+    for made in (probing, packing, looking, marking, verb("apply", apply), verb("setup", setup)):
         made.add_argument("--project", required=True)
     verb("start", start)
     verb("jobs", jobs)

@@ -33,6 +33,7 @@ class Server:
         self._login = asyncssh.import_public_key(login)
         self._sock = sock
         self._children: set[asyncio.subprocess.Process] = set()
+        self._all: list[asyncio.subprocess.Process] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -76,6 +77,7 @@ class Server:
             start_new_session=True,
         )
         self._children.add(child)
+        self._all.append(child)
 
         async def feed() -> None:
             with contextlib.suppress(OSError, asyncssh.Error):
@@ -120,11 +122,15 @@ class Server:
                 connection.abort()
             for child in list(self._children):
                 self._end(child)
-                await child.wait()
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+            # Whatever ends or is closed only after the loop would ask for it in vain.
+            for child in self._all:
+                child._transport.close()  # type: ignore[attr-defined]  # its pipes too, which nobody reads any more
+                await child.wait()
+            await asyncio.sleep(0)
 
         self._do(work())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -153,7 +159,7 @@ class Site:
             "port": port,
             "user": USER,
             "private_key": self.private_key,
-            "host_key": self.host.public,
+            "host_keys": (self.host.public,),
         }
         return Target(**{**values, **changes})
 

@@ -201,6 +201,36 @@ def test_run_refuses_before_it_makes_nodes(cli: Any, faults: Any, words: tuple[s
     assert faults.calls == []
 
 
+def test_run_with_more_ranks_than_gpus_makes_nothing(cli: Any, faults: Any, remains: Any) -> None:
+    cli.write("train.py", "")
+    done = cli("run", "-n", "1", "-t", "g5.xlarge", "--nproc-per-node", "2", "train.py")
+    assert done.returncode == 2, done.stderr
+    assert "1 GPU, fewer than the 2 ranks" in done.stderr
+    assert not {"ImportKeyPair", "CreateSecurityGroup", "RunInstances"} & set(faults.calls)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [("2", "1 GPU, fewer than the 2 ranks"), ("1,1", "lists 2 nodes, the cluster has 1")]
+)
+def test_ranks_that_do_not_fit_are_refused_before_anything_is_sent(cli: Any, count: str, said: str) -> None:
+    cli.ok("up", "-n", "1", "-t", "g5.xlarge")
+    assert "GPU 0: " in cli.ok("exec", "nvidia-smi -L")
+    cli.write("cloudddp.toml", '[setup]\nrun = ["touch ../set-up"]\n')
+    cli.write("train.py", "")
+    done = cli("launch", "--nproc-per-node", count, "train.py")
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "train.py" not in cli.ok("exec", "ls")
+    assert cli.ok("exec", "ls ..; pwd").count("set-up") == 0
+
+
+def test_a_type_without_gpus_does_not_limit_the_ranks(cli: Any) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
+    cli.ok("up", "-n", "1", "-t", "c5.xlarge", "--allow-cpu", "--price", "0.17")
+    cli.write("hi.py", "print('hi')")
+    assert cli.ok("launch", "--nproc-per-node", "3", "hi.py").count("hi") == 3
+
+
 def test_a_refused_launch_leaves_the_running_jobs_files_alone(cli: Any) -> None:
     direct(cli)
     cli.write("wait.py", "import time; time.sleep(600)")
@@ -395,7 +425,7 @@ def test_run_says_what_may_be_left_when_it_cannot_look_any_more(cli: Any, faults
     home = ec2.describe_instances(InstanceIds=[cluster["nodes"][0]["instance_id"]])
     assert home["Reservations"]
     (node,) = [n for n in _nodes(cli) if n["instance_id"] == cluster["nodes"][0]["instance_id"]]
-    (Path(node["home"]) / "project" / "go").touch()
+    (Path(node["home"]) / "project" / "go").mkdir()  # a folder: no file that `run` would keep
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 3
     assert cluster["nodes"][0]["instance_id"] in err
@@ -458,6 +488,6 @@ def test_a_state_folder_that_cannot_be_used_is_named_with_what_to_set(
     taken.touch()
     done = cli(*words, CLOUDDDP_HOME=str(taken))
     assert done.returncode == 2, done
-    assert "the state folder cannot be used" in done.stderr
+    assert f"{taken} is not a folder, so cloudddp does not use it" in done.stderr
     assert str(taken) in done.stderr
     assert "-> set CLOUDDDP_HOME" in done.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from faults import FaultyEndpoint
+from harness import wait_for
 
 
 def test_takes_everything_away_and_says_what_it_cost(cli: Any, remains: Any) -> None:
@@ -62,6 +63,25 @@ def test_what_cannot_be_removed_is_listed_and_the_exit_code_is_3(
     assert instance in done.stderr
     assert "$1.03 an hour" in done.stderr
     assert "OperationNotPermitted" in done.stderr
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
+def test_one_instance_that_may_not_be_ended_does_not_keep_the_others_running(
+    cli: Any, ec2: Any, remains: Any
+) -> None:
+    """One refused id fails the whole TerminateInstances; it may be somebody else's, with this cluster's tags."""
+    cli.ok("up", "-n", "3")
+    kept, *others = sorted(remains().instances)
+    ec2.modify_instance_attribute(InstanceId=kept, DisableApiTermination={"Value": True})
+    try:
+        done = cli("down", "-y")
+    finally:
+        ec2.modify_instance_attribute(InstanceId=kept, DisableApiTermination={"Value": False})
+    assert done.returncode == 3
+    assert f"instance {kept} (running)" in done.stderr
+    assert "OperationNotPermitted" in done.stderr
+    wait_for(lambda: remains().instances == [kept], f"{others} are ended")
     cli.ok("down", "-y")
     assert remains().nothing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,19 +44,35 @@ def test_up_prints_calls_parameters_and_price(rehearse: Any) -> None:
     assert "PRIVATE KEY" not in out
 
 
+def test_up_prints_how_each_node_gets_a_host_key_of_its_own(rehearse: Any) -> None:
+    out = rehearse("-c", "demo", "up", "-n", "2", "--dry-run")
+    made = re.findall(r"node (\d) .* sudo -n sh -s -- make-host-key 'ssh-ed25519 (\S+)'", out)
+    installed = re.findall(r"node (\d) .* sudo -n sh -s -- install-host-key 'ssh-ed25519 (\S+)'", out)
+    assert [node for node, _ in made] == [node for node, _ in installed] == ["0", "1"]
+    assert len({key for _, key in made}) == 1
+    assert len({key for _, key in made + installed}) == 3
+    assert out.count("bytes: infra/node/host-key.sh") == 4
+    assert out.rindex("make-host-key") < out.index("install-host-key") < out.index(" probe ")
+
+
 def test_launch_prints_what_each_node_is_told(rehearse: Any, project: Path) -> None:
     (project / "train.py").write_text("print('hi')\n")
-    out = rehearse("launch", "--dry-run", "--env", "A=b c", "train.py", "--lr", "0.1")
+    (project / "cloudddp.toml").write_text('[job]\nenv = { FROM_FILE = "hunter2", NCCL_DEBUG = "hunter2" }\n')
+    out = rehearse("launch", "--dry-run", "--env", "A=hunter2", "train.py", "--lr", "0.1")
     assert out.count("torch.distributed.run") == 2
     for expected in (
         "train.py --lr 0.1",
         "--local-addr=172.31.",
         "NCCL_SOCKET_IFNAME==ens5",
-        "A=b c",
+        "A=****",
+        "FROM_FILE=****",
+        "NCCL_DEBUG=****",
+        "GLOO_SOCKET_IFNAME=ens5",
         "an hour",
-        "1 file,",
+        "2 files,",
     ):
         assert expected in out, expected
+    assert "hunter2" not in out
 
 
 def test_down_prints_the_order_of_the_teardown(rehearse: Any) -> None:

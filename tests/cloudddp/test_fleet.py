@@ -194,7 +194,7 @@ def test_a_command_runs_on_the_node_that_was_meant(place: Site) -> None:
 
 def test_one_bad_node_fails_the_connecting_and_is_named(place: Site) -> None:
     good = place.target(place.server().port)
-    bad = place.target(place.server().port, host_key=keys.generate().public, label="node 1 (i-bad)")
+    bad = place.target(place.server().port, host_keys=(keys.generate().public,), label="node 1 (i-bad)")
     with Fleet({0: good, 1: bad}) as fleet, pytest.raises(ConnectError, match="i-bad"):
         fleet.connect(within=HANG_GUARD)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import CommandLine, cannot, clean_environment, wait_for
+from harness import CommandLine, cannot, wait_for
 
 from cloudddp.sim import control, ground
 
@@ -23,16 +23,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]
 
 
 @pytest.fixture
-def cli(lab: control.Simulator, project: Any, request: pytest.FixtureRequest) -> Iterator[CommandLine]:
-    """The command line with CLOUDDDP_SIM set, as a user has it: it enters the lab by itself."""
-    cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
-    env = clean_environment(
-        CLOUDDDP_HOME=str(lab.home), CLOUDDDP_CLUSTER=cluster, CLOUDDDP_YES="1", CLOUDDDP_SIM="1"
-    )
-    line = CommandLine(project, cluster, env)
-    yield line
-    line.end()
-    line.ok("down", "-y")
+def cli(lab_cli: CommandLine) -> CommandLine:
+    return lab_cli
 
 
 def nodes(cli: CommandLine) -> list[dict[str, Any]]:
@@ -45,7 +37,7 @@ def direct(cli: CommandLine, *options: str) -> None:
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
 
 
-IDLE = 6  # processes of a node without a job: its machine, sshd, init; and what a connection takes
+IDLE = 7  # processes of a node without a job: its machine, init, sshd, who starts it; and what a connection takes
 WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
 
 
@@ -86,11 +78,14 @@ def test_torchrun_trains_across_hosts_whose_interfaces_have_different_names(cli:
 
 def interfaces(cli: CommandLine) -> list[str]:
     """The name of each node's interface, in the order of host names."""
-    said = cli.ok("exec", "--", "hostname; ls /sys/class/net").splitlines()
-    words = [line.split("] ", 1)[1] for line in said]
-    hosts = [word for word in words if word.startswith("ip-")]
-    found = [word for word in words if word.startswith("en")]
-    return [name for _, name in sorted(zip(hosts, found, strict=True))]
+    host, found = {}, {}
+    for line in cli.ok(
+        "exec", "--", "hostname; ls /sys/class/net"
+    ).splitlines():  # the nodes' lines come mixed
+        node, word = line.split("] ", 1)
+        if word.startswith(("ip-", "en")):
+            (host if word.startswith("ip-") else found)[node] = word
+    return [found[node] for node in sorted(host, key=host.__getitem__)]
 
 
 def test_files_go_there_and_results_come_back(cli: CommandLine) -> None:
@@ -136,10 +131,13 @@ def test_a_node_that_falls_silent_is_told_of_before_it_counts_as_lost(cli: Comma
     cli.write("wait.py", WAIT)
     process = running(cli)
     assert process.stderr is not None
+    shown = []
     for act, said in (("freeze", "nothing is heard of node 1; trying on"), ("heal", "node 1 is heard again")):
         cli.ok("sim", "fault", act, "1")
-        while said not in (line := process.stderr.readline()):
-            assert line, "it has ended"
+        shown.append(act)
+        while said not in shown[-1]:
+            shown.append(process.stderr.readline())
+            assert shown[-1], shown
     cli.ok("cancel")
     process.communicate(timeout=110)
     assert process.returncode == 130
@@ -208,6 +206,33 @@ def test_of_a_job_with_a_silent_node_the_others_tell_and_it_is_named(
     assert "the node itself" in refused.stderr
     cli.ok("sim", "fault", "heal", "1")
     assert "ended" in cli.ok("cancel")
+
+
+def test_down_asks_what_is_at_stake_but_waits_for_no_silent_node(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("wait.py", "open('model.pt', 'w').write('w')\n" + WAIT)
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    cli.ok("sim", "fault", "freeze", "1")
+    done = cli("down")
+    assert done.returncode == 0, done.stderr
+    assert f"job {job} is running on node 0" in done.stderr
+    assert f"not pulled from node 0: model.pt (1 byte) of job {job}" in done.stderr
+    assert "node 1 did not answer" in done.stderr
+    assert "nothing is left" in done.stdout
+
+
+def test_a_set_up_that_uses_sudo_is_ended_by_a_cancel(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("cloudddp.toml", "[setup]\nrun = [\"sudo sh -c 'sleep 987; true'\"]\n")
+    cli.write("wait.py", WAIT)
+    process = cli.start("launch", "wait.py")
+    sleeping = "pgrep -x sleep -a || true"
+    wait_for(lambda: cli.ok("exec", sleeping).count("987") == 2, "the set-up has begun on both nodes")
+    assert "its set-up was ended" in cli.ok("cancel")
+    process.communicate(timeout=110)
+    assert process.returncode == 130
+    assert "987" not in cli.ok("exec", sleeping)
 
 
 def test_a_node_whose_disk_is_full_still_tells_of_its_jobs(cli: CommandLine) -> None:
@@ -295,3 +320,22 @@ def test_a_kind_that_cannot_be_had_is_refused_and_auto_says_what_is_missing(
     asked = cli("sim", "start", "--nodes", "process")
     assert asked.returncode == 1
     assert "runs already, with namespace nodes" in asked.stderr
+
+
+def test_the_deadline_holds_for_a_node_whose_supervisor_is_dead(
+    cli: CommandLine, lab: control.Simulator
+) -> None:
+    direct(cli)
+    cli.write("wait.py", WAIT)
+    cli.ok("launch", "-d", "wait.py")
+    cli.ok(
+        "exec",
+        "--",
+        'pkill -9 -f "[s]upervise --job"; while pgrep -f "[s]upervise --job"; do sleep 0.05; done',
+    )
+    ours = {node["instance_id"] for node in nodes(cli)}
+    moment = "$(date -u -d '+3 seconds' '+%F %T UTC')"
+    timer = "/etc/systemd/system/cloudddp-deadline.timer"
+    arm = f'sudo sed -i "s/^OnCalendar=.*/OnCalendar={moment}/" {timer}'
+    cli.ok("exec", "--", f"{arm} && sudo systemctl restart cloudddp-deadline.timer")
+    wait_for(lambda: not ours & {n["instance_id"] for n in control.nodes(lab)}, "the nodes end")

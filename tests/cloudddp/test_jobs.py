@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +40,7 @@ time.sleep(600)
 def direct(cli: Any, *, nodes: int = 2, ranks: int | str = 2) -> None:
     """Bring nodes up, and have ranks started without torchrun."""
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE=str(ranks), CLOUDDDP_STOP_GRACE="1")
-    cli.ok("up", "-n", str(nodes))
+    cli.ok("up", "-n", str(nodes), "-t", "g5.12xlarge")
 
 
 def ranks_said(text: str) -> dict[int, list[str]]:
@@ -153,7 +154,7 @@ def test_a_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any)
     assert busy.returncode == 1
     assert f"job {job} is still running" in busy.stderr
     follower = cli.start("logs", "-f", job)
-    assert "processes ended" in cli.ok("cancel", job)
+    assert "4 ranks ended" in cli.ok("cancel", job)
     follower.communicate(timeout=TIMEOUT)
     assert follower.returncode == 130
     assert processes(cli) == 0
@@ -167,6 +168,30 @@ def test_logs_can_be_limited_to_a_rank(cli: Any) -> None:
     cli.ok("launch", "hi.py")
     assert sorted(ranks_said(cli.ok("logs", "--rank", "1"))) == [1]
     assert sorted(ranks_said(cli.ok("logs", "-f"))) == [0, 1]
+    for words in (("--rank", "9"), ("-f", "--rank", "0", "--rank", "2")):
+        done = cli("logs", *words)
+        assert done.returncode == 2
+        assert f"has no rank {words[-1]}" in done.stderr
+        assert "its ranks are 0 to 1" in done.stderr
+
+
+def test_a_job_that_failed_before_it_was_cancelled_stays_failed(cli: Any) -> None:
+    """Nobody watches it, so the rank on the other node runs on until the cancel."""
+    direct(cli, nodes=2, ranks=1)
+    cli.write(
+        "half.py",
+        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\nprint('on', flush=True)\ntime.sleep(600)",
+    )
+    cli.ok("launch", "-d", "half.py")
+    wait_for(lambda: "ls-ranks-done" in cli.ok("exec", "--node", "1", ENDED), "rank 1 has ended")
+    assert "1 rank ended" in cli.ok("cancel")
+    (job,) = json.loads(cli.ok("jobs", "--json"))
+    assert (job["state"], job["exit_code"]) == ("failed", 9)
+    done = cli("logs", "-f")
+    assert (done.returncode, "rank 1 on node 1 exited 9 first" in done.stderr) == (9, True)
+
+
+ENDED = "grep -l '\"exit_code\": 9' ~/.cloudddp/jobs/*/ranks/1.json && echo ls-ranks-done; true"
 
 
 def test_ctrl_c_in_the_foreground_cancels_everywhere_and_keeps_the_cluster(cli: Any) -> None:
@@ -262,6 +287,53 @@ def test_a_failing_set_up_command_shows_its_output(cli: Any) -> None:
     assert "exited 9" in done.stderr
     assert "the cause" in done.stderr
     assert "not reached" not in done.stdout
+
+
+WAITING = '[setup]\nrun = ["touch ../began; trap \\"\\" TERM; while [ ! -e ../go ]; do sleep 0.1; done"]\n'
+
+
+def setting_up(cli: Any) -> Any:
+    """A launch whose set-up is at work on both nodes, as a process."""
+    direct(cli, nodes=2, ranks=1)
+    cli.write("cloudddp.toml", WAITING)
+    cli.write("ok.py", "print('ran')")
+    process = cli.start("launch", "ok.py")
+    wait_for(lambda: cli.ok("exec", "ls ..").count("began") == 2, "the set-up has begun on both nodes")
+    return process
+
+
+@pytest.mark.parametrize("how", ["interrupt", "cancel"])
+def test_a_set_up_that_is_broken_off_ends_on_every_node_and_the_next_launch_works(cli: Any, how: str) -> None:
+    process = setting_up(cli)
+    assert processes(cli) > 0
+    (job,) = json.loads(cli.ok("jobs", "--json"))
+    assert job["state"] == "setup"
+    if how == "interrupt":
+        code, _, err = interrupt(process)
+        assert "it was ended; the cluster is still up" in err
+    else:
+        assert cli.ok("cancel") == f"job {job['id']}: its set-up was ended\n"
+        err = process.communicate(timeout=TIMEOUT)[1]
+        code = process.returncode
+        assert f"job {job['id']} was cancelled during its set-up" in err
+    assert code == 130
+    assert processes(cli) == 0
+    assert json.loads(cli.ok("jobs", "--json")) == []
+    cli.ok("exec", "touch ../go")
+    assert cli.ok("launch", "ok.py").count("] ran") == 2
+
+
+def test_a_set_up_is_no_second_job_and_has_no_logs(cli: Any) -> None:
+    process = setting_up(cli)
+    busy = cli("launch", "ok.py")
+    assert busy.returncode == 1
+    assert "is still running on node" in busy.stderr
+    silent = cli("logs")
+    assert silent.returncode == 1
+    assert "still in its set-up" in silent.stderr
+    cli.ok("exec", "touch ../go")
+    assert process.communicate(timeout=TIMEOUT)[0].count("] ran") == 2
+    assert process.returncode == 0
 
 
 def test_results_come_back_and_are_not_sent_again(cli: Any) -> None:
@@ -426,7 +498,7 @@ def test_a_node_that_dies_ends_the_job_and_is_named(cli: Any, ec2: Any) -> None:
 @pytest.mark.parametrize("rendezvous", ["c10d", "static"])
 def test_torchrun_across_nodes_trains_and_reports_the_failing_rank(cli: Any, rendezvous: str) -> None:
     pytest.importorskip("torch")
-    cli.ok("up", "-n", "2")
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
     cli.write(
         "reduce.py",
         "import os, torch, torch.distributed as dist\n"
@@ -459,3 +531,25 @@ def test_what_was_started_is_ended_when_one_node_cannot_start(cli: Any) -> None:
     assert done.returncode == 1
     assert "node 1" in done.stderr
     wait_for(lambda: processes(cli) == 0, "node 0 ends what it started")
+
+
+def test_logs_and_jobs_tell_the_same_time_of_a_job(cli: Any) -> None:
+    direct(cli)
+    cli.write("done.py", "import time; time.sleep(1)")
+    job = cli.ok("launch", "-d", "done.py").strip()
+    (record,) = wait_for(
+        lambda: [r for r in json.loads(cli.ok("jobs", "--json")) if r["ended"]], "the job has ended"
+    )
+    assert record["id"] == job
+    time.sleep(2)  # which must not be counted
+    shown = next(line for line in cli.ok("jobs").splitlines() if job in line)
+    said = cli("logs", "-f").stderr
+    assert f"job {job} finished: 4 ranks, {re.split('  +', shown)[3]}\n" in said
+
+
+def test_a_failed_job_leaves_the_cluster_and_says_so(cli: Any) -> None:
+    direct(cli)
+    cli.write("fail.py", "raise SystemExit(7)")
+    done = cli("launch", "fail.py")
+    assert done.returncode == 7
+    assert "the cluster is still up; cloudddp down ends the bill" in done.stderr

@@ -44,6 +44,7 @@ def test_an_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Pa
         str(venv / "bin" / "pip"),
         "--disable-pip-version-check",
         "install",
+        "--no-compile",
         "-q",
         "-c",
         str(ROOT / "constraints.txt"),

@@ -15,6 +15,7 @@ import yaml
 from cloudddp import __version__, payload, prices
 from cloudddp.errors import UsageError
 from cloudddp.plan import (
+    BOOT_CHECK,
     SERVICE,
     TIMER,
     USER_DATA_LIMIT,
@@ -23,14 +24,13 @@ from cloudddp.plan import (
     Plan,
     Ref,
     client_token,
-    iso,
     lifetime,
-    moment,
     plan,
 )
 from cloudddp.prices import Price
 from cloudddp.spec import ClusterSpec
 from cloudddp.ssh import keys
+from cloudddp.tags import iso, moment
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, 654321, tzinfo=UTC)
 UNITS = (
@@ -241,7 +241,7 @@ def test_the_user_data_is_a_cloud_config_with_the_host_key_and_the_deadline() ->
     assert config["ssh_deletekeys"] is True
     assert config["ssh_keys"] == {"ed25519_private": HOST_KEY.private, "ed25519_public": HOST_KEY.public}
     files = {file["path"]: file["content"] for file in config["write_files"]}
-    assert set(files) == {TIMER, SERVICE}
+    assert set(files) == {TIMER, SERVICE, BOOT_CHECK}
     assert "OnCalendar=2026-11-20 14:00:00 UTC\n" in files[TIMER]
     assert files[SERVICE] == UNITS[1]
     assert config["runcmd"][1] == ["systemctl", "enable", "--now", TIMER.rsplit("/", 1)[1]]
@@ -249,13 +249,17 @@ def test_the_user_data_is_a_cloud_config_with_the_host_key_and_the_deadline() ->
 
 @pytest.mark.parametrize(("hours", "ended"), [(-1.0, True), (1.0, False)])
 def test_a_node_that_boots_after_its_deadline_ends_at_once(tmp_path: Path, hours: float, ended: bool) -> None:
-    """The last command of the user data, run for real with a systemctl that writes down what it is told."""
+    """What the user data has run at every boot, run for real with a systemctl that writes down what it is told."""
     now = datetime.now(UTC) + timedelta(hours=hours) - timedelta(hours=2)
     config = config_of(planned(ClusterSpec(max_hours=2.0), place=replace(PLACE, now=now)))
     (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/told\n')
     (tmp_path / "systemctl").chmod(0o755)
-    command = config["runcmd"][-1]
-    subprocess.run(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=30)
+    (script,) = [file for file in config["write_files"] if file["path"] == BOOT_CHECK]
+    assert (script["permissions"], config["runcmd"][-1]) == ("0755", ["sh", BOOT_CHECK])
+    (tmp_path / "check").write_text(script["content"])
+    subprocess.run(
+        ["sh", tmp_path / "check"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=30
+    )
     assert (tmp_path / "told").exists() == ended
     if ended:
         assert (tmp_path / "told").read_text() == "start --no-block cloudddp-deadline.service\n"

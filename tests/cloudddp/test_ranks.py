@@ -155,8 +155,22 @@ def test_a_module_is_run_with_m(rendezvous: Any) -> None:
 def test_the_number_of_ranks_comes_from_the_gpus_a_number_or_a_list(
     wanted: Any, gpus: tuple[int, int], counts: list[int]
 ) -> None:
-    hosts = [host(k, gpus=count) for k, count in enumerate(gpus)]
-    assert ranks.nproc(JobSpec(nproc_per_node=wanted), hosts) == counts
+    assert ranks.nproc(JobSpec(nproc_per_node=wanted), gpus) == counts
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "said"),
+    [
+        (2, (1, 1), "node 0 has 1 GPU, fewer than the 2 ranks"),
+        ((4, 9), (4, 8), "node 1 has 8 GPUs, fewer than the 9"),
+    ],
+)
+def test_more_ranks_than_gpus_are_refused_with_both_numbers(
+    wanted: Any, gpus: tuple[int, int], said: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        ranks.nproc(JobSpec(nproc_per_node=wanted), gpus)
+    assert said in caught.value.message
 
 
 @pytest.mark.parametrize("listed", [(), (1,), (1, 1, 1)])
@@ -179,7 +193,7 @@ def test_nccl_gets_the_exact_interface_and_gloo_the_bare_name_of_each_node() -> 
 
 
 def test_the_processors_of_a_node_are_shared_among_its_ranks() -> None:
-    plans = planned(JobSpec(nproc_per_node=(2, 16)), [host(0, cpus=8), host(1, cpus=8)])
+    plans = planned(JobSpec(nproc_per_node=(2, 16)), [host(0, cpus=8, gpus=0), host(1, cpus=8, gpus=0)])
     assert [plan.env["OMP_NUM_THREADS"] for plan in plans] == ["4", "1"]
 
 

@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sshserver import Server, Site, site
@@ -56,7 +58,7 @@ def test_a_node_that_proves_itself_is_logged_in_to(connection: Connection, serve
 
 def test_a_wrong_host_key_is_refused_with_the_reason_before_any_login(place: Site, server: Server) -> None:
     expected = keys.generate().public
-    error = refusal(place.target(server.port, host_key=expected))
+    error = refusal(place.target(server.port, host_keys=(expected,)))
     assert "host key" in error.message
     assert "refused" in error.message
     assert "node 0 (i-0)" in error.message
@@ -105,7 +107,7 @@ def test_a_machine_that_accepts_and_never_speaks_is_given_up_and_nothing_is_prin
         "import sys; from pathlib import Path; from cloudddp.errors import ConnectError\n"
         "from cloudddp.ssh.connection import Connection, Target\n"
         "key, port, host = sys.argv[1:]\n"
-        "try: Connection.open(Target('n', '127.0.0.1', int(port), 'u', Path(key), host), connect_timeout=0.5)\n"
+        "try: Connection.open(Target('n', '127.0.0.1', int(port), 'u', Path(key), (host,)), connect_timeout=0.5)\n"
         "except ConnectError as error: print(error.patience, error.message)\n"
         "import threading; [t.join(30) for t in threading.enumerate() if t is not threading.main_thread()]\n"
     )
@@ -161,7 +163,7 @@ def test_a_command_that_a_signal_ended_is_a_failure_of_the_command_not_of_the_co
 
 def test_much_goes_both_ways_at_once_and_on_the_side(connection: Connection) -> None:
     data = os.urandom(6 * MIB)
-    result = connection.run("tee /dev/stderr", stdin=data)
+    result = connection.run("tee /dev/stderr", stdin=data, limit=8 * MIB)
     assert result.stdout == data
     assert result.stderr == data
 
@@ -224,6 +226,14 @@ def test_a_node_that_dies_in_mid_command_is_an_error_never_an_exit_code(place: S
         connection.close()
 
 
+def test_command_that_writes_a_byte_now_and_then_is_given_up_all_the_same(connection: Connection) -> None:
+    with pytest.raises(NodeError, match="no end of its answer after 1 s"):
+        connection.run("while :; do printf ' '; sleep 0.1; done", command_timeout=60, total_timeout=1)
+    with pytest.raises(NodeError, match="no end of its answer after 1 s"):
+        connection.run("while :; do printf ' ' >&2; sleep 0.1; done", command_timeout=60, total_timeout=1)
+    assert connection.run("echo here").stdout == b"here\n"
+
+
 def test_closing_ends_a_command_that_waits_in_another_thread(connection: Connection) -> None:
     began = threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -234,27 +244,95 @@ def test_closing_ends_a_command_that_waits_in_another_thread(connection: Connect
             running.result(60)
 
 
-def test_nothing_is_sent_on_a_channel_after_its_close(
-    connection: Connection, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """paramiko can decide to widen a window, answer CLOSE, and send the first after the second."""
+@pytest.fixture
+def channels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The channels that paramiko has closed in this test."""
     import paramiko
 
-    late: list[paramiko.Channel] = []
-    unlink = paramiko.Channel._set_closed
+    closed: list[paramiko.Channel] = []
+    set_closed = paramiko.Channel._set_closed
 
     def keep(channel: paramiko.Channel) -> None:
-        late.append(channel)
-        unlink(channel)
+        closed.append(channel)
+        set_closed(channel)
 
     monkeypatch.setattr(paramiko.Channel, "_set_closed", keep)
-    assert connection.run("true").exit_code == 0
-    monkeypatch.undo()
+    return closed
+
+
+def send_late(channel: Any, kind: int, *fields: int | bytes) -> None:
+    """Send what paramiko decided to send before the channel was closed, as its threads do when they are slow."""
+    import paramiko
+
     message = paramiko.Message()
-    message.add_byte(bytes([93]))  # SSH_MSG_CHANNEL_WINDOW_ADJUST
-    message.add_int(late[0].remote_chanid)
-    message.add_int(300_000)
-    late[0].transport._send_user_message(message)
+    message.add_byte(bytes([kind]))
+    message.add_int(channel.remote_chanid)
+    for field in fields:
+        message.add_int(field) if isinstance(field, int) else message.add_string(field)
+    channel.transport._send_user_message(message)
+
+
+@pytest.mark.parametrize("late", [(93, 300_000), (94, b"data"), (96,)], ids=["window", "data", "eof"])
+def test_nothing_is_sent_on_a_channel_after_its_close(
+    connection: Connection, server: Server, channels: list[Any], late: tuple[int, ...]
+) -> None:
+    assert connection.run("true").exit_code == 0
+    send_late(channels[0], *late)
+    assert connection.run("echo still here").stdout == b"still here\n"
+    assert len(server.connections) == 1
+
+
+def test_no_data_is_sent_on_a_channel_after_its_eof(connection: Connection, server: Server) -> None:
+    """paramiko answers CLOSE by EOF and CLOSE, and a thread that feeds the command may come between them."""
+
+    def pieces() -> Iterator[bytes]:
+        yield b"data"
+        (channel,) = transport._channels.values()
+        channel.shutdown_write()
+        send_late(channel, 94, b"late")
+
+    transport = connection._client.get_transport()
+    assert transport is not None
+    assert connection.run("cat", stdin=pieces()).stdout == b"data"
+    assert connection.run("echo still here").stdout == b"still here\n"
+    assert len(server.connections) == 1
+
+
+def test_late_data_of_a_closed_channel_does_not_reach_the_next_one_of_that_number(
+    connection: Connection, server: Server, channels: list[Any]
+) -> None:
+    assert connection.run("true").exit_code == 0
+    number = channels[0].remote_chanid
+    while number in server.connections[0]._channels:
+        time.sleep(0.01)  # the answer to its CLOSE is under way
+    server.connections[0]._next_recv_chan = number  # sshd takes the lowest free one
+
+    def pieces() -> Iterator[bytes]:
+        yield b"first "
+        send_late(channels[0], 94, b"late ")
+        yield b"second"
+
+    assert connection.run("cat", stdin=pieces()).stdout == b"first second"
+    assert channels[-1].remote_chanid == number
+
+
+def test_channel_that_closes_while_keys_are_exchanged_does_not_end_the_connection(
+    connection: Connection, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that answers CLOSE is the one that exchanges the keys."""
+    import paramiko
+
+    close = paramiko.Channel._handle_close
+
+    def handle(channel: paramiko.Channel, message: paramiko.Message) -> None:
+        monkeypatch.undo()
+        transport = connection._client.get_transport()
+        assert transport is not None
+        transport._send_kex_init()  # as that thread does before it reads a packet, once 512 MiB have passed
+        close(channel, message)
+
+    monkeypatch.setitem(paramiko.Transport._channel_handler_table, 97, handle)
+    assert connection.run("true").exit_code == 0
     assert connection.run("echo still here").stdout == b"still here\n"
     assert len(server.connections) == 1
 

@@ -16,9 +16,8 @@ from cloudddp import state
 from cloudddp.errors import CloudDDPError
 from cloudddp.state import ClusterFolder, ClusterRecord
 
-RECORD = ClusterRecord(
-    "c-1", "demo", "us-east-1", "", "ubuntu", "2026-11-20T12:00:00Z", "2026-11-20T14:00:00Z"
-)
+ID = "c-0123456789"
+RECORD = ClusterRecord(ID, "demo", "us-east-1", "", "ubuntu", "2026-11-20T12:00:00Z", "2026-11-20T14:00:00Z")
 
 
 def mode(path: Path) -> int:
@@ -26,7 +25,7 @@ def mode(path: Path) -> int:
 
 
 def made(root: Path) -> ClusterFolder:
-    folder = ClusterFolder("c-1", root=root)
+    folder = ClusterFolder(ID, root=root)
     folder.create(RECORD, private_key="PRIVATE\n", host_public="ssh-ed25519 AAAA")
     return folder
 
@@ -34,7 +33,7 @@ def made(root: Path) -> ClusterFolder:
 def test_the_state_folder_is_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path / "here"))
     assert state.home() == tmp_path / "here"
-    assert ClusterFolder("c-1").path.is_relative_to(tmp_path / "here")
+    assert ClusterFolder(ID).path.is_relative_to(tmp_path / "here")
 
 
 def test_a_relative_state_folder_is_under_the_working_folder(
@@ -55,11 +54,10 @@ def test_without_a_word_from_the_user_it_is_the_platforms_state_folder(
 
 def test_what_was_created_is_found_again(tmp_path: Path) -> None:
     made(tmp_path)
-    again = ClusterFolder("c-1", root=tmp_path)
+    again = ClusterFolder(ID, root=tmp_path)
     assert again.record() == RECORD
-    key, host = again.keys()
-    assert key.read_text() == "PRIVATE\n"
-    assert host == "ssh-ed25519 AAAA"
+    assert again.login_key().read_text() == "PRIVATE\n"
+    assert again.host_key.read_text() == "ssh-ed25519 AAAA\n"
 
 
 def test_the_private_key_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
@@ -73,10 +71,10 @@ def test_the_private_key_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_a_cluster_of_another_laptop_has_no_record_and_its_key_error_says_what_to_do(tmp_path: Path) -> None:
-    folder = ClusterFolder("c-9", root=tmp_path)
+    folder = ClusterFolder("c-9999999999", root=tmp_path)
     assert folder.record() is None
-    with pytest.raises(CloudDDPError, match="c-9") as caught:
-        folder.keys()
+    with pytest.raises(CloudDDPError, match="c-9999999999") as caught:
+        folder.login_key()
     assert "cloudddp down" in caught.value.hint
 
 
@@ -92,11 +90,11 @@ def test_half_of_the_keys_is_no_key(tmp_path: Path, lost: str) -> None:
     folder = made(tmp_path)
     (folder.path / lost).unlink()
     with pytest.raises(CloudDDPError):
-        folder.keys()
+        folder.login_key()
 
 
 def test_the_journal_keeps_every_note_in_order_also_from_several_threads(tmp_path: Path) -> None:
-    folder = ClusterFolder("c-1", root=tmp_path)
+    folder = ClusterFolder(ID, root=tmp_path)
     folder.note("first", step="key-pair")
     threads = [
         threading.Thread(target=lambda k=k: [folder.note("many", k=k, n=n) for n in range(20)])  # type: ignore[misc]
@@ -119,6 +117,7 @@ def test_the_journal_keeps_every_note_in_order_also_from_several_threads(tmp_pat
 def test_forgetting_removes_the_keys_and_keeps_the_history(tmp_path: Path) -> None:
     folder = made(tmp_path)
     folder.known_hosts.write_text("x")
+    folder.host_keys.write_text("x")
     folder.note("terminated")
     folder.forget()
     folder.forget()

@@ -275,10 +275,11 @@ def test_a_wrong_host_key_is_refused_with_the_reason(cli: Any) -> None:
     cli.ok("up", "-n", "1")
     (cluster,) = json.loads(cli.ok("status", "--json"))
     folder = Path(cli.env["CLOUDDDP_HOME"]) / "clusters" / cluster["cluster_id"]
-    (folder / "host_key.pub").write_text(keys.generate().public)
+    record = {cluster["nodes"][0]["instance_id"]: {"current": keys.generate().public}}
+    (folder / "host_keys.json").write_text(json.dumps(record))
     done = cli("jobs")
     assert done.returncode == 1
-    assert "host key is not the one made for this cluster: refused" in done.stderr
+    assert "host key is not the one recorded for this node: refused" in done.stderr
 
 
 def test_the_number_of_aws_calls_does_not_depend_on_the_number_of_nodes(tmp_path: Any) -> None:
@@ -300,10 +301,11 @@ def test_the_number_of_aws_calls_does_not_depend_on_the_number_of_nodes(tmp_path
                 aws,
                 ClusterSpec(name=f"n{nodes}", nodes=nodes),
                 say=lambda _: None,
-                connect=lambda found, *_: Nodes(found, gpus=1, cpus=4, quiet=True),
+                dial=lambda found, *_: Nodes(found, gpus=1, cpus=4, quiet=True),
                 caller=lambda: "203.0.113.7/32",
             )
             assert len(made.cluster.nodes) == nodes
             counts[nodes] = len(calls)
     assert counts[1] == counts[8] == counts[64]
-    assert counts[1] == len(EVERYTHING_ASKED) + 1  # DescribeInstances before and after
+    # DescribeInstances also after RunInstances and at the end, when DescribeKeyPairs looks at the reservation
+    assert counts[1] == len(EVERYTHING_ASKED) + 3

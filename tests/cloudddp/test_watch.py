@@ -10,24 +10,25 @@ from typing import Any
 import pytest
 
 from cloudddp.errors import NodeError
-from cloudddp.frames import Frames, lines_of
+from cloudddp.frames import MAX_LINE, Frame, Frames, Lines
+from cloudddp.protocol import End, JobState, Log
 from cloudddp.ssh.connection import Result
 from cloudddp.ssh.fleet import each
 from cloudddp.watch import Watch
 
-STATE = {"state": "running", "script": "a b\\n c", "ranks": []}
+STATE = {"job": "j", "state": "running", "script": "a b\\n c", "ranks": []}
 BODIES = [b"plain\n", b"two\nlines\n", b"end\nlog 1 2 3\nstate {}\n", b"", b"\x00\xff\n\n\r", b"no newline"]
 
 
-def wire() -> tuple[bytes, list[tuple[Any, ...]]]:
+def wire() -> tuple[bytes, list[Frame]]:
     """A stream, and the frames in it."""
     data: bytes = b""
-    frames: list[tuple[Any, ...]] = []
+    frames: list[Frame] = []
     for number, body in enumerate(BODIES):
         data += f"log {number - 1} {number * 1000} {len(body)}\n".encode() + body + b"beat\n"
-        frames.append(("log", number - 1, number * 1000, body))
+        frames.append(Log(number - 1, number * 1000, body))
     data += b"state " + json.dumps(STATE).encode() + b"\nend\n"
-    return data, [*frames, ("state", STATE), ("end",)]
+    return data, [*frames, JobState(job="j", state="running", script="a b\\n c"), End()]
 
 
 def test_frames_come_out_as_they_went_in() -> None:
@@ -54,7 +55,7 @@ def test_frames_survive_any_cut(seed: int) -> None:
 def test_a_frame_is_given_as_soon_as_its_last_byte_is_there() -> None:
     frames = Frames()
     assert list(frames.feed(b"log 0 0 4\nab\n")) == []
-    assert list(frames.feed(b"c")) == [("log", 0, 0, b"ab\nc")]
+    assert list(frames.feed(b"c")) == [Log(0, 0, b"ab\nc")]
 
 
 def test_a_beat_is_no_frame() -> None:
@@ -79,7 +80,16 @@ def test_a_beat_is_no_frame() -> None:
     ],
 )
 def test_lines_are_what_a_terminal_would_show(data: bytes, lines: list[str]) -> None:
-    assert lines_of(data) == lines
+    assert list(Lines().feed(data, last=True)) == lines
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096, 1 << 16])
+def test_long_line_comes_in_pieces_that_split_no_character(size: int) -> None:
+    data = "\u20ac".encode() * 100_000 + b"\nnext\n"
+    lines = Lines()
+    found = [line for at in range(0, len(data), size) for line in lines.feed(data[at : at + size])]
+    assert "".join(found) == "\u20ac" * 100_000 + "next"
+    assert all(len(line.encode()) <= MAX_LINE * 3 for line in found)
 
 
 class TwoNodes:
@@ -96,7 +106,7 @@ class TwoNodes:
                 raise NodeError("node 1: the SSH connection broke")
             if node == 1:
                 self.told.set()
-            return Result(0, b'{"left": 0}', b"")
+            return Result(0, b'{"known": true, "ended": 1, "left": 0}', b"")
         if node == 1:
             on_stdout(b"state " + json.dumps({**STATE, "node": 1}).encode() + b"\n")
             assert self.told.wait(60), "nobody tells it to stop"

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cloudddp import payload
 from cloudddp.frames import Frames
+from cloudddp.protocol import JobState, Log
 
 AGENT = payload.root() / "infra" / "node" / "agent.py"
 FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
@@ -155,13 +157,17 @@ class Followed:
         self.ended = False
         for frame in Frames().feed(data):
             assert not self.ended, "a frame after the end"
-            if frame[0] == "log":
-                _, rank, offset, body = frame
-                start = self.starts.setdefault(rank, offset)
-                assert offset == start + len(self.logs.get(rank, b"")), "a gap or a repetition"
-                self.logs[rank] = self.logs.get(rank, b"") + body
-            elif frame[0] == "state":
-                self.states.append(frame[1])
+            if isinstance(frame, Log):
+                start = self.starts.setdefault(frame.rank, frame.offset)
+                assert frame.offset == start + len(self.logs.get(frame.rank, b"")), "a gap or a repetition"
+                self.logs[frame.rank] = self.logs.get(frame.rank, b"") + frame.data
+            elif isinstance(frame, JobState):
+                told = (
+                    {key: value for key, value in asdict(frame.standing).items() if value is not None}
+                    if frame.standing
+                    else None
+                )
+                self.states.append({**asdict(frame), "standing": told})
             else:
                 self.ended = True
 

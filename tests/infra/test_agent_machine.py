@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentnode import AGENT, FOREVER, Node, processes_of, until
+from agentnode import AGENT, FOREVER, HANG_GUARD, Node, alive, processes_of, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent runs on Linux only (/proc)")
 
@@ -25,8 +27,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent runs 
 def set_up(
     node: Node, *commands: str, inputs: tuple[str, ...] = (), env: dict[str, str] | None = None
 ) -> Any:
-    wanted = {"commands": commands, "inputs": inputs, "env": env or {}}
-    return node.answer("setup", "--project=p", stdin=wanted)
+    return node.answer("setup", "--project=p", stdin=wanted(node, *commands, inputs=inputs, env=env or {}))
+
+
+def wanted(node: Node, *commands: str, job: str = "job-1", **more: Any) -> dict[str, Any]:
+    about = {"job": node.id(job), "node": 0, "script": "script.py"}
+    return {**about, "commands": commands, "inputs": (), "env": {}, **more}
 
 
 def test_set_up_runs_once_for_the_same_content_and_again_for_another(node: Node) -> None:
@@ -74,6 +80,81 @@ def test_reading_the_inputs_of_a_set_up_changes_nothing_in_the_project(node: Nod
     assert (node.project / "link").is_symlink()
 
 
+def begun(node: Node, command: str, mark: str = "began", **more: Any) -> subprocess.Popen[bytes]:
+    """A set-up that is at work, as a process: its command has written a file."""
+    process = node.popen("setup", "--project=p")
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(wanted(node, f"touch {mark}; {command}", **more)).encode())
+    process.stdin.close()
+    until(lambda: (node.project / mark).exists())
+    return process
+
+
+CHILDREN = [
+    "sleep 600",
+    "trap '' TERM; while :; do sleep 0.1; done",  # does not obey SIGTERM
+    "setsid env -i sleep 601 & sleep 600",  # a daemon that has cleaned its environment
+]
+
+
+@pytest.mark.parametrize("command", CHILDREN)
+def test_a_cancel_ends_every_process_of_a_set_up_and_the_next_one_begins_at_once(
+    node: Node, command: str
+) -> None:
+    process = begun(node, command)
+    assert node.kill(grace=0.5)["left"] == 0
+    assert set(processes_of(node.home)) <= {process.pid}  # the step itself, which tells its end
+    assert process.stdout is not None
+    assert json.loads(process.stdout.read())["cancelled"] is True
+    assert process.wait(HANG_GUARD) == 0
+    assert set_up_again(node)["ran"] is True
+
+
+def set_up_again(node: Node) -> Any:
+    return node.answer("setup", "--project=p", stdin=wanted(node, "true", job="job-2"))
+
+
+def test_a_set_up_is_listed_as_a_job_until_it_has_ended(node: Node) -> None:
+    process = begun(node, "while [ ! -e go ]; do sleep 0.05; done")
+    state = node.state()
+    assert (state["state"], state["script"], state["node"]) == ("setup", "script.py", 0)
+    assert node.answer("probe", "--project=p", "--private-ip=127.0.0.1")["running"] == [node.id()]
+    (node.project / "go").touch()
+    assert process.wait(HANG_GUARD) == 0
+    assert node.answer("jobs") == []
+
+
+def test_a_job_that_is_cancelled_between_two_set_up_commands_runs_no_more_of_them(node: Node) -> None:
+    folder = node.folder()
+    folder.mkdir(parents=True)
+    (folder / "cancel").touch()
+    answer = set_up(node, "touch never")
+    assert answer["cancelled"] is True
+    assert not (node.project / "never").exists()
+
+
+def test_a_set_up_waits_for_that_of_another_launch(node: Node) -> None:
+    first = begun(node, "while [ ! -e go ]; do sleep 0.05; done; echo 1 >> order")
+    second = node.popen("setup", "--project=p")
+    assert second.stdin is not None
+    second.stdin.write(json.dumps(wanted(node, "echo 2 >> order", job="job-2")).encode())
+    second.stdin.close()
+    (node.project / "go").touch()
+    assert (first.wait(HANG_GUARD), second.wait(HANG_GUARD)) == (0, 0)
+    assert (node.project / "order").read_text() == "1\n2\n"
+
+
+def test_what_a_set_up_leaves_in_the_background_outlives_the_job(node: Node) -> None:
+    """A service that it starts serves the next jobs, too: the set-up runs once."""
+    assert set_up(node, "sleep 600 & echo $! > pid")["exit_code"] == 0
+    pid = int((node.project / "pid").read_text())
+    node.start("print('ran')")
+    assert node.follow().state["state"] == "succeeded"
+    assert node.kill()["left"] == 0
+    assert alive(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
 # -- the machine -----------------------------------------------------------------------------------------------
 
 
@@ -92,6 +173,21 @@ def loaded() -> Any:
 )
 def test_the_interface_is_the_one_that_carries_the_address(address: str, name: str) -> None:
     assert loaded().interface_of(address) == name
+
+
+@pytest.mark.parametrize(("awaited", "seen", "calls"), [(0, 1, 1), (1, 1, 1), (2, 2, 2)])
+def test_the_gpus_of_the_type_are_awaited_and_of_a_type_without_any_none(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, awaited: int, seen: int, calls: int
+) -> None:
+    """The driver shows one more at each call."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho 'GPU 0: simulated' >> {tmp_path}/shown\ncat {tmp_path}/shown\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    wanted = [f"--await-gpus={awaited}"] if awaited else []
+    assert node.answer("probe", "--project=p", "--private-ip=127.0.0.1", *wanted)["gpus"] == seen
+    assert len((tmp_path / "shown").read_text().splitlines()) == calls
 
 
 def test_a_probe_says_what_a_job_must_know(node: Node) -> None:

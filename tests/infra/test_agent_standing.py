@@ -57,4 +57,4 @@ def test_words_that_are_not_known_are_dropped(node: Node, text: str, left: dict[
     node.start(writing(text))
     state = node.follow().state
     assert state["state"] == "succeeded"
-    assert {k: v for k, v in state["standing"].items() if k != "told"} == left
+    assert {k: v for k, v in (state["standing"] or {}).items() if k != "told"} == left

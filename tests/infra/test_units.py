@@ -28,7 +28,8 @@ def units() -> dict[str, str]:
     """The units as cloud-init writes them on a node: by file name, with the deadline in place."""
     texts = tuple(payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
     config = yaml.safe_load(user_data(Identity("c", "k", "p", "q"), CREATED, DEADLINE, (texts[0], texts[1])))
-    return {Path(file["path"]).name: file["content"] for file in config["write_files"]}
+    files = {Path(file["path"]): file["content"] for file in config["write_files"]}
+    return {path.name: text for path, text in files.items() if path.suffix in (".timer", ".service")}
 
 
 def section(unit: str, name: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ import paramiko
 from simlab import Laptop, Result, execute, until
 
 from cloudddp.sim import control, ground, kernel
+from cloudddp.ssh.order import keep_order
 
 ECHO = (
     "import socket,sys;s=socket.create_server(('0.0.0.0',int(sys.argv[1])));"
@@ -97,6 +98,7 @@ class LabLaptop(Laptop):
                     )
             except (OSError, paramiko.SSHException, EOFError):
                 return None
+            keep_order(client.get_transport())
             return client
 
         return until(attempt)

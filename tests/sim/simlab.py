@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cloudddp.sim import control
+from cloudddp.ssh.order import keep_order
 
 IMAGE_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
@@ -172,6 +173,8 @@ class Laptop:
             banner_timeout=30,
             auth_timeout=30,
         )
+        # Tests share connections, and paramiko alone loses one now and then, to OpenSSH's sshd as well: see order.py.
+        keep_order(client.get_transport())
         return client
 
     def leave(self) -> None:

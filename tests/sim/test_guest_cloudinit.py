@@ -184,11 +184,21 @@ def test_no_stand_in_acts_where_there_is_no_node(over: Path, tmp_path: Path, com
     assert "acts on simulated nodes only; refused" in done.stderr
 
 
-def test_the_nodes_init_refuses_where_there_is_no_node(over: Path, tmp_path: Path) -> None:
-    code = f"import sys; sys.path.insert(0, {str(over / 'lib/cloudddp-lab')!r}); from guest import init; sys.exit(init.main())"
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("main(None)", "acts on simulated nodes only; refused"),
+        ("power('poweroff', gently=True)", "not the init of a simulated node"),
+        ("power('reboot', gently=False)", "not the init of a simulated node"),
+    ],
+)
+def test_the_nodes_init_refuses_where_there_is_no_node(
+    over: Path, tmp_path: Path, call: str, said: str
+) -> None:
+    code = f"import sys; sys.path.insert(0, {str(over / 'lib/cloudddp-lab')!r}); from guest import init; sys.exit(init.{call})"
     done = _apart([sys.executable, "-I", "-c", code], tmp_path)
     assert done.returncode not in (0, None)
-    assert "acts on simulated nodes only; refused" in done.stderr
+    assert said in done.stderr
 
 
 def test_the_small_cloud_init_writes_nothing_where_there_is_no_node(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def our_units() -> dict[str, units.Unit]:
         name: units.parse(name, file["content"])
         for file in files
         for name in [file["path"].rpartition("/")[2]]
+        if name.endswith((".timer", ".service"))
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import socket
 import time
 from pathlib import Path
@@ -38,6 +39,14 @@ print(heard, flush=True)
 
 def record(laptop: LabLaptop, node: dict[str, Any]) -> dict[str, Any]:
     return next(n for n in control.nodes(laptop.sim) if n["instance_id"] == node["InstanceId"])
+
+
+def pids(laptop: LabLaptop, node: dict[str, Any]) -> list[int]:
+    return [process.pid for process in processes.belonging(laptop.sim.home, node["InstanceId"])]
+
+
+def comm(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def reboot(laptop: LabLaptop, node: dict[str, Any]) -> None:
@@ -113,17 +122,50 @@ def test_a_node_boots_again_whatever_lies_where_it_talks_to_the_simulator(reside
     assert resident.state(node["InstanceId"]) == "running"
 
 
-@pytest.mark.parametrize("left", ["mkfifo power", r"printf '\377\376' > power", "mkdir power", "ln -s {word} power"])  # fmt: skip
-def test_a_node_that_ends_without_a_word_to_be_believed_has_failed(
-    resident: LabLaptop, tmp_path: Path, left: str
-) -> None:
-    (tmp_path / "word").write_text("poweroff")
+def test_no_file_of_a_node_says_how_it_ended(resident: LabLaptop) -> None:
     (node,) = resident.launch()
-    script = f"cd /run/cloudddp; {left.format(word=shlex.quote(str(tmp_path / 'word')))}; kill -TERM 1"
-    attempt(resident.login(node), f"sudo sh -c {shlex.quote(script)}")
+    shell(resident.login(node), "echo poweroff | sudo tee /run/cloudddp/power")
+    (first,) = [p for p in pids(resident, node) if comm(p) == "init"]
+    os.kill(first, signal.SIGKILL)  # from outside: no signal of the node's own ends it
     until(lambda: resident.state(node["InstanceId"]) == "terminated")
     shown = resident.describe(node["InstanceId"])[0]
     assert shown["StateReason"]["Code"] == "Server.InternalError"
+
+
+def test_no_signal_of_a_node_ends_or_stops_its_init(resident: LabLaptop) -> None:
+    (node,) = resident.launch()
+    ssh = resident.login(node)
+    for name in ("TERM", "INT", "HUP", "KILL", "STOP", "USR1", "PIPE"):
+        shell(ssh, f"sudo kill -{name} 1")
+    assert shell(ssh, "sudo systemctl is-system-running") == "running"
+
+
+# -- sshd --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["ssh", "sshd.service"])
+def test_sshd_is_a_service_that_can_be_stopped_started_and_reloaded(resident: LabLaptop, unit: str) -> None:
+    (node,) = resident.launch()
+    ssh = resident.login(node)
+    before = shell(ssh, "pgrep -f '^sshd: .*listener'")
+    shell(ssh, f"sudo systemctl reload {unit}; sudo systemctl start {unit}")
+    # The process is the same one, which has no title until it has read its configuration again.
+    assert shell(ssh, "until pgrep -f '^sshd: .*listener'; do sleep 0.05; done") == before
+    shell(ssh, f"sudo systemctl stop {unit}")
+    assert attempt(ssh, f"systemctl is-active {unit}").out == b"inactive\n"
+    assert not reachable(resident.sim, node["PublicIpAddress"], 22)
+    assert attempt(ssh, f"sudo systemctl reload {unit}").status == 1
+    shell(ssh, f"sudo systemctl start {unit}; systemctl is-active {unit}")
+    assert shell(resident.login(node), "pgrep -f '^sshd: .*listener'") != before
+
+
+def test_orphans_of_a_node_are_reaped_and_the_exit_codes_of_commands_kept(resident: LabLaptop) -> None:
+    (node,) = resident.launch()
+    ssh = resident.login(node)
+    shell(ssh, "for n in $(seq 20); do (sleep 0.2 &); done; sudo sh -c '(sleep 0.2 &) ; (sleep 0.3 &)'")
+    codes = "for n in $(seq 40); do (sleep 0.01 &); sudo sh -c 'exit 7' || echo $?; done"
+    assert shell(ssh, codes).split() == ["7"] * 40
+    until(lambda: attempt(ssh, "ps -e -o stat= | grep -q Z").status == 1)
 
 
 # -- ends ------------------------------------------------------------------------------------------------------

@@ -182,7 +182,8 @@ def test_icmp_is_let_through_by_type_and_code(resident: LabLaptop) -> None:
 def test_the_default_group_lets_its_members_hear_each_other_and_nobody_else_in(resident: LabLaptop) -> None:
     vpc, subnet, group = make_vpc(resident, "10.7.0.0/16")
     nodes = resident.launch(2, NetworkInterfaces=[on(subnet)])
-    assert call_from_inside(resident, nodes[0], nodes[1]["PrivateIpAddress"], 22).startswith("SSH-2.0")
+    address = nodes[1]["PrivateIpAddress"]
+    until(lambda: call_from_inside(resident, nodes[0], address, 22).startswith("SSH-2.0"))
     assert not reachable(resident.sim, nodes[0]["PublicIpAddress"], 22)
     resident.terminate(*(node["InstanceId"] for node in nodes))
     drop_vpc(resident, vpc, subnet, group)

@@ -98,6 +98,8 @@ def test_a_node_that_is_cut_off_is_silent_and_runs_on(resident: LabLaptop) -> No
 
 def test_two_nodes_are_cut_off_from_each_other_and_from_nobody_else(resident: LabLaptop) -> None:
     a, b, c = resident.launch(3)
+    for node in (a, b, c):
+        resident.login(node)  # each sshd listens
     control.fault(resident.sim, "cut-between", [a["InstanceId"], b["InstanceId"]])
     assert call(resident, a, b["PrivateIpAddress"], 22, seconds=1) == ""
     assert call(resident, b, a["PrivateIpAddress"], 22, seconds=1) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -116,6 +117,14 @@ def test_sigterm_ends_the_server_and_its_nodes(home: Path) -> None:
     until(lambda: processes.belonging(home) == [])
     assert not (home / "sim" / "sim.json").exists()
     client.close()
+
+
+def test_a_sigterm_that_the_kernel_gives_to_another_thread_ends_the_server(home: Path) -> None:
+    server = control.start(home, nodes="process").pid
+    main, other, *_ = sorted(int(task.name) for task in Path(f"/proc/{server}/task").iterdir())
+    assert main == server
+    assert ctypes.CDLL(None).tgkill(server, other, signal.SIGTERM) == 0
+    until(lambda: processes.belonging(home) == [])
 
 
 def test_two_simulators_side_by_side_share_nothing(

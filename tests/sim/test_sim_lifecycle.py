@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
+import resource
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -192,6 +195,53 @@ def test_the_deadline_in_the_user_data_ends_the_instance(laptop: Laptop, behavio
     )
     until(lambda: laptop.state(instance["InstanceId"]) == end)
     assert datetime.now(UTC) >= moment.replace(microsecond=0)
+
+
+def test_the_deadline_holds_when_the_computers_own_disk_is_full(home: Path) -> None:
+    sim = control.start(home, nodes="process")
+    laptop = Laptop(sim, "key")
+    moment = datetime.now(UTC) + timedelta(seconds=4)
+    (instance,) = laptop.launch(
+        UserData=laptop.user_data(write_files=[timer(moment)]), InstanceInitiatedShutdownBehavior="terminate"
+    )
+    # Whatever the server writes to a file is refused from here on: its log, for one.
+    resource.prlimit(sim.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    until(lambda: laptop.state(instance["InstanceId"]) == "terminated")
+    assert laptop.describe(instance["InstanceId"])[0]["StateReason"]["Code"] == (
+        "Client.InstanceInitiatedShutdown"
+    )
+
+
+@pytest.mark.parametrize("ending", ["reboot", "kill what runs"])
+def test_the_deadline_holds_after_a_reboot_and_without_any_process_of_the_node(
+    laptop: Laptop, ending: str
+) -> None:
+    moment = datetime.now(UTC) + timedelta(seconds=6)
+    (instance,) = laptop.launch(
+        UserData=laptop.user_data(write_files=[timer(moment)]), InstanceInitiatedShutdownBehavior="terminate"
+    )
+    if ending == "reboot":
+        laptop.ec2.reboot_instances(InstanceIds=[instance["InstanceId"]])
+    else:
+        os.kill(start_daemon(laptop, instance), signal.SIGKILL)
+    until(lambda: laptop.state(instance["InstanceId"]) == "terminated")
+    assert datetime.now(UTC) >= moment.replace(microsecond=0)
+    assert laptop.describe(instance["InstanceId"])[0]["StateReason"]["Code"] == (
+        "Client.InstanceInitiatedShutdown"
+    )
+
+
+def test_a_deadline_that_passed_during_a_stop_ends_the_instance_when_it_starts(laptop: Laptop) -> None:
+    moment = datetime.now(UTC) + timedelta(seconds=4)
+    (instance,) = laptop.launch(
+        UserData=laptop.user_data(write_files=[timer(moment)]), InstanceInitiatedShutdownBehavior="terminate"
+    )
+    laptop.ec2.stop_instances(InstanceIds=[instance["InstanceId"]])
+    until(lambda: laptop.state(instance["InstanceId"]) == "stopped")
+    until(lambda: datetime.now(UTC) > moment)
+    assert laptop.state(instance["InstanceId"]) == "stopped"
+    laptop.ec2.start_instances(InstanceIds=[instance["InstanceId"]])
+    until(lambda: laptop.state(instance["InstanceId"]) == "terminated")
 
 
 @pytest.mark.parametrize("packing", ["yaml", "base64", "gzip"])

@@ -15,6 +15,8 @@ from test_sim_lifecycle import timer
 
 from cloudddp.sim import control
 
+REPOSITORY = Path(control.__file__).parents[2]
+
 
 def stop(account: Account, *ids: str) -> None:
     account.ec2.stop_instances(InstanceIds=list(ids))
@@ -204,11 +206,52 @@ with aws.rehearse():
     print(until("terminated")["StateReason"]["Message"])
 """
 
+# A state and its reason are told together: every moment in which one is changed and the other not yet is made long.
+TORN = """
+import time, boto3, sys
+from cloudddp.sim import aws, lifecycle
+from moto.ec2.models.instances import Instance
+
+class Nodes:
+    keeps_time = True
+    on_end = None
+    def boot(self, spec): raise RuntimeError("no such machine")
+    def halt(self, instance_id): pass
+    def remove(self, instance_id): pass
+    def describe(self, instance_ids): return [{} for _ in instance_ids]
+
+aws.prepare()
+life = lifecycle.Lifecycle(Nodes(), lifecycle.Timing())
+life.install()
+ended = life._terminate
+life._terminate = lambda instance: (ended(instance), time.sleep(0.3))
+with aws.rehearse():
+    ec2 = boto3.client("ec2")
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    instance_id = ec2.run_instances(ImageId=image, InstanceType="m5.large", MinCount=1, MaxCount=1)["Instances"][0][
+        "InstanceId"]
+    for _ in range(600):
+        found = ec2.describe_instances(InstanceIds=[instance_id])["Reservations"][0]["Instances"][0]
+        if found["State"]["Name"] == "terminated":
+            break
+        time.sleep(0.01)
+    print(found["State"]["Name"], found["StateReason"]["Message"])
+"""
+
+
+def test_an_ended_instance_is_never_shown_without_its_reason() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TORN], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "terminated Server.InternalError: Internal error on launch (no such machine)" in done.stdout, (
+        done.stderr
+    )
+
 
 def test_a_node_that_does_not_come_back_from_a_reboot_ends_whatever_the_reason() -> None:
     done = subprocess.run(
         [sys.executable, "-c", BROKEN],
-        cwd=Path(control.__file__).parents[2],
+        cwd=REPOSITORY,
         capture_output=True,
         text=True,
         timeout=120,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from pathlib import Path
@@ -52,8 +53,13 @@ def test_states_last_at_least_as_long_as_was_asked(home: Path) -> None:
     assert first(laptop, "running", ids) - began >= 1.0
     ended = time.monotonic()
     laptop.ec2.terminate_instances(InstanceIds=ids)
-    assert laptop.state(ids[0]) == "shutting-down"
+    (shown,) = laptop.describe(ids[0])
+    assert shown["State"]["Name"] == "shutting-down"
+    assert shown["StateReason"]["Code"] == "Client.UserInitiatedShutdown"  # said from the call on
+    asked = shown["StateTransitionReason"]
+    assert re.fullmatch(r"User initiated \([0-9-]{10} [0-9:]{8} GMT\)", asked)
     assert first(laptop, "terminated", ids) - ended >= 1.0
+    assert laptop.describe(ids[0])[0]["StateTransitionReason"] == asked
 
 
 def test_ssh_answers_later_than_running(home: Path) -> None:

@@ -79,7 +79,9 @@ def on_another_node() -> tuple[int, int, int]:
 
 
 def say_whether_left() -> None:
-    print("left" if not dist.is_initialized() else "still in", flush=True)
+    # In one piece: print writes the end of a line apart, and the ranks share the stream.
+    sys.stdout.write("left\n" if not dist.is_initialized() else "still in\n")
+    sys.stdout.flush()
 
 
 def other_group(given: object) -> dict[str, Callable[[], object]]:

@@ -33,15 +33,10 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Seen, str]:
     shared = tmp_path_factory.mktemp("shared")
     for world in (2, 1, 3):
         folder = tmp_path_factory.mktemp(f"world{world}")
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": harness.free_port(), "WORLD_SIZE": world}
-        argv = [CHECKS, folder, shared]
-        # By hand, because torchrun itself costs as much as a rank.
-        starts = [(argv, {**meeting, "RANK": rank, "LOCAL_RANK": rank}) for rank in range(world)]
-        for done in harness.by_hand(starts if world > 1 else [(argv, {})]):
-            assert done.returncode == 0, done.stdout + done.stderr
+        done = harness.job(world, CHECKS, folder, shared)
         reports[world] = [torch.load(folder / f"rank{rank}.pt") for rank in range(world)]
         if world == 1:
-            printed = done.stdout
+            printed = done[0].stdout
     return reports, printed
 
 

@@ -25,6 +25,7 @@ import torch
 from test_train_snapshot import stop_in_the_middle_of_a_write
 
 from train import snapshot
+from train.peers import GRACE
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_preempt")]  # one worker runs the jobs
 MAIN = harness.ROOT / "train" / "main.py"
@@ -268,6 +269,62 @@ def test_ranks_that_lose_another_end_with_a_sentence_and_a_failed_status(
         assert kept in promised(line)
     assert status(tmp_path)["state"] == "failed"
     assert "the connection to the other ranks is lost" in status(tmp_path)["error"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.parametrize("sender", [0, 1])
+def test_rank_ends_when_another_is_killed_in_the_middle_of_a_transfer(
+    zygote: harness.Zygote, tmp_path: Path, sender: int
+) -> None:
+    """gloo wakes up nobody who waits for such a transfer: only --timeout (600 s) would end it."""
+    own = ["--at", 6, "--sender", sender, "--signs", tmp_path]
+    ranks = zygote.ranks(2, *own, *flags("--save-every", 4, "--out", tmp_path / "out"), run="peer_checks")
+    receiver = ranks[1 - sender]
+    harness.until(lambda: stopped(receiver.pid), "the receiver is stopped")
+    (tmp_path / "stopped").touch()
+    harness.until((tmp_path / "sent").exists, "half a tensor is on its way")
+    ranks[1].signal(signal.SIGKILL)
+    assert ranks[1].wait() == -signal.SIGKILL
+    ranks[0].signal(signal.SIGCONT)
+    assert ranks[0].wait() == 1
+    (line,) = ranks[0].stderr.splitlines()
+    assert line.startswith("train: rank 0: after step 5: the connection to the other ranks is lost (")
+    assert promised(line) == [4]
+    told = status(tmp_path / "out")
+    assert (told["state"], told["step"]) == ("failed", 5)
+    assert told["error"].startswith("after step 5: the connection to the other ranks is lost (")
+
+
+def test_rank_that_writes_a_snapshot_is_not_ended_when_another_is_killed(
+    zygote: harness.Zygote, tmp_path: Path
+) -> None:
+    ranks = zygote.ranks(2, *flags("--save-every", 4, "--epochs", 9, "--out", tmp_path))
+    in_mid_epoch(tmp_path)
+    pipe = tmp_path / snapshot.TEMPORARY.format(0)
+    harness.until(lambda: made_pipe(pipe), "no snapshot is being written")
+    with pipe.open("rb") as file:  # returns once the rank has opened it, too
+        assert file.read(1)
+        ranks[1].signal(signal.SIGKILL)
+        assert ranks[1].wait() == -signal.SIGKILL
+        time.sleep(2 * GRACE)  # time enough to be wrong in
+        assert not ranks[0].ended()
+        file.read()
+    assert ranks[0].wait() == 1
+    assert "the connection to the other ranks is lost (" in ranks[0].stderr
+
+
+def made_pipe(path: Path) -> bool:
+    """Make a named pipe, unless a file is there."""
+    try:
+        os.mkfifo(path)
+    except FileExistsError:
+        return False
+    return True
+
+
+def stopped(pid: int) -> bool:
+    """Whether SIGSTOP has stopped the process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def promised(line: str) -> list[int]:

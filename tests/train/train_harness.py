@@ -6,6 +6,7 @@ survive a fork.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -16,6 +17,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG = 200.0  # seconds; a guard against hanging, never an expectation; the 300 of pytest stay above it
@@ -35,12 +38,23 @@ def environment(**extra: object) -> dict[str, str]:
     return {**kept, **fixed, **{name: str(value) for name, value in extra.items()}}
 
 
-def start(argv: list[object], *, cwd: Path, **env: object) -> subprocess.Popen[str]:
-    """`python ARGV` in a session of its own."""
+@functools.cache
+def zygote() -> processes.Zygote:
+    """The one of this test process: it has imported torch, which is most of what a short run costs."""
+    imported = ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "train.trainer")
+    return processes.Zygote(*imported, "torch.distributed.elastic.multiprocessing.errors", env=environment())
+
+
+def start(argv: list[object], *, cwd: Path, **env: object) -> subprocess.Popen[str] | processes.Process:
+    """`python ARGV` in a session of its own; the trainer and scripts of the tests are forked (zygote.py)."""
+    words, own = [str(word) for word in argv], environment(**env)
+    ours = words[:2] == ["-m", "train.main"] or Path(words[0]).is_relative_to(ROOT)
+    if ours and zygote().can_be(words, own):
+        return zygote().start(words, cwd, own, session=True)
     return subprocess.Popen(
-        [sys.executable, *map(str, argv)],
+        [sys.executable, *words],
         cwd=cwd,
-        env=environment(**env),
+        env=own,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -48,7 +62,7 @@ def start(argv: list[object], *, cwd: Path, **env: object) -> subprocess.Popen[s
     )
 
 
-def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+def finish(process: subprocess.Popen[str] | processes.Process) -> subprocess.CompletedProcess[str]:
     """Wait for the process. Whatever it started is gone afterwards, also when it hangs."""
     try:
         out, err = process.communicate(timeout=HANG)
@@ -57,7 +71,7 @@ def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def kill_session(process: subprocess.Popen[str]) -> None:
+def kill_session(process: subprocess.Popen[str] | processes.Process) -> None:
     """End the process and its children."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
@@ -88,6 +102,16 @@ def by_hand(
     finally:
         for process in processes:
             kill_session(process)
+
+
+def job(world: int, *argv: object) -> list[subprocess.CompletedProcess[str]]:
+    """What the ranks of a job did that was started without torchrun; each has succeeded."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": world}
+    places = [{**meeting, "RANK": rank, "LOCAL_RANK": rank} for rank in range(world)] if world > 1 else [{}]
+    ranks = by_hand([(list(argv), place) for place in places])
+    for done in ranks:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return ranks
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""TerminateInstances: nothing of an instance is left, however often one asks.
+"""The end of an instance: nothing of it is left, however often one asks, and it is shown with its reason.
 
 Knows the rooms that gave the instance something, and takes it back.
 """
@@ -17,9 +17,11 @@ def install() -> None:
     """Put the clearing up around moto's termination."""
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.instances import Instance
+    from moto.ec2.responses._base_response import EC2BaseResponse
 
     wrap(Instance, "terminate", _terminate)
     wrap(EC2Backend, "terminate_instances", _terminate_instances)
+    wrap(EC2BaseResponse, "call_action", _describe)
 
 
 def _terminate(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,3 +46,16 @@ def _terminate_instances(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, list(dict.fromkeys(instance_ids)))
 
     return terminate
+
+
+def _describe(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Answer between changes only: moto sets an instance's state first and its reason later, without a lock."""
+
+    @functools.wraps(original)
+    def call(self: Any) -> Any:
+        if not self._get_action().startswith("Describe"):
+            return original(self)
+        with LOCK:
+            return original(self)
+
+    return call

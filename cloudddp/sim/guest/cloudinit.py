@@ -7,6 +7,7 @@ that is not known is named in the log and in `cloud-init status --long`, as some
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import gzip
 import json
@@ -19,11 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import here
+from . import children, here
 
 USER = "ubuntu"
 LOG = Path("/var/log/cloud-init-output.log")
 ONCE = Path("/var/lib/cloud/instance")  # a folder of marks: what was done for this instance
+PER_BOOT = Path("/var/lib/cloud/scripts/per-boot")  # programs for every boot, not only the first
 STATUS = Path("/run/cloud-init/status.json")
 KNOWN = {  # obeyed, or already so on every node
     "bootcmd", "disable_root", "manage_etc_hosts", "preserve_hostname", "runcmd", "ssh_authorized_keys",
@@ -56,6 +58,9 @@ def late(config: dict[str, Any], script: str) -> None:
     here.require()
     if _first("write_files_deferred"):
         _write_files(config, deferred=True)
+    for path in sorted(PER_BOOT.glob("*")):
+        if os.access(path, os.X_OK):
+            _attempt(f"scripts_per_boot: {path.name}", functools.partial(_run, path))
     if config.get("runcmd") and _first("runcmd"):
         _attempt("runcmd", lambda: _run_script("runcmd", shellify(config["runcmd"])))
     if script and _first("script"):
@@ -140,7 +145,7 @@ def _attempt(what: str, act: Callable[[], None]) -> None:
 
 
 def _note(what: str, problem: str) -> None:
-    with LOG.open("a") as log:
+    with contextlib.suppress(OSError), LOG.open("a") as log:  # on a full disk the status still shows it
         log.write(f"{what}: {problem}\n")
     known = json.loads(STATUS.read_text())
     _say({**known, "errors": [*known["errors"], f"{what}: {problem}"]})
@@ -151,9 +156,13 @@ def _run_script(name: str, text: str) -> None:
     folder = ONCE / "scripts"
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / name, text.encode(errors="surrogateescape"), 0o700)
+    _run(folder / name)
+
+
+def _run(path: Path) -> None:
     with LOG.open("ab") as log:
-        subprocess.run(
-            [str(folder / name)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True, cwd="/",
+        children.run(
+            [str(path)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
             env={**_ENVIRONMENT, "INSTANCE_ID": here.facts()["instance_id"]},
         )  # fmt: skip
 
@@ -168,12 +177,15 @@ def _host_keys(config: dict[str, Any]) -> None:
                 _host_key(folder / f"ssh_host_{kind}_key", str(given[f"{kind}_private"]))
     if not list(folder.glob("ssh_host_*_key")):
         new = folder / "ssh_host_ed25519_key"
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", new], check=True)
+        children.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(new)])
 
 
 def _host_key(path: Path, private: str) -> None:
     _write(path, private.strip().encode() + b"\n", 0o600)
-    public = subprocess.run(["ssh-keygen", "-y", "-f", path], capture_output=True, check=False, input=b"")
+    public = children.run(
+        ["ssh-keygen", "-y", "-f", str(path)], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     if public.returncode:
         path.unlink()
         _note("ssh_keys", f"{path.name} in the user data is no private key")

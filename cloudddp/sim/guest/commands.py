@@ -78,7 +78,7 @@ def systemctl(arguments: list[str]) -> int:
         return _refuse(f"{verb} without a unit")
     if verb in ("show", "is-active", "is-enabled", "is-failed", "status", "cat"):
         return _look(verb, names, properties, value="--value" in flags)
-    if verb in ("start", "stop", "restart", "enable", "disable"):
+    if verb in ("start", "stop", "restart", "reload", "enable", "disable"):
         return _change(verb, names, flags)
     return _refuse(verb)
 

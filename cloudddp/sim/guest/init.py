@@ -1,12 +1,13 @@
 """The node's stand-in for systemd: cloud-init's last stage, the timers, and what only root may do.
 
-A child of pid 1 (which is sshd, and reaps). Answers requests on a Unix socket that every user of the node may
-open; who asks is known from the kernel. A frozen node's timers stand still with it, as a real one's do. What is
-kept of units, and when they run, is services.py's; what ends the node is here.
+Pid 1, so that no signal of the node's own ends or stops it; it reaps. Answers requests on a Unix socket that every
+user of the node may open; who asks is known from the kernel. A frozen node's timers stand still with it, as a real
+one's do. What is kept of units, and when they run, is services.py's; what ends the node is here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -20,35 +21,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import cloudinit, here, services
+from . import children, cloudinit, here, services
+from .sshd import Sshd
 
-POWER = here.STATE / "power"
 GRACE = 3.0  # seconds between SIGTERM and the end of everything; systemd's own 90 would only try patience
 _DESCRIPTORS = 3
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_is_init = False  # set once this process is known to be the init of a simulated node, and no other
 _planned: list[threading.Timer] = []  # a shutdown that was asked for later
 
 
 def power(how: str, *, gently: bool) -> None:
-    """End this node: `poweroff` or `reboot`. The simulator reads the word and acts as EC2 does."""
-    here.require()
-    fresh = POWER.with_suffix(".new")
-    fresh.write_text(how)
-    fresh.replace(POWER)
+    """End this node: `poweroff` or `reboot`. The simulator sees which by the exit status, and acts as EC2 does."""
+    if not _is_init:
+        raise RuntimeError("not the init of a simulated node")
     if gently:
-        os.kill(-1, signal.SIGTERM)  # all but pid 1 and ourselves
+        with contextlib.suppress(OSError):  # nobody else is left
+            os.kill(-1, signal.SIGTERM)  # all but pid 1
         _await_others()
-    os.kill(1, signal.SIGTERM)  # sshd ends, and with pid 1 the whole namespace
+    os._exit(here.ENDS[how])  # with pid 1, the kernel ends the whole namespace
 
 
 def _await_others() -> None:
     end = time.monotonic() + GRACE
     while time.monotonic() < end:
-        alive = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()} - {
-            1,
-            os.getpid(),
-        }
-        if not alive:
+        children.reap()
+        if not [entry for entry in Path("/proc").iterdir() if entry.name.isdigit() and entry.name != "1"]:
             return
         time.sleep(0.05)
 
@@ -126,6 +124,7 @@ def _act(
     changes: dict[str, Callable[[str], str]] = {
         "start": lambda name: init.start(name, wait=request.get("wait", True)),
         "stop": init.stop,
+        "reload": init.reload,
         "enable": init.enable,
         "disable": init.disable,
     }
@@ -145,14 +144,14 @@ def _run_as(request: dict[str, Any], descriptors: list[int], caller: socket.sock
         {"user": who.pw_uid, "group": who.pw_gid, "extra_groups": []} if who.pw_uid else {}
     )
     try:
-        running = subprocess.Popen(
+        running = children.start(
             request["argv"], stdin=stdin, stdout=stdout, stderr=stderr, cwd=request["cwd"],
             env={**environment, **request["env"]}, start_new_session=True, **other,
         )  # fmt: skip
     except OSError as error:
         return {"error": f"{request['argv'][0]}: {error.strerror}", "exit_code": 1}
     threading.Thread(target=_pass_signals, args=(caller, running), daemon=True).start()
-    code = running.wait()
+    code = children.wait(running)
     return {"exit_code": code if code >= 0 else 128 - code}
 
 
@@ -174,15 +173,19 @@ def _pass_signals(caller: socket.socket, running: subprocess.Popen[bytes]) -> No
             return
 
 
-def main() -> int:
+def main(ssh: Sshd) -> None:
+    """Serve the node until it ends; never returns. Called once, as pid 1. Exits where this is no simulated node."""
+    global _is_init
     here.require()
+    _is_init = True
     os.setsid()
+    Path("/proc/self/comm").write_text("init")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the kernel keeps from a pid 1
     facts = here.facts()
-    init = services.Services()
+    init = services.Services(ssh)
     threading.Thread(target=serve, args=(init, open_door()), daemon=True).start()
     init.start_wanted()
     threading.Thread(
         target=cloudinit.late, args=(facts.get("cloud_config", {}), facts.get("script", "")), daemon=True
     ).start()
     init.keep_time()
-    return 0

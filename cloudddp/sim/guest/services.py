@@ -6,12 +6,11 @@ Knows systemd's words for their states, and where systemd keeps what must outliv
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
-from . import units
+from . import children, log, sshd, units
 
 STAMPS = Path("/var/lib/systemd/timers")
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
@@ -21,7 +20,8 @@ _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 class Services:
     """Calls come from threads; `_lock` is held while anything changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, ssh: sshd.Sshd) -> None:
+        self._ssh = ssh
         self.booted = time.time()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -32,12 +32,14 @@ class Services:
 
     def start(self, name: str, *, wait: bool = True) -> str:
         """Start a timer or a service; returns '' or what is wrong. `wait`: until a oneshot service has ended."""
+        if name in sshd.UNITS:
+            return self._ssh.start()
         try:
             unit = units.find(name)
             if unit is None:
                 return f"Unit {name} not found."
             if unit.disobeyed:
-                _log(f"{name}: not obeyed on a simulated node: {', '.join(unit.disobeyed)}")
+                log.say(f"{name}: not obeyed on a simulated node: {', '.join(unit.disobeyed)}")
             if name.endswith(".timer"):
                 return self._arm(unit)
             units.commands(unit)  # raises ValueError before anything has run
@@ -49,6 +51,8 @@ class Services:
         return self._run(unit)
 
     def stop(self, name: str) -> str:
+        if name in sshd.UNITS:
+            return self._ssh.stop()
         with self._lock:
             self._armed.pop(name, None)
             self._results[name] = "inactive"
@@ -56,10 +60,16 @@ class Services:
         if running is not None:
             running.terminate()
             try:
-                running.wait(3)
+                children.wait(running, 3)
             except subprocess.TimeoutExpired:
                 running.kill()
         return ""
+
+    def reload(self, name: str) -> str:
+        """Have sshd, and nothing else, read its configuration and keys again; returns '' or what is wrong."""
+        if name in sshd.UNITS:
+            return self._ssh.reload()
+        return f"Job type reload is not applicable for unit {name}."
 
     def enable(self, name: str) -> str:
         try:
@@ -82,6 +92,8 @@ class Services:
 
     def show(self, name: str) -> dict[str, str]:
         """The properties that launchers ask for, with systemd's own words."""
+        if name in sshd.UNITS:
+            return self._show_ssh()
         try:
             unit, bad = units.find(name), False
         except ValueError:
@@ -115,24 +127,45 @@ class Services:
         return [self.show(name) for name in sorted(self._armed)]
 
     def keep_time(self) -> None:
-        """Start what timers name, when they elapse. Never returns."""
+        """Start what timers name, when they elapse. Never returns, and nothing that goes wrong ends it."""
         while True:
-            with self._changed:
-                pending = [(min(found), name) for name in self._armed if (found := self._times(name).all)]
-                soonest = min(pending, default=None)
-                now = time.time()
-                if soonest is None or soonest[0] > now:
-                    # Wake at least once a second: the clock may be set, or the machine have slept.
-                    self._changed.wait(min(soonest[0] - now, 1.0) if soonest else 1.0)
-                    continue
-                self._fired[soonest[1]] = now
-            self._elapse(soonest[1])
+            try:
+                self._start_next()
+                children.reap()
+            except Exception as error:  # for example no threads or memory: a timer that is due is tried again
+                log.say(f"timers: {error!r}")
+                time.sleep(1.0)
+
+    def _start_next(self) -> None:
+        """Start what is due, or wait for it: a second at most, since the clock may be set, or the machine sleep."""
+        with self._changed:
+            pending = [(min(found), name) for name in self._armed if (found := self._times(name).all)]
+            soonest = min(pending, default=None)
+            now = time.time()
+            if soonest is None or soonest[0] > now:
+                self._changed.wait(min(soonest[0] - now, 1.0) if soonest else 1.0)
+                return
+        self._elapse(soonest[1])
+        with self._lock:
+            self._fired[soonest[1]] = now
 
     def start_wanted(self) -> None:
         """What was enabled, as at every boot."""
         for name in sorted({link.name for link in self._wanted("*")}):
             if problem := self.start(name, wait=False):
-                _log(problem)
+                log.say(problem)
+
+    def _show_ssh(self) -> dict[str, str]:
+        running = self._ssh.running
+        return {
+            "Id": sshd.UNITS[0],
+            "LoadState": "loaded",
+            "ActiveState": "active" if running else "inactive",
+            "SubState": "running" if running else "dead",
+            "UnitFileState": "enabled",
+            "FragmentPath": "",
+            "Result": "success",
+        }
 
     def _wanted(self, name: str) -> list[Path]:
         return list(units.FOLDERS[0].glob(f"*.wants/{name}"))
@@ -141,11 +174,11 @@ class Services:
         now = since = time.time()
         if timer.persistent:
             stamp = STAMPS / f"stamp-{timer.name}"
-            STAMPS.mkdir(parents=True, exist_ok=True)
-            if stamp.exists():
-                since = stamp.stat().st_mtime
-            else:
-                stamp.touch()
+            try:
+                # As systemd: the stamp of a clock that was ahead says nothing.
+                since = min(stamp.stat().st_mtime, now)
+            except OSError:
+                _touch(stamp)
         units.elapses(
             timer, booted=self.booted, armed=now, since=since
         )  # raises ValueError for what it cannot read
@@ -164,7 +197,7 @@ class Services:
             armed, since = self._armed[name]
             found = units.elapses(unit, booted=self.booted, armed=armed, since=since)
         except ValueError as error:
-            _log(str(error))
+            log.say(str(error))
             return units.Times((), ())
         after = self._fired.get(name, 0.0)
         return units.Times(*([at for at in kind if at > after] for kind in (found.calendar, found.counted)))
@@ -176,23 +209,20 @@ class Services:
             return
         if unit is None:
             return
-        _log(f"{unit.name} elapsed: starting {unit.service}")
+        log.say(f"{unit.name} elapsed: starting {unit.service}")
         if unit.persistent:
-            try:
-                (STAMPS / f"stamp-{name}").touch()
-            except OSError as error:
-                _log(f"{name}: {error}")
+            _touch(STAMPS / f"stamp-{name}")
         if problem := self.start(unit.service, wait=False):
-            _log(problem)
+            log.say(problem)
 
     def _run(self, service: units.Unit) -> str:
         self._say(service, "activating" if service.oneshot else "active")
         result = "inactive"
         for argv, forgiven in units.commands(service):
             try:
-                running = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=_ENVIRONMENT, cwd="/")
+                running = children.start(argv, stdin=subprocess.DEVNULL, env=_ENVIRONMENT, cwd="/")
             except OSError as error:
-                _log(f"{service.name}: {error}")
+                log.say(f"{service.name}: {error}")
                 if not forgiven:
                     result = "failed"
                     break
@@ -202,7 +232,7 @@ class Services:
             if not service.oneshot:
                 threading.Thread(target=self._watch, args=(service, running), daemon=True).start()
                 return ""
-            if running.wait() and not forgiven:
+            if children.wait(running) and not forgiven:
                 result = "failed"
                 break
         with self._lock:
@@ -211,7 +241,7 @@ class Services:
         return f"Job for {service.name} failed." if result == "failed" else ""
 
     def _watch(self, service: units.Unit, running: subprocess.Popen[bytes]) -> None:
-        code = running.wait()
+        code = children.wait(running)
         with self._lock:
             if self._running.get(service.name) is not running:
                 return  # stopped, or started again since
@@ -223,8 +253,12 @@ class Services:
             self._results[service.name] = state
 
 
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _touch(stamp: Path) -> None:
+    try:
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch()
+    except OSError as error:  # a full disk; the timer counts from now
+        log.say(f"{stamp.name}: {error}")
 
 
 def _stamp(at: float) -> str:

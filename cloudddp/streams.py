@@ -1,0 +1,44 @@
+"""stdout and stderr that show control characters as text, on a terminal, in a pipe and in a file.
+
+Messages contain values from nodes, tags and files. If each print had to escape them, one would be forgotten; so every
+write goes through here. Colours are kept: they are ours, or text.with_colours has allowed them.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TextIO
+
+from cloudddp import text
+
+_guarded: dict[str, TextIO] = {}  # the streams as they were
+
+
+class _Guarded(io.TextIOWrapper):
+    """Writes text as `text.visible_in_colour` makes it, and `?` for characters that the encoding lacks."""
+
+    def write(self, written: str) -> int:
+        super().write(text.visible_in_colour(written))
+        return len(written)
+
+
+def guard() -> None:
+    """Wrap sys.stdout and sys.stderr. Streams that are not files (in tests, or closed) are left as they are."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Guarded):
+            stream.flush()
+            _guarded[name] = stream
+            guarded = _Guarded(
+                stream.buffer,
+                encoding=stream.encoding,
+                errors="replace",
+                line_buffering=stream.line_buffering,
+            )
+            setattr(sys, name, guarded)
+
+
+def terminal() -> TextIO:
+    """Return stderr without the guard, for code that moves the cursor and escapes its text itself."""
+    return _guarded.get("stderr", sys.stderr)

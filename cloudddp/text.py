@@ -1,0 +1,87 @@
+"""Text that somebody else wrote (a rank, a node, a tag, AWS), made safe to show; and sizes in words. Pure.
+
+What a terminal would act on instead of showing becomes visible text: ESC and the other control characters, C1 controls,
+overrides of the writing direction, invisible characters, line separators. Nothing else changes.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Cc without tab and line feed, the format characters that hide or reorder text, separators that some programs
+# take for a line break, lone surrogates (bytes that were no UTF-8), tags. The joiners U+200C and U+200D stay: they
+# belong to the spelling of words and emoji.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+_UNSAFE_OR_BREAK = re.compile(f"{_UNSAFE.pattern}|[\t\n]")
+# Select Graphic Rendition with numbers: colours and weight. Everything else that ESC begins can move the cursor,
+# retitle the window, write the clipboard or answer as if it had been typed.
+_COLOUR = re.compile(r"\x1b\[([0-9;]{0,40})m")
+_CONCEAL = 8  # hides what follows
+_EXTENDED = (38, 48)  # followed by 5;N or 2;R;G;B
+_RESET = "\x1b[0m"
+
+
+def visible(text: str) -> str:
+    """Return text of possibly several lines without anything that a terminal would obey. Tabs and line feeds stay."""
+    return _UNSAFE.sub(_escaped, text)
+
+
+def one_line(text: str, limit: int = 0) -> str:
+    """Return text that stays on its line, for a name, a table's cell or a reason; with `limit`, cut to so many
+    characters."""
+    cut = text[: limit - 3] + "..." if limit and len(text) > limit else text
+    return _UNSAFE_OR_BREAK.sub(_escaped, cut)
+
+
+def with_colours(line: str) -> str:
+    """Return a line of a rank's output for a terminal: its colours pass and are reset at its end."""
+    shown = visible_in_colour(line)
+    return shown + _RESET if "\x1b" in shown else shown
+
+
+def visible_in_colour(text: str) -> str:
+    """Return text as `visible` does, but with its colour sequences (text that is concealed is shown, though)."""
+    if "\x1b" not in text:
+        return visible(text)
+    parts: list[str] = []
+    end = 0
+    for found in _COLOUR.finditer(text):
+        parts.append(visible(text[end : found.start()]))
+        parts.append(visible(found.group()) if _conceals(found.group(1)) else found.group())
+        end = found.end()
+    parts.append(visible(text[end:]))
+    return "".join(parts)
+
+
+def without_colours(line: str) -> str:
+    """Return a line of a rank's output for a file or a pipe: its colours are left out, as by `ls --color=auto`."""
+    if "\x1b" not in line:
+        return visible(line)
+    return visible(_COLOUR.sub(lambda found: found.group() if _conceals(found.group(1)) else "", line))
+
+
+def size_of(count: int) -> str:
+    """Return a number of bytes in the unit that fits: 1 byte, 2.0 KiB, 3.4 MiB, 1.5 GiB."""
+    for unit, least in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= least:
+            return f"{count / least:.1f} {unit}"
+    return f"{count} byte{'s' * (count != 1)}"
+
+
+def _conceals(parameters: str) -> bool:
+    """Return whether the numbers of a colour sequence ask for hidden text; 8 may also be the number of a colour."""
+    numbers = iter(int(word[:4] or 0) for word in parameters.split(";"))
+    for number in numbers:
+        if number in _EXTENDED:
+            for _ in range({5: 1, 2: 3}.get(next(numbers, 0), 0)):
+                next(numbers, None)
+        elif number == _CONCEAL:
+            return True
+    return False
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode("ascii") if found.group() != "\t" else "\\t"

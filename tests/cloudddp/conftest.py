@@ -1,0 +1,34 @@
+"""A simulator whose nodes are hosts of their own, for the tests of the product that need one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import CommandLine, cannot, clean_environment
+
+from cloudddp.sim import control, ground
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
+    """One for the tests of a module, at the state folder `home`."""
+    if why := ground.obstacle():
+        cannot(why)
+    home = tmp_path_factory.mktemp("lab")
+    yield control.start(home, nodes="namespace")
+    control.stop(home)
+
+
+@pytest.fixture
+def lab_cli(lab: control.Simulator, project: Path, request: pytest.FixtureRequest) -> Iterator[CommandLine]:
+    """The command line with CLOUDDDP_SIM set, as a user has it: it enters the lab by itself."""
+    cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
+    env = clean_environment(
+        CLOUDDDP_HOME=str(lab.home), CLOUDDDP_CLUSTER=cluster, CLOUDDDP_YES="1", CLOUDDDP_SIM="1"
+    )
+    line = CommandLine(project, cluster, env)
+    yield line
+    line.end()
+    line.ok("down", "-y")

@@ -1,0 +1,297 @@
+"""A node on which a rank has put a program of its own in the agent's place: what each verb makes of its answers.
+
+A rank runs as the login user, so the file that is replaced, or a `python3` earlier on PATH as here, answers whatever it
+likes. The command must end with a sentence that names the node, in bounded memory, having shown no control characters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JUNK
+from harness import TIMEOUT, CommandLine, clean_environment, interrupt, measured, wait_for
+
+MEMORY = 200 << 20  # bytes that a command may take, whatever a node sends
+
+# Answers the steps named in `evil` beside it by running the shell text there; every other step is the agent's.
+PYTHON3 = """#!/bin/bash
+here="$(dirname "$0")/evil"
+verb="$5"
+[ -f "$here/$verb" ] && exec bash "$here/$verb" "$@"
+exec {python} "$@"
+"""
+
+
+OBEYED = re.compile(
+    rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\x8b\x8e\x8f\xa8-\xae]|\xe2\x81[\xa0-\xaf]"
+)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended: what it wrote lies in files, since it may be much."""
+
+    code: int
+    folder: Path
+    memory: int  # bytes at most
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out.txt").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err.txt").read_text()
+
+    def count(self, byte: bytes) -> int:
+        with (self.folder / "out.txt").open("rb") as file:
+            return sum(piece.count(byte) for piece in iter(lambda: file.read(1 << 20), b""))
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A cluster of one node that a rank has taken over."""
+
+    cli: CommandLine
+    evil: Path
+    home: Path  # of the node's login user
+
+    def answers(self, step: str, text: str | bytes) -> None:
+        """From now on the node answers a step with this text."""
+        data = self.evil / f"{step}.data"
+        data.write_bytes(text if isinstance(text, bytes) else text.encode())
+        self.runs(step, f"cat > /dev/null < /dev/stdin & exec cat '{data}'")
+
+    def runs(self, step: str, script: str) -> None:
+        self.evil.mkdir(exist_ok=True)
+        (self.evil / step).write_text(script)
+
+    def __call__(self, *words: str) -> Done:
+        """Run `cloudddp` to its end, and measure the most memory that it took."""
+        folder = self.cli.cwd.parent / f"output-{next(COUNT)}"
+        folder.mkdir()
+        with (folder / "out.txt").open("wb") as stdout, (folder / "err.txt").open("wb") as stderr:
+            process = subprocess.run(
+                [*measured(folder / "memory"), sys.executable, "-m", "cloudddp", *words], timeout=2 * TIMEOUT,
+                cwd=self.cli.cwd, env=self.cli.env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            )  # fmt: skip
+        return Done(process.returncode, folder, int((folder / "memory").read_text()))
+
+
+COUNT = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def owned(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    from cloudddp.sim import control
+
+    folder = tmp_path_factory.mktemp("project")
+    cluster = f"evil-{os.getpid()}"
+    env = clean_environment(
+        CLOUDDDP_HOME=str(simulator.home),
+        CLOUDDDP_CLUSTER=cluster,
+        CLOUDDDP_YES="1",
+        CLOUDDDP_RENDEZVOUS="direct",
+        CLOUDDDP_NPROC_PER_NODE="1",
+        CLOUDDDP_STOP_GRACE="1",
+        **control.environment(simulator),
+    )
+    cli = CommandLine(folder, cluster, env)
+    cli.write("done.py", "print('done')")
+    cli.ok("up", "-n", "1", "-t", "m5.xlarge", "--allow-cpu", "--price", "0.2")  # any number of ranks
+    cli.ok("launch", "done.py")
+    (found,) = json.loads(cli.ok("status", "--json"))
+    node = Path(simulator.home) / "sim" / "nodes" / found["nodes"][0]["instance_id"]
+    program = node / "bin" / "python3"
+    program.unlink(missing_ok=True)
+    program.write_text(PYTHON3.format(python=sys.executable))
+    program.chmod(0o755)
+    yield Victim(cli, node / "bin" / "evil", node / "home")
+    cli.end()
+    cli("down", "-y")
+
+
+@pytest.fixture
+def victim(owned: Victim) -> Iterator[Victim]:
+    owned.evil.mkdir(exist_ok=True)
+    yield owned
+    shutil.rmtree(owned.evil)
+
+
+def refused(done: Done, *, code: int = 1) -> None:
+    assert done.code == code, done.err
+    assert "node 0 sent an answer that cloudddp cannot read" in done.err or "longer than" in done.err, (
+        done.err
+    )
+    assert_harmless(done)
+
+
+def assert_harmless(done: Done) -> None:
+    assert "a bug" not in done.err
+    assert "Traceback" not in done.err
+    assert done.memory < MEMORY, f"{done.memory >> 20} MiB"
+    for name in ("out.txt", "err.txt"):
+        with (done.folder / name).open("rb") as file:
+            for piece in iter(lambda: file.read(1 << 20), b""):
+                assert not (found := OBEYED.search(piece)), piece[
+                    max(found.start() - 80, 0) : found.end() + 80
+                ]
+
+
+@pytest.mark.parametrize("name", ["deep in a key", "gpus of 5,000 digits", "manifest is a list", "not UTF-8"])
+def test_probe_answer_that_does_not_fit_is_refused(victim: Victim, name: str) -> None:
+    victim.answers("probe", BAD_PROBES[name])
+    refused(victim("sync"))
+
+
+@pytest.mark.parametrize("name", ["nothing", "id is an absolute path", "id with an escape", "many ranks"])
+def test_list_of_jobs_that_does_not_fit_is_refused(victim: Victim, name: str) -> None:
+    victim.answers("jobs", BAD_JOBS[name])
+    refused(victim("jobs"))
+
+
+@pytest.mark.parametrize("verb", ["pull", "cancel", "logs"])
+def test_job_id_of_a_node_never_becomes_a_path(victim: Victim, verb: str) -> None:
+    before = sorted(victim.cli.cwd.rglob("*"))
+    victim.answers("jobs", BAD_JOBS["id leaves the folder"])
+    refused(victim(verb))
+    assert sorted(victim.cli.cwd.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["a frame of 100 GB", "an unknown frame", "a state that is deep"])
+def test_frames_that_do_not_fit_end_the_logs_with_the_node_named(victim: Victim, name: str) -> None:
+    victim.answers("follow", BAD_FRAMES[name])
+    refused(victim("logs", "-f"))
+
+
+@pytest.mark.parametrize(
+    ("step", "verb"),
+    [("probe", ("sync",)), ("jobs", ("jobs",)), ("follow", ("logs", "-f")), ("kill", ("cancel",))],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("endless", ["cat /dev/zero", "yes"])
+def test_answer_without_end_is_cut_off(
+    victim: Victim, step: str, verb: tuple[str, ...], endless: str
+) -> None:
+    victim.runs(step, endless)
+    refused(victim(*verb))
+
+
+@pytest.mark.parametrize("step", ["probe", "jobs"])
+def test_errors_without_end_are_cut_off(victim: Victim, step: str) -> None:
+    victim.runs(step, "yes 'something to read' >&2")
+    refused(victim({"probe": "sync"}.get(step, step)))
+
+
+@pytest.mark.parametrize("step", ["kill", "apply", "setup", "start"])
+@pytest.mark.parametrize(
+    "answer", [JUNK["no JSON"], JUNK["deep"], '{"known": 1, "ended": "x", "written": {}}']
+)
+def test_other_steps_whose_answer_does_not_fit_are_refused(victim: Victim, step: str, answer: str) -> None:
+    victim.cli.write("done.py", f"print('done')  # {step} {len(answer)}")
+    victim.cli.write("cloudddp.toml", '[setup]\nrun = ["true"]\n' if step == "setup" else "")
+    victim.answers(step, answer)
+    refused(victim("cancel") if step == "kill" else victim("launch", "done.py"))
+    (victim.cli.cwd / "cloudddp.toml").unlink()
+
+
+def test_what_a_step_says_in_failing_is_shown_as_text(victim: Victim) -> None:
+    victim.runs("jobs", r"printf '\033]0;owned\007 \302\233 \342\200\256 evil\r' >&2; exit 3")
+    done = victim("jobs")
+    assert done.code == 1
+    assert r"\x1b]0;owned\x07" in done.err
+    assert_harmless(done)
+
+
+def test_agent_whose_file_was_changed_is_shipped_again(victim: Victim) -> None:
+    (agent,) = (victim.home / ".cloudddp").glob("agent-*.py")
+    whole = agent.read_bytes()
+    agent.write_bytes(b"print('owned')\n")
+    assert "done.py" in victim.cli.ok("jobs")
+    assert agent.read_bytes() == whole
+
+
+def test_agent_that_is_changed_while_a_job_runs_is_shipped_again_to_end_it(victim: Victim) -> None:
+    victim.cli.write(
+        "replace.py",
+        "import pathlib, time\n"
+        "[agent] = (pathlib.Path.home() / '.cloudddp').glob('agent-*.py')\n"
+        "agent.write_text('print(0)')\n"
+        "print('replaced', flush=True)\n"
+        "raise SystemExit(7)\n",
+    )
+    done = victim("launch", "replace.py")
+    assert done.code == 7, done.err
+    assert "the launcher" not in done.err
+
+
+ESCAPES = [
+    r"\x1b]0;owned\x07", r"\x1b]52;c;b3duZWQ=\x07", r"\x1b[2J\x1b[H", r"\x9b2J", r"\u202etxt.exe", r"\u2066a\u2069", r"\x08\x08ok",
+    r"\x1b[8mhidden", r"\x1bP+q544e\x1b\\", r"\u200b",
+]  # fmt: skip
+
+
+def test_escape_sequences_of_ranks_are_shown_as_text(victim: Victim) -> None:
+    prints = "".join(f'print("{number}:{escape}")\n' for number, escape in enumerate(ESCAPES))
+    victim.cli.write(
+        "escape.py", f'import sys\nsys.stdout.reconfigure(encoding="utf-8")\n{prints}raise SystemExit(5)\n'
+    )
+    done = victim("launch", "escape.py")
+    assert done.code == 5, done.err
+    for number in range(len(ESCAPES)):
+        line = next(line for line in done.out.splitlines() if f"] {number}:" in line)
+        assert "\\" in line, line  # written out
+    assert_harmless(done)
+
+
+def test_long_line_is_shown_in_pieces(victim: Victim) -> None:
+    victim.cli.write("long.py", "import sys\nfor _ in range(64): sys.stdout.write('z' * (1 << 20))\n")
+    done = victim("launch", "long.py")
+    assert done.code == 0, done.err
+    assert done.count(b"z") == 64 << 20
+    assert done.count(b"\n") == 64 * 16
+    assert_harmless(done)
+
+
+def test_output_of_exec_takes_no_memory(victim: Victim) -> None:
+    done = victim("exec", "--", "head -c 100000000 /dev/zero | tr '\\0' z; printf '\\033[2J\\n'")
+    assert done.code == 0, done.err
+    assert done.count(b"z") == 100_000_000
+    assert_harmless(done)
+
+
+def test_sixteen_ranks_at_full_speed_take_no_memory(victim: Victim) -> None:
+    victim.cli.write("fast.py", "for n in range(20_000): print('a line of a log, number', n)\n")
+    victim.cli.env["CLOUDDDP_NPROC_PER_NODE"] = "16"
+    try:
+        done = victim("launch", "fast.py")
+    finally:
+        victim.cli.env["CLOUDDDP_NPROC_PER_NODE"] = "1"
+    assert done.code == 0, done.err
+    assert done.count(b"\n") == 16 * 20_000
+    assert_harmless(done)
+
+
+def test_interrupt_after_the_end_of_a_job_does_not_claim_that_it_was_being_started(victim: Victim) -> None:
+    """The node answers nothing when it is asked which files the job left."""
+    asked = victim.evil / "asked"
+    victim.runs("new", f"touch '{asked}'; exec sleep 60")
+    launched = victim.cli.start("launch", "done.py")
+    wait_for(asked.exists, "the new files are asked for")
+    code, out, err = interrupt(launched)
+    assert code == 130, err
+    assert "done" in out
+    assert "interrupted" in err
+    assert "being started" not in err
+    assert "it was ended" not in err

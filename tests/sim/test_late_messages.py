@@ -1,0 +1,80 @@
+"""What a client sends on a channel that it has ended or closed: a loopback node takes it as OpenSSH's sshd does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import paramiko
+import pytest
+from lab import LabLaptop
+from simlab import Laptop, execute, until
+
+WINDOW_ADJUST, DATA, EOF = 93, 94, 96
+
+
+@pytest.fixture(scope="module", params=["asyncssh", "sshd"])
+def host(request: pytest.FixtureRequest) -> Iterator[tuple[Laptop, dict[str, Any]]]:
+    """A node of each kind of simulator: one has asyncssh, the other has sshd."""
+    if request.param == "asyncssh":
+        laptop = Laptop(request.getfixturevalue("sim"), "key of late messages")
+    else:
+        laptop = LabLaptop(request.getfixturevalue("lab"), "key of late messages")
+    yield laptop, laptop.launch()[0]
+    laptop.leave()
+
+
+@pytest.fixture
+def client(host: tuple[Laptop, dict[str, Any]]) -> paramiko.SSHClient:
+    laptop, instance = host
+    return laptop.connect(instance["PublicIpAddress"])
+
+
+def closed_channel(client: paramiko.SSHClient) -> int:
+    """The server's number of a channel that both sides have closed."""
+    channel = client.get_transport().open_session()
+    channel.exec_command("true")
+    until(lambda: channel.closed)
+    return channel.remote_chanid
+
+
+def send(client: paramiko.SSHClient, kind: int, number: int, *fields: int | bytes) -> None:
+    message = paramiko.Message()
+    message.add_byte(bytes([kind]))
+    message.add_int(number)
+    for field in fields:
+        message.add_int(field) if isinstance(field, int) else message.add_string(field)
+    client.get_transport()._send_user_message(message)
+
+
+@pytest.mark.parametrize("late", [(DATA, b"late"), (EOF,)], ids=["data", "eof"])
+def test_data_and_eof_after_eof_are_ignored(client: paramiko.SSHClient, late: tuple[Any, ...]) -> None:
+    kind, *fields = late
+    channel = client.get_transport().open_session()
+    execute(client, "test -p pipe || mkfifo pipe")
+    channel.exec_command("cat; read -r answer < pipe; echo $answer")
+    channel.sendall(b"data\n")
+    channel.shutdown_write()
+    send(client, kind, channel.remote_chanid, *fields)
+    execute(client, "echo on > pipe")
+    assert channel.makefile().read() == b"data\non\n"
+
+
+def test_window_adjust_for_a_closed_channel_is_ignored(client: paramiko.SSHClient) -> None:
+    for _ in range(20):  # the server is between its own CLOSE and having forgotten the channel, or past that
+        send(client, WINDOW_ADJUST, closed_channel(client), 300_000)
+    assert execute(client, "echo still here").out == b"still here\n"
+
+
+@pytest.mark.parametrize("late", [(DATA, b"late"), (EOF,)], ids=["data", "eof"])
+def test_data_and_eof_for_a_closed_channel_end_the_connection(
+    client: paramiko.SSHClient, late: tuple[Any, ...]
+) -> None:
+    kind, *fields = late
+    number = closed_channel(client)  # which sshd keeps for some milliseconds more
+
+    def refused() -> bool:
+        send(client, kind, number, *fields)
+        return not client.get_transport().is_active()
+
+    until(refused)
