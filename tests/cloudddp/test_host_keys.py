@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import ipaddress
 import json
 import re
 import socket
@@ -356,7 +357,8 @@ def test_who_has_another_key_of_the_cluster_cannot_pose_as_a_node(
     login = subprocess.run(
         ["ssh-keygen", "-y", "-f", recorded(cli).private_key], capture_output=True, text=True, check=True
     ).stdout
-    address = "127.99.0.1"
+    # in the simulator's own network, which no other simulator of this computer takes
+    address = str(ipaddress.ip_network(simulator.network)[-2])
     with socket.create_server((address, simulator.ssh_port)) as listening:
         impostor = Server(private, login, sock=listening)
         try:

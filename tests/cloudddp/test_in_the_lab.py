@@ -42,9 +42,14 @@ WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
 
 
 def running(cli: CommandLine, script: str = "wait.py") -> Any:
-    """A job in the foreground, as a process, once every rank has begun."""
+    """A job of one rank on each of two nodes, in the foreground, as a process, once both ranks have begun."""
     process = cli.start("launch", script)
-    wait_for(lambda: all(n["processes"] > IDLE for n in counted(cli)), "the ranks run")
+    assert process.stdout is not None
+    begun: set[str] = set()
+    while len(begun) < 2:  # by their own word: what sets a job up is processes of a node, too
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        begun |= {line} if "began" in line else set()
     return process
 
 
