@@ -80,6 +80,17 @@ class CommandLine:
         assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def patient(self, seconds: float, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command that gives nodes so long to tell what is at stake: a busy machine may need more than 5 s."""
+        code = (
+            f"from cloudddp.cli import at_stake\nat_stake.PATIENCE = {seconds}\n"
+            "from cloudddp.__main__ import main\nmain()"
+        )
+        return subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=self.cwd, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        )  # fmt: skip
+
     def write(self, name: str, text: str) -> Path:
         path = self.cwd / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -165,12 +165,7 @@ class Connection:
                     raise listener.error
                 exit_code = self._exit_code(channel, command, command_timeout)
             except TimeoutError:
-                why = f"{self.target.label}: {signs.verdict}"
-                raise NodeError(
-                    f"{why} to: {_short(command)}",
-                    reason=why,
-                    hint="is the node alive? `cloudddp status` tells; `cloudddp exec -- uptime` tries it",
-                ) from None
+                raise self._silent(command, signs.verdict) from None
             for beside in (listener, feeder):
                 if beside.error is not None and not isinstance(beside.error, TimeoutError):
                     raise beside.error
@@ -181,6 +176,7 @@ class Connection:
         import paramiko
 
         transport = self._client.get_transport()
+        signs = _Signs(timeout, None)
         try:
             if transport is None or not transport.is_active():
                 raise EOFError
@@ -188,6 +184,8 @@ class Connection:
             channel.settimeout(timeout)
             channel.exec_command(command.encode("utf-8", "surrogateescape"))  # a path need not be UTF-8
         except (OSError, EOFError, paramiko.SSHException) as error:
+            if signs.none and transport is not None and transport.is_active():
+                raise self._silent(command, signs.verdict) from None
             raise self._broken(command, error) from None
         try:
             yield channel
@@ -207,6 +205,14 @@ class Connection:
                 raise self._broken(command, EOFError("connection closed"))
             return 255
         return int(channel.exit_status)
+
+    def _silent(self, command: str, verdict: str) -> NodeError:
+        why = f"{self.target.label}: {verdict}"
+        return NodeError(
+            f"{why} to: {_short(command)}",
+            reason=why,
+            hint="is the node alive? `cloudddp status` tells; `cloudddp exec -- uptime` tries it",
+        )
 
     def _broken(self, command: str, error: BaseException) -> NodeError:
         reason = f"{self.target.label}: the SSH connection broke ({str(error) or 'connection closed'})"

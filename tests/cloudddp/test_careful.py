@@ -399,11 +399,13 @@ def test_two_signals_at_once_do_not_abort_the_undoing(cli: Any, faults: Any, rem
     came, go = faults.hold("RunInstances")
     process = cli.start("up", "-n", "1")
     assert came.wait(60)
+    asked, answered = faults.hold("DescribeInstances")
     go.set()
-    wait_for(lambda: "DescribeInstances" in faults.calls[faults.calls.index("RunInstances") :], "up goes on")
+    assert asked.wait(60)  # up goes on
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGHUP)
+    answered.set()
     process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130
     assert remains().nothing

@@ -157,7 +157,7 @@ def test_a_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any)
     assert "4 ranks ended" in cli.ok("cancel", job)
     follower.communicate(timeout=TIMEOUT)
     assert follower.returncode == 130
-    assert processes(cli) == 0
+    wait_for(lambda: processes(cli) == 0, "the supervisors end")
     assert "had ended already" in cli.ok("cancel", job)
     assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2  # the cluster stays
 
@@ -184,6 +184,7 @@ def test_a_job_that_failed_before_it_was_cancelled_stays_failed(cli: Any) -> Non
     )
     cli.ok("launch", "-d", "half.py")
     wait_for(lambda: "ls-ranks-done" in cli.ok("exec", "--node", "1", ENDED), "rank 1 has ended")
+    wait_for(lambda: ranks_said(cli.ok("logs")).get(0) == ["on"], "rank 0 has begun")
     assert "1 rank ended" in cli.ok("cancel")
     (job,) = json.loads(cli.ok("jobs", "--json"))
     assert (job["state"], job["exit_code"]) == ("failed", 9)
@@ -198,11 +199,12 @@ def test_ctrl_c_in_the_foreground_cancels_everywhere_and_keeps_the_cluster(cli: 
     direct(cli)
     cli.write("wait.py", SLEEPERS)
     process = cli.start("launch", "wait.py")
-    wait_for(lambda: processes(cli) >= 4, "the ranks run")
+    begun = [process.stdout.readline() for _ in range(4)]  # a line of each rank
+    assert all(begun), process.communicate()
     code, _, err = interrupt(process)
     assert code == 130, err
     assert "the cluster is still up" in err
-    assert processes(cli) == 0
+    wait_for(lambda: processes(cli) == 0, "the supervisors end")
     assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2
 
 
@@ -230,7 +232,7 @@ def test_ctrl_c_between_the_start_and_the_first_look_ends_the_job(cli: Any, mome
     )  # fmt: skip
     assert done.returncode == 130, done.stderr
     assert "it was ended; the cluster is still up" in done.stderr
-    assert processes(cli) == 0
+    wait_for(lambda: processes(cli) == 0, "the supervisors end")
 
 
 def test_ctrl_c_on_a_terminal_asks_first(cli: Any) -> None:
@@ -317,7 +319,7 @@ def test_a_set_up_that_is_broken_off_ends_on_every_node_and_the_next_launch_work
         code = process.returncode
         assert f"job {job['id']} was cancelled during its set-up" in err
     assert code == 130
-    assert processes(cli) == 0
+    wait_for(lambda: processes(cli) == 0, "the set-up's parent ends")
     assert json.loads(cli.ok("jobs", "--json")) == []
     cli.ok("exec", "touch ../go")
     assert cli.ok("launch", "ok.py").count("] ran") == 2

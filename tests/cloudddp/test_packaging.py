@@ -84,6 +84,9 @@ def test_an_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Pa
     assert missing.returncode == 1
     assert "cloudddp[sim]" in missing.stderr
     install(f"{wheel}[sim]")
+    subprocess.run(
+        [str(venv / "bin" / "python"), "-m", "compileall", "-q", str(site)], check=True, timeout=300
+    )
     made = cloudddp("init", "--example", "digits", "project")
     assert made.returncode == 0, made.stderr
     project = tmp_path / "project"

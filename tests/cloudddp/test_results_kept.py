@@ -147,7 +147,7 @@ def test_down_names_a_running_job_and_results_that_were_not_pulled(cli: Any, rem
     job = cli.ok("launch", "-d", "train.py").strip()
     while cli.ok("logs").count("began") < 2:
         pass
-    done = cli("down", "-y")
+    done = cli.patient(60, "down", "-y")
     assert done.returncode == 0
     assert f"job {job} is running on nodes 0, 1" in done.stderr
     assert "not pulled from node 0: runs (1 byte), out/ (1 byte) of job " + job in done.stderr

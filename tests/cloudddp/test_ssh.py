@@ -207,6 +207,12 @@ def test_silence_becomes_an_error_that_names_node_and_command(connection: Connec
     assert connection.run("echo on").stdout == b"on\n"
 
 
+def test_a_channel_that_is_not_opened_in_time_is_silence_too(connection: Connection) -> None:
+    with pytest.raises(NodeError, match=r"node 0 \(i-0\): no answer for 1e-06 s to: true"):
+        connection.run("true", command_timeout=1e-6)  # less than any answer takes
+    assert connection.run("echo on").stdout == b"on\n"
+
+
 def test_a_node_that_dies_in_mid_command_is_an_error_never_an_exit_code(place: Site, server: Server) -> None:
     """Repeated, since the end of the connection and that of its channels are seen in either order."""
     for _ in range(8):

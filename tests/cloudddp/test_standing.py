@@ -97,8 +97,10 @@ def test_exit_codes_judge_a_job_whatever_it_tells(one_node: Any) -> None:
         ("finished", 1, "failed"),
         ("failed", 0, "succeeded"),
     ):
+        before = {job["id"] for job in json.loads(cli.ok("jobs", "--json"))}
         assert cli("launch", "work.py", state, str(code)).returncode == code
-        assert json.loads(cli.ok("jobs", "--json"))[-1]["state"] == verdict
+        (job,) = [job for job in json.loads(cli.ok("jobs", "--json")) if job["id"] not in before]
+        assert job["state"] == verdict
 
 
 @pytest.mark.torch

@@ -167,8 +167,12 @@ def test_the_first_rank_that_failed_gives_the_exit_code_and_the_others_are_stopp
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
         "open('ready', 'w').close()\n" + FOREVER
     )
-    failing = "import os, time\nwhile not os.path.exists('ready'): time.sleep(0.02)\nraise SystemExit(7)\n"
+    failing = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)\nraise SystemExit(7)\n"
     node.start(stubborn, failing, FOREVER)
+    for rank in range(3):
+        node.rank_pid(rank)  # each has one: what starts it takes signals by then
+    until((node.project / "ready").exists)
+    (node.project / "go").touch()
     found = node.follow().state
     assert (found["state"], found["exit_code"]) == ("failed", 7)
     ends = {record["rank"]: record for record in found["ranks"]}

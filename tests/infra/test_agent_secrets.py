@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -20,7 +21,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made = Node(tmp_path / "home")
     yield made
     for pid in processes_of(made.home):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # on its way out
+            os.kill(pid, signal.SIGKILL)
 
 
 def files_with_the_secret(home: Path) -> list[str]:

@@ -64,11 +64,12 @@ def test_sigterm_reaches_a_rank_once_and_its_workers_not_at_all(node: Node) -> N
 
 
 COUNTING = (
-    "import signal, time\n"
+    "import os, signal, sys, time\n"
     "told = []\n"
     "signal.signal(signal.SIGTERM, lambda *_: (told.append(1), print('told', flush=True)))\n"
     "print('ready', flush=True)\n"
     "while not told: time.sleep(0.02)\n"
+    "while not os.path.exists('go'): time.sleep(0.02)\n"
     "time.sleep(0.7)  # a second signal would come within 0.1 s\n"
 )
 
@@ -81,12 +82,14 @@ def test_a_rank_whose_launcher_and_agent_both_send_sigterm_gets_it_once(node: No
     os.kill(wrapper, signal.SIGTERM)
     until(lambda: b"told" in log.read_bytes())
     os.kill(wrapper, signal.SIGTERM)
+    (node.project / "go").touch()
     assert node.follow().state["ranks"][0]["exit_code"] == 0
     assert log.read_bytes() == b"ready\ntold\n"
 
 
 def test_a_launcher_gets_sigterm_once(node: Node) -> None:
     node.start(processes=[{"argv": [sys.executable, node.script(COUNTING)], "env": {}}])
+    (node.project / "go").touch()
     log = node.folder() / "launcher.log"
     until(lambda: log.exists() and b"ready" in log.read_bytes())
     assert node.kill()["left"] == 0

@@ -226,14 +226,20 @@ def test_agent_that_is_changed_while_a_job_runs_is_shipped_again_to_end_it(victi
     victim.cli.write(
         "replace.py",
         "import pathlib, time\n"
+        "print('began', flush=True)\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.05)\n"
         "[agent] = (pathlib.Path.home() / '.cloudddp').glob('agent-*.py')\n"
         "agent.write_text('print(0)')\n"
         "print('replaced', flush=True)\n"
         "raise SystemExit(7)\n",
     )
-    done = victim("launch", "replace.py")
-    assert done.code == 7, done.err
-    assert "the launcher" not in done.err
+    process = victim.cli.start("launch", "replace.py")
+    assert process.stdout is not None
+    assert "began" in process.stdout.readline()  # the agent is at work: it tells of the rank
+    (victim.home / "project" / "go").touch()
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 7, err
+    assert "the launcher" not in err
 
 
 ESCAPES = [
