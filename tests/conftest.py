@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from faults import FaultyEndpoint
-from harness import CommandLine, Remains, clean_environment
+from harness import TIMEOUT, CommandLine, Remains, clean_environment
 from hypothesis import HealthCheck, settings
 
 # The same examples on every run, and no opinion on how fast a shared machine is.
@@ -60,7 +60,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory, no_simulator_is_left: No
     from cloudddp.sim import control
 
     home = tmp_path_factory.mktemp("home")
-    found = control.start(home, nodes="process")
+    found = control.start(home, nodes="process", timeout=TIMEOUT)
     yield found
     control.stop(home)
 

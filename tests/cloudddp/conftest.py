@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import CommandLine, cannot, clean_environment
+from harness import TIMEOUT, CommandLine, cannot, clean_environment
 
 from cloudddp.sim import control, ground
 
@@ -17,7 +17,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]
     if why := ground.obstacle():
         cannot(why)
     home = tmp_path_factory.mktemp("lab")
-    yield control.start(home, nodes="namespace")
+    yield control.start(home, nodes="namespace", timeout=TIMEOUT)
     control.stop(home)
 
 

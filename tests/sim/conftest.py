@@ -12,7 +12,7 @@ import lab as labs
 import paramiko
 import pytest
 from account import Account, post_conditions
-from harness import cannot
+from harness import TIMEOUT, cannot
 from simlab import Laptop, client_of
 
 from cloudddp.sim import control, processes
@@ -23,7 +23,7 @@ from cloudddp.sim.aws import CONDITIONS, rehearse
 def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
     """A simulator of loopback nodes, which are there on every Linux."""
     home = tmp_path_factory.mktemp("home")
-    yield control.start(home, nodes="process")
+    yield control.start(home, nodes="process", timeout=TIMEOUT)
     control.stop(home)
     assert processes.belonging(home) == []
 
@@ -34,7 +34,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]
     if why := labs.obstacle():
         cannot(why)
     home = tmp_path_factory.mktemp("lab")
-    yield control.start(home, nodes="namespace")
+    yield control.start(home, nodes="namespace", timeout=TIMEOUT)
     control.stop(home)
     assert processes.belonging(home) == []
 

@@ -62,7 +62,7 @@ def _listeners(addresses: list[tuple[str, int]]) -> Iterator[str]:
         for said in (b"", b"SSH-2.0-stranger\r\n", b"GET / HTTP/1.0\r\n\r\n"):
             try:
                 with socket.create_connection((host, port), 10) as line:
-                    line.settimeout(2)
+                    line.settimeout(60)
                     line.sendall(said)
                     if heard := line.recv(64):
                         yield f"{host}:{port} answers {heard!r} to {said!r}"

@@ -25,6 +25,14 @@ UNIT = "cloudddp-deadline"
 STAMP = f"/var/lib/systemd/timers/stamp-{UNIT}.timer"
 
 
+def comm(pid: int) -> str:
+    """The name of a process; "" when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 Later = Callable[[], None]  # what is still to be done, when the deadline has come or nearly so
 
 
@@ -45,15 +53,15 @@ class Case:
     def processes(self, name: str) -> list[int]:
         """Pids of the node's processes that are called so, as this computer sees them."""
         found = processes.belonging(self.laptop.sim.home, self.id)
-        return [p.pid for p in found if Path(f"/proc/{p.pid}/comm").read_text().strip() == name]
+        return [p.pid for p in found if comm(p.pid) == name]
 
     def detached(self, script: str) -> None:
         """Run it as root in a session of its own, since it may end the connection."""
-        shell(self.ssh, f"nohup sudo setsid sh -c '{script}' > /dev/null 2>&1 < /dev/null &")
+        attempt(self.ssh, f"nohup sudo setsid sh -c '{script}' > /dev/null 2>&1 < /dev/null &")
 
     def silent(self) -> None:
         """Return when the node's SSH port is closed."""
-        until(lambda: not reachable(self.laptop.sim, self.node["PublicIpAddress"], 22), 10)
+        until(lambda: not reachable(self.laptop.sim, self.node["PublicIpAddress"], 22))
 
     def reboot(self) -> None:
         """By EC2; return when the node has booted again."""

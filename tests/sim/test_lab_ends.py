@@ -186,14 +186,18 @@ def test_a_frozen_node_is_terminated_and_another_one_stopped_and_started(residen
 
 def test_freezing_a_node_stops_what_has_left_its_session_and_its_environment(resident: LabLaptop) -> None:
     (node,) = resident.launch()
-    shell(resident.login(node), "sudo env -i setsid sh -c 'sleep 54321 > /dev/null 2>&1 &' > /dev/null 2>&1")
+    away = "sudo env -i setsid sh -c 'sleep 54321 > /dev/null 2>&1 &' > /dev/null 2>&1"
+    shell(resident.login(node), f"{away}; until pgrep -x sleep && ! pgrep -x sh; do sleep 0.05; done")
+
+    def states() -> list[tuple[bytes, str]]:
+        return [
+            (Path(f"/proc/{p.pid}/cmdline").read_bytes(), Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2][1])
+            for p in processes.belonging(resident.sim.home, node["InstanceId"])
+        ]  # fmt: skip
+
     control.fault(resident.sim, "freeze", [node["InstanceId"]])
-    states = [
-        (Path(f"/proc/{p.pid}/cmdline").read_bytes(), Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2][1])
-        for p in processes.belonging(resident.sim.home, node["InstanceId"])
-    ]  # fmt: skip
-    assert {state for line, state in states if b"cloudddp.sim.machine" not in line} == {"T"}
-    assert [state for line, state in states if b"54321" in line] == ["T"]
+    until(lambda: {state for line, state in states() if b"cloudddp.sim.machine" not in line} == {"T"})
+    assert [state for line, state in states() if b"54321" in line] == ["T"]
 
 
 def test_a_lab_with_frozen_nodes_stops(home: Path) -> None:

@@ -246,20 +246,21 @@ def test_the_laptop_is_hung_up_on(lab: control.Simulator) -> None:
 
 
 def test_a_spot_node_reads_its_notice_and_is_terminated_when_its_time_has_come(resident: LabLaptop) -> None:
-    node = resident.launch(InstanceMarketOptions=SPOT)[0]
+    node, other = resident.launch(2, InstanceMarketOptions=SPOT)
     ask = Asking(resident.login(node))
     assert ask("meta-data/instance-life-cycle") == "spot"
     assert [ask.get(f"meta-data/{path}")[0] for path in NOTICES] == [404, 404, 404]
-    said = control.interrupt(resident.sim, node["InstanceId"], seconds=5)
+    said = control.interrupt(resident.sim, node["InstanceId"], seconds=3600)
     action, termination, rebalance = (ask(f"meta-data/{path}") for path in NOTICES)
     assert json.loads(action) == {"action": "terminate", "time": said["time"]}
     assert termination == said["time"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", said["time"])
     assert json.loads(rebalance)["noticeTime"] <= said["time"]
     assert resident.state(node["InstanceId"]) == "running"
-    until(lambda: resident.state(node["InstanceId"]) == "terminated")
+    said = control.interrupt(resident.sim, other["InstanceId"], seconds=1)
+    until(lambda: resident.state(other["InstanceId"]) == "terminated")
     assert datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") >= said["time"]
-    (gone,) = resident.describe(node["InstanceId"])
+    (gone,) = resident.describe(other["InstanceId"])
     assert gone["StateReason"]["Code"] == "Server.SpotInstanceTermination"
     (request,) = resident.ec2.describe_spot_instance_requests(
         SpotInstanceRequestIds=[gone["SpotInstanceRequestId"]]

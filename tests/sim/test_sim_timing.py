@@ -30,15 +30,14 @@ def test_a_new_instance_is_not_found_for_a_moment_and_then_is(home: Path) -> Non
     laptop = start(home, unknown=1.5)
     began = time.monotonic()
     ids = [instance["InstanceId"] for instance in laptop.run(2)]
-    with pytest.raises(ClientError) as refused:
-        laptop.describe(*ids)
-    assert refused.value.response["Error"]["Code"] == "InvalidInstanceID.NotFound"
-    assert laptop.ec2.describe_instances()["Reservations"] == []
+    listed = laptop.ec2.describe_instances()["Reservations"]
+    assert listed == [] or time.monotonic() - began >= 1.5
 
     def found() -> bool:
         try:
             return len(laptop.describe(*ids)) == 2
-        except ClientError:
+        except ClientError as refused:
+            assert refused.response["Error"]["Code"] == "InvalidInstanceID.NotFound"
             return False
 
     until(found)
@@ -49,12 +48,12 @@ def test_states_last_at_least_as_long_as_was_asked(home: Path) -> None:
     laptop = start(home, pending=1.0, shutting_down=1.0)
     began = time.monotonic()
     ids = [laptop.run()[0]["InstanceId"]]
-    assert laptop.state(ids[0]) == "pending"
+    assert laptop.state(ids[0]) == "pending" or time.monotonic() - began >= 1.0
     assert first(laptop, "running", ids) - began >= 1.0
     ended = time.monotonic()
     laptop.ec2.terminate_instances(InstanceIds=ids)
     (shown,) = laptop.describe(ids[0])
-    assert shown["State"]["Name"] == "shutting-down"
+    assert shown["State"]["Name"] == "shutting-down" or time.monotonic() - ended >= 1.0
     assert shown["StateReason"]["Code"] == "Client.UserInitiatedShutdown"  # said from the call on
     asked = shown["StateTransitionReason"]
     assert re.fullmatch(r"User initiated \([0-9-]{10} [0-9:]{8} GMT\)", asked)
@@ -64,6 +63,7 @@ def test_states_last_at_least_as_long_as_was_asked(home: Path) -> None:
 
 def test_ssh_answers_later_than_running(home: Path) -> None:
     laptop = start(home, booting=2.0)
+    began = time.monotonic()
     (instance,) = laptop.launch()
 
     def answers() -> bool:
@@ -75,8 +75,8 @@ def test_ssh_answers_later_than_running(home: Path) -> None:
         except OSError:
             return False
 
-    assert not answers()
     until(answers)
+    assert time.monotonic() - began >= 2.0
     laptop.connect(instance["PublicIpAddress"])
 
 
@@ -89,7 +89,7 @@ def test_an_instance_that_boots_can_be_terminated_at_once(home: Path) -> None:
 def test_a_terminated_instance_is_seen_for_a_while_and_then_forgotten(home: Path) -> None:
     laptop = start(home, visible=1.0)
     (instance,) = laptop.launch()
-    laptop.terminate(instance["InstanceId"])
+    laptop.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
     until(lambda: laptop.ec2.describe_instances()["Reservations"] == [])
     with pytest.raises(ClientError, match=r"InvalidInstanceID\.NotFound"):
         laptop.describe(instance["InstanceId"])

@@ -136,9 +136,10 @@ def test_sigterm_within_validation_stops_there_and_the_epoch_is_validated_and_to
     own = flags("--image-size", 4, "--epochs", 1, samples=40_000, batch=20_000, model="small")
     whole = zygote.start(*own, "--out", tmp_path / "whole")
     folder = tmp_path / "stopped"
-    run = zygote.start(*own, "--out", folder)
-    harness.until(lambda: status(folder)["step"] == 2 or run.ended(), "the end of the first epoch")
+    run = zygote.start(*own, "--out", folder, "--signs", tmp_path, run="validation_checks")
+    harness.until((tmp_path / "validates").exists, "the first samples are validated")
     run.signal(signal.SIGTERM)
+    (tmp_path / "go").touch()
     assert run.wait() == 143, run.stdout + run.stderr
     assert (status(folder)["state"], status(folder)["step"]) == ("preempted", 2)
     assert epochs(folder) == []

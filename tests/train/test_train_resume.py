@@ -251,7 +251,7 @@ def test_a_restart_that_only_one_node_has_counted_keeps_the_snapshots_of_a_run_t
     """An agent of torchrun that joins again because another node's rank has failed counts no restart of its own."""
     first = zygote.start(*SMALL, "--epochs", 1, "--out", tmp_path)
     assert first.wait() == 0, first.stderr
-    flags = [*SMALL, "--epochs", 2, "--fresh", "--timeout", 10, "--out", tmp_path]
+    flags = [*SMALL, "--epochs", 2, "--fresh", "--out", tmp_path]
     shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": harness.free_port()}
     ranks = [
         zygote.start(*flags, RANK=rank, LOCAL_RANK=0, TORCHELASTIC_RESTART_COUNT=rank, **shared)
