@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 KEEPALIVE_SECONDS = 15
 DEAD_SECONDS = 45
+START_SECONDS = 60.0  # for a server to start a command that may itself take for ever
 KEY_PATIENCE = 120.0  # a refused key: cloud-init may still be writing it, or the login user is wrong
 MAX_OUTPUT = 4 << 20  # bytes of a command's output that are kept, unless the caller says otherwise
 CHUNK = 128 * 1024  # larger writes were slower (0.82 s against 1.30 s for 200 MB)
@@ -176,13 +177,17 @@ class Connection:
         import paramiko
 
         transport = self._client.get_transport()
-        signs = _Signs(timeout, None)
+        patience = START_SECONDS if timeout is None else timeout
+        signs = _Signs(patience, None)
         try:
             if transport is None or not transport.is_active():
                 raise EOFError
-            channel = transport.open_session(timeout=timeout)
+            channel = transport.open_session(timeout=patience)
             channel.settimeout(timeout)
-            channel.exec_command(command.encode("utf-8", "surrogateescape"))  # a path need not be UTF-8
+            with _closed_after(
+                patience, channel
+            ):  # paramiko waits for the answer to the request without a limit
+                channel.exec_command(command.encode("utf-8", "surrogateescape"))  # a path need not be UTF-8
         except (OSError, EOFError, paramiko.SSHException) as error:
             if signs.none and transport is not None and transport.is_active():
                 raise self._silent(command, signs.verdict) from None
@@ -265,6 +270,22 @@ class _Background:
 
     def join(self, timeout: float | None) -> None:
         self._thread.join(timeout)
+
+
+@contextlib.contextmanager
+def _closed_after(seconds: float, channel: paramiko.Channel) -> Iterator[None]:
+    """Close the channel if the body takes longer, which ends whoever waits on it."""
+
+    def close() -> None:
+        with contextlib.suppress(OSError, EOFError):  # the connection may end meanwhile
+            channel.close()
+
+    timer = threading.Timer(seconds, close)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Signs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import socket
 import subprocess
@@ -13,14 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
 from sshserver import Server, Site, site
 
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError
+from cloudddp.ssh import connection as connections
 from cloudddp.ssh import keys
 from cloudddp.ssh.connection import Connection, Target
 
 MIB = 1 << 20
+HANG_GUARD = 60.0  # seconds
 
 
 @pytest.fixture
@@ -207,10 +212,47 @@ def test_silence_becomes_an_error_that_names_node_and_command(connection: Connec
     assert connection.run("echo on").stdout == b"on\n"
 
 
-def test_a_channel_that_is_not_opened_in_time_is_silence_too(connection: Connection) -> None:
-    with pytest.raises(NodeError, match=r"node 0 \(i-0\): no answer for 1e-06 s to: true"):
-        connection.run("true", command_timeout=1e-6)  # less than any answer takes
-    assert connection.run("echo on").stdout == b"on\n"
+class Mute(paramiko.ServerInterface):
+    """Lets everybody in, and answers no request of one kind until it is told to: "open" a channel, "run" a command."""
+
+    def __init__(self, silent: str) -> None:
+        self.silent = silent
+        self.asked, self.may_answer = threading.Event(), threading.Event()
+
+    def check_auth_publickey(self, _username: str, _key: paramiko.PKey) -> int:
+        return int(paramiko.AUTH_SUCCESSFUL)
+
+    def check_channel_request(self, _kind: str, _number: int) -> int:
+        self._stay_silent("open")
+        return int(paramiko.OPEN_SUCCEEDED)
+
+    def check_channel_exec_request(self, _channel: paramiko.Channel, _command: bytes) -> bool:
+        self._stay_silent("run")
+        return True
+
+    def _stay_silent(self, request: str) -> None:
+        if self.silent == request:
+            self.asked.set()
+            self.may_answer.wait(HANG_GUARD)
+
+
+@pytest.mark.parametrize("patience", [0.5, None])
+@pytest.mark.parametrize("request_for", ["open", "run"])
+def test_a_server_that_does_not_start_the_command_is_silence_too(
+    place: Site, request_for: str, patience: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "START_SECONDS", 0.5)  # where the command itself may take for ever
+    mute = Mute(request_for)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(Connection.open, place.target(listening.getsockname()[1]))
+        transport = paramiko.Transport(listening.accept()[0])
+        transport.add_server_key(paramiko.Ed25519Key.from_private_key(io.StringIO(place.host.private)))
+        transport.start_server(server=mute)
+        with contextlib.closing(transport), contextlib.closing(opening.result(HANG_GUARD)) as connection:
+            with pytest.raises(NodeError, match=r"node 0 \(i-0\): no answer for 0\.5 s to: true"):
+                connection.run("true", command_timeout=patience)
+            assert mute.asked.wait(HANG_GUARD)
+            mute.may_answer.set()
 
 
 def test_a_node_that_dies_in_mid_command_is_an_error_never_an_exit_code(place: Site, server: Server) -> None:
