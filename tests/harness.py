@@ -81,7 +81,7 @@ class CommandLine:
         return done.stdout
 
     def patient(self, seconds: float, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command that gives nodes so long to tell what is at stake: a busy machine may need more than 5 s."""
+        """Run a command with `at_stake.PATIENCE` set to `seconds`: on a busy machine nodes may need more than 5 s."""
         code = (
             f"from cloudddp.cli import at_stake\nat_stake.PATIENCE = {seconds}\n"
             "from cloudddp.__main__ import main\nmain()"

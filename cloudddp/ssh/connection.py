@@ -1,7 +1,8 @@
-"""One kept SSH connection to one node: strict host key, no Nagle delay, keepalive, two separate timeouts.
+"""One kept SSH connection to one node: strict host key, no Nagle delay, keepalive, a time limit for each wait.
 
-`connect_timeout` bounds reaching and proving the node, `command_timeout` one command; a node that stops
-answering in between is found by keepalives within about 45 s. Nothing here retries or knows other nodes.
+`connect_timeout` bounds reaching and proving the node, `command_timeout` the silence of one command, `total_timeout`
+all of it; a node that stops answering in between is found by keepalives within about 45 s. Nothing here retries or
+knows other nodes.
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudddp.errors import ConnectError, NodeError
+from cloudddp.ssh.channel import Background, Signs, at_most, drain, feed
 from cloudddp.ssh.order import keep_order
 
 if TYPE_CHECKING:
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 KEEPALIVE_SECONDS = 15
 DEAD_SECONDS = 45
-START_SECONDS = 60.0  # for a server to start a command that may itself take for ever
+START_SECONDS = 60.0  # for a server to open a channel and start a command that has no time limit of its own
 KEY_PATIENCE = 120.0  # a refused key: cloud-init may still be writing it, or the login user is wrong
 MAX_OUTPUT = 4 << 20  # bytes of a command's output that are kept, unless the caller says otherwise
-CHUNK = 128 * 1024  # larger writes were slower (0.82 s against 1.30 s for 200 MB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,50 +146,51 @@ class Connection:
         it comes and Result.stdout is empty; `on_stderr` likewise. What is kept of either stream is at most `limit`
         bytes: a command that writes more is ended, with NodeError. Raises NodeError also where the connection breaks
         or the time is over; `command_timeout` counts seconds without any sign of the command, in either direction; None
-        waits for ever (a dead node is found by the keepalives all the same). `total_timeout` counts all seconds: a
-        node that sends a byte now and then is no better than a silent one where an answer is awaited.
+        sets no limit once the server has started the command (a dead node is found by the keepalives all the same).
+        `total_timeout` counts all seconds: a node that sends a byte now and then is no better than a silent one where
+        an answer is awaited.
         """
-        with self._channel(command, command_timeout) as channel:
-            signs = _Signs(command_timeout, total_timeout)
+        signs = Signs(command_timeout, total_timeout)
+        with self._channel(command, signs) as channel:
             # A stream that cannot be read to its end must not leave the command waiting for the rest.
-            feeder = _Background(lambda: _feed(channel, stdin, signs), on_error=channel.close)
+            feeder = Background(lambda: feed(channel, stdin, signs), on_error=channel.close)
             out, err = _Kept(self.target.label, command, limit), _Kept(self.target.label, command, limit)
             # If nobody reads a stream any more, the command must not block on writing to it.
-            listener = _Background(
-                lambda: _drain(channel.recv_stderr, on_stderr or err.add, signs), on_error=channel.close
+            listener = Background(
+                lambda: drain(channel.recv_stderr, on_stderr or err.add, signs), on_error=channel.close
             )
             try:
-                _drain(channel.recv, on_stdout or out.add, signs)
+                drain(channel.recv, on_stdout or out.add, signs)
                 listener.join(command_timeout)
                 if isinstance(listener.error, (NodeError, TimeoutError)):
                     raise listener.error
                 exit_code = self._exit_code(channel, command, command_timeout)
             except TimeoutError:
-                raise self._silent(command, signs.verdict) from None
+                raise self._silent(command, signs.verdict()) from None
             for beside in (listener, feeder):
                 if beside.error is not None and not isinstance(beside.error, TimeoutError):
                     raise beside.error
         return Result(exit_code, bytes(out.data), bytes(err.data))
 
     @contextlib.contextmanager
-    def _channel(self, command: str, timeout: float | None) -> Iterator[paramiko.Channel]:
+    def _channel(self, command: str, signs: Signs) -> Iterator[paramiko.Channel]:
         import paramiko
 
         transport = self._client.get_transport()
-        patience = START_SECONDS if timeout is None else timeout
-        signs = _Signs(patience, None)
+        patience = START_SECONDS if signs.patience is None else signs.patience
         try:
             if transport is None or not transport.is_active():
                 raise EOFError
-            channel = transport.open_session(timeout=patience)
-            channel.settimeout(timeout)
-            with _closed_after(
-                patience, channel
-            ):  # paramiko waits for the answer to the request without a limit
+            channel = transport.open_session(timeout=signs.left(patience))
+            channel.settimeout(signs.patience)
+            signs.seen()
+            with at_most(signs.left(patience), channel):  # paramiko waits for the reply without a limit
                 channel.exec_command(command.encode("utf-8", "surrogateescape"))  # a path need not be UTF-8
+        except TimeoutError:
+            raise self._silent(command, signs.verdict(patience)) from None
         except (OSError, EOFError, paramiko.SSHException) as error:
-            if signs.none and transport is not None and transport.is_active():
-                raise self._silent(command, signs.verdict) from None
+            if str(error) == "Timeout opening channel." and transport.is_active():
+                raise self._silent(command, signs.verdict(patience)) from None
             raise self._broken(command, error) from None
         try:
             yield channel
@@ -249,101 +249,6 @@ class _Kept:
             reason = f"{self._label}: its answer is longer than {self._limit >> 20} MiB and was cut off"
             raise NodeError(f"{reason}: {_short(self._command)}", reason=reason)
         self.data += data
-
-
-class _Background:
-    """A daemon thread that keeps what went wrong: never joined without a limit, so Ctrl-C is not held up."""
-
-    def __init__(self, work: Callable[[], None], *, on_error: Callable[[], None] = lambda: None) -> None:
-        self.error: BaseException | None = None
-        self._work = work
-        self._on_error = on_error
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self.error = error
-            self._on_error()
-
-    def join(self, timeout: float | None) -> None:
-        self._thread.join(timeout)
-
-
-@contextlib.contextmanager
-def _closed_after(seconds: float, channel: paramiko.Channel) -> Iterator[None]:
-    """Close the channel if the body takes longer, which ends whoever waits on it."""
-
-    def close() -> None:
-        with contextlib.suppress(OSError, EOFError):  # the connection may end meanwhile
-            channel.close()
-
-    timer = threading.Timer(seconds, close)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-class _Signs:
-    """When a command was last seen to be alive: it took or gave a byte. It may be alive for `total` seconds at most."""
-
-    def __init__(self, patience: float | None, total: float | None) -> None:
-        self.patience = patience
-        self._total = total
-        self._began = self.last = time.monotonic()
-
-    def seen(self) -> None:
-        """Note a sign of life. Raises TimeoutError where there have been signs for too long, and no end."""
-        self.last = time.monotonic()
-        if self._late:
-            raise TimeoutError
-
-    @property
-    def none(self) -> bool:
-        return self._late or (self.patience is not None and time.monotonic() - self.last >= self.patience)
-
-    @property
-    def _late(self) -> bool:
-        return self._total is not None and time.monotonic() - self._began > self._total
-
-    @property
-    def verdict(self) -> str:
-        if self._late:
-            return f"no end of its answer after {self._total:g} s"
-        return f"no answer for {self.patience:g} s"
-
-
-def _feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes], signs: _Signs) -> None:
-    pieces = [stdin] if isinstance(stdin, bytes) else stdin
-    try:
-        for piece in pieces:
-            for start in range(0, len(piece), CHUNK):
-                channel.sendall(piece[start : start + CHUNK])
-                signs.seen()
-        channel.shutdown_write()
-    except OSError as error:
-        if error.errno in (None, errno.EPIPE) or isinstance(error, TimeoutError):
-            return  # the command ended without reading all: its exit code says more
-        raise
-
-
-def _drain(receive: Callable[[int], bytes], keep: Callable[[bytes], Any], signs: _Signs) -> None:
-    """Receive to the end. Silence on one stream is no sign of death while another one moves."""
-    while True:
-        try:
-            data = receive(CHUNK)
-        except TimeoutError:
-            if signs.none:
-                raise
-            continue
-        if not data:
-            return
-        signs.seen()
-        keep(data)
 
 
 def _quiet() -> None:

@@ -200,7 +200,7 @@ def test_a_node_that_does_not_show_the_key_it_has_made_is_refused(
 ) -> None:
     sudo(tmp_path, monkeypatch, f"echo {OWN}")
     server = place.server()
-    # sshd may take a moment to reload: the time for that is over when it has been met twice again
+    # The clock jumps past RELOAD_SECONDS after the second reconnect: the first is retried, the second is final.
     clock = SimpleNamespace(sleep=time.sleep, monotonic=lambda: 1e6 if len(server.connections) > 2 else 0.0)
     monkeypatch.setattr(host_keys, "time", clock)
     with Fleet({0: place.target(server.port)}) as fleet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -80,14 +81,12 @@ def shown(lab: control.Simulator, node: dict[str, Any]) -> str:
     try:
         with kernel.within(Path(f"/proc/{lab.pid}/ns/net")):
             transport = paramiko.Transport((node["public_ip"], 22))
-    except paramiko.SSHException:  # what paramiko makes of a refused connection
+        with contextlib.closing(transport):
+            transport.start_client(timeout=30)
+            key = transport.get_remote_server_key()
+    except (paramiko.SSHException, EOFError, ConnectionError):  # refused, or cut off by the server's restart
         return ""
-    try:
-        transport.start_client(timeout=30)
-        key = transport.get_remote_server_key()
-        return f"{key.get_name()} {key.get_base64()}"
-    finally:
-        transport.close()
+    return f"{key.get_name()} {key.get_base64()}"
 
 
 def public_half(private: str, folder: Path) -> str:
@@ -102,7 +101,7 @@ def public_half(private: str, folder: Path) -> str:
 def check(cli: CommandLine, lab: control.Simulator, folder: Path) -> list[str]:
     """Every node shows a key of its own and has no other; what any process reads of the user data is of no use."""
     found = nodes(cli, lab)
-    # a server that starts anew takes no connection for a moment
+    # sshd refuses connections for a moment while it restarts
     now = [wait_for(lambda node=node: shown(lab, node), "sshd answers") for node in found]
     said = cli.ok("exec", "--", "sudo -n ls -A /etc/ssh").splitlines()
     keys_there = [line.split("] ")[1] for line in said if "sshd_config" not in line]

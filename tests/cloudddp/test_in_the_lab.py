@@ -46,7 +46,8 @@ def running(cli: CommandLine, script: str = "wait.py") -> Any:
     process = cli.start("launch", script)
     assert process.stdout is not None
     begun: set[str] = set()
-    while len(begun) < 2:  # by their own word: what sets a job up is processes of a node, too
+    # The ranks report it themselves: a process count would include the processes that set the job up.
+    while len(begun) < 2:
         line = process.stdout.readline()
         assert line, process.communicate()
         begun |= {line} if "began" in line else set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -12,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +64,17 @@ def processes(cli: Any) -> int:
     }
     shown = json.loads(cli.ok("sim", "status", "--json"))["nodes"]
     return sum(len(node["processes"]) for node in shown if node["instance_id"] in ids)
+
+
+def still_running(cli: Any, word: str) -> list[str]:
+    """Return the command lines on the cluster's nodes that contain a word, of ranks or of set-up commands."""
+    ids = {node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]}
+    nodes = [n for n in json.loads(cli.ok("sim", "status", "--json"))["nodes"] if n["instance_id"] in ids]
+    lines = []
+    for pid in (pid for node in nodes for pid in node["processes"]):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lines.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return [line for line in lines if word in line]
 
 
 def test_ranks_get_the_environment_of_their_place(cli: Any) -> None:
@@ -157,6 +170,7 @@ def test_a_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any)
     assert "4 ranks ended" in cli.ok("cancel", job)
     follower.communicate(timeout=TIMEOUT)
     assert follower.returncode == 130
+    assert still_running(cli, "wait.py") == []
     wait_for(lambda: processes(cli) == 0, "the supervisors end")
     assert "had ended already" in cli.ok("cancel", job)
     assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2  # the cluster stays
@@ -201,9 +215,11 @@ def test_ctrl_c_in_the_foreground_cancels_everywhere_and_keeps_the_cluster(cli: 
     process = cli.start("launch", "wait.py")
     begun = [process.stdout.readline() for _ in range(4)]  # a line of each rank
     assert all(begun), process.communicate()
+    assert len(still_running(cli, "wait.py")) >= 4
     code, _, err = interrupt(process)
     assert code == 130, err
     assert "the cluster is still up" in err
+    assert still_running(cli, "wait.py") == []
     wait_for(lambda: processes(cli) == 0, "the supervisors end")
     assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2
 
@@ -232,6 +248,7 @@ def test_ctrl_c_between_the_start_and_the_first_look_ends_the_job(cli: Any, mome
     )  # fmt: skip
     assert done.returncode == 130, done.stderr
     assert "it was ended; the cluster is still up" in done.stderr
+    assert still_running(cli, "wait.py") == []
     wait_for(lambda: processes(cli) == 0, "the supervisors end")
 
 
@@ -307,7 +324,7 @@ def setting_up(cli: Any) -> Any:
 @pytest.mark.parametrize("how", ["interrupt", "cancel"])
 def test_a_set_up_that_is_broken_off_ends_on_every_node_and_the_next_launch_works(cli: Any, how: str) -> None:
     process = setting_up(cli)
-    assert processes(cli) > 0
+    assert len(still_running(cli, "../began")) >= 2
     (job,) = json.loads(cli.ok("jobs", "--json"))
     assert job["state"] == "setup"
     if how == "interrupt":
@@ -319,6 +336,7 @@ def test_a_set_up_that_is_broken_off_ends_on_every_node_and_the_next_launch_work
         code = process.returncode
         assert f"job {job['id']} was cancelled during its set-up" in err
     assert code == 130
+    assert still_running(cli, "../began") == []
     wait_for(lambda: processes(cli) == 0, "the set-up's parent ends")
     assert json.loads(cli.ok("jobs", "--json")) == []
     cli.ok("exec", "touch ../go")

@@ -84,6 +84,7 @@ def test_an_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Pa
     assert missing.returncode == 1
     assert "cloudddp[sim]" in missing.stderr
     install(f"{wheel}[sim]")
+    # pip --no-compile leaves this to the simulator's first start, which has a time limit.
     subprocess.run(
         [str(venv / "bin" / "python"), "-m", "compileall", "-q", str(site)], check=True, timeout=300
     )

@@ -20,12 +20,13 @@ import pytest
 from sshserver import Server, Site, site
 
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError
+from cloudddp.ssh import channel as one_channel
 from cloudddp.ssh import connection as connections
 from cloudddp.ssh import keys
 from cloudddp.ssh.connection import Connection, Target
 
 MIB = 1 << 20
-HANG_GUARD = 60.0  # seconds
+HANG_GUARD = 60.0  # seconds; only a hang is this long
 
 
 @pytest.fixture
@@ -213,35 +214,43 @@ def test_silence_becomes_an_error_that_names_node_and_command(connection: Connec
 
 
 class Mute(paramiko.ServerInterface):
-    """Lets everybody in, and answers no request of one kind until it is told to: "open" a channel, "run" a command."""
+    """Accepts every login, but answers one kind of request ("open" or "run") only once `may_answer` is set."""
 
     def __init__(self, silent: str) -> None:
         self.silent = silent
-        self.asked, self.may_answer = threading.Event(), threading.Event()
+        self.answered = False
+        self.may_answer = threading.Event()
 
     def check_auth_publickey(self, _username: str, _key: paramiko.PKey) -> int:
         return int(paramiko.AUTH_SUCCESSFUL)
 
     def check_channel_request(self, _kind: str, _number: int) -> int:
-        self._stay_silent("open")
+        self._wait("open")
         return int(paramiko.OPEN_SUCCEEDED)
 
     def check_channel_exec_request(self, _channel: paramiko.Channel, _command: bytes) -> bool:
-        self._stay_silent("run")
+        self._wait("run")
         return True
 
-    def _stay_silent(self, request: str) -> None:
+    def _wait(self, request: str) -> None:
         if self.silent == request:
-            self.asked.set()
             self.may_answer.wait(HANG_GUARD)
+            self.answered = True
 
 
-@pytest.mark.parametrize("patience", [0.5, None])
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"command_timeout": 1}, "no answer for 1 s"),
+        ({"command_timeout": 60, "total_timeout": 2}, "no end of its answer after 2 s"),
+        ({"command_timeout": None}, "no answer for 3 s"),
+    ],
+)
 @pytest.mark.parametrize("request_for", ["open", "run"])
 def test_a_server_that_does_not_start_the_command_is_silence_too(
-    place: Site, request_for: str, patience: float | None, monkeypatch: pytest.MonkeyPatch
+    place: Site, request_for: str, limits: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "START_SECONDS", 0.5)  # where the command itself may take for ever
+    monkeypatch.setattr(connections, "START_SECONDS", 3 if limits["command_timeout"] is None else 600)
     mute = Mute(request_for)
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
         opening = pool.submit(Connection.open, place.target(listening.getsockname()[1]))
@@ -249,10 +258,37 @@ def test_a_server_that_does_not_start_the_command_is_silence_too(
         transport.add_server_key(paramiko.Ed25519Key.from_private_key(io.StringIO(place.host.private)))
         transport.start_server(server=mute)
         with contextlib.closing(transport), contextlib.closing(opening.result(HANG_GUARD)) as connection:
-            with pytest.raises(NodeError, match=r"node 0 \(i-0\): no answer for 0\.5 s to: true"):
-                connection.run("true", command_timeout=patience)
-            assert mute.asked.wait(HANG_GUARD)
+            with pytest.raises(NodeError, match=rf"node 0 \(i-0\): {said} to: true"):
+                connection.run("true", **limits)
+            assert not mute.answered
             mute.may_answer.set()
+
+
+def late(channel: Any, act: Any) -> None:
+    with one_channel.at_most(0.05, channel):
+        act()
+
+
+def test_of_an_answer_and_the_end_of_its_time_only_one_counts(connection: Connection) -> None:
+    transport = connection._client.get_transport()
+    assert transport is not None
+    channel = transport.open_session(timeout=HANG_GUARD)
+
+    def answered_too_late() -> None:
+        """As when the answer comes while the channel is being closed."""
+        deadline = time.monotonic() + HANG_GUARD
+        while not channel.closed and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    with pytest.raises(TimeoutError):
+        late(channel, answered_too_late)
+    channel.event.clear()
+    with pytest.raises(TimeoutError):  # on a channel that is closed already
+        late(channel, lambda: channel.event.wait(HANG_GUARD) or pytest.fail("nobody was woken up"))
+    with one_channel.at_most(HANG_GUARD, channel):
+        pass
+    with pytest.raises(EOFError), one_channel.at_most(HANG_GUARD, channel):
+        raise EOFError
 
 
 def test_a_node_that_dies_in_mid_command_is_an_error_never_an_exit_code(place: Site, server: Server) -> None:

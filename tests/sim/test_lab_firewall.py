@@ -100,21 +100,23 @@ def test_egress_rules_hold_and_name_what_was_called(resident: LabLaptop) -> None
     serve(resident.login(peer))
     private, public = peer["PrivateIpAddress"], peer["PublicIpAddress"]
 
-    def heard() -> list[str]:
-        return [call(resident, node, address, seconds=1) for address in (private, public)]
+    def heard(address: str) -> str:
+        return call(resident, node, address, seconds=1)
 
-    assert heard() == ["", ""]
-    for allowed, expected in (
-        (f"{private}/32", [node["PrivateIpAddress"], ""]),
-        (f"{public}/32", ["", node["PublicIpAddress"]]),
+    assert [heard(private), heard(public)] == ["", ""]
+    for allowed, address, expected, other in (
+        (f"{private}/32", private, node["PrivateIpAddress"], public),
+        (f"{public}/32", public, node["PublicIpAddress"], private),
     ):
         rule = [tcp(4000, cidr=allowed)]
         resident.ec2.authorize_security_group_egress(GroupId=shut, IpPermissions=rule)
-        until(lambda expected=expected: heard() == expected)
+        until(lambda address=address, expected=expected: heard(address) == expected)
+        assert heard(other) == ""
         resident.ec2.revoke_security_group_egress(GroupId=shut, IpPermissions=rule)
     itself = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": resident.group}]}]
     resident.ec2.authorize_security_group_egress(GroupId=shut, IpPermissions=itself)
-    until(lambda: heard() == [node["PrivateIpAddress"], ""])
+    until(lambda: heard(private) == node["PrivateIpAddress"])
+    assert heard(public) == ""
     resident.ec2.revoke_security_group_egress(GroupId=shut, IpPermissions=itself)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -102,6 +103,10 @@ def test_a_call_takes_as_long_as_told(remote: Account, ec2: Any) -> None:
     ec2.describe_vpcs()
     with pytest.raises(ReadTimeoutError):
         hasty.describe_subnets()
+    remote.conditions(latency={"*": 0, "DescribeVpcs": 1})
+    began = time.monotonic()
+    ec2.describe_vpcs()
+    assert time.monotonic() - began >= 1
 
 
 def test_a_slow_call_holds_up_no_other(remote: Account, ec2: Any) -> None:

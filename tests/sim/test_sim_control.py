@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -121,13 +122,16 @@ def test_sigterm_ends_the_server_and_its_nodes(home: Path) -> None:
 
 def test_a_sigterm_that_the_kernel_gives_to_another_thread_ends_the_server(home: Path) -> None:
     server = control.start(home, nodes="process").pid
-    threads = Path(f"/proc/{server}/task").iterdir()
-    # by when they began (field 22), since numbers start again; the second is there until the end
-    main, other, *_ = sorted(
-        threads, key=lambda thread: int((thread / "stat").read_text().rpartition(")")[2].split()[19])
-    )
-    assert int(main.name) == server
-    assert ctypes.CDLL(None).tgkill(server, int(other.name), signal.SIGTERM) == 0
+    # By start time (field 22 of stat): thread ids wrap around. The second thread lives as long as the server.
+    began = []
+    for thread in Path(f"/proc/{server}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            began.append(
+                (int((thread / "stat").read_text().rpartition(")")[2].split()[19]), int(thread.name))
+            )
+    main, other, *_ = (thread for _, thread in sorted(began))
+    assert main == server
+    assert ctypes.CDLL(None).tgkill(server, other, signal.SIGTERM) == 0
     until(lambda: processes.belonging(home) == [])
 
 

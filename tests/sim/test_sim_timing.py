@@ -89,8 +89,10 @@ def test_an_instance_that_boots_can_be_terminated_at_once(home: Path) -> None:
 def test_a_terminated_instance_is_seen_for_a_while_and_then_forgotten(home: Path) -> None:
     laptop = start(home, visible=1.0)
     (instance,) = laptop.launch()
+    told = time.monotonic()
     laptop.ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
     until(lambda: laptop.ec2.describe_instances()["Reservations"] == [])
+    assert time.monotonic() - told >= 1.0
     with pytest.raises(ClientError, match=r"InvalidInstanceID\.NotFound"):
         laptop.describe(instance["InstanceId"])
     laptop._launched.clear()
