@@ -32,7 +32,7 @@ def main() -> None:
     wanted = json.load(sys.stdin)
     found = [
         *_calls(wanted["endpoint"]),
-        *_listeners(wanted["tcp"]),
+        *_listeners(wanted["tcp"], wanted["patience"]),
         *_unix_sockets(wanted["unix"]),
         *_files(wanted["paths"]),
         *_processes(wanted["pids"]),
@@ -56,13 +56,13 @@ def _calls(port: int) -> Iterator[str]:
             line.close()
 
 
-def _listeners(addresses: list[tuple[str, int]]) -> Iterator[str]:
-    """Whoever answers anything, to silence or to a line, or holds the line."""
+def _listeners(addresses: list[tuple[str, int]], patience: float) -> Iterator[str]:
+    """Whoever answers anything, to silence or to a line, or holds the line for so many seconds."""
     for host, port in addresses:
         for said in (b"", b"SSH-2.0-stranger\r\n", b"GET / HTTP/1.0\r\n\r\n"):
             try:
                 with socket.create_connection((host, port), 10) as line:
-                    line.settimeout(60)
+                    line.settimeout(patience)
                     line.sendall(said)
                     if heard := line.recv(64):
                         yield f"{host}:{port} answers {heard!r} to {said!r}"

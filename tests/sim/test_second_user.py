@@ -86,6 +86,7 @@ class Owner:
         return {
             "endpoint": int(self.status()["endpoint"].rpartition(":")[2]),
             "tcp": listening(pids, network),
+            "patience": 60,
             "unix": unix_sockets(pids, network),
             "paths": [str(path) for path in (self.home, *self.home.rglob("*"))],
             "pids": pids,
@@ -183,6 +184,7 @@ def test_the_user_who_started_it_does_reach_it(owner: Owner) -> None:
     """So that the test above can fail."""
     wanted = owner.exposed(os.getpid())
     wanted["endpoint"] = 0  # the pages would end it
+    wanted["patience"] = 5  # whoever may connect is kept
     achieved = " ".join(attempt(owner.uid, wanted))
     server = owner.status()["pid"]
     for needed in (
