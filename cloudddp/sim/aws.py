@@ -45,7 +45,6 @@ def prepare() -> None:
     global _prepared
     if _prepared:
         return
-    _prepared = True
     _validate()
     rooms = (
         images, disks, addresses, interfaces, groups, keypairs, rules, placement, spot, filters, launch, power,
@@ -53,6 +52,7 @@ def prepare() -> None:
     )  # fmt: skip
     for room in rooms:
         room.install()
+    _prepared = True
 
 
 @contextlib.contextmanager
@@ -62,9 +62,6 @@ def rehearse() -> Iterator[None]:
     Nothing is started, no credentials are needed, and the environment is as before on exit. The region is
     AWS_REGION's, or AWS_DEFAULT_REGION's, or us-east-1.
     """
-    import moto
-
-    prepare()
     before = dict(os.environ)
     region = before.get("AWS_REGION") or before.get("AWS_DEFAULT_REGION") or "us-east-1"
     for name in (*HIDDEN, "AWS_ENDPOINT_URL"):
@@ -79,6 +76,9 @@ def rehearse() -> Iterator[None]:
         AWS_SHARED_CREDENTIALS_FILE=os.devnull,
     )
     try:
+        import moto
+
+        prepare()  # in this environment, too: moto's own imports ask boto3 for regions, which reads AWS_PROFILE
         with moto.mock_aws():
             yield
     finally:

@@ -21,9 +21,9 @@ def rehearse(tmp_path: Path, project: Path) -> Any:
     dead = "http://127.0.0.1:1"
     env = clean_environment(CLOUDDDP_HOME=str(home), HTTP_PROXY=dead, HTTPS_PROXY=dead, NO_PROXY="")
 
-    def run(*words: str) -> str:
+    def run(*words: str, **more: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "cloudddp", *words], cwd=project, env=env, capture_output=True, text=True,
+            [sys.executable, "-m", "cloudddp", *words], cwd=project, env={**env, **more}, capture_output=True, text=True,
             timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -42,6 +42,14 @@ def test_up_prints_calls_parameters_and_price(rehearse: Any) -> None:
     ):  # fmt: skip
         assert expected in out, expected
     assert "PRIVATE KEY" not in out
+
+
+def test_a_rehearsal_needs_no_profile_and_calls_no_endpoint_that_the_environment_names(rehearse: Any) -> None:
+    out = rehearse(
+        "up", "-n", "1", "--dry-run",
+        AWS_PROFILE="nobody", AWS_ENDPOINT_URL_EC2="http://127.0.0.1:1", AWS_USE_FIPS_ENDPOINT="true",
+    )  # fmt: skip
+    assert "aws ec2 RunInstances" in out
 
 
 def test_up_prints_how_each_node_gets_a_host_key_of_its_own(rehearse: Any) -> None:

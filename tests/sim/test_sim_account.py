@@ -264,9 +264,12 @@ def test_terminating_an_unknown_instance_touches_none(client: Client) -> None:
     assert len(instances(ec2)) == 1
 
 
-def test_a_rehearsal_runs_at_once_with_addresses_as_on_aws_and_leaves_the_environment_alone() -> None:
-    before = {**os.environ, "AWS_PROFILE": "somebody's", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
-    os.environ.update(before)
+def test_a_rehearsal_runs_at_once_with_addresses_as_on_aws_and_leaves_the_environment_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "somebody's")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    before = dict(os.environ)
     with rehearse():
         (instance,) = launch(boto3.client)
         (instance,) = instances(boto3.client("ec2"))
@@ -274,7 +277,6 @@ def test_a_rehearsal_runs_at_once_with_addresses_as_on_aws_and_leaves_the_enviro
         assert instance["PrivateIpAddress"].startswith("172.31.")
         assert boto3.client("ec2").meta.region_name == before.get("AWS_REGION", "us-east-1")
     assert dict(os.environ) == before
-    del os.environ["AWS_PROFILE"], os.environ["AWS_ENDPOINT_URL"]
 
 
 def test_rehearsals_do_not_know_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
