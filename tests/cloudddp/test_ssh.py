@@ -282,9 +282,11 @@ def test_of_an_answer_and_the_end_of_its_time_only_one_counts(connection: Connec
 
     with pytest.raises(TimeoutError):
         late(channel, answered_too_late)
-    channel.event.clear()
-    with pytest.raises(TimeoutError):  # on a channel that is closed already
-        late(channel, lambda: channel.event.wait(HANG_GUARD) or pytest.fail("nobody was woken up"))
+    closed = transport.open_session(timeout=HANG_GUARD)
+    closed.close()
+    closed.event.clear()  # as a request does that is made in that moment
+    with pytest.raises(TimeoutError):
+        late(closed, lambda: closed.event.wait(HANG_GUARD) or pytest.fail("nobody was woken up"))
     with one_channel.at_most(HANG_GUARD, channel):
         pass
     with pytest.raises(EOFError), one_channel.at_most(HANG_GUARD, channel):
