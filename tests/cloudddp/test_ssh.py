@@ -282,6 +282,7 @@ def test_of_an_answer_and_the_end_of_its_time_only_one_counts(connection: Connec
 
     with pytest.raises(TimeoutError):
         late(channel, answered_too_late)
+    assert channel.closed
     closed = transport.open_session(timeout=HANG_GUARD)
     closed.close()
     closed.event.clear()  # as a request does that is made in that moment
