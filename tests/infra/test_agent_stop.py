@@ -64,7 +64,7 @@ def test_sigterm_reaches_a_rank_once_and_its_workers_not_at_all(node: Node) -> N
 
 
 COUNTING = (
-    "import os, signal, sys, time\n"
+    "import os, signal, time\n"
     "told = []\n"
     "signal.signal(signal.SIGTERM, lambda *_: (told.append(1), print('told', flush=True)))\n"
     "print('ready', flush=True)\n"
