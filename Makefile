@@ -2,13 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 WITNESS := .venv-witness
+MUTANTS := .venv-mutants
 # One more than there are processors: many tests wait for a node, a timeout or a boot.
 WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Byte code is compiled when a module is first imported: most of what is installed never is.
+INSTALL := $(PIP) install --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test coverage witness check lint types docs bench clean
+.PHONY: help environments demo test coverage witness check lint types docs bench mutants clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -20,7 +23,7 @@ $(BIN)/python:
 # PyTorch is most of what is downloaded (3 GB with its CUDA libraries, about a minute on a fast line).
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing into $(VENV): cloudddp with the simulator, PyTorch and the test tools"
-	@$(PIP) install -c constraints.txt -e '.[sim,train,dev]'
+	@$(INSTALL) -c constraints.txt -e '.[sim,train,dev]'
 	@touch $@
 
 demo: $(VENV)/.installed  ## the whole job on this computer: 2 simulated nodes, real training, teardown
@@ -36,18 +39,21 @@ coverage: test  ## the same, and which lines it ran; half as slow again
 $(WITNESS)/%/.installed: tests/witness/requirements-%.txt
 	@rm -rf $(@D)
 	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install -r $<
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $<
 	@touch $@
 
 witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator
 	@$(BIN)/python -m pytest tests/witness
 
+environments: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed
+
 check: lint types test  ## lint, types and tests, as in CI
 
-lint: $(VENV)/.installed  ## ruff and the import contracts
+lint: $(VENV)/.installed  ## ruff, the import contracts, the Python version of what runs on nodes
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
+	@$(BIN)/vermin --target=3.9- --violations --no-tips --quiet infra/node/agent cloudddp/agent/protocol
 
 types: $(VENV)/.installed  ## mypy --strict
 	@$(BIN)/mypy
@@ -58,5 +64,14 @@ docs: $(VENV)/.installed  ## write the generated pages of docs/
 bench: $(VENV)/.installed  ## print the figures of bench/
 	@$(BIN)/python -m bench
 
-clean:  ## remove the environment and caches
-	rm -rf $(VENV) $(WITNESS) build dist .mypy_cache .ruff_cache .pytest_cache .coverage* .import_linter_cache
+$(MUTANTS)/.installed: bench/requirements-mutants.txt
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $<
+	@touch $@
+
+mutants: $(VENV)/.installed $(MUTANTS)/.installed  ## change the code that must never be wrong, see whether tests notice: hours
+	@$(MUTANTS)/bin/python bench/mutants.py $(ARGS)
+
+clean:  ## remove the environments and caches
+	rm -rf $(VENV) $(WITNESS) $(MUTANTS) build dist .mypy_cache .ruff_cache .pytest_cache .coverage* .import_linter_cache

@@ -1,1 +1,1 @@
-"""Figures, not tests: `python -m bench` prints them all, `python -m bench NAME` one. Machines differ: quote ratios."""
+"""Benchmarks: `python -m bench` runs all, `python -m bench NAME` one. Machines differ: quote ratios."""

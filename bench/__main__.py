@@ -1,10 +1,18 @@
-"""Measure cloudddp against the claims in its documentation, side by side with peers where they are installed.
+"""Measure cloudddp and its example trainer, compared with other programs where they are given.
 
-    python -m bench [help status up sync lab training] [--peers VENV]
+    python -m bench                                              every benchmark, ours only
+    python -m bench models                                       one of them: help status models up sync lab training trainer
+    python -m bench help status --peers VENV                     compared with torchx and flintrock
+    python -m bench trainer --peers EXAMPLES                     compared with pytorch/examples
 
-`--peers` names an environment with torchx and flintrock (`pip install torchx flintrock 'setuptools<81'`); without it
-the rows of the peers are left out. Whole processes are timed in turn (ours, theirs, ours, ...), after one warm-up,
-and medians are printed with the smallest and the largest.
+--peers names a folder with the programs to compare with. It may be given twice, and is one of two things:
+
+    VENV      a virtual environment with torchx and flintrock, for `help` and `status`
+              (python -m venv VENV && VENV/bin/pip install torchx flintrock 'setuptools<81')
+    EXAMPLES  a checkout of github.com/pytorch/examples, for `trainer`
+
+Without them the rows of the peers are left out. Whole processes are timed in turns (ours, theirs, ours, ...) after one
+warm-up, and medians are printed with minimum and maximum. docs/benchmarks.md has the measurements of the trainer.
 """
 
 from __future__ import annotations
@@ -20,31 +28,59 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
 RUNS = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers:
+    """The folders given with --peers, by kind."""
+
+    venv: Path | None = None
+    examples: Path | None = None
+
+
+def find_peers(folders: Sequence[Path]) -> Peers:
+    """Return the folders by kind. Exits with code 2 for a folder that is neither."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        if any((folder / "bin" / program).is_file() for program in ("torchx", "flintrock")):
+            found["venv"] = folder
+        elif (folder / "imagenet" / "main.py").is_file():
+            found["examples"] = folder
+        else:
+            print(
+                f"bench: --peers {folder}: neither a virtual environment with torchx or flintrock nor a checkout of "
+                "pytorch/examples",
+                file=sys.stderr,
+            )
+            raise SystemExit(2)
+    return Peers(**found)
 
 
 def timed(command: Sequence[str], env: dict[str, str]) -> float:
     """Return the wall seconds of one run, from start to exit."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     done = subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    spent = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: exit {done.returncode}")
-    return spent
+    return seconds
 
 
 def compare(ours: Sequence[str], theirs: Sequence[str] | None, env: dict[str, str]) -> None:
-    """Run two commands in turn and print the median of each and of the ratio pair by pair."""
+    """Run two commands in turns and print the median of each, and of the ratio of each pair."""
     commands = [list(ours)] + ([list(theirs)] if theirs else [])
     rows: list[list[float]] = [[] for _ in commands]
     for run in range(RUNS + 1):
         for row, command in zip(rows, commands, strict=True):
-            spent = timed(command, env)
+            seconds = timed(command, env)
             if run:
-                row.append(spent)
+                row.append(seconds)
     for row, command in zip(rows, commands, strict=True):
         name = " ".join([Path(command[0]).name, *command[1:]])
         line("  " + name, statistics.median(row), min(row), max(row), "s")
@@ -70,8 +106,8 @@ def environment(home: str) -> dict[str, str]:
 def simulator(nodes: str = "process") -> Iterator[tuple[Any, dict[str, str]]]:
     """Yield (a running simulator, the environment in which AWS clients and cloudddp use it).
 
-    With nodes of kind `process`, the default, this very process reaches them; with `namespace` nodes only what
-    `cloudddp sim exec` runs does.
+    This process can reach nodes of kind `process`; `namespace` nodes are reachable only from what `cloudddp sim exec`
+    runs.
     """
     from cloudddp.sim import control
 
@@ -83,25 +119,38 @@ def simulator(nodes: str = "process") -> Iterator[tuple[Any, dict[str, str]]]:
             control.stop(Path(home))
 
 
-def bench_help(peers: Path | None) -> None:
-    """`cloudddp --help` against `torchx --help`."""
+def bench_help(peers: Peers) -> None:
+    """`cloudddp --help`, compared with `torchx --help`."""
     print("help: whole process")
-    theirs = [str(peers / "bin" / "torchx"), "--help"] if peers else None
+    theirs = [str(peers.venv / "bin" / "torchx"), "--help"] if peers.venv else None
     compare([script("cloudddp"), "--help"], theirs, environment("/nonexistent"))
 
 
-def bench_status(peers: Path | None) -> None:
-    """`cloudddp status` of 2 nodes against `flintrock describe`, both at the simulator."""
+def bench_status(peers: Peers) -> None:
+    """`cloudddp status` of 2 nodes on the simulator, compared with `flintrock describe`."""
     print("status: whole process, 2 nodes on the simulator")
     with simulator() as (_, env):
         subprocess.run([script("cloudddp"), "up", "-y", "-n", "2"], env=env, check=True, capture_output=True)
         region = ["--ec2-region", "us-east-1"]
-        theirs = [str(peers / "bin" / "flintrock"), "describe", *region] if peers else None
+        theirs = [str(peers.venv / "bin" / "flintrock"), "describe", *region] if peers.venv else None
         compare([script("cloudddp"), "status"], theirs, env)
 
 
-def bench_up(_: Path | None) -> None:
-    """`up` of 8 simulated nodes: the whole command, and from the last node's first answer to ready."""
+def bench_models(_: Peers) -> None:
+    """`cloudddp status` with our loader of botocore's service models against botocore's own loader."""
+    print(
+        "models: `cloudddp status`, 2 nodes on the simulator; our loader of service models, then botocore's"
+    )
+    with simulator() as (_found, env):
+        subprocess.run([script("cloudddp"), "up", "-y", "-n", "2"], env=env, check=True, capture_output=True)
+        ours, stock = (
+            [sys.executable, "-m", module, "status"] for module in ("cloudddp", "bench.stock_loader")
+        )
+        compare(ours, stock, env)
+
+
+def bench_up(_: Peers) -> None:
+    """`up` of 8 simulated nodes: in total, and from the moment when every node responds."""
     print("up: 8 simulated nodes, in this process")
     whole, after = [], []
     with simulator() as (found, env):
@@ -111,36 +160,37 @@ def bench_up(_: Path | None) -> None:
             if run:
                 whole.append(times[0])
                 after.append(times[1])
-    line("  up, from the call to ready", statistics.median(whole), min(whole), max(whole), "s")
-    line("  of it, after every node runs and answers", statistics.median(after), min(after), max(after), "s")
+    line("  up, from the call until ready", statistics.median(whole), min(whole), max(whole), "s")
+    line("  of it, after every node responds", statistics.median(after), min(after), max(after), "s")
 
 
 def _one_up(found: Any, name: str) -> tuple[float, float]:
-    from cloudddp import teardown, up
     from cloudddp.aws import inventory
     from cloudddp.aws.client import AWS
-    from cloudddp.spec import ClusterSpec
+    from cloudddp.cluster import teardown, up
+    from cloudddp.config.spec import ClusterSpec
 
     spec = ClusterSpec(name=name, nodes=8, ssh_port=found.ssh_port)
     aws = AWS(region=found.region)
-    answering: list[float] = []
+    responding: list[float] = []
 
-    def say(text: str) -> None:
-        if text.startswith("waiting for SSH"):  # said when EC2 shows every node running, and so answering
-            answering.append(time.perf_counter())
+    def progress(text: str) -> None:
+        if text.startswith("waiting for SSH"):  # printed when EC2 reports every node as running
+            responding.append(time.perf_counter())
 
-    began = time.perf_counter()
-    up.up(aws, spec, say=say)
+    started = time.perf_counter()
+    up.up(aws, spec, progress=progress)
     ready = time.perf_counter()
-    teardown.down(aws, inventory.named(name), say=lambda _: None)
-    return ready - began, ready - answering[0]
+    teardown.down(aws, inventory.named(name), progress=lambda _: None)
+    return ready - started, ready - responding[0]
 
 
-def bench_sync(_: Path | None) -> None:
-    """A first and an unchanged sync of 2,000 files to one node: round trips and seconds."""
-    from cloudddp import cluster, job, up
+def bench_sync(_: Peers) -> None:
+    """Sync of 2,000 files to one simulated node, the first time and unchanged: round trips and seconds."""
     from cloudddp.aws.client import AWS
-    from cloudddp.spec import ClusterSpec, Config
+    from cloudddp.cluster import connect, up
+    from cloudddp.config.spec import ClusterSpec, Config
+    from cloudddp.job import sync
     from cloudddp.ssh.connection import Result
     from cloudddp.ssh.fleet import Fleet
 
@@ -160,44 +210,44 @@ def bench_sync(_: Path | None) -> None:
             path.write_bytes(os.urandom(4096))
         spec = ClusterSpec(name="bench", nodes=1, ssh_port=found.ssh_port)
         aws = AWS(region=found.region)
-        made = up.up(aws, spec, say=lambda _: None).cluster
-        with Counting(cluster.targets(made, spec)) as fleet:
+        made = up.up(aws, spec, progress=lambda _: None).cluster
+        with Counting(connect.targets(made, spec)) as fleet:
             fleet.connect()
             for name in ("first", "unchanged"):
                 commands.clear()
-                began = time.perf_counter()
-                job.sync_only(fleet, made, Config(cluster=spec), root=Path(folder), say=lambda _: None)
-                spent = time.perf_counter() - began
-                print(f"  {name:<12} {len(commands)} round trips, {spent:.3f} s", flush=True)
+                started = time.perf_counter()
+                sync.sync(fleet, made, Config(cluster=spec), root=Path(folder), progress=lambda _: None)
+                seconds = time.perf_counter() - started
+                print(f"  {name:<12} {len(commands)} round trips, {seconds:.3f} s", flush=True)
 
 
-def bench_lab(_: Path | None) -> None:
-    """Nodes that are hosts of their own: from RunInstances to SSH on all, from TerminateInstances to all gone."""
+def bench_lab(_: Peers) -> None:
+    """Namespace nodes: from RunInstances until SSH responds on all, and from TerminateInstances until all are gone."""
     from bench import lab
 
-    print("lab: namespace nodes, plain boto3; in brackets the load of this computer before and after")
+    print("lab: namespace nodes, plain boto3; in brackets the load average before and after")
     with simulator("namespace") as (found, env):
         before = os.getloadavg()[0]
         inside = {**env, "CLOUDDDP_HOME": str(found.home)}
         command = [script("cloudddp"), "sim", "exec", "--", sys.executable, str(Path(lab.__file__))]
-        said = subprocess.run(command, env=inside, check=True, capture_output=True, text=True).stdout
-    rows = [json.loads(text) for text in said.splitlines()]
+        output = subprocess.run(command, env=inside, check=True, capture_output=True, text=True).stdout
+    rows = [json.loads(text) for text in output.splitlines()]
     for size in lab.SIZES:
-        for key, name in (("ssh", "from the call to every SSH"), ("gone", "from the call to all terminated")):
-            spent = [row[key] for row in rows if row["nodes"] == size]
-            line(f"  {size:2} nodes, {name}", statistics.median(spent), min(spent), max(spent), "s")
+        for key, name in (("ssh", "until SSH responds on all"), ("gone", "until all are terminated")):
+            seconds = [row[key] for row in rows if row["nodes"] == size]
+            line(f"  {size:2} nodes, {name}", statistics.median(seconds), min(seconds), max(seconds), "s")
     print(f"  [{before:.1f}, {os.getloadavg()[0]:.1f}]")
 
 
-def bench_training(_: Path | None) -> None:
-    """`cloudddp launch` of a small DDP training with gloo, 2 namespace nodes with 2 ranks each: the whole command."""
-    print("training: 2 namespace nodes x 2 ranks, gloo, 200 steps of a small network; `cloudddp launch`")
+def bench_training(_: Peers) -> None:
+    """`cloudddp launch` of a small DDP training on 2 namespace nodes with 2 ranks each, compared with plain torchrun."""
+    print("training: 2 namespace nodes x 2 ranks, gloo, 200 steps of a small model; `cloudddp launch`")
     with simulator("namespace") as (found, env), tempfile.TemporaryDirectory() as folder:
         inside = {**env, "CLOUDDDP_HOME": str(found.home), "CLOUDDDP_YES": "1", "OMP_NUM_THREADS": "1"}
         shutil.copy(Path(__file__).with_name("gloo.py"), Path(folder) / "gloo.py")
 
         def ours(*words: str) -> float:
-            began = time.perf_counter()
+            started = time.perf_counter()
             command = [script("cloudddp"), "--sim", *words]
             done = subprocess.run(
                 command, env=inside, cwd=folder, capture_output=True, text=True, check=False
@@ -206,10 +256,10 @@ def bench_training(_: Path | None) -> None:
                 raise SystemExit(
                     f"cloudddp {' '.join(words)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
                 )
-            return time.perf_counter() - began
+            return time.perf_counter() - started
 
         ours("up", "-n", "2", "-t", "g5.12xlarge")
-        # The same four ranks without nodes: what is left of the difference is the launcher's and the lab's.
+        # The same four ranks without nodes: the difference is the cost of the launcher and the simulator.
         plain = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
         rows = [
             (ours("launch", "--nproc-per-node", "2", "gloo.py"), timed([*plain, f"{folder}/gloo.py"], inside))
@@ -224,24 +274,48 @@ def bench_training(_: Path | None) -> None:
     line("  ratio", statistics.median(ratios), min(ratios), max(ratios), "")
 
 
-BENCHES: dict[str, Callable[[Path | None], None]] = {
+def bench_trainer(peers: Peers) -> None:
+    """Training steps of `train/` (`python -m train.bench`), compared with pytorch/examples."""
+    print("trainer: samples per second, one process")
+    given = ["--peers", str(peers.examples.resolve())] if peers.examples else []
+    done = subprocess.run([sys.executable, "-m", "train.bench", *given], cwd=ROOT, check=False)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+
+
+BENCHES: dict[str, Callable[[Peers], None]] = {
     "help": bench_help,
     "status": bench_status,
+    "models": bench_models,
     "up": bench_up,
     "sync": bench_sync,
     "lab": bench_lab,
     "training": bench_training,
+    "trainer": bench_trainer,
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[[], *BENCHES], help="which (default: all)")
-    parser.add_argument("--peers", type=Path, help="an environment with torchx and flintrock")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        epilog="benchmarks:\n" + "".join(f"  {name:<10}{run.__doc__}\n" for name, run in BENCHES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", choices=[[], *BENCHES], metavar="NAME", help="default: all")
+    parser.add_argument(
+        "--peers",
+        metavar="DIR",
+        type=Path,
+        action="append",
+        default=[],
+        help="a virtual environment with torchx and flintrock, or a checkout of pytorch/examples (see above)",
+    )
     options = parser.parse_args()
+    peers = find_peers(options.peers)
     print(f"python {sys.version.split()[0]}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
     for name in options.names or BENCHES:
-        BENCHES[name](options.peers)
+        BENCHES[name](peers)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The training of `python -m bench training`: 200 DDP steps of a small network over gloo, on random data.
+"""The job of `python -m bench training`: 200 DDP steps of a small model over gloo, on random data.
 
-Runs on the ranks, under torchrun; knows nothing of cloudddp. All ranks check that they ended with the same weights.
+Runs on the ranks, under torchrun, and does not import cloudddp. All ranks check that they have the same final weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
     every = [torch.zeros(1) for _ in range(dist.get_world_size())]
     dist.all_gather(every, total)
     assert all(torch.equal(total, one) for one in every)
-    dist.barrier()  # without it a rank that ends first may break the others' last exchange
+    dist.barrier()  # without it a rank that exits first may break the last exchange of the others
     dist.destroy_process_group()
 
 

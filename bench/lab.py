@@ -1,7 +1,7 @@
-"""How fast the simulator's hosts come and go, seen by plain boto3 and plain sockets inside the lab's network.
+"""Measures how fast the simulator starts and terminates hosts, with plain boto3 and sockets inside its network.
 
-`python -m bench lab` starts a lab and runs this file in it with `cloudddp sim exec`; nothing of cloudddp is imported
-in there, so that what is measured is what any other client of EC2 would see.
+`python -m bench lab` starts a simulator and runs this file in it with `cloudddp sim exec`. It imports nothing of
+cloudddp, so that it measures what any other client of EC2 would see.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 SIZES = (1, 8, 32, 64)
 RUNS = {1: 5, 8: 5, 32: 3, 64: 3}
-PATIENCE = 120.0  # seconds; a hang guard
+TIMEOUT = 120.0  # seconds; a guard against hanging
 _POLL = 0.05
 _IMAGE = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
 
 
 class Account:
-    """What a person with boto3 has: an image, a group that lets them in, and instances."""
+    """An image, a security group that admits SSH, and instances, through boto3."""
 
     def __init__(self) -> None:
         import boto3
@@ -36,20 +36,20 @@ class Account:
         )
 
     def run(self, count: int) -> list[str]:
-        made = self.ec2.run_instances(
+        reply = self.ec2.run_instances(
             ImageId=self.image,
             InstanceType="t3.medium",
             MinCount=count,
             MaxCount=count,
             SecurityGroupIds=[self.group],
         )
-        return [instance["InstanceId"] for instance in made["Instances"]]
+        return [instance["InstanceId"] for instance in reply["Instances"]]
 
     def instances(self, ids: list[str]) -> list[dict[str, Any]]:
         pages = self.ec2.describe_instances(InstanceIds=ids)["Reservations"]
         return [instance for page in pages for instance in page["Instances"]]
 
-    def leave(self) -> None:
+    def close(self) -> None:
         self.ec2.delete_security_group(GroupId=self.group)
 
     def terminate(self, ids: list[str]) -> None:
@@ -57,44 +57,50 @@ class Account:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    patience = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
-        if time.monotonic() > patience:
-            raise SystemExit("the lab does not get there")
+        if time.monotonic() > deadline:
+            raise SystemExit("timed out")
         time.sleep(_POLL)
 
 
-def in_state(account: Account, ids: list[str], state: str) -> bool:
+def all_in_state(account: Account, ids: list[str], state: str) -> bool:
     return {instance["State"]["Name"] for instance in account.instances(ids)} == {state}
 
 
-def greeted(address: str) -> None:
-    """Return when an SSH server has said who it is, at the instance's public address."""
-    patience = time.monotonic() + PATIENCE
-    while time.monotonic() < patience:
+def wait_for_ssh(address: str) -> None:
+    """Return when an SSH server has sent its banner, at the instance's public address."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
         try:
             with socket.create_connection((address, 22), timeout=5) as line:
                 if line.recv(4) == b"SSH-":
                     return
         except OSError:
             time.sleep(0.01)
-    raise SystemExit(f"{address} does not answer")
+    raise SystemExit(f"{address} does not respond")
 
 
-def once(account: Account, count: int) -> dict[str, float]:
-    """Seconds from RunInstances to its answer, to every state `running`, to every SSH; and to every `terminated`."""
-    began = time.perf_counter()
+def measure(account: Account, count: int) -> dict[str, float]:
+    """Return the seconds from RunInstances until it returns, until all instances are `running`, until SSH responds on
+    all; and from TerminateInstances until all are `terminated`."""
+    started = time.perf_counter()
     ids = account.run(count)
     answered = time.perf_counter()
-    until(lambda: in_state(account, ids, "running"))
+    until(lambda: all_in_state(account, ids, "running"))
     running = time.perf_counter()
     with ThreadPoolExecutor(count) as pool:
-        list(pool.map(greeted, [str(one["PublicIpAddress"]) for one in account.instances(ids)]))
+        list(pool.map(wait_for_ssh, [str(one["PublicIpAddress"]) for one in account.instances(ids)]))
     ssh = time.perf_counter()
     account.terminate(ids)
-    until(lambda: in_state(account, ids, "terminated"))
+    until(lambda: all_in_state(account, ids, "terminated"))
     gone = time.perf_counter()
-    return {"answer": answered - began, "running": running - began, "ssh": ssh - began, "gone": gone - ssh}
+    return {
+        "answer": answered - started,
+        "running": running - started,
+        "ssh": ssh - started,
+        "gone": gone - ssh,
+    }
 
 
 def main() -> None:
@@ -102,11 +108,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sizes", nargs="*", type=int, default=list(SIZES))
     account = Account()
-    once(account, 1)  # the first of everything: imports in the server, the firewall's first rules
+    measure(account, 1)  # warm-up: imports in the server, the first firewall rules
     for size in parser.parse_args().sizes:
         for _ in range(RUNS.get(size, 3)):
-            print(json.dumps({"nodes": size, **once(account, size)}), flush=True)
-    account.leave()
+            print(json.dumps({"nodes": size, **measure(account, size)}), flush=True)
+    account.close()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,17 @@
-"""What can go wrong, in the three parts a user needs: what happened, to which thing, what to type next.
+"""The errors a user can meet, in three parts: what happened, to which resource, and what to do next.
 
-Every room raises these; only the command line's edge turns them into text and an exit code. An exception
-that is none of these is a bug of ours and is reported as one.
+Every layer raises these; only the command line turns them into text and an exit code. Any other exception is a bug
+of cloudddp and is reported as one.
+
+A hint may contain commands of cloudddp. They are data (`Command`), not text, because how a command has to be typed
+depends on the global options of this run, which only the command line knows.
 """
 
 from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -12,18 +19,62 @@ EXIT_LEFTOVERS = 3
 EXIT_INTERRUPTED = 130
 
 
+@dataclass(frozen=True, slots=True, init=False)
+class Command:
+    """A command that a message suggests, without the global options: `Command("logs", "-f", job)`."""
+
+    words: tuple[str, ...]
+
+    def __init__(self, *words: str) -> None:
+        object.__setattr__(self, "words", words)
+
+
+Part = str | Command
+Text = Part | tuple[Part, ...]  # ("repeat ", Command("down")) reads "repeat `cloudddp down`"
+
+
+def parts(text: Text) -> tuple[Part, ...]:
+    return text if isinstance(text, tuple) else (text,)
+
+
+def command_line(command: Command) -> str:
+    """Return a command as it is typed without any global option."""
+    return shlex.join(["cloudddp", *command.words])
+
+
+def render(text: Text, as_typed: Callable[[Command], str] = command_line) -> str:
+    """Return a message as a string, its commands in backticks."""
+    return "".join(f"`{as_typed(part)}`" if isinstance(part, Command) else part for part in parts(text))
+
+
 class CloudDDPError(Exception):
-    """Something failed. `hint` is what to type or change next; it is printed on a line of its own."""
+    """Something failed. `hint` says what to type or change next; it is printed on a line of its own.
+
+    `more_nodes` is how many other nodes failed at the same time; whoever asked several nodes sets it.
+    """
 
     exit_code = EXIT_FAILED
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: Text = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self._message = message
+        self._hint = hint
+        self.more_nodes = 0
+
+    @property
+    def message(self) -> str:
+        return self._message + self._details()
+
+    def _details(self) -> str:
+        more = self.more_nodes
+        return f" (and {more} more node{'s' * (more > 1)})" if more else ""
+
+    @property
+    def hint(self) -> Text:
+        return self._hint
 
     def __str__(self) -> str:
-        return self.message  # which a caller that knows more may have added to
+        return self.message
 
 
 class UsageError(CloudDDPError):
@@ -35,29 +86,51 @@ class UsageError(CloudDDPError):
 class AWSError(CloudDDPError):
     """AWS refused a call, or could not be reached. `code` is AWS's own error code, or ''."""
 
-    def __init__(self, message: str, *, hint: str = "", code: str = "") -> None:
+    def __init__(self, message: str, *, hint: Text = "", code: str = "") -> None:
         super().__init__(message, hint=hint)
         self.code = code
 
 
 class NodeError(CloudDDPError):
-    """A node could not be reached, or a command on it failed. `reason` is the message without the command, for who
-    runs commands that no user has typed; '' where the message names none.
+    """A node could not be reached, or a command on it failed.
+
+    `reason` is the message without the command, for callers whose commands mean nothing to the user; '' where the
+    message names no command.
     """
 
-    def __init__(self, message: str, *, hint: str = "", reason: str = "") -> None:
+    def __init__(self, message: str, *, hint: Text = "", reason: str = "") -> None:
         super().__init__(message, hint=hint)
         self.reason = reason
 
 
 class ConnectError(NodeError):
-    """No SSH connection to a node. `patience`: for how many seconds waiting may help (a node that boots); 0 if it
-    will not. `shown` is the host key that was refused, as `ssh-ed25519 AAAA...`, or ''."""
+    """No SSH connection to a node.
 
-    def __init__(self, message: str, *, hint: str = "", patience: float = 0.0, shown: str = "") -> None:
+    `patience` is for how many seconds retrying may help (a node that boots), 0 if it will not. `shown` is the host key
+    that was refused, as `ssh-ed25519 AAAA...`, or ''. Whoever connects to several nodes sets `retried`, the seconds
+    after which it gave up, and `others_respond`: then the cause is the node, not this computer's network.
+    """
+
+    def __init__(self, message: str, *, hint: Text = "", patience: float = 0.0, shown: str = "") -> None:
         super().__init__(message, hint=hint)
         self.patience = patience
         self.shown = shown
+        self.retried: float | None = None
+        self.others_respond = False
+
+    def _details(self) -> str:
+        gave_up = "" if self.retried is None else f"; gave up after {self.retried:.0f} s"
+        return gave_up + super()._details()
+
+    @property
+    def hint(self) -> Text:
+        return _OTHERS_RESPOND if self.others_respond else self._hint
+
+
+_OTHERS_RESPOND: Text = (
+    "other nodes answer, so it is the node itself: ", Command("status"), " shows its state, ", Command("down"),
+    " terminates it",
+)  # fmt: skip
 
 
 class Leftovers(CloudDDPError):

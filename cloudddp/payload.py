@@ -1,6 +1,6 @@
-"""Where the files are that cloudddp ships but does not import: `infra/` (to nodes) and `train/` (to users).
+"""Finds the files that cloudddp ships but does not import: `infra/` (for nodes) and `train/` (for users).
 
-In a wheel they lie under `cloudddp/_payload/`, in a checkout beside the package. Nobody else needs to know.
+In a wheel they are below `cloudddp/_payload/`, in a checkout beside the package.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def root() -> Path:
-    """Return the folder that holds `infra/` and `train/`."""
+    """Return the folder that contains `infra/` and `train/`."""
     packaged = Path(__file__).parent / "_payload"
     return packaged if packaged.is_dir() else Path(__file__).parent.parent
 
 
 def text(name: str) -> str:
-    """Return the text of one shipped file, named as in the repository: `infra/node/agent.py`."""
+    """Return the text of one shipped file, named as in the repository: `infra/node/host-key.sh`."""
     return (root() / name).read_text()
 
 

@@ -1,8 +1,8 @@
-"""Files and folders reached by open descriptors, one component at a time, so that no link leads a write elsewhere.
+"""Files and folders opened by descriptor, one path component at a time, so that no symbolic link redirects a write.
 
-A path is looked up anew by every call that takes one, and each look-up follows links that somebody may have put
-there meanwhile. Here a folder is opened once, without following a link, and what is in it is named relative to that.
-This module knows nothing of clusters or nodes.
+Every system call that takes a path resolves it again, and follows links that somebody may have created in the
+meantime. Here a folder is opened once, without following links, and its entries are named relative to it (openat).
+Knows nothing of clusters or nodes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from cloudddp.errors import UsageError
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PRIVATE = 0o700
 _ANOTHER = "set CLOUDDDP_HOME to a folder of your own"
-_OF_OTHERS = 0o022  # may be written by the group or by everybody
+_WRITABLE_BY_OTHERS = 0o022  # by the group or by everybody
 
 
 def resolved(path: Path | str) -> Path:
-    """Return the path without links, as far as it exists. A loop of links, where Path.resolve raises RuntimeError, is
-    left for the call that opens it.
+    """Return the path with symbolic links resolved, as far as it exists.
+
+    A loop of links is left for the call that opens it; Path.resolve would raise RuntimeError.
     """
     return Path(os.path.realpath(path))
 
 
 class Folder:
-    """An open folder. `path` is what it was called when it was opened, for messages alone."""
+    """An open folder. `path` is its path when it was opened, and is used in messages only."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.descriptor = descriptor
@@ -40,7 +41,7 @@ class Folder:
 
     @classmethod
     def at(cls, path: Path) -> Folder:
-        """Open a folder by its path, through whatever links that has. Raises OSError."""
+        """Open a folder by its path, following symbolic links. Raises OSError."""
         return cls(os.open(path, _OPEN_FOLDER), path)
 
     def __enter__(self) -> Folder:
@@ -54,13 +55,13 @@ class Folder:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What tells this folder from every other, however it was reached."""
+        """Device and inode: the same for every path that leads to this folder."""
         info = os.fstat(self.descriptor)
         return info.st_dev, info.st_ino
 
     @contextlib.contextmanager
     def _naming(self, name: str) -> Iterator[None]:
-        """Errors in the block carry the path of `name`, which must be one component."""
+        """Put the full path of `name`, which must be one path component, into errors of the block."""
         if "/" in name or name in ("", ".", ".."):
             raise ValueError(f"not a name in a folder: {name!r}")
         try:
@@ -70,9 +71,9 @@ class Folder:
             raise
 
     def enter(self, name: str, *, make: int | None = None) -> Folder:
-        """Open a folder in this one; with `make`, make it with that mode where it is missing.
+        """Open a folder in this one; with `make`, create it with that mode if it is missing.
 
-        Raises OSError: NotADirectoryError for a file, and also for a link, wherever that leads.
+        Raises OSError: NotADirectoryError for a file, and for a symbolic link, whatever its target.
         """
         with self._naming(name):
             if make is not None:
@@ -81,33 +82,33 @@ class Folder:
             try:
                 descriptor = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=self.descriptor)
             except OSError as error:
-                if error.errno in (errno.ELOOP, errno.EMLINK):  # a link, on systems that say so
+                if error.errno in (errno.ELOOP, errno.EMLINK):  # a link; the code differs between systems
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
                 raise
         return Folder(descriptor, self.path / name)
 
     def names(self) -> list[str]:
-        """Return what is in it, in order."""
+        """Return the names of its entries, sorted."""
         with os.scandir(self.descriptor) as entries:
             return sorted(entry.name for entry in entries)
 
     def kind(self, name: str) -> int:
-        """Return the type bits of what has that name (stat.S_IFREG, S_IFLNK, ...), or 0 where nothing has."""
+        """Return the file type of an entry (stat.S_IFREG, S_IFLNK, ...), or 0 if it does not exist."""
         try:
             return stat.S_IFMT(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_mode)
         except FileNotFoundError:
             return 0
 
     def create(self, name: str, mode: int) -> int:
-        """Return a descriptor of a new file, for writing. Raises FileExistsError where anything has that name."""
+        """Return a descriptor of a new file, for writing. Raises FileExistsError if the name is taken."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._naming(name):
             return os.open(name, flags, mode, dir_fd=self.descriptor)
 
     def append(self, name: str, mode: int = 0o600, *, empty: bool = False) -> int:
-        """Return a descriptor of a file of the user's own, made where it is missing, that writes at its end.
+        """Return a descriptor that appends to a regular file of this user, created if it is missing.
 
-        Raises UsageError where a link, somebody else's file or something else has that name.
+        Raises UsageError if the name is a symbolic link, another user's file, or no regular file.
         """
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -118,7 +119,7 @@ class Folder:
                 raise self._not_ours(name) from None
             raise
         info = os.fstat(descriptor)
-        # With a second hard link, somebody else could choose the file that is written to.
+        # A second hard link would let somebody else choose the file that is written to.
         if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_nlink != 1:
             os.close(descriptor)
             raise self._not_ours(name)
@@ -129,12 +130,12 @@ class Folder:
 
     def _not_ours(self, name: str) -> UsageError:
         return UsageError(
-            f"{self.path / name} is not a regular file of your own: it was not written to",
+            f"{self.path / name} is not a regular file owned by you; nothing was written to it",
             hint="look at it with `ls -l`, and remove it",
         )
 
     def replace(self, name: str, data: bytes, mode: int = 0o600) -> None:
-        """Put `data` in a file's place, whole and on the disk; a link of that name is replaced, not followed."""
+        """Replace a file atomically and durably; a symbolic link of that name is replaced, not followed."""
         temporary = f".{name}.{secrets.token_hex(4)}.tmp"
         with self._naming(name):
             descriptor = self.create(temporary, mode)
@@ -152,12 +153,12 @@ class Folder:
             os.fsync(self.descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there; of a link, the link."""
+        """Remove a file if it exists; of a symbolic link, the link itself."""
         with self._naming(name), contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
 
     def read(self, name: str) -> bytes:
-        """Return a file's contents. Raises OSError, also for a link."""
+        """Return a file's contents. Raises OSError, also for a symbolic link."""
         with self._naming(name):
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.descriptor)
         with os.fdopen(descriptor, "rb") as file:
@@ -165,10 +166,10 @@ class Folder:
 
 
 def private(root: Path, *names: str, make: bool = True) -> Folder:
-    """Return a folder below `root`: it and all from `root` on are the user's alone. With `make`, missing ones are made.
+    """Return a folder below `root`, private to this user from `root` on. With `make`, missing folders are created.
 
-    Modes are tightened to 0700 whatever the umask was. Raises UsageError where one is a link or belongs to
-    somebody else, or where others can write to `root` and may have put anything there; OSError.
+    Modes become 0700 whatever the umask was. Raises UsageError if one of them is a symbolic link or belongs to another
+    user, or if others can write to `root` and may have put anything there; OSError.
     """
     if make and not root.exists() and not root.is_symlink():
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -193,16 +194,16 @@ def private(root: Path, *names: str, make: bool = True) -> Folder:
 
 
 def check(root: Path) -> None:
-    """Raise UsageError where a private folder exists and others could have put things into it. Changes nothing."""
+    """Raise UsageError if a private folder exists and other users could have written to it. Changes nothing."""
     try:
         link, info = root.lstat(), root.stat()
-    except OSError:  # not there yet; or it cannot be reached, which is found out when it is needed
+    except OSError:  # does not exist yet; or cannot be reached, which the first use reports
         return
     if not stat.S_ISDIR(info.st_mode):
         raise _bad(root, "is not a folder", _ANOTHER)
     if info.st_uid != os.geteuid() or link.st_uid not in (info.st_uid, 0):
         raise _bad(root, "belongs to another user", _ANOTHER)
-    if info.st_mode & _OF_OTHERS:
+    if info.st_mode & _WRITABLE_BY_OTHERS:
         mode = stat.S_IMODE(info.st_mode)
         why = f"can be written by other users (mode {mode:04o})"
         raise _bad(root, why, f"if nobody else has put anything there: chmod 700 {root}; or {_ANOTHER}")
@@ -221,7 +222,7 @@ def _bad(path: Path, why: str, hint: str) -> UsageError:
 
 
 class Descent:
-    """The way from a folder to one below it, kept open: members of a stream come folder by folder."""
+    """The open folders on the way from a root to one below it, reused for an archive whose members come in folder order."""
 
     def __init__(self, root: Folder) -> None:
         self._open: list[tuple[str, Folder]] = []
@@ -234,7 +235,7 @@ class Descent:
         self._up_to(0)
 
     def to(self, parts: Sequence[str], *, make: int | None = None) -> Folder:
-        """Return the folder at `parts`, missing ones made with mode `make`. It is open until the next call."""
+        """Return the folder at `parts`, creating missing ones with mode `make`. It stays open until the next call."""
         same = 0
         for (name, _), wanted in zip(self._open, parts, strict=False):
             if name != wanted:

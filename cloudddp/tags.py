@@ -1,17 +1,18 @@
-"""The tags of a cluster's objects: their names, and what AWS shows of them decoded into typed, bounded values. Pure.
+"""The tags of a cluster's resources: their names, and their values decoded into typed, bounded fields. Pure.
 
-Whoever may call ec2:CreateTags writes these texts, so a value that is not of the form that `up` writes counts as
-none, and is named in `unreadable`. Text for people is safe to show. Only a cluster id that is one may become part of
-a local path (state.ClusterFolder); `cluster_id` is '' where there is none.
+Everyone with ec2:CreateTags can write these values, so a value that is not in the form that `up` writes is ignored
+and listed in `unreadable`. Text is safe to print. Only a valid cluster id may become part of a local path
+(local_state.ClusterFolder); `cluster_id` is '' where the tag holds none.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from cloudddp.text import one_line
 
@@ -21,24 +22,28 @@ TAG_OWNER = "cloudddp:owner"
 TAG_CREATED = "cloudddp:created"
 TAG_EXPIRES = "cloudddp:expires"
 TAG_VERSION = "cloudddp:version"
-TAG_NODE_RANK = "cloudddp:node-rank"
-TAG_NODES = "cloudddp:nodes"  # how many there are to be
-TAG_PRICE = "cloudddp:usd-per-node-hour"  # with its disk and address
+TAG_NODE_RANK = (
+    "cloudddp:node-rank"  # only where EC2's launch index is not the rank: see cluster/node_ranks.py
+)
+TAG_NODES = "cloudddp:nodes"  # the number of nodes that the cluster was created with
+TAG_PRICE = "cloudddp:usd-per-node-hour"  # disk and public address included
 
-# [0-9], not \d: that takes every script's digits, and str.isdigit() takes '²', which int() refuses.
+# [0-9], not \d: that matches the digits of every script, and str.isdigit() accepts '²', which int() rejects.
 _ID = re.compile(r"c-[0-9a-f]{10}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _COUNT = re.compile(r"[0-9]{1,4}")
 _PRICE = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _ISO = "%Y-%m-%dT%H:%M:%SZ"
-_YEARS = range(2020, 2200)  # a sum made from the year 1 would read as a bill
+_YEARS = range(2020, 2200)  # a cost computed from the year 1 would look like a real one
 _SHOWN = 60  # characters of a value in a warning; EC2 allows 256
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags of one object. `cluster` and `owner` are safe to show, whatever was written."""
+    """The tags of one resource. `cluster` and `owner` are safe to print, whatever was written."""
 
     cluster: str = ""
     cluster_id: str = ""  # c- and ten hexadecimal digits, or ''
@@ -46,16 +51,16 @@ class Tags:
     created: datetime | None = None
     expires: datetime | None = None
     node_rank: int | None = None
-    nodes: int | None = None  # how many the cluster was made with; at least 1
-    price: float | None = None  # USD a node and hour; finite, above 0
-    # Such as "tag cloudddp:node-rank = '²' ...", for a warning that names the object.
+    nodes: int | None = None  # number of nodes that the cluster was created with, at least 1
+    price: float | None = None  # USD per node and hour; finite, above 0
+    # For example "tag cloudddp:node-rank = '²' cannot be read ..."; the caller's warning names the resource.
     unreadable: tuple[str, ...] = ()
 
 
 def decode(pairs: Iterable[Mapping[str, Any]]) -> Tags:
-    """Return the tags in a list of {"Key": ..., "Value": ...} as AWS answers it. Never raises, whatever they contain.
+    """Return the tags in a list of {"Key": ..., "Value": ...}, as AWS returns it. Never raises.
 
-    Keys are exact, as on EC2: `Cloudddp:Cluster` is another tag.
+    Keys are case-sensitive, as in EC2: `Cloudddp:Cluster` is a different tag.
     """
     texts = {str(pair.get("Key", "")): str(pair.get("Value", "")) for pair in pairs}
     unreadable: list[str] = []
@@ -71,53 +76,59 @@ def decode(pairs: Iterable[Mapping[str, Any]]) -> Tags:
 
     name = texts.get(TAG_CLUSTER, "")
     if name and not is_name(name):
-        unreadable.append(f"tag {TAG_CLUSTER} = '{one_line(name, _SHOWN)}' is not a cluster's name")
+        unreadable.append(f"tag {TAG_CLUSTER} = '{one_line(name, _SHOWN)}' is not a valid cluster name")
     if TAG_CLUSTER in texts and TAG_ID not in texts:
         unreadable.append(f"tag {TAG_ID} is missing")
     return Tags(
         cluster=one_line(name),
-        cluster_id=read(TAG_ID, cluster_id) or "",
+        cluster_id=read(TAG_ID, parse_cluster_id) or "",
         owner=one_line(texts.get(TAG_OWNER, "")),
-        created=read(TAG_CREATED, moment),
-        expires=read(TAG_EXPIRES, moment),
-        node_rank=read(TAG_NODE_RANK, count),
-        nodes=read(TAG_NODES, lambda text: count(text) or None),
-        price=read(TAG_PRICE, price),
+        created=read(TAG_CREATED, parse_time),
+        expires=read(TAG_EXPIRES, parse_time),
+        node_rank=read(TAG_NODE_RANK, parse_count),
+        nodes=read(TAG_NODES, lambda text: parse_count(text) or None),
+        price=read(TAG_PRICE, parse_price),
         unreadable=tuple(unreadable),
     )
 
 
-def cluster_id(text: str) -> str | None:
-    """Return the text where it is a cluster's id, else None."""
+def most_common(values: Iterable[T | None]) -> T | None:
+    """Return the most common value that is known, so that one changed tag on one node does not decide."""
+    found = Counter(value for value in values if value is not None)
+    return found.most_common(1)[0][0] if found else None
+
+
+def parse_cluster_id(text: str) -> str | None:
+    """Return the text if it is a cluster id, else None."""
     return text if _ID.fullmatch(text) else None
 
 
 def is_name(text: str) -> bool:
-    """Return whether a cluster can have that name."""
+    """Return whether the text is a valid cluster name."""
     return _NAME.fullmatch(text) is not None
 
 
-def count(text: str) -> int | None:
-    """Return the number that a text of one to four ASCII digits names, else None."""
+def parse_count(text: str) -> int | None:
+    """Return the number for one to four ASCII digits, else None."""
     return int(text) if _COUNT.fullmatch(text) else None
 
 
-def price(text: str) -> float | None:
-    """Return USD, above 0 and below 100,000, or None: 0 is not a price of EC2 but a mistake."""
+def parse_price(text: str) -> float | None:
+    """Return USD, above 0 and below 100,000, or None: EC2 has no price of 0, so that would be a mistake."""
     return (float(text) or None) if _PRICE.fullmatch(text) else None
 
 
-def iso(moment: datetime) -> str:
-    """Return a UTC moment as in the tags: 2026-11-20T12:00:00Z."""
-    return moment.astimezone(UTC).strftime(_ISO)
+def iso(time: datetime) -> str:
+    """Return a time in the form of the tags, in UTC: 2026-11-20T12:00:00Z."""
+    return time.astimezone(UTC).strftime(_ISO)
 
 
-def moment(text: str) -> datetime | None:
-    """Return the moment that a text of exactly that form names, or None."""
+def parse_time(text: str) -> datetime | None:
+    """Return the time for a text in exactly that form, or None."""
     if not _TIME.fullmatch(text):
         return None
     try:
         found = datetime.strptime(text, _ISO).replace(tzinfo=UTC)
-    except ValueError:  # the 31st of February
+    except ValueError:  # 31 February
         return None
     return found if found.year in _YEARS else None

@@ -1,49 +1,48 @@
-"""Text that somebody else wrote (a rank, a node, a tag, AWS), made safe to show; and sizes in words. Pure.
+"""Text written by someone else (a rank, a node, a tag, AWS), made safe to print; and sizes in words. Pure.
 
-What a terminal would act on instead of showing becomes visible text: ESC and the other control characters, C1 controls,
-overrides of the writing direction, invisible characters, line separators. Nothing else changes.
+Characters that a terminal interprets instead of printing are escaped: ESC and the other control characters, C1
+controls, bidirectional overrides, invisible characters, line separators. Everything else stays as it is.
 """
 
 from __future__ import annotations
 
 import re
 
-# Cc without tab and line feed, the format characters that hide or reorder text, separators that some programs
-# take for a line break, lone surrogates (bytes that were no UTF-8), tags. The joiners U+200C and U+200D stay: they
-# belong to the spelling of words and emoji.
+# Cc without tab and line feed, format characters that hide or reorder text, separators that some programs treat as
+# a line break, lone surrogates (bytes that were not UTF-8), tag characters. The joiners U+200C and U+200D stay: words
+# and emoji need them.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 _UNSAFE_OR_BREAK = re.compile(f"{_UNSAFE.pattern}|[\t\n]")
-# Select Graphic Rendition with numbers: colours and weight. Everything else that ESC begins can move the cursor,
-# retitle the window, write the clipboard or answer as if it had been typed.
+# Select Graphic Rendition with numbers: colours and weight. Every other escape sequence can move the cursor, change
+# the window title, write to the clipboard or send input as if it had been typed.
 _COLOUR = re.compile(r"\x1b\[([0-9;]{0,40})m")
-_CONCEAL = 8  # hides what follows
+_CONCEAL = 8  # hides the text after it
 _EXTENDED = (38, 48)  # followed by 5;N or 2;R;G;B
 _RESET = "\x1b[0m"
 
 
 def visible(text: str) -> str:
-    """Return text of possibly several lines without anything that a terminal would obey. Tabs and line feeds stay."""
+    """Return text with everything escaped that a terminal would interpret. Tabs and line feeds stay."""
     return _UNSAFE.sub(_escaped, text)
 
 
 def one_line(text: str, limit: int = 0) -> str:
-    """Return text that stays on its line, for a name, a table's cell or a reason; with `limit`, cut to so many
-    characters."""
+    """Return text on one line, for a name, a table cell or an error reason; `limit` is the most characters to keep."""
     cut = text[: limit - 3] + "..." if limit and len(text) > limit else text
     return _UNSAFE_OR_BREAK.sub(_escaped, cut)
 
 
 def with_colours(line: str) -> str:
-    """Return a line of a rank's output for a terminal: its colours pass and are reset at its end."""
+    """Return a line of a rank's output for a terminal: its colours are kept, and reset at the end."""
     shown = visible_in_colour(line)
     return shown + _RESET if "\x1b" in shown else shown
 
 
 def visible_in_colour(text: str) -> str:
-    """Return text as `visible` does, but with its colour sequences (text that is concealed is shown, though)."""
+    """Return text as `visible` does, but keep its colour sequences, except those that conceal text."""
     if "\x1b" not in text:
         return visible(text)
     parts: list[str] = []
@@ -57,14 +56,14 @@ def visible_in_colour(text: str) -> str:
 
 
 def without_colours(line: str) -> str:
-    """Return a line of a rank's output for a file or a pipe: its colours are left out, as by `ls --color=auto`."""
+    """Return a line of a rank's output for a file or a pipe: colours are removed, as by `ls --color=auto`."""
     if "\x1b" not in line:
         return visible(line)
     return visible(_COLOUR.sub(lambda found: found.group() if _conceals(found.group(1)) else "", line))
 
 
 def size_of(count: int) -> str:
-    """Return a number of bytes in the unit that fits: 1 byte, 2.0 KiB, 3.4 MiB, 1.5 GiB."""
+    """Return a number of bytes with its unit: 1 byte, 2.0 KiB, 3.4 MiB, 1.5 GiB."""
     for unit, least in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= least:
             return f"{count / least:.1f} {unit}"
@@ -72,8 +71,8 @@ def size_of(count: int) -> str:
 
 
 def _conceals(parameters: str) -> bool:
-    """Return whether the numbers of a colour sequence ask for hidden text; 8 may also be the number of a colour."""
-    numbers = iter(int(word[:4] or 0) for word in parameters.split(";"))
+    """Return whether the parameters of a colour sequence conceal text; 8 may also be the number of a colour."""
+    numbers = iter(int(part[:4] or 0) for part in parameters.split(";"))
     for number in numbers:
         if number in _EXTENDED:
             for _ in range({5: 1, 2: 3}.get(next(numbers, 0), 0)):

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import FaultyEndpoint
-from harness import TIMEOUT, CommandLine, Remains, clean_environment
 from hypothesis import HealthCheck, settings
+from support.faults import FaultyEndpoint
+from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
+from support.pool import Pool
 
 # The same examples on every run, and no opinion on how fast a shared machine is.
 settings.register_profile(
@@ -65,6 +66,11 @@ def simulator(tmp_path_factory: pytest.TempPathFactory, no_simulator_is_left: No
     control.stop(home)
 
 
+@pytest.fixture(scope="session")
+def pool(simulator: Any) -> Pool:
+    return Pool(simulator)
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
@@ -72,33 +78,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def cli(simulator: Any, project: Path, request: pytest.FixtureRequest) -> Iterator[CommandLine]:
-    """The command line against the simulator; whatever cluster the test made is taken down after it."""
-    from cloudddp.sim import control
-
-    cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
-    env = clean_environment(
-        CLOUDDDP_HOME=str(simulator.home),
-        CLOUDDDP_CLUSTER=cluster,
-        CLOUDDDP_YES="1",
-        **control.environment(simulator),
-    )
-    line = CommandLine(project, cluster, env)
-    yield line
-    line.end()
-    line("down", "-y", AWS_ENDPOINT_URL=simulator.endpoint)
-
-
-@pytest.fixture
-def faults(simulator: Any, cli: CommandLine) -> Iterator[FaultyEndpoint]:
-    """An endpoint in front of the simulator that counts calls and fails on request; `cli` uses it."""
-    with FaultyEndpoint(simulator.endpoint) as endpoint:
-        cli.env["AWS_ENDPOINT_URL"] = endpoint.url
-        yield endpoint
-
-
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ec2(simulator: Any) -> Any:
     """Plain boto3 at the simulator: the independent witness."""
     boto3 = pytest.importorskip("boto3")
@@ -112,20 +92,34 @@ def ec2(simulator: Any) -> Any:
 
 
 @pytest.fixture
-def remains(ec2: Any, cli: CommandLine) -> Callable[[], Remains]:
-    def look() -> Remains:
-        where = [{"Name": "tag:cloudddp:cluster", "Values": [cli.cluster]}]
-        instances = [
-            i["InstanceId"]
-            for r in ec2.describe_instances(Filters=where)["Reservations"]
-            for i in r["Instances"]
-            if i["State"]["Name"] != "terminated"
-        ]
-        return Remains(
-            instances,
-            [g["GroupId"] for g in ec2.describe_security_groups(Filters=where)["SecurityGroups"]],
-            [k["KeyName"] for k in ec2.describe_key_pairs(Filters=where)["KeyPairs"]],
-            [v["VolumeId"] for v in ec2.describe_volumes(Filters=where)["Volumes"]],
-        )
+def cli(
+    simulator: Any, pool: Pool, ec2: Any, project: Path, request: pytest.FixtureRequest
+) -> Iterator[CommandLine]:
+    """The command line against the simulator; afterwards the test's cluster is kept for another test or removed."""
+    from cloudddp.sim import control
 
-    return look
+    cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
+    env = clean_environment(
+        CLOUDDDP_HOME=str(simulator.home),
+        CLOUDDDP_CLUSTER=cluster,
+        CLOUDDDP_YES="1",
+        **control.environment(simulator),
+    )
+    line = CommandLine(project, cluster, env, pool)
+    yield line
+    line.end()
+    if not line.give_back() and not remaining(ec2, line.cluster).nothing:
+        line("down", "-y", AWS_ENDPOINT_URL=simulator.endpoint)
+
+
+@pytest.fixture
+def faults(simulator: Any, cli: CommandLine) -> Iterator[FaultyEndpoint]:
+    """An endpoint in front of the simulator that counts calls and fails on request; `cli` uses it."""
+    with FaultyEndpoint(simulator.endpoint) as endpoint:
+        cli.env["AWS_ENDPOINT_URL"] = endpoint.url
+        yield endpoint
+
+
+@pytest.fixture
+def remains(ec2: Any, cli: CommandLine) -> Callable[[], Remains]:
+    return lambda: remaining(ec2, cli.cluster)

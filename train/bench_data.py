@@ -1,7 +1,6 @@
 """Data as heavy as photographs, for benchmarks: real JPEG bytes that the workers decode, crop and resize.
 
-It must not know how it is timed. The pictures are made here, so that nothing has to be downloaded; their labels
-mean nothing.
+The pictures are generated here, so that nothing has to be downloaded; their labels mean nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +16,15 @@ from torch.utils.data import Dataset
 
 WIDTH, HEIGHT = 500, 375  # a common size in ImageNet, whose files are about 110 kB on average
 DISTINCT = 8
-_NOISE, _QUALITY = 27.0, 90  # chosen so that a picture has 110 kB
+_NOISE, _QUALITY = 27.0, 90  # chosen so that a picture takes 110 kB
 
 
 class JpegImages(Dataset[tuple[Tensor, int]]):
-    """`samples` pictures, of which 8 differ, held as JPEG bytes. Reading one decodes it and resizes a random part
-    of it, the same for the same index, to `size` x `size`: (uint8 [3, size, size], label 0..9)."""
+    """`samples` pictures, 8 of them distinct, as JPEG bytes.
+
+    Reading one decodes it and resizes a random crop, the same for the same index, to `size` x `size`: (uint8 [3, size,
+    size], label 0..9).
+    """
 
     def __init__(self, samples: int, size: int = 224) -> None:
         self.samples = samples
@@ -36,16 +38,16 @@ class JpegImages(Dataset[tuple[Tensor, int]]):
         if not 0 <= index < self.samples:
             raise IndexError(index)
         with Image.open(io.BytesIO(self.files[index % DISTINCT])) as picture:
-            # As torchvision's pipelines do it: decode the whole picture, then cut and resize with antialiasing.
-            part = picture.convert("RGB").resize(
-                (self.size, self.size), Image.Resampling.BILINEAR, box=_part(index)
+            # As torchvision's pipelines do: decode the whole picture, then crop and resize with antialiasing.
+            crop = picture.convert("RGB").resize(
+                (self.size, self.size), Image.Resampling.BILINEAR, box=_crop_box(index)
             )
-        return torch.from_numpy(np.array(part)).permute(2, 0, 1).contiguous(), index % 10
+        return torch.from_numpy(np.array(crop)).permute(2, 0, 1).contiguous(), index % 10
 
 
-def _part(index: int) -> tuple[float, float, float, float]:
-    """A box of 8 to 100 % of the area and of proportions 3:4 to 4:3, as RandomResizedCrop draws it."""
-    draw = random.Random(index)  # noqa: S311  (a picture's crop is no secret)
+def _crop_box(index: int) -> tuple[float, float, float, float]:
+    """Return a box of 8 to 100 % of the area with an aspect ratio of 3:4 to 4:3, as RandomResizedCrop draws it."""
+    draw = random.Random(index)  # noqa: S311  (not used for security)
     area, ratio = WIDTH * HEIGHT * draw.uniform(0.08, 1.0), draw.uniform(3 / 4, 4 / 3)
     width, height = min(WIDTH, (area * ratio) ** 0.5), min(HEIGHT, (area / ratio) ** 0.5)
     left, top = draw.uniform(0, WIDTH - width), draw.uniform(0, HEIGHT - height)

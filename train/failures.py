@@ -1,7 +1,4 @@
-"""What ended a rank, as a sentence and an exit code instead of a traceback, wherever a person can cause and mend it.
-
-It must not know training; it is told what was raised or seen, and with which settings.
-"""
+"""Describes what ended a rank as a sentence and an exit code, wherever a user can cause and fix it."""
 
 from __future__ import annotations
 
@@ -10,68 +7,68 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from train.config import Config
 from train.errors import Preempted, TrainError
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """What to print and to exit with. What ends all ranks alike is said by one of them."""
+class Failure:
+    """What to print and which code to exit with. What fails in the same way on all ranks is reported by rank 0."""
 
-    text: str
-    code: int
-    alike: bool = False
+    message: str
+    exit_code: int
+    same_on_all_ranks: bool = False
 
 
-def explain(error: BaseException, config: Config) -> Ending | None:
-    """How a rank that raised `error` ends; None for what only a change of the program mends."""
+def describe_failure(error: BaseException, config: Config) -> Failure | None:
+    """Describe why a rank that raised `error` ends. None for what only a change of the program can fix."""
     if isinstance(error, TrainError):
-        return Ending(text=str(error), code=error.exit_code, alike=isinstance(error, Preempted))
+        stopped = isinstance(error, Preempted)
+        return Failure(message=str(error), exit_code=error.exit_code, same_on_all_ranks=stopped)
     if isinstance(error, KeyboardInterrupt):
-        text = "interrupted; the same command goes on from the newest snapshot, if there is one"
-        return Ending(text=text, code=130, alike=True)
-    if _out_of_memory(error):
-        advice = "give a smaller --batch-size, a larger --accumulate, or a smaller model or data"
-        return Ending(text=f"out of memory ({str(error).partition('. ')[0]}): {advice}", code=1)
-    if isinstance(error, OSError) and _of_the_folder(error, config.folder):
-        return Ending(text=f"{error}: make room there, or give another --out", code=1)
+        message = "interrupted; run the same command to resume from the newest snapshot, if there is one"
+        return Failure(message=message, exit_code=130, same_on_all_ranks=True)
+    if _is_out_of_memory(error):
+        advice = "use a smaller --batch-size, a larger --accumulate, or a smaller model or dataset"
+        return Failure(message=f"out of memory ({str(error).partition('. ')[0]}): {advice}", exit_code=1)
+    if isinstance(error, OSError) and _is_output_error(error, config.folder):
+        return Failure(message=f"{error}: free some space there, or give another --out", exit_code=1)
     return None
 
 
-def _out_of_memory(error: BaseException) -> bool:
-    """Whether the memory of the device or of this machine was too small."""
-    import torch
-
-    # The allocator of the CPU has no error of its own.
+def _is_out_of_memory(error: BaseException) -> bool:
+    # The CPU allocator has no exception of its own.
     on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     return on_cpu or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
-def _of_the_folder(error: OSError, folder: Path) -> bool:
-    """Whether the disk is full, or a file of the run's own folder cannot be written."""
-    return error.errno in NO_ROOM or folder in Path(str(error.filename)).parents
+def _is_output_error(error: OSError, folder: Path) -> bool:
+    """Return whether the disk is full, or a file in the output folder cannot be written."""
+    return error.errno in DISK_FULL or folder in Path(str(error.filename)).parents
 
 
 def not_finite(step: int, *, rank: int, loss: float) -> TrainError:
-    """The end of a rank whose gradients of that step are not finite. `loss` is this rank's own."""
+    """Return the error of a rank whose gradients in this step are not finite. `loss` is this rank's own."""
     where = f"step {step}, rank {rank}"
     if math.isfinite(loss):
         return TrainError(
-            f"{where}: the gradients are not finite, though this rank's own loss is; stopped before the weights "
-            "changed; the last snapshot is kept; where another rank's loss is to blame, that one says so"
+            f"{where}: the gradients are not finite, although this rank's own loss is; stopped before updating the "
+            "weights; the last snapshot is kept; if another rank's loss is the cause, that rank reports it"
         )
     return TrainError(
-        f"{where}: the loss is {loss}; stopped before the weights changed; the last snapshot is kept; "
-        "try a lower --lr, --clip, or a look at the data"
+        f"{where}: the loss is {loss}; stopped before updating the weights; the last snapshot is kept; "
+        "use a lower --lr or --clip, or check the data"
     )
 
 
-def never_finite(step: int, *, scale: float) -> TrainError:
-    """The end of a run under fp16 whose gradients stay infinite, with the loss scaled by as little as `scale`."""
+def scale_too_small(step: int, *, scale: float) -> TrainError:
+    """Return the error of a run under fp16 whose gradients stay infinite, with the loss scaled by only `scale`."""
     return TrainError(
-        f"step {step}: the gradients are not finite, however little --amp fp16 scales the loss (by {scale:.1e} now); "
-        "no weights have changed since that began, and the last snapshot is kept; try --amp bf16, or none to see "
-        "which rank it begins on, a lower --lr, or a look at the data"
+        f"step {step}: the gradients are not finite even with the --amp fp16 loss scale reduced to {scale:.1e}; "
+        "no weights have changed since the first such step, and the last snapshot is kept; try --amp bf16, or none to "
+        "see which rank is the cause, a lower --lr, or check the data"
     )

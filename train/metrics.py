@@ -1,7 +1,6 @@
-"""What a run tells: JSON lines, TensorBoard events, lines for people, and a status file for launchers.
+"""The output of a run: JSON lines, TensorBoard events, lines on stdout, and a status file for launchers.
 
-Rank 0 alone writes; on the other ranks every call does nothing. It must not know training: it is handed finished
-numbers.
+Only rank 0 writes; on the other ranks every call does nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from train.errors import UsageError
 
 METRICS = "metrics.jsonl"
 STATUS = "status.json"
-LAUNCHERS = "CLOUDDDP_STATUS_FILE"  # names the file in which a launcher wants the status, too
+LAUNCHER_STATUS_FILE = "CLOUDDDP_STATUS_FILE"  # variable: where a launcher wants a copy of the status
 
 
 class Metrics:
-    """The record of one run in `folder`. `close` it at the end."""
+    """The record of one run in `folder`. Call `close` at the end."""
 
     def __init__(self, folder: Path, *, enabled: bool, tensorboard: bool) -> None:
         self.folder = folder
@@ -36,7 +35,7 @@ class Metrics:
         self._lock: TextIO | None = None
 
     def lock(self) -> None:
-        """Take the folder for this run, until the process ends. Raises `UsageError` where another run has it."""
+        """Lock the folder until the process exits. Raises `UsageError` if another run has locked it."""
         if not self.enabled:
             return
         self._lock = (self.folder / ".lock").open("w", encoding="utf-8")
@@ -44,14 +43,16 @@ class Metrics:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(
-                f"--out {self.folder}: another run writes to this folder; end it, or give another --out"
+                f"--out {self.folder}: another run is writing to this folder; stop it, or give another --out"
             ) from error
         except OSError:
-            pass  # some network storage knows no locks
+            pass  # some network file systems have no locks
 
     def open(self, step: int, *, epochs: int = 0) -> None:
-        """Begin at `step`, with `epochs` epochs validated. Lines of an earlier run beyond that are dropped: what they
-        tell will be done again."""
+        """Start at `step`, with `epochs` epochs validated.
+
+        Lines of an earlier run beyond that are removed: those steps will be done again.
+        """
         if not self.enabled:
             return
         path = self.folder / METRICS
@@ -61,8 +62,10 @@ class Metrics:
         self._events = _event_writer(self.folder / "tensorboard", step) if self._use_tensorboard else None
 
     def record(self, kind: str, *, step: int, **values: Any) -> None:
-        """One line in metrics.jsonl, on disk at once, and a TensorBoard scalar for each number. A number that is
-        not finite is null in the line, because JSON has no other word for it."""
+        """Write one line to metrics.jsonl at once, and a TensorBoard scalar for each number.
+
+        A number that is not finite becomes null in the line, because JSON cannot express it.
+        """
         if not self.enabled or self._file is None:
             return
         line = {"kind": kind, "step": step, **values, "time": round(time.time(), 3)}
@@ -74,23 +77,26 @@ class Metrics:
             if isinstance(value, (int, float)):
                 self._events.add_scalar(f"{kind}/{name}", value, step)
 
-    def say(self, text: str) -> None:
-        """One line for the person who watches."""
+    def print_line(self, text: str) -> None:
+        """Print one line on stdout."""
         if self.enabled:
-            # With its newline in one write: another rank's line may come at the same moment.
+            # With its newline in one write: another rank may print at the same moment.
             print(f"{text}\n", end="", flush=True)
 
-    def status(self, state: str, **values: Any) -> None:
-        """Replace status.json, and the launcher's copy. `state` is running, preempted (told to stop; a snapshot is
-        there), finished or failed."""
-        if self.enabled and self.folder.is_dir():
-            # `running` is written at each line: readers must not see half of it, but a power cut may take it.
-            last = state != "running"
-            text = _json({"state": state, **values}) + "\n"
-            _write_atomically(self.folder / STATUS, text, synced=last)
-            if launchers := os.environ.get(LAUNCHERS):
-                with suppress(OSError):  # no reason to lose a training
-                    _write_atomically(Path(launchers), text, synced=False)
+    def write_status(self, state: str, **values: Any) -> None:
+        """Replace status.json and the launcher's copy.
+
+        `state` is running, preempted (stopped by SIGTERM with a snapshot saved), finished or failed.
+        """
+        if not self.enabled or not self.folder.is_dir():
+            return
+        # `running` is written at each line: readers must not see half of it, but a power cut may lose it.
+        final = state != "running"
+        text = _json({"state": state, **values}) + "\n"
+        _write_atomically(self.folder / STATUS, text, synced=final)
+        if launcher_path := os.environ.get(LAUNCHER_STATUS_FILE):
+            with suppress(OSError):  # no reason to fail a training run
+                _write_atomically(Path(launcher_path), text, synced=False)
 
     def close(self) -> None:
         """Flush and close the files."""
@@ -101,9 +107,9 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meters:
-    """Means over some steps: seconds per step and per rank, in all and waiting for data, the loss per sample, and
-    the shares right at the first guess and within five. The shares are None where nothing is guessed."""
+class Averages:
+    """Averages over some steps: seconds per step and rank, in total and waiting for data, the loss per sample, and the
+    shares of samples correct at the first guess and within five. The shares are None for a regression."""
 
     seconds: float
     data_seconds: float
@@ -112,57 +118,63 @@ class Meters:
     top5: float | None
 
 
-def meters(sums: Sequence[float], *, steps: int, world: int, guesses: bool = True) -> Meters:
-    """The means behind sums over all ranks: [loss, right at first, right in five, samples, seconds of waiting for
-    data, seconds], of the `steps` steps of each of `world` ranks."""
+def average(sums: Sequence[float], *, steps: int, world_size: int, classify: bool = True) -> Averages:
+    """Return the averages of `steps` steps from sums over all ranks.
+
+    `sums` is [loss, correct, correct in top 5, samples, seconds waiting for data, seconds].
+    """
     loss, top1, top5, samples, data_seconds, seconds = sums
-    return Meters(
-        seconds=seconds / (steps * world),
-        data_seconds=data_seconds / (steps * world),
+    return Averages(
+        seconds=seconds / (steps * world_size),
+        data_seconds=data_seconds / (steps * world_size),
         loss=loss / samples,
-        top1=top1 / samples if guesses else None,
-        top5=top5 / samples if guesses else None,
+        top1=top1 / samples if classify else None,
+        top5=top5 / samples if classify else None,
     )
 
 
-def step_line(*, epoch: int, step: int, steps: int, now: Meters, mean: Meters) -> str:
-    """`Epoch: [e][i/n]` with time, data, loss and precision in percent, each since the last line and, in brackets,
-    since the epoch began. The columns are divided by tabs; `epoch` and `step` are printed as given."""
+def step_line(*, epoch: int, step: int, steps: int, line: Averages, since_epoch_start: Averages) -> str:
+    """Return `Epoch: [e][i/n]` with time, data, loss and precision in percent, separated by tabs.
+
+    Each value is since the last line, followed in parentheses by the value since the epoch started. `epoch` and `step`
+    are printed as given.
+    """
+    total = since_epoch_start
     columns = [
         f"Epoch: [{epoch}][{step}/{steps}]",
-        f"Time {now.seconds:.3f} ({mean.seconds:.3f})",
-        f"Data {now.data_seconds:.3f} ({mean.data_seconds:.3f})",
-        f"Loss {now.loss:.4f} ({mean.loss:.4f})",
+        f"Time {line.seconds:.3f} ({total.seconds:.3f})",
+        f"Data {line.data_seconds:.3f} ({total.data_seconds:.3f})",
+        f"Loss {line.loss:.4f} ({total.loss:.4f})",
     ]
-    for name, value, average in (("Prec@1", now.top1, mean.top1), ("Prec@5", now.top5, mean.top5)):
-        if value is not None and average is not None:
-            columns.append(f"{name} {100 * value:.3f} ({100 * average:.3f})")
+    for name, value, mean in (("Prec@1", line.top1, total.top1), ("Prec@5", line.top5, total.top5)):
+        if value is not None and mean is not None:
+            columns.append(f"{name} {100 * value:.3f} ({100 * mean:.3f})")
     return "\t".join(columns)
 
 
-def make_folder(folder: Path) -> None:
-    """Make the output folder. Raises `UsageError` where it cannot be written to."""
+def make_output_folder(folder: Path) -> None:
+    """Create the output folder. Raises `UsageError` if that fails or the folder is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"--out {folder}: the folder cannot be made ({error.strerror}); give another"
+            f"--out {folder}: cannot create the folder ({error.strerror}); give another one"
         ) from error
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"--out {folder}: the folder cannot be written to; give another")
+        raise UsageError(f"--out {folder}: the folder is not writable; give another one")
 
 
 def _json(values: dict[str, Any]) -> str:
-    return json.dumps(_finite(values), allow_nan=False)
+    return json.dumps(_replace_non_finite(values), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _replace_non_finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
+        return [_replace_non_finite(item) for item in value]
     return value
 
 
@@ -176,7 +188,7 @@ def _lines_up_to(path: Path, step: int, epochs: int) -> list[str]:
             if values["step"] <= step and values.get("epoch", 0) <= epochs:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
-            continue  # the half line of a run that was killed while it wrote
+            continue  # the half line of a run that was killed while writing
     return kept
 
 

@@ -1,8 +1,8 @@
-"""The networks. A model here is an `nn.Sequential` that maps a batch of images to one score per class.
+"""The models. Each is an `nn.Sequential` that maps a batch of images to one score per class.
 
-It must not know ranks, devices or process groups: parallelism is wrapped around it from outside. As a sequence of
-named layers a network can be cut into stages without a word of its own; names, and so snapshots, stay the same. To
-train a model of your own, add it to `build` and its name to MODELS in config.py; only pipelines need a sequence.
+Models know neither ranks nor devices: parallelism is wrapped around them from outside. As a sequence of named layers a
+model can be split into stages without changing it; names, and so snapshots, stay the same. To train a model of your
+own, add it to `build` and its name to MODELS in config.py; only pipelines need a sequence.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch import nn
 
 from train.errors import UsageError
 
-LEAST_SIZE = {"small": 2, "mnist": 10, "resnet18": 32, "resnet50": 32, "linear": 1}
+MIN_IMAGE_SIZE = {"small": 2, "mnist": 10, "resnet18": 32, "resnet50": 32, "linear": 1}
 
 
 def build(name: str, *, shape: tuple[int, int, int], classes: int, seed: int) -> nn.Module:
-    """The model `name` for images of `shape` (channels, height, width), with weights decided by `seed`.
+    """Return the model `name` for images of `shape` (channels, height, width), with weights determined by `seed`.
 
-    Raises `UsageError` where the model and the images do not fit, or torchvision is missing.
+    Raises `UsageError` where the model does not fit the images, or torchvision is missing.
     """
     channels, height, width = shape
-    size = min(height, width)
-    if size < LEAST_SIZE[name]:
+    smallest = MIN_IMAGE_SIZE[name]
+    if min(height, width) < smallest:
         raise UsageError(
-            f"--model {name} needs images of at least {LEAST_SIZE[name]}x{LEAST_SIZE[name]}; these are {height}x{width}"
+            f"--model {name} needs images of at least {smallest}x{smallest}; these are {height}x{width}"
         )
     torch.manual_seed(seed)
     if name == "small":
@@ -39,8 +39,10 @@ def build(name: str, *, shape: tuple[int, int, int], classes: int, seed: int) ->
 
 
 def small(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
-    """Two convolutions and two linear layers for images as small as 8x8. No BatchNorm, so that data-parallel
-    training is equal to training on one process up to the order of additions."""
+    """Return two convolutions and two linear layers, for images as small as 8x8.
+
+    Without BatchNorm, so that data-parallel training equals training on one process up to the order of additions.
+    """
     return _sequence(
         conv1=nn.Conv2d(channels, 16, 3, padding=1),
         relu1=nn.ReLU(),
@@ -55,10 +57,11 @@ def small(channels: int, height: int, width: int, classes: int) -> nn.Sequential
 
 
 def mnist(channels: int, height: int, width: int, classes: int) -> nn.Sequential:
-    """The MNIST network of the PyTorch DDP walk-throughs: 225,226 parameters at 1x28x28 and 10 classes.
+    """Return the MNIST model of the PyTorch DDP tutorials: 225,226 parameters at 1x28x28 and 10 classes.
 
-    It returns scores; cross-entropy on them is what log_softmax followed by nll_loss computes."""
-    left = [((side - 2) // 2 - 2) // 2 for side in (height, width)]
+    It returns scores; cross-entropy on them equals log_softmax followed by nll_loss.
+    """
+    pooled = [((side - 2) // 2 - 2) // 2 for side in (height, width)]
     return _sequence(
         conv1=nn.Conv2d(channels, 32, 3),
         norm1=nn.BatchNorm2d(32),
@@ -69,15 +72,15 @@ def mnist(channels: int, height: int, width: int, classes: int) -> nn.Sequential
         relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
         flatten=nn.Flatten(),
-        fc1=nn.Linear(64 * left[0] * left[1], 128),
+        fc1=nn.Linear(64 * pooled[0] * pooled[1], 128),
         fc2=nn.Linear(128, classes),
     )
 
 
 def resnet(name: str, channels: int, classes: int) -> nn.Sequential:
-    """torchvision's ResNet as a sequence of its own layers: the parameters keep torchvision's names.
+    """Return torchvision's ResNet as a sequence of its own layers, whose parameters keep torchvision's names.
 
-    Raises `UsageError` where torchvision is missing or the images are not of 3 channels.
+    Raises `UsageError` where torchvision is missing or the images do not have 3 channels.
     """
     if channels != 3:
         raise UsageError(f"--model {name} needs images of 3 channels; these have {channels}")
@@ -85,7 +88,7 @@ def resnet(name: str, channels: int, classes: int) -> nn.Sequential:
         from torchvision import models
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision built for another torch
         raise UsageError(
-            f"--model {name} needs a torchvision that matches torch ({error}); pip install torchvision"
+            f"--model {name} needs a torchvision that matches torch ({error}): pip install torchvision"
         ) from error
     network = models.get_model(name, weights=None, num_classes=classes)
     layers = dict(network.named_children())

@@ -1,6 +1,6 @@
-"""The update rule and the learning rate.
+"""The optimizer and the learning rate schedule.
 
-It must not know ranks or data. The learning rate is a function of the step alone, so a snapshot need not hold it.
+The learning rate is a function of the step alone, so snapshots need not hold it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from train.config import Config
 from train.errors import UsageError
 
 
-def make(config: Config, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that `config` names. Raises `UsageError` where --fused is given and it has no such kernel."""
+def make_optimizer(config: Config, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer that `config` names. Raises `UsageError` if --fused is given and it has no fused kernel."""
     lr, decay = config.scaled_lr, config.weight_decay
     if config.optimizer == "adadelta":
         if config.fused:
             raise UsageError(
-                "--fused: adadelta has no fused kernel in PyTorch; choose sgd or adamw, or leave it out"
+                "--fused: PyTorch has no fused adadelta; use --optimizer sgd or adamw, or remove --fused"
             )
         return torch.optim.Adadelta(parameters, lr=lr, weight_decay=decay)
     fused = True if config.fused else None  # None: PyTorch chooses
@@ -36,8 +36,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def schedule(config: Config, steps_per_epoch: int) -> Callable[[int], float]:
-    """The learning rate of each step, counted from 0: a linear rise over the warm-up, then the scheduler's curve."""
+def make_schedule(config: Config, steps_per_epoch: int) -> Callable[[int], float]:
+    """Return the learning rate as a function of the step (from 0): a linear warm-up, then the schedule's curve."""
     warmup = round(config.warmup_epochs * steps_per_epoch)
     total = max(1, config.epochs * steps_per_epoch - warmup)
 
@@ -45,7 +45,7 @@ def schedule(config: Config, steps_per_epoch: int) -> Callable[[int], float]:
         if step < warmup:
             return (step + 1) / warmup
         if config.scheduler == "step":
-            return 0.1 ** (step // (steps_per_epoch * config.lr_epochs))
+            return float(0.1 ** (step // (steps_per_epoch * config.lr_epochs)))
         if config.scheduler == "cosine":
             return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / total)))
         return 1.0

@@ -1,1 +1,1 @@
-"""AWS: the only room that imports boto3. It asks, carries out and translates; what to ask for is decided elsewhere."""
+"""AWS: the only package that imports boto3. It sends requests and translates answers; callers decide what to send."""

@@ -1,31 +1,34 @@
-"""The one door to AWS: clients made once and when needed, every call through `AWS.call`, every error translated.
+"""The only access to AWS: clients created once and on demand, every call through `AWS.call`, every error translated.
 
-Where the calls go (AWS, the simulator, any other endpoint) is the environment's business: AWS_ENDPOINT_URL.
+AWS_ENDPOINT_URL decides where calls go: AWS, the simulator, or any other endpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
+import gzip
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from cloudddp import __version__
 from cloudddp.aws.explain import explain
+from cloudddp.config.spec import nearest
 from cloudddp.errors import UsageError
 
 Observer = Callable[[str, str, Mapping[str, Any], Any], None]
 
 
 class AWS:
-    """A session in one region. `observe` is told (service, method, parameters, answer) of each call."""
+    """A session in one region. `observe` is called with (service, method, parameters, answer) after each call."""
 
     def __init__(
         self, *, region: str | None = None, profile: str | None = None, observe: Observer | None = None
     ) -> None:
-        import boto3
+        import boto3  # 0.1 s, which commands that call no AWS do not need; likewise below
         import botocore.session
         from botocore.exceptions import BotoCoreError, ProfileNotFound
 
@@ -33,16 +36,14 @@ class AWS:
         self._observe = observe
         try:
             core = botocore.session.Session(profile=profile)
-            core.register_component("data_loader", fast_loader(core))
+            core.register_component("data_loader", model_loader(core))
             self.region: str = region or core.get_config_variable("region") or ""
             self._session = boto3.Session(botocore_session=core, region_name=self.region or None)
         except ProfileNotFound as error:
+            raise UsageError(f"{error}", hint="`aws configure list-profiles` lists your profiles") from None
+        except BotoCoreError as error:  # an unreadable configuration file
             raise UsageError(
-                f"{error}", hint="`aws configure list-profiles` shows the profiles there are"
-            ) from None
-        except BotoCoreError as error:  # a configuration file that cannot be read
-            raise UsageError(
-                f"AWS configuration: {error}", hint="mend ~/.aws/config or ~/.aws/credentials"
+                f"AWS configuration: {error}", hint="fix ~/.aws/config or ~/.aws/credentials"
             ) from None
         if not self.region:
             raise UsageError(
@@ -53,17 +54,17 @@ class AWS:
 
     @property
     def endpoint(self) -> str:
-        """Return the endpoint where it is not AWS's own, else ''."""
+        """The endpoint if it is not AWS's own, else ''."""
         url = str(self.client("ec2").meta.endpoint_url)
         return "" if ".amazonaws.com" in url else url
 
     def client(self, service: str) -> Any:
-        """Return the client of a service, made on first use (its JSON model takes 0.1 s to read)."""
+        """Return the boto3 client of a service, created on first use. Raises UsageError."""
         if service not in self._clients:
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError
 
-            # Said, not inherited: botocore's defaults differ between versions (3 or 5, 60 s reads).
+            # Explicit, because botocore's defaults depend on its version (3 or 5 attempts, 60 s read timeout).
             config = Config(
                 retries={"mode": "standard", "total_max_attempts": 5},
                 connect_timeout=5,
@@ -71,13 +72,13 @@ class AWS:
                 user_agent_extra=f"cloudddp/{__version__}",
             )
             try:
-                made = self._session.client(service, region_name=self.region, config=config)
-            except (ValueError, BotoCoreError, OSError) as error:  # an endpoint that is no URL, for one
+                client = self._session.client(service, region_name=self.region, config=config)
+            except (ValueError, BotoCoreError, OSError) as error:  # for example an endpoint that is not a URL
                 raise UsageError(
                     f"AWS configuration: {error}",
                     hint="check AWS_ENDPOINT_URL, the other AWS_* variables and ~/.aws/config",
                 ) from None
-            self._clients[service] = made
+            self._clients[service] = client
         return self._clients[service]
 
     def call(self, service: str, method: str, /, **params: Any) -> Any:
@@ -111,61 +112,42 @@ def require_region(name: str, session: Any = None) -> None:
         for region in core.get_available_regions("ec2", partition_name=partition)
     ]
     if name not in known:
-        from cloudddp.spec import nearest
-
         raise UsageError(f"unknown AWS region {name!r}", hint=nearest(name, known))
 
 
-def fast_loader(session: Any) -> Any:
-    """Return botocore's own loader of service models, with msgspec to parse them.
-
-    EC2's model is 3 MB of JSON, and its parsing was a fifth of `cloudddp status`.
-    """
-    from botocore.loaders import JSONFileLoader, create_loader
-
-    class Fast(JSONFileLoader):  # type: ignore[misc]
-        def _load_file(self, full_path: str, open_method: Any) -> Any:
-            try:
-                return _read_json(full_path, open_method)
-            except FileNotFoundError:
-                return None
+def model_loader(session: Any) -> Any:
+    """Return botocore's loader of service models, with `ModelFiles` to read the files."""
+    from botocore.loaders import create_loader
 
     loader = create_loader(session.get_config_variable("data_path"))
-    loader.file_loader = Fast()
+    loader.file_loader = ModelFiles()
     return loader
 
 
-@functools.cache
-def _read_json(path: str, open_method: Any) -> Any:
-    """Return a JSON file of botocore's, read once in a process. Raises FileNotFoundError."""
-    import msgspec
+class ModelFiles:
+    """Reads botocore's service models with msgspec; takes the place of botocore.loaders.JSONFileLoader.
 
-    with open_method(path, "rb") as file:
-        return msgspec.json.decode(file.read())
-
-
-@contextlib.contextmanager
-def uninterrupted(notice: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold back Ctrl-C, SIGTERM and SIGHUP for the length of one call that creates something.
-
-    An interrupt in the middle of RunInstances would leave us not knowing what it made. The signal is delivered
-    right after; `notice` is called when one comes, to say so.
+    EC2's model is 3 MB of JSON: with the json module, `cloudddp status` takes a seventh more processor time
+    (`python -m bench models`).
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[int] = []
 
-    def hold(number: int, _: object) -> None:
-        held.append(number)
-        notice()
+    def exists(self, file_path: str) -> bool:
+        """Return whether there is a model at a path without extension."""
+        return any(Path(f"{file_path}{extension}").is_file() for extension in _OPEN)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, hold) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if held:
-            signal.raise_signal(held[0])
+    def load_file(self, file_path: str) -> Any:
+        """Return the model at a path without extension, or None if there is none."""
+        for extension in _OPEN:
+            with contextlib.suppress(FileNotFoundError):
+                return _read_model(file_path, extension)
+        return None
+
+
+_OPEN: Mapping[str, Callable[..., Any]] = {".json": open, ".json.gz": gzip.open}
+
+
+@functools.cache
+def _read_model(file_path: str, extension: str) -> Any:
+    """Return a parsed model, read once per process. Raises FileNotFoundError."""
+    with _OPEN[extension](f"{file_path}{extension}", "rb") as file:
+        return msgspec.json.decode(file.read())

@@ -1,4 +1,4 @@
-"""Questions to AWS before anything is made: who am I, which image, which type, which network. All read-only."""
+"""What `up` asks AWS before it creates anything: identity, image, instance type, network. Read-only."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from ipaddress import ip_address
 from typing import Any
 
 from cloudddp.aws.client import AWS
+from cloudddp.config.spec import ClusterSpec, nearest
 from cloudddp.errors import CloudDDPError, UsageError
-from cloudddp.spec import ClusterSpec, nearest
 from cloudddp.text import one_line
 
-NOBODY = "unknown"  # the owner where STS names none
+UNKNOWN_OWNER = "unknown"  # if STS returns no ARN
 CHECKIP = "https://checkip.amazonaws.com"
 
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """What EC2 says of an instance type."""
+    """EC2's description of an instance type."""
 
-    name: str
     arch: str  # x86_64 or arm64
     gpus: int
     gpu_name: str
@@ -30,7 +29,7 @@ class TypeInfo:
 
 
 def require_known_type(aws: AWS, name: str) -> None:
-    """Raise UsageError for a type that EC2's own model does not list. Makes no call."""
+    """Raise UsageError for a type that is not in botocore's model of EC2. Makes no call."""
     known = aws.client("ec2").meta.service_model.shape_for("InstanceType").enum
     if name not in known:
         family = [k for k in known if k.split(".")[0] == name.split(".")[0]]
@@ -43,7 +42,7 @@ def require_known_type(aws: AWS, name: str) -> None:
 
 
 def instance_type(aws: AWS, spec: ClusterSpec) -> TypeInfo:
-    """Return the type's data. Raises UsageError for one without a GPU unless spec.allow_cpu."""
+    """Return the type's data. Raises UsageError for a type without a GPU unless spec.allow_cpu."""
     answer = aws.call("ec2", "describe_instance_types", InstanceTypes=[spec.instance_type])
     if not answer["InstanceTypes"]:
         raise UsageError(
@@ -60,21 +59,20 @@ def instance_type(aws: AWS, spec: ClusterSpec) -> TypeInfo:
     arch = "arm64" if "arm64" in info["ProcessorInfo"]["SupportedArchitectures"] else "x86_64"
     name = f"{gpus[0].get('Manufacturer', '')} {gpus[0].get('Name', '')}".strip() if gpus else ""
     cards = int(info.get("NetworkInfo", {}).get("MaximumNetworkCards", 1))
-    return TypeInfo(spec.instance_type, arch, count, name, int(info["VCpuInfo"]["DefaultVCpus"]), cards)
+    return TypeInfo(arch, count, name, int(info["VCpuInfo"]["DefaultVCpus"]), cards)
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A machine image: its id, the device of its root volume and that volume's least size."""
+    """A machine image: its id, the device of its root volume, and the smallest size of that volume."""
 
     id: str
-    name: str
     root_device: str
     disk_gb: int
 
 
 def image(aws: AWS, spec: ClusterSpec, arch: str) -> Image:
-    """Return the image that `spec.image` names, an id or an SSM parameter, checked against the type."""
+    """Return the image of `spec.image` (an id or an SSM parameter). Raises UsageError if the type cannot run it."""
     image_id = spec.image
     if image_id.startswith("/"):
         name = image_id.replace("{arch}", arch)
@@ -93,7 +91,7 @@ def image(aws: AWS, spec: ClusterSpec, arch: str) -> Image:
         for m in data.get("BlockDeviceMappings", [])
         if m.get("DeviceName") == root
     ]
-    return Image(image_id, data.get("Name", ""), root, max([int(d or 0) for d in disks], default=0))
+    return Image(image_id, root, max([int(d or 0) for d in disks], default=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ class Network:
 
 
 def network(aws: AWS, spec: ClusterSpec) -> Network:
-    """Return the subnet for all nodes: in one zone, which offers the type, with addresses for all."""
+    """Return one subnet for all nodes: in a zone that offers the type, with enough free addresses."""
     vpc_id = spec.vpc
     filters: list[dict[str, Any]] = [{"Name": "state", "Values": ["available"]}]
     if spec.subnet:
@@ -131,7 +129,7 @@ def _default_vpc(aws: AWS) -> str:
     if not answer["Vpcs"]:
         raise CloudDDPError(
             f"this account has no default VPC in {aws.region}",
-            hint="name one with --vpc vpc-... (or --subnet), or make one: `aws ec2 create-default-vpc`",
+            hint="give --vpc vpc-... (or --subnet), or create one: `aws ec2 create-default-vpc`",
         )
     return str(answer["Vpcs"][0]["VpcId"])
 
@@ -158,16 +156,16 @@ def _choose(
             + (f"zone {spec.zone}" if spec.zone else "any zone that has a subnet here"),
             hint="offered in: " + (", ".join(sorted(offered)) or f"no zone of {region}"),
         )
-    roomy = [s for s in good if s["AvailableIpAddressCount"] >= spec.nodes]
-    if not roomy:
+    large = [s for s in good if s["AvailableIpAddressCount"] >= spec.nodes]
+    if not large:
         raise CloudDDPError(
-            f"no subnet has {spec.nodes} addresses free: "
+            f"no subnet has {spec.nodes} free addresses: "
             + ", ".join(f"{s['SubnetId']} {s['AvailableIpAddressCount']}" for s in good),
             hint="give a larger --subnet, or fewer --nodes",
         )
-    # A subnet that gives public addresses is most likely one with a way out to the internet, and in for SSH.
+    # A subnet that assigns public addresses most likely has a route to the internet, and so SSH can reach it.
     best = min(
-        roomy,
+        large,
         key=lambda s: (
             not s.get("MapPublicIpOnLaunch"),
             s["AvailabilityZone"],
@@ -177,41 +175,42 @@ def _choose(
     )
     if spec.vpc and best["VpcId"] != spec.vpc:
         raise UsageError(
-            f"subnet {best['SubnetId']} is in {best['VpcId']}, not in {spec.vpc}", hint="give one of the two"
+            f"subnet {best['SubnetId']} is in {best['VpcId']}, not in {spec.vpc}",
+            hint="give only one of --vpc and --subnet",
         )
     return Network(best["VpcId"], best["SubnetId"], best["AvailabilityZone"])
 
 
-# A role assumed without a session name: botocore and the SDKs make one up, another one for each session.
+# A role assumed without a session name: botocore and the SDKs generate a new name for each session.
 _GENERATED = re.compile(r"(assumed-role/[^/]+)/(?:botocore-session|aws-sdk-[a-z-]+|aws-go-sdk)-[0-9]+")
 
 
 def owner(aws: AWS) -> str:
-    """Return who the caller is, as the owner tag has it: the last part of the ARN, the same in every session."""
+    """Return the caller's identity in the form of the owner tag: the last part of the ARN, the same in every session."""
     arn = str(aws.call("sts", "get_caller_identity").get("Arn", ""))
     found = one_line(arn.rsplit(":", 1)[-1])[:200]
     generated = _GENERATED.fullmatch(found)
-    return (generated.group(1) if generated else found) or NOBODY
+    return (generated.group(1) if generated else found) or UNKNOWN_OWNER
 
 
 def caller_block() -> str:
     """Return this computer's address as AWS sees it, as a /32 or /128 block.
 
-    CLOUDDDP_CHECKIP_URL names another service that answers with the caller's address as text.
+    CLOUDDDP_CHECKIP_URL selects another service that returns the caller's address as text.
     """
-    import urllib.request  # 11 ms that `status` does not need
+    import urllib.request  # takes 11 ms, which `status` does not need
 
     url = os.environ.get("CLOUDDDP_CHECKIP_URL", CHECKIP)
     try:
         if not url.startswith(("http://", "https://")):
-            raise ValueError("not a web address")
-        # Without the proxy of the environment: SSH will not go through it either.
+            raise ValueError("not an http or https URL")
+        # Without the proxy of the environment: SSH does not use it either.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(url, timeout=10) as answer:
             address = ip_address(answer.read(100).decode().strip())
     except (OSError, ValueError) as error:
         raise CloudDDPError(
-            f"this computer's own address cannot be found: {url}: {error}",
+            f"cannot find the address of this computer: {url}: {error}",
             hint="give it: --ssh-from 203.0.113.7/32 (or ssh_from in cloudddp.toml)",
         ) from None
     return f"{address}/{address.max_prefixlen}"

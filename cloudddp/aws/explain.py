@@ -1,19 +1,21 @@
-"""AWS's errors in a user's words: what was refused, and what to type next. Codes are AWS's own."""
+"""Translates botocore's errors: what was refused, and what to type next. Codes are AWS's own."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from cloudddp.errors import AWSError, CloudDDPError, UsageError
+from cloudddp.errors import AWSError, CloudDDPError, Command, Text, UsageError
 
-CREDENTIALS_HINT = (
-    "run `aws configure`, or set AWS_PROFILE; to try cloudddp without an account: `cloudddp --sim up`"
-)
+CREDENTIALS_HINT: Text = (
+    "run `aws configure`, or set AWS_PROFILE; to try cloudddp without an account: ", Command("--sim", "up")
+)  # fmt: skip
 POLICY_HINT = "your AWS user or role lacks this permission; ask for ec2:* on cloudddp's resources"
 
-# code -> what to do next
-HINTS = {
+AGAIN = (Command("down"), ", then ", Command("up"), " again")
+
+# error code -> what to do next
+HINTS: dict[str, Text] = {
     "AuthFailure": CREDENTIALS_HINT,
     "InvalidClientTokenId": CREDENTIALS_HINT,
     "UnrecognizedClientException": CREDENTIALS_HINT,
@@ -28,15 +30,15 @@ HINTS = {
     "OptInRequired": "enable the region or EC2 for this account in the AWS console",
     "VcpuLimitExceeded": "ask for a higher EC2 vCPU quota of this family in the Service Quotas console, or use fewer nodes",
     "InstanceLimitExceeded": "ask for a higher EC2 quota in the Service Quotas console, or use fewer nodes",
-    "MaxSpotInstanceCountExceeded": "ask for a higher spot quota in the Service Quotas console, or leave out --spot",
-    "PendingVerification": "AWS is verifying the account; it writes an e-mail when that is done",
-    "InsufficientInstanceCapacity": "AWS has none free in this zone now: try another --zone or --instance-type, or later",
-    "InsufficientHostCapacity": "AWS has none free in this zone now: try another --zone or --instance-type, or later",
+    "MaxSpotInstanceCountExceeded": "ask for a higher spot quota in the Service Quotas console, or omit --spot",
+    "PendingVerification": "AWS is verifying the account and sends an e-mail when it has finished",
+    "InsufficientInstanceCapacity": "AWS has no free capacity in this zone now: try another --zone or --instance-type, or try later",
+    "InsufficientHostCapacity": "AWS has no free capacity in this zone now: try another --zone or --instance-type, or try later",
     "Unsupported": "this zone does not offer the type: try another --zone",
-    "SpotMaxPriceTooLow": "leave out --spot",
-    "IdempotentInstanceTerminated": "this launch's nodes have ended already: `cloudddp down`, then `cloudddp up` again",
-    "IdempotentParameterMismatch": "an earlier launch asked for something else: `cloudddp down`, then `cloudddp up` again",
-    "InsufficientAddressCapacity": "AWS has no public address free now: wait some minutes and repeat the command",
+    "SpotMaxPriceTooLow": "omit --spot",
+    "IdempotentInstanceTerminated": ("the nodes of this launch have already terminated: ", *AGAIN),
+    "IdempotentParameterMismatch": ("an earlier launch had other parameters: ", *AGAIN),
+    "InsufficientAddressCapacity": "AWS has no free public address now: wait some minutes and repeat the command",
     "InsufficientFreeAddressesInSubnet": "the subnet is full: give another --subnet",
     "RequestLimitExceeded": "AWS throttles this account: wait a minute and repeat the command",
     "Throttling": "AWS throttles this account: wait a minute and repeat the command",
@@ -46,13 +48,13 @@ HINTS = {
     "InvalidVpcID.NotFound": "see `vpc` in cloudddp.toml, and the region",
     "InvalidInstanceType": "see `instance_type` in cloudddp.toml",
     "ParameterNotFound": "see `image` in cloudddp.toml: no such SSM parameter in this region",
-    "OperationNotPermitted": "the instance is protected against termination: switch that off in the AWS console",
+    "OperationNotPermitted": "the instance has termination protection: disable it in the AWS console",
 }
 
 
 @contextlib.contextmanager
 def explain(call: str, region: str) -> Iterator[None]:
-    """Turn any error of botocore inside the block into ours."""
+    """Raise errors of botocore inside the block as ours. `call` is for messages, for example ec2:run_instances."""
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 
@@ -61,23 +63,23 @@ def explain(call: str, region: str) -> Iterator[None]:
     except exceptions.ClientError as error:
         raise _refused(call, error.response.get("Error", {})) from None
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError):
-        raise CloudDDPError("no AWS credentials were found", hint=CREDENTIALS_HINT) from None
+        raise CloudDDPError("no AWS credentials found", hint=CREDENTIALS_HINT) from None
     except (
         exceptions.TokenRetrievalError,
         exceptions.SSOError,
         exceptions.CredentialRetrievalError,
     ) as error:
         raise CloudDDPError(
-            f"AWS credentials cannot be had: {error}", hint="log in again (`aws sso login`)"
+            f"cannot load AWS credentials: {error}", hint="log in again (`aws sso login`)"
         ) from None
     except (exceptions.EndpointConnectionError, exceptions.HTTPClientError) as error:
         raise AWSError(
-            f"AWS cannot be reached for {call} in {region}: {error}",
-            hint="is the network up, and the region right? With AWS_ENDPOINT_URL set: is that endpoint running?",
+            f"cannot reach AWS for {call} in {region}: {error}",
+            hint="check your network and the region; if AWS_ENDPOINT_URL is set, check that the endpoint is running",
         ) from None
     except UnicodeEncodeError:
         raise UsageError(
-            "AWS configuration: a value holds characters that cannot be sent",
+            "AWS configuration: a value contains characters that cannot be sent",
             hint="check the AWS_* variables and ~/.aws/credentials",
         ) from None
     except exceptions.ParamValidationError as error:

@@ -1,1 +1,1 @@
-"""SSH to nodes: the only room that imports paramiko. It knows hosts, keys and commands, not clusters or AWS."""
+"""SSH to nodes: the only package that imports paramiko. It knows hosts, keys and commands, not clusters or AWS."""

@@ -1,7 +1,4 @@
-"""What goes over a command's channel, and for how long each wait on it may last.
-
-It must not know commands or nodes.
-"""
+"""Input and output of one command's channel, and a time limit for each wait on it. Knows neither commands nor nodes."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import paramiko
 
-CHUNK = 128 * 1024  # larger writes were slower (0.82 s against 1.30 s for 200 MB)
+CHUNK = 128 * 1024  # bytes per write; larger ones were slower (0.82 s against 1.30 s for 200 MB)
 
 
 class Background:
-    """A daemon thread that keeps what went wrong: never joined without a limit, so Ctrl-C is not held up."""
+    """A daemon thread that keeps its error. It is only joined with a timeout, so that it never delays Ctrl-C."""
 
     def __init__(self, work: Callable[[], None], *, on_error: Callable[[], None] = lambda: None) -> None:
         self.error: BaseException | None = None
@@ -40,19 +37,19 @@ class Background:
 
 
 @contextlib.contextmanager
-def at_most(seconds: float, channel: paramiko.Channel) -> Iterator[None]:
-    """Raise TimeoutError if the body takes longer than `seconds`; the channel is closed then, which ends its waits."""
-    decided = threading.Lock()  # taken by whichever comes first: the end of the body or of the time
+def time_limit(seconds: float, channel: paramiko.Channel) -> Iterator[None]:
+    """Raise TimeoutError if the body takes longer than `seconds`; closing the channel then ends the body's waits."""
+    decided = threading.Lock()  # taken by whichever comes first: the end of the body, or the timeout
 
     def close() -> None:
         if not decided.acquire(blocking=False):
             return
         try:
             channel.close()
-        except Exception:  # noqa: S110  the connection is over, or a key exchange is
+        except Exception:  # noqa: S110  the connection has ended, or a key exchange is in progress
             pass
         finally:
-            channel.event.set()  # a channel that was closed already wakes nobody up
+            channel.event.set()  # a channel that was already closed wakes no waiting thread
 
     timer = threading.Timer(seconds, close)
     timer.daemon = True
@@ -70,65 +67,69 @@ def at_most(seconds: float, channel: paramiko.Channel) -> Iterator[None]:
         timer.cancel()
 
 
-class Signs:
-    """When a command was last seen to be alive: it took or gave a byte. It may be alive for `total` seconds at most."""
+class Activity:
+    """When a command last sent or accepted a byte, and the time limits that follow from it.
 
-    def __init__(self, patience: float | None, total: float | None) -> None:
-        self.patience = patience
+    `silence` is how long it may do neither, `total` how long it may take at all, in seconds; None is no limit.
+    """
+
+    def __init__(self, silence: float | None, total: float | None) -> None:
+        self.silence = silence
         self._total = total
         self._began = self.last = time.monotonic()
 
-    def seen(self) -> None:
-        """Note a sign of life. Raises TimeoutError where there have been signs for too long, and no end."""
+    def record(self) -> None:
+        """Note that a byte has moved. Raises TimeoutError if the total time is over."""
         self.last = time.monotonic()
-        if self._late:
+        if self._over:
             raise TimeoutError
 
     @property
-    def none(self) -> bool:
-        return self._late or (self.patience is not None and time.monotonic() - self.last >= self.patience)
+    def timed_out(self) -> bool:
+        return self._over or (self.silence is not None and time.monotonic() - self.last >= self.silence)
 
     @property
-    def _late(self) -> bool:
+    def _over(self) -> bool:
         return self._total is not None and time.monotonic() - self._began > self._total
 
     def left(self, seconds: float) -> float:
-        """So many seconds, or as many as are left of all."""
+        """Return `seconds`, or the rest of the total time if that is less."""
         if self._total is None:
             return seconds
         return max(0.0, min(seconds, self._total - (time.monotonic() - self._began)))
 
-    def verdict(self, patience: float | None = None) -> str:
-        """What was awaited in vain; `patience` as the constructor's, where that is None."""
-        if self._late:
-            return f"no end of its answer after {self._total:g} s"
-        return f"no answer for {self.patience if patience is None else patience:g} s"
+    def reason(self, silence: float | None = None) -> str:
+        """Return which limit has passed; `silence` overrides the constructor's."""
+        if self._over:
+            return f"its answer did not end within {self._total:g} s"
+        return f"no answer for {self.silence if silence is None else silence:g} s"
 
 
-def feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes], signs: Signs) -> None:
+def feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes], activity: Activity) -> None:
+    """Send the input and its end. A command that ends without reading all of it is no error."""
     pieces = [stdin] if isinstance(stdin, bytes) else stdin
     try:
         for piece in pieces:
             for start in range(0, len(piece), CHUNK):
                 channel.sendall(piece[start : start + CHUNK])
-                signs.seen()
+                activity.record()
         channel.shutdown_write()
     except OSError as error:
         if error.errno in (None, errno.EPIPE) or isinstance(error, TimeoutError):
-            return  # the command ended without reading all: its exit code says more
+            return  # the command has ended, and its exit code says more
         raise
 
 
-def drain(receive: Callable[[int], bytes], keep: Callable[[bytes], Any], signs: Signs) -> None:
-    """Receive to the end. Silence on one stream is no sign of death while another one moves."""
+def drain(receive: Callable[[int], bytes], keep: Callable[[bytes], Any], activity: Activity) -> None:
+    """Receive one stream to its end. Silence on one stream is no timeout while another one moves."""
     while True:
         try:
             data = receive(CHUNK)
         except TimeoutError:
-            if signs.none:
+            if activity.timed_out:
                 raise
             continue
         if not data:
             return
-        signs.seen()
+        activity.record()
         keep(data)

@@ -1,8 +1,8 @@
-"""Many nodes at once: a bounded set of threads, one kept connection a node, results that are never lost.
+"""Many nodes at once: a bounded number of threads, one connection per node, results that are never lost.
 
-The answer to "do this on every node" is an `Outcome`: node -> value, and node -> error, whatever happened. The
-first fatal error, or Ctrl-C, ends the waiting at once; threads are daemons and are not joined, since the
-slowest host must not hold the user.
+The result of "do this on every node" is an `Outcome`: node -> value, and node -> error, whatever happened. The first
+fatal error, or Ctrl-C, ends the wait at once; threads are daemons and are not joined, so that the slowest host never
+holds up the user.
 """
 
 from __future__ import annotations
@@ -20,29 +20,24 @@ from cloudddp.ssh.connection import MAX_OUTPUT, Connection, Result, Target
 
 WIDTH = 32  # threads; 64 connections took 0.88 s with 32 and 0.75 s with 64
 
-ALONE = (
-    "other nodes answer, so it is the node itself: `cloudddp status` tells its state, `cloudddp down` ends it"
-)
-
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Outcome(Generic[T]):
-    """What a piece of work gave on each node. A node in neither was still at it when the others were stopped."""
+    """Values and errors by node. A node in neither was still working when the others were stopped."""
 
     values: dict[int, T] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
 
     def all(self) -> dict[int, T]:
-        """Return every node's value in node order; raise the first error, naming how many nodes share it."""
+        """Return all values in node order; raise the error of the first node that has one, with the number of others."""
         if not self.errors:
             return dict(sorted(self.values.items()))
         first = min(self.errors)
         error = self.errors[first]
-        others = len(self.errors) - 1
-        if others and isinstance(error, CloudDDPError):
-            error.message += f" (and {others} more node{'s' * (others > 1)})"
+        if isinstance(error, CloudDDPError):
+            error.more_nodes = len(self.errors) - 1
         raise error
 
 
@@ -54,11 +49,11 @@ def each(
     meanwhile: Callable[[], None] = lambda: None,
     width: int = WIDTH,
 ) -> Outcome[T]:
-    """Run one piece of work a node, at most `width` at a time.
+    """Call one function per node in threads, at most `width` at a time.
 
-    Returns once all have ended, or at the first error that `fatal` says ends the rest: then `on_stop` is called
-    (to close connections, which ends the others) and nothing is waited for. KeyboardInterrupt likewise, and what
-    `meanwhile` raises, which is called several times a second by the waiting thread.
+    Returns when all have returned, or at the first error for which `fatal` is true: then `on_stop` is called (it closes
+    connections, which ends the others) and no other function is waited for. The same happens for KeyboardInterrupt, and
+    for what `meanwhile` raises, which the waiting thread calls several times a second.
     """
     outcome: Outcome[T] = Outcome()
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -79,7 +74,7 @@ def each(
                 done.put((node, None, error))
 
     try:
-        for _ in range(min(width, len(work))):  # within the try: Ctrl-C may come while threads are started
+        for _ in range(min(width, len(work))):  # inside the try: Ctrl-C may come while threads are started
             threading.Thread(target=worker, daemon=True).start()
         for _ in work:
             node, value, error = _take(done, meanwhile)
@@ -109,7 +104,7 @@ def _take(
 
 
 def _rest(outcome: Outcome[T], done: queue.SimpleQueue[tuple[int, T | None, Exception | None]]) -> Outcome[T]:
-    """Keep the values that had come by the time of the stop; errors after it are the stop's own doing."""
+    """Add the values that arrived before the stop; later errors are caused by the stop itself."""
     while True:
         try:
             node, value, error = done.get_nowait()
@@ -142,10 +137,10 @@ class Fleet:
         meanwhile: Callable[[], None] = lambda: None,
         partly: bool = False,
     ) -> dict[int, Exception]:
-        """Connect to every node. With `within`, keep trying nodes that may still boot for so many seconds.
+        """Connect to every node. With `within`, retry for that many seconds the nodes that may still be booting.
 
-        `meanwhile` is called every few seconds while that lasts, and may raise to end it. `partly`: nodes that cannot
-        be reached are left out of the fleet from then on, and returned with why; raises only where none can be.
+        `meanwhile` is called while this lasts, and may raise to end it. With `partly`, nodes that cannot be reached are
+        removed from the fleet and returned with their errors; raises only if no node can be reached.
         """
         work = {
             node: (lambda node=node: self._connect_one(node, within=within, connect_timeout=connect_timeout))
@@ -154,7 +149,7 @@ class Fleet:
         outcome = each(work, fatal=lambda _: not partly, on_stop=self.close, meanwhile=meanwhile)
         for error in outcome.errors.values() if outcome.values else ():
             if isinstance(error, ConnectError) and error.patience == inf:
-                error.hint = ALONE  # it cannot be this computer's network
+                error.others_respond = True
         if not partly or not outcome.values:
             outcome.all()
         self.targets = {node: target for node, target in self.targets.items() if node in outcome.values}
@@ -172,14 +167,14 @@ class Fleet:
                 tried = time.monotonic() - began
                 if tried >= min(within, error.patience):
                     if within and error.patience:
-                        error.message += f"; gave up after {tried:.0f} s"
+                        error.retried = tried
                     raise
                 time.sleep(0.25 if within < 30 else 1.0)
         with self._lock:
             if not self._closed:
                 self._connections[node] = connection
                 return
-        connection.close()  # the others were stopped while this one was connecting
+        connection.close()  # the fleet was closed while this node was connecting
 
     def each(
         self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
@@ -222,15 +217,15 @@ class Fleet:
         )
 
     def host_key(self, node: int) -> str:
-        """Return the host key by which a node has proved itself."""
+        """Return the host key that a node has presented."""
         return self[node].host_key
 
     def expect(self, node: int, host_key: str) -> None:
-        """Accept that host key alone from the node's next connection on."""
+        """Accept only that host key from the node's next connection on."""
         self.targets[node] = replace(self.targets[node], host_keys=(host_key,))
 
     def leave_out(self, nodes: Iterable[int]) -> None:
-        """Go on without some nodes."""
+        """Remove nodes from the fleet and close their connections."""
         for node in nodes:
             self.targets.pop(node)
             with self._lock:
@@ -239,7 +234,7 @@ class Fleet:
                 connection.close()
 
     def reconnect(self, node: int) -> None:
-        """Replace a broken connection by a new one."""
+        """Replace a node's connection by a new one."""
         connection = Connection.open(self.targets[node])
         with self._lock:
             old = self._connections.get(node)

@@ -1,6 +1,6 @@
-"""ed25519 keys in OpenSSH's formats: new ones, and the check of a public one that somebody else wrote.
+"""ed25519 keys in OpenSSH's formats: generates key pairs, and validates public keys that somebody else wrote.
 
-`cryptography` comes with paramiko; a pair takes 0.2 ms.
+`cryptography` is a dependency of paramiko; a pair takes 0.2 ms.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import binascii
 from dataclasses import dataclass
 
 KIND = "ssh-ed25519"
-HEADER = (
-    len(KIND).to_bytes(4, "big") + KIND.encode() + (32).to_bytes(4, "big")
-)  # RFC 8709: 32 bytes of key follow
+# RFC 8709: the key itself follows, 32 bytes.
+HEADER = len(KIND).to_bytes(4, "big") + KIND.encode() + (32).to_bytes(4, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,11 @@ def generate() -> KeyPair:
 
 def public(text: str) -> str:
     """Return a public key as `ssh-ed25519 AAAA...`, without its comment. Raises ValueError for anything else."""
-    words = text.split(maxsplit=2)
-    if len(text) > 1024 or len(text.splitlines()) != 1 or len(words) < 2 or words[0] != KIND:
+    parts = text.split(maxsplit=2)
+    if len(text) > 1024 or len(text.splitlines()) != 1 or len(parts) < 2 or parts[0] != KIND:
         raise ValueError(f"not one line that begins with {KIND}")
     try:
-        blob = base64.b64decode(words[1], validate=True)
+        blob = base64.b64decode(parts[1], validate=True)
     except (binascii.Error, ValueError):
         raise ValueError(f"not an {KIND} key") from None
     if not blob.startswith(HEADER) or len(blob) != len(HEADER) + 32:

@@ -1,7 +1,7 @@
-"""A node on which a rank has put a program of its own in the agent's place: what each verb makes of its answers.
+"""A node on which a rank has replaced the agent by a program of its own: how each command handles its replies.
 
-A rank runs as the login user, so the file that is replaced, or a `python3` earlier on PATH as here, answers whatever it
-likes. The command must end with a sentence that names the node, in bounded memory, having shown no control characters.
+A rank runs as the login user, so the replaced file, or a `python3` earlier on PATH as here, replies whatever it likes.
+The command must end with an error that names the node, in bounded memory, and must show no control characters.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JUNK
-from harness import TIMEOUT, CommandLine, clean_environment, interrupt, measured, wait_for
+from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JUNK
+from support.harness import TIMEOUT, CommandLine, clean_environment, interrupt, measured, wait_for
 
 MEMORY = 200 << 20  # bytes that a command may take, whatever a node sends
 
-# Answers the steps named in `evil` beside it by running the shell text there; every other step is the agent's.
+# For a step with a file of its name in `evil`, runs that shell script; every other step goes to the agent.
 PYTHON3 = """#!/bin/bash
 here="$(dirname "$0")/evil"
 verb="$5"
@@ -40,7 +40,7 @@ OBEYED = re.compile(
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended: what it wrote lies in files, since it may be much."""
+    """A command that has ended. What it wrote is in files, since it may be large."""
 
     code: int
     folder: Path
@@ -61,14 +61,14 @@ class Done:
 
 @dataclass(frozen=True)
 class Victim:
-    """A cluster of one node that a rank has taken over."""
+    """A cluster of one node that a rank has taken control of."""
 
     cli: CommandLine
     evil: Path
     home: Path  # of the node's login user
 
     def answers(self, step: str, text: str | bytes) -> None:
-        """From now on the node answers a step with this text."""
+        """Make the node reply to a step with this text."""
         data = self.evil / f"{step}.data"
         data.write_bytes(text if isinstance(text, bytes) else text.encode())
         self.runs(step, f"cat > /dev/null < /dev/stdin & exec cat '{data}'")
@@ -150,19 +150,19 @@ def assert_harmless(done: Done) -> None:
 
 
 @pytest.mark.parametrize("name", ["deep in a key", "gpus of 5,000 digits", "manifest is a list", "not UTF-8"])
-def test_probe_answer_that_does_not_fit_is_refused(victim: Victim, name: str) -> None:
+def test_invalid_probe_reply_is_refused(victim: Victim, name: str) -> None:
     victim.answers("probe", BAD_PROBES[name])
     refused(victim("sync"))
 
 
 @pytest.mark.parametrize("name", ["nothing", "id is an absolute path", "id with an escape", "many ranks"])
-def test_list_of_jobs_that_does_not_fit_is_refused(victim: Victim, name: str) -> None:
+def test_invalid_list_of_jobs_is_refused(victim: Victim, name: str) -> None:
     victim.answers("jobs", BAD_JOBS[name])
     refused(victim("jobs"))
 
 
 @pytest.mark.parametrize("verb", ["pull", "cancel", "logs"])
-def test_job_id_of_a_node_never_becomes_a_path(victim: Victim, verb: str) -> None:
+def test_invalid_job_id_never_becomes_a_path(victim: Victim, verb: str) -> None:
     before = sorted(victim.cli.cwd.rglob("*"))
     victim.answers("jobs", BAD_JOBS["id leaves the folder"])
     refused(victim(verb))
@@ -170,7 +170,7 @@ def test_job_id_of_a_node_never_becomes_a_path(victim: Victim, verb: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["a frame of 100 GB", "an unknown frame", "a state that is deep"])
-def test_frames_that_do_not_fit_end_the_logs_with_the_node_named(victim: Victim, name: str) -> None:
+def test_invalid_frame_ends_the_logs_and_names_the_node(victim: Victim, name: str) -> None:
     victim.answers("follow", BAD_FRAMES[name])
     refused(victim("logs", "-f"))
 
@@ -181,15 +181,13 @@ def test_frames_that_do_not_fit_end_the_logs_with_the_node_named(victim: Victim,
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("endless", ["cat /dev/zero", "yes"])
-def test_answer_without_end_is_cut_off(
-    victim: Victim, step: str, verb: tuple[str, ...], endless: str
-) -> None:
+def test_endless_reply_is_cut_off(victim: Victim, step: str, verb: tuple[str, ...], endless: str) -> None:
     victim.runs(step, endless)
     refused(victim(*verb))
 
 
 @pytest.mark.parametrize("step", ["probe", "jobs"])
-def test_errors_without_end_are_cut_off(victim: Victim, step: str) -> None:
+def test_endless_stderr_is_cut_off(victim: Victim, step: str) -> None:
     victim.runs(step, "yes 'something to read' >&2")
     refused(victim({"probe": "sync"}.get(step, step)))
 
@@ -198,7 +196,7 @@ def test_errors_without_end_are_cut_off(victim: Victim, step: str) -> None:
 @pytest.mark.parametrize(
     "answer", [JUNK["no JSON"], JUNK["deep"], '{"known": 1, "ended": "x", "written": {}}']
 )
-def test_other_steps_whose_answer_does_not_fit_are_refused(victim: Victim, step: str, answer: str) -> None:
+def test_invalid_reply_of_other_steps_is_refused(victim: Victim, step: str, answer: str) -> None:
     victim.cli.write("done.py", f"print('done')  # {step} {len(answer)}")
     victim.cli.write("cloudddp.toml", '[setup]\nrun = ["true"]\n' if step == "setup" else "")
     victim.answers(step, answer)
@@ -206,7 +204,7 @@ def test_other_steps_whose_answer_does_not_fit_are_refused(victim: Victim, step:
     (victim.cli.cwd / "cloudddp.toml").unlink()
 
 
-def test_what_a_step_says_in_failing_is_shown_as_text(victim: Victim) -> None:
+def test_error_text_of_a_step_is_escaped(victim: Victim) -> None:
     victim.runs("jobs", r"printf '\033]0;owned\007 \302\233 \342\200\256 evil\r' >&2; exit 3")
     done = victim("jobs")
     assert done.code == 1
@@ -214,28 +212,28 @@ def test_what_a_step_says_in_failing_is_shown_as_text(victim: Victim) -> None:
     assert_harmless(done)
 
 
-def test_agent_whose_file_was_changed_is_shipped_again(victim: Victim) -> None:
-    (agent,) = (victim.home / ".cloudddp").glob("agent-*.py")
+def test_changed_agent_is_shipped_again(victim: Victim) -> None:
+    (agent,) = (victim.home / ".cloudddp").glob("agent-*.pyz")
     whole = agent.read_bytes()
     agent.write_bytes(b"print('owned')\n")
     assert "done.py" in victim.cli.ok("jobs")
     assert agent.read_bytes() == whole
 
 
-def test_agent_that_is_changed_while_a_job_runs_is_shipped_again_to_end_it(victim: Victim) -> None:
+def test_agent_changed_during_a_job_is_shipped_again_to_end_it(victim: Victim) -> None:
     victim.cli.write(
         "replace.py",
         "import pathlib, time\n"
         "print('began', flush=True)\n"
         "while not pathlib.Path('go').exists(): time.sleep(0.05)\n"
-        "[agent] = (pathlib.Path.home() / '.cloudddp').glob('agent-*.py')\n"
+        "[agent] = (pathlib.Path.home() / '.cloudddp').glob('agent-*.pyz')\n"
         "agent.write_text('print(0)')\n"
         "print('replaced', flush=True)\n"
         "raise SystemExit(7)\n",
     )
     process = victim.cli.start("launch", "replace.py")
     assert process.stdout is not None
-    assert "began" in process.stdout.readline()  # the agent is at work: it tells of the rank
+    assert "began" in process.stdout.readline()  # the agent follows the rank
     (victim.home / "project" / "go").touch()
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 7, err
@@ -248,7 +246,7 @@ ESCAPES = [
 ]  # fmt: skip
 
 
-def test_escape_sequences_of_ranks_are_shown_as_text(victim: Victim) -> None:
+def test_escape_sequences_of_ranks_are_escaped(victim: Victim) -> None:
     prints = "".join(f'print("{number}:{escape}")\n' for number, escape in enumerate(ESCAPES))
     victim.cli.write(
         "escape.py", f'import sys\nsys.stdout.reconfigure(encoding="utf-8")\n{prints}raise SystemExit(5)\n'
@@ -261,7 +259,7 @@ def test_escape_sequences_of_ranks_are_shown_as_text(victim: Victim) -> None:
     assert_harmless(done)
 
 
-def test_long_line_is_shown_in_pieces(victim: Victim) -> None:
+def test_long_line_is_split(victim: Victim) -> None:
     victim.cli.write("long.py", "import sys\nfor _ in range(64): sys.stdout.write('z' * (1 << 20))\n")
     done = victim("launch", "long.py")
     assert done.code == 0, done.err
@@ -270,14 +268,14 @@ def test_long_line_is_shown_in_pieces(victim: Victim) -> None:
     assert_harmless(done)
 
 
-def test_output_of_exec_takes_no_memory(victim: Victim) -> None:
+def test_output_of_exec_takes_bounded_memory(victim: Victim) -> None:
     done = victim("exec", "--", "head -c 100000000 /dev/zero | tr '\\0' z; printf '\\033[2J\\n'")
     assert done.code == 0, done.err
     assert done.count(b"z") == 100_000_000
     assert_harmless(done)
 
 
-def test_sixteen_ranks_at_full_speed_take_no_memory(victim: Victim) -> None:
+def test_sixteen_ranks_at_full_speed_take_bounded_memory(victim: Victim) -> None:
     victim.cli.write("fast.py", "for n in range(20_000): print('a line of a log, number', n)\n")
     victim.cli.env["CLOUDDDP_NPROC_PER_NODE"] = "16"
     try:
@@ -289,10 +287,10 @@ def test_sixteen_ranks_at_full_speed_take_no_memory(victim: Victim) -> None:
     assert_harmless(done)
 
 
-def test_interrupt_after_the_end_of_a_job_does_not_claim_that_it_was_being_started(victim: Victim) -> None:
-    """The node answers nothing when it is asked which files the job left."""
+def test_interrupt_after_a_job_does_not_report_a_start(victim: Victim) -> None:
+    """The node never replies when it is asked for new files."""
     asked = victim.evil / "asked"
-    victim.runs("new", f"touch '{asked}'; exec sleep 60")
+    victim.runs("new_files", f"touch '{asked}'; exec sleep 60")
     launched = victim.cli.start("launch", "done.py")
     wait_for(asked.exists, "the new files are asked for")
     code, out, err = interrupt(launched)

@@ -1,4 +1,4 @@
-"""Datasets are read from local files, and what is missing is said in one sentence."""
+"""Datasets are read from local files, and what is missing is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from train_files import write_mnist, write_stl10
+from support.training.dataset_files import write_mnist, write_stl10
 
 pytest.importorskip("torch")
 
 import torch
 
-from train import data, datafiles, models, scores
+from train import data, datafiles, losses, models
 from train.config import make
 from train.errors import UsageError
 from train.loader import Loader
-from train.sampler import GlobalBatches
+from train.sampler import GlobalBatchSampler
 
 pytestmark = pytest.mark.torch
+# It takes seconds to import: one worker does, which runs all tests that use it.
+uses_torchvision = pytest.mark.xdist_group("train_pipeline")
 
 
 class Squares(torch.utils.data.Dataset):
@@ -29,7 +31,7 @@ class Squares(torch.utils.data.Dataset):
         return torch.tensor([float(index**2)]), index
 
 
-def test_digits_are_all_there_and_the_two_parts_share_no_image() -> None:
+def test_digits_are_complete_and_the_parts_share_no_image() -> None:
     pytest.importorskip("sklearn")
     digits = data.load(make(dataset="digits"), download=False)
     assert (len(digits.train), len(digits.test)) == (1438, 359)
@@ -38,45 +40,46 @@ def test_digits_are_all_there_and_the_two_parts_share_no_image() -> None:
     assert len(torch.unique(images, dim=0)) == 1797
 
 
-def test_digits_are_normalised() -> None:
+def test_digits_are_normalized() -> None:
     pytest.importorskip("sklearn")
     digits = data.load(make(dataset="digits"), download=False)
-    images = digits.prepare(digits.train.inputs)
+    images = digits.preprocess(digits.train.inputs)
     assert images.mean().item() == pytest.approx(0, abs=0.01)
     assert images.std().item() == pytest.approx(1, abs=0.01)
 
 
-def test_digits_are_split_alike_whatever_the_seed() -> None:
+def test_split_of_digits_does_not_depend_on_the_seed() -> None:
     pytest.importorskip("sklearn")
     one, other = (data.load(make(dataset="digits", seed=seed), download=False) for seed in (0, 1))
     assert torch.equal(one.test.inputs, other.test.inputs)
 
 
-def test_mnist_is_read_and_normalised_as_in_the_walk_throughs(tmp_path: Path) -> None:
+def test_mnist_is_normalized_as_usual(tmp_path: Path) -> None:
     write_mnist(tmp_path, samples=12)
     mnist = data.load(make(dataset="mnist", data=str(tmp_path)), download=False)
     images, labels = mnist.train.__getitems__([0, 11])
-    prepared = mnist.prepare(images)
-    assert prepared.shape == (2, *mnist.shape) == (2, 1, 28, 28)
+    inputs = mnist.preprocess(images)
+    assert inputs.shape == (2, *mnist.shape) == (2, 1, 28, 28)
     assert labels.tolist() == [0, 1]
-    assert prepared[0, 0, 0, 5].item() == pytest.approx((5 / 255 - 0.1307) / 0.3081)
+    assert inputs[0, 0, 0, 5].item() == pytest.approx((5 / 255 - 0.1307) / 0.3081)
 
 
 def test_stl10_is_read_resized_and_scaled(tmp_path: Path) -> None:
     write_stl10(tmp_path, samples=3)
     stl10 = data.load(make(dataset="stl10", data=str(tmp_path)), download=False)
     images, labels = stl10.test.__getitems__([0, 2])
-    prepared = stl10.prepare(images)
-    assert prepared.shape == (2, *stl10.shape) == (2, 3, 224, 224)
+    inputs = stl10.preprocess(images)
+    assert inputs.shape == (2, *stl10.shape) == (2, 3, 224, 224)
     assert labels.tolist() == [0, 2]
-    assert -1.0 <= prepared.min().item() < prepared.max().item() <= 1.0
+    assert -1.0 <= inputs.min().item() < inputs.max().item() <= 1.0
     small = data.load(make(dataset="stl10", data=str(tmp_path), image_size=96), download=False)
-    assert small.prepare(images)[0, 0, 1, 0].item() == pytest.approx((1 / 255 - 0.5) / 0.5)
+    assert small.preprocess(images)[0, 0, 1, 0].item() == pytest.approx((1 / 255 - 0.5) / 0.5)
 
 
-def test_files_are_read_as_torchvision_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@uses_torchvision
+def test_files_are_read_as_by_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torchvision = pytest.importorskip("torchvision")
-    # torchvision compares the checksums of the published files, which no small file can have.
+    # torchvision verifies the checksums of the published files, which no small file can have.
     monkeypatch.setattr(torchvision.datasets.STL10, "_check_integrity", lambda _self: True)
     write_mnist(tmp_path, samples=7)
     write_stl10(tmp_path, samples=3)
@@ -91,7 +94,7 @@ def test_files_are_read_as_torchvision_reads_them(tmp_path: Path, monkeypatch: p
         assert stl10[part][1].tolist() == theirs.labels.tolist()
 
 
-def test_mnist_is_read_from_any_mixture_of_packed_and_unpacked_files(tmp_path: Path) -> None:
+def test_mnist_files_may_be_gzipped_or_not(tmp_path: Path) -> None:
     write_mnist(tmp_path, samples=5)
     whole = datafiles.mnist(tmp_path, download=False)
     (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").unlink()
@@ -107,56 +110,56 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("dataset", "place", "names"), MISSING)
-def test_missing_files_are_answered_with_what_to_get_and_where_to_put_it(
+def test_missing_files_are_reported_with_names_and_folder(
     tmp_path: Path, dataset: str, place: str, names: list[str]
 ) -> None:
     with pytest.raises(UsageError) as refused:
         data.load(make(dataset=dataset, data=str(tmp_path)), download=False)
-    for word in (str(tmp_path / place), "is not there", "--download", *names):
+    for word in (str(tmp_path / place), "does not exist", "--download", *names):
         assert word in str(refused.value)
 
 
-def test_an_archive_that_was_not_unpacked_is_answered_with_the_command(tmp_path: Path) -> None:
+def test_archive_that_was_not_unpacked_is_reported_with_the_command(tmp_path: Path) -> None:
     archive = tmp_path / "stl10_binary.tar.gz"
     archive.touch()
     with pytest.raises(UsageError, match=rf"tar -xzf {archive} -C {tmp_path}"):
         datafiles.stl10(tmp_path, download=False)
 
 
-def cut(path: Path, keep: int) -> None:
+def truncate(path: Path, keep: int) -> None:
     path.write_bytes(path.read_bytes()[:keep])
 
 
 @pytest.mark.parametrize(
     ("dataset", "name", "keep", "reason"),
     [
-        ("mnist", "MNIST/raw/train-images-idx3-ubyte", 100, "cut short: 100 bytes of 3,152"),
+        ("mnist", "MNIST/raw/train-images-idx3-ubyte", 100, "truncated: 100 bytes instead of 3,152"),
         ("mnist", "MNIST/raw/t10k-labels-idx1-ubyte", 3, "not an idx file of 1 dimensions"),
         ("mnist", "MNIST/raw/t10k-labels-idx1-ubyte", 0, "is empty"),
-        ("stl10", "stl10_binary/test_X.bin", 50_000, "cut short: 50,000 bytes of 110,592"),
-        ("stl10", "stl10_binary/train_y.bin", 3, "too long: 110,592 bytes of 82,944"),
+        ("stl10", "stl10_binary/test_X.bin", 50_000, "truncated: 50,000 bytes instead of 110,592"),
+        ("stl10", "stl10_binary/train_y.bin", 3, "too long: 110,592 bytes instead of 82,944"),
     ],
 )
-def test_a_torn_file_is_named(tmp_path: Path, dataset: str, name: str, keep: int, reason: str) -> None:
+def test_truncated_file_is_named(tmp_path: Path, dataset: str, name: str, keep: int, reason: str) -> None:
     {"mnist": write_mnist, "stl10": write_stl10}[dataset](tmp_path, samples=4)
-    cut(tmp_path / name, keep)
-    with pytest.raises(UsageError, match="cannot be read") as refused:
+    truncate(tmp_path / name, keep)
+    with pytest.raises(UsageError, match="cannot read the data") as refused:
         data.load(make(dataset=dataset, data=str(tmp_path)), download=False)
     assert str(tmp_path / name.replace("train_y", "train_X")) in str(refused.value)
     assert reason in str(refused.value)
 
 
 @pytest.mark.parametrize("keep", [9, 200])
-def test_a_torn_packed_file_is_named(tmp_path: Path, keep: int) -> None:
+def test_truncated_gzip_file_is_named(tmp_path: Path, keep: int) -> None:
     write_mnist(tmp_path, samples=4)
     unpacked = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     unpacked.unlink()
-    cut(unpacked.with_name(unpacked.name + ".gz"), keep)
+    truncate(unpacked.with_name(unpacked.name + ".gz"), keep)
     with pytest.raises(UsageError, match=r"train-images-idx3-ubyte\.gz is damaged"):
         datafiles.mnist(tmp_path, download=False)
 
 
-def test_images_without_all_their_labels_are_refused(tmp_path: Path) -> None:
+def test_images_without_labels_are_refused(tmp_path: Path) -> None:
     write_mnist(tmp_path / "four", samples=4)
     write_mnist(tmp_path, samples=5)
     labels = "MNIST/raw/train-labels-idx1-ubyte"
@@ -165,22 +168,23 @@ def test_images_without_all_their_labels_are_refused(tmp_path: Path) -> None:
         datafiles.mnist(tmp_path, download=False)
 
 
-def test_whole_files_are_not_fetched_again(tmp_path: Path) -> None:
+def test_complete_files_are_not_downloaded_again(tmp_path: Path) -> None:
     write_mnist(tmp_path, samples=4)
     assert len(datafiles.mnist(tmp_path, download=True)[0][0]) == 4
 
 
-def test_a_damaged_file_is_named_when_a_download_does_not_mend_it(tmp_path: Path) -> None:
+@uses_torchvision
+def test_damaged_file_is_named_when_a_download_does_not_replace_it(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     write_mnist(tmp_path, samples=4)
     path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    cut(path, 2000)  # torchvision sees that the file exists, and fetches nothing
-    with pytest.raises(UsageError, match="Remove what is damaged") as refused:
+    truncate(path, 2000)  # torchvision sees that the file exists, and fetches nothing
+    with pytest.raises(UsageError, match="Remove the damaged files") as refused:
         datafiles.mnist(tmp_path, download=True)
-    assert f"{path} is cut short" in str(refused.value)
+    assert f"{path} is truncated" in str(refused.value)
 
 
-def test_toy_is_a_noisy_linear_function_that_squared_error_learns() -> None:
+def test_toy_is_a_noisy_linear_function() -> None:
     toy = data._toy(make(), False)
     inputs, targets = toy.train.__getitems__(list(range(2048)))
     assert (inputs.shape, targets.shape, toy.shape, toy.classes) == (
@@ -195,42 +199,42 @@ def test_toy_is_a_noisy_linear_function_that_squared_error_learns() -> None:
     with torch.no_grad():
         network[1].weight.copy_(solution.T)
         network[1].bias.zero_()
-    tests, wanted = toy.test.__getitems__(list(range(512)))
-    error = scores.regress(network(tests), wanted)[0].item() / 512
+    tests, expected = toy.test.__getitems__(list(range(512)))
+    error = losses.regression(network(tests), expected)[0].item() / 512
     assert 0.005 < error < 0.02  # the noise has a variance of 0.01
     assert targets.var().item() > 1.0
 
 
 def test_cross_entropy_cannot_learn_toy() -> None:
-    # The trap of the walk-through: one class is always right, so its gradient is exactly 0.
+    # With one class every answer is right, so the gradient is exactly 0.
     toy = data._toy(make(), False)
     inputs, _targets = toy.train.__getitems__(list(range(8)))
     network = models.build("linear", shape=toy.shape, classes=1, seed=0)
-    scores.classify(network(inputs), torch.zeros(8, dtype=torch.long))[0].backward()
+    losses.classification(network(inputs), torch.zeros(8, dtype=torch.long))[0].backward()
     assert torch.count_nonzero(network[1].weight.grad) == 0
 
 
 @pytest.mark.parametrize("dataset", ["synthetic", "toy"])
-def test_no_sample_to_test_on_is_one_to_train_on(dataset: str) -> None:
+def test_training_and_test_sets_are_disjoint(dataset: str) -> None:
     loaded = data.load(make(dataset=dataset), download=False)
     both = torch.cat([loaded.train.inputs, loaded.test.inputs]).flatten(1)
     assert len(torch.unique(both, dim=0)) == len(loaded.train) + len(loaded.test)
 
 
-def test_data_in_memory_moves_to_the_device_once_and_other_data_stays() -> None:
-    there = torch.device("meta")
+def test_in_memory_datasets_move_to_the_device_and_others_stay() -> None:
+    meta = torch.device("meta")
     synthetic = data.load(make(dataset="synthetic", synthetic_size=8, image_size=4), download=False)
-    moved = data.on_device(synthetic, there)
+    moved = data.move_to_device(synthetic, meta)
     inputs, labels = moved.train.__getitems__([1, 2, 3])
-    assert (inputs.device, labels.device, inputs.shape) == (there, there, (3, 3, 4, 4))
-    assert moved.test.device == there
+    assert (inputs.device, labels.device, inputs.shape) == (meta, meta, (3, 3, 4, 4))
+    assert moved.test.device == meta
     assert synthetic.train.device.type == "cpu"
-    assert data.on_device(synthetic, torch.device("cpu")).train.inputs is synthetic.train.inputs
-    elsewhere = dataclasses.replace(synthetic, train=Squares())
-    assert data.on_device(elsewhere, there).train is elsewhere.train
+    assert data.move_to_device(synthetic, torch.device("cpu")).train.inputs is synthetic.train.inputs
+    other = dataclasses.replace(synthetic, train=Squares())
+    assert data.move_to_device(other, meta).train is other.train
 
 
-def test_benchmark_pictures_are_as_heavy_as_photographs_and_decode_alike_each_time() -> None:
+def test_benchmark_pictures_have_the_size_of_photographs_and_decode_deterministically() -> None:
     pytest.importorskip("PIL")
     from train.bench_data import JpegImages
 
@@ -240,14 +244,14 @@ def test_benchmark_pictures_are_as_heavy_as_photographs_and_decode_alike_each_ti
     image, label = pictures[9]
     assert (image.dtype, image.shape, image.is_contiguous(), label) == (torch.uint8, (3, 64, 64), True, 9)
     assert torch.equal(image, pictures[9][0])
-    assert not torch.equal(image, pictures[17][0])  # the same file, another part of it
+    assert not torch.equal(image, pictures[17][0])  # the same file, another crop
     with pytest.raises(IndexError):
         pictures[20]
 
 
-def test_any_map_style_dataset_is_read_in_the_order_of_the_shards() -> None:
-    shards = list(GlobalBatches(samples=9, batch_size=4, seed=0, rank=2, world=3).epoch(0))
-    assert shards[-1].count == 0  # idle, and still handed a sample
+def test_map_style_dataset_is_read_in_the_order_of_the_shards() -> None:
+    shards = list(GlobalBatchSampler(samples=9, batch_size=4, seed=0, rank=2, world_size=3).shards(0))
+    assert shards[-1].count == 0  # idle, but it gets a sample
     for inputs, labels, shard in Loader(Squares())(shards):
         assert labels.tolist() == shard.indices
         assert inputs.flatten().tolist() == [index**2 for index in shard.indices]
@@ -265,13 +269,14 @@ def test_models_have_the_documented_size_and_one_score_per_class(
     assert network(torch.zeros(2, *shape)).shape == (2, 10)
 
 
-def test_resnet18_scores_the_ten_classes_of_stl10() -> None:
+@uses_torchvision
+def test_resnet18_has_ten_outputs_for_stl10() -> None:
     pytest.importorskip("torchvision")
     network = models.build("resnet18", shape=(3, 96, 96), classes=10, seed=0)
     assert network(torch.zeros(2, 3, 96, 96)).shape == (2, 10)
 
 
-def test_the_seed_decides_the_first_weights() -> None:
+def test_seed_determines_the_initial_weights() -> None:
     nets = [models.build("small", shape=(1, 8, 8), classes=10, seed=seed) for seed in (1, 1, 2)]
     weights = [net.fc2.weight for net in nets]
     assert torch.equal(weights[0], weights[1])
@@ -282,7 +287,7 @@ def test_the_seed_decides_the_first_weights() -> None:
     ("model", "shape", "reason"),
     [("resnet18", (1, 64, 64), "3 channels"), ("mnist", (1, 8, 8), "at least 10x10")],
 )
-def test_a_model_that_does_not_fit_the_images_is_refused(
+def test_model_that_does_not_fit_the_images_is_refused(
     model: str, shape: tuple[int, int, int], reason: str
 ) -> None:
     with pytest.raises(UsageError, match=reason):

@@ -1,72 +1,57 @@
-"""Options that change how a step is computed and not what: in float64 the weights are those of a plain loop.
+"""Options that change how a step is computed, and not its result: in float64 the weights are those of a plain loop.
 
-Each job (W = 1, 2, 3) runs once, does all of equality_checks.py, and the tests here compare what its ranks saw.
+Each job (W = 1, 2, 3) runs once with all checks of equality_checks.py; the tests compare what its ranks report.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
-import train_harness as harness
+from support.training.check_job import Reports, run_check_job
 
 pytest.importorskip("torch")
 
-import torch
+from support.training.output import differing_paths, max_difference
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_equality")]  # one worker runs the jobs
-CHECKS = Path(__file__).with_name("equality_checks.py")
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_equality")]
 WORLDS = (1, 2, 3)
-
-Seen = dict[int, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """World size -> what each of its ranks reported."""
-    reports = {}
-    for world in WORLDS:
-        folder = tmp_path_factory.mktemp(f"world{world}")
-        harness.job(world, CHECKS, folder)
-        reports[world] = [torch.load(folder / f"rank{rank}.pt") for rank in range(world)]
-    return reports
-
-
-def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """The largest difference between two states."""
-    assert one.keys() == other.keys()
-    return max((one[name].double() - other[name].double()).abs().max().item() for name in one)
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    return {
+        world: run_check_job(world, "equality_checks.py", tmp_path_factory.mktemp(f"world{world}"))
+        for world in WORLDS
+    }
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("parts", [2, 4])
-def test_a_batch_computed_in_parts_is_the_whole_batch(seen: Seen, world: int, parts: int) -> None:
-    alone = seen[1][0]["in_parts"][1]
-    for rank in seen[world]:
-        assert apart(rank["in_parts"][parts], alone) < 1e-12
+def test_accumulated_batch_equals_whole_batch(reports: Reports, world: int, parts: int) -> None:
+    single = reports[1][0]["accumulated"][1]
+    for rank in reports[world]:
+        assert max_difference(rank["accumulated"][parts], single) < 1e-12
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_clipping_smoothing_warm_up_and_cosine_are_those_of_a_plain_loop(seen: Seen, world: int) -> None:
-    for rank in seen[world]:
-        assert apart(rank["clipped"], rank["plainly"]) < 1e-12
-        assert apart(rank["clipped"], rank["in_parts"][1]) > 1e-3  # the flags do something
+def test_clipping_smoothing_and_schedule_equal_a_plain_loop(reports: Reports, world: int) -> None:
+    for rank in reports[world]:
+        assert max_difference(rank["clipped"], rank["clipped_reference"]) < 1e-12
+        assert max_difference(rank["clipped"], rank["accumulated"][1]) > 1e-3  # the flags have an effect
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("parts", [1, 4])
-def test_batchnorm_in_ranks_normalises_each_share_and_keeps_the_statistics_of_the_first(
-    seen: Seen, world: int, parts: int
+def test_batchnorm_normalizes_each_share_and_keeps_rank_0_statistics(
+    reports: Reports, world: int, parts: int
 ) -> None:
-    for rank in seen[world]:
-        assert apart(rank["with_batchnorm"][parts], rank["ghosts"][parts]) < 1e-12
+    for rank in reports[world]:
+        assert max_difference(rank["with_batchnorm"][parts], rank["batchnorm_reference"][parts]) < 1e-12
 
 
-def test_gradients_are_reduced_in_buckets_as_told_with_the_last_part_of_a_batch_alone(seen: Seen) -> None:
-    for rank in (*seen[2], *seen[3]):
+def test_ddp_options_are_passed_and_only_the_last_part_is_reduced(reports: Reports) -> None:
+    for rank in (*reports[2], *reports[3]):
         report = rank["reductions"]
-        assert report["told"] == {
+        assert report["options"] == {
             "bucket_bytes_cap": (2 * 2**20, 25 * 2**20),
             "gradient_as_bucket_view": (True, True),
             "static_graph": (False, True),
@@ -74,13 +59,13 @@ def test_gradients_are_reduced_in_buckets_as_told_with_the_last_part_of_a_batch_
         assert report["reduced"] == [False, False, True] * 5
 
 
-def test_batchnorm_in_ranks_is_not_that_of_the_whole_batch(seen: Seen) -> None:
-    assert apart(seen[2][0]["with_batchnorm"][1], seen[1][0]["with_batchnorm"][1]) > 1e-3
+def test_batchnorm_in_ranks_differs_from_the_whole_batch(reports: Reports) -> None:
+    assert max_difference(reports[2][0]["with_batchnorm"][1], reports[1][0]["with_batchnorm"][1]) > 1e-3
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_validation_moves_neither_weights_nor_statistics(seen: Seen, world: int) -> None:
-    for rank in seen[world]:
+def test_validation_changes_neither_weights_nor_statistics(reports: Reports, world: int) -> None:
+    for rank in reports[world]:
         report = rank["validated"]
-        assert report["figures"][0] == report["figures"][1] == seen[world][0]["validated"]["figures"][0]
-        assert all(torch.equal(report["before"][name], report["after"][name]) for name in report["before"])
+        assert report["figures"][0] == report["figures"][1] == reports[world][0]["validated"]["figures"][0]
+        assert differing_paths(report["before"], report["after"]) == []

@@ -5,130 +5,140 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import train_harness as harness
 
 pytest.importorskip("torch")
 
 import torch
+from support.training import launch
 
-from train.data import Tensors
+from train.data import InMemoryDataset
 from train.loader import Loader
-from train.sampler import GlobalBatches, Shard
+from train.sampler import GlobalBatchSampler, Shard
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_loader")]  # one worker runs the jobs
-SCRIPT = Path(__file__).with_name("loader_checks.py")
-LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_loader")]
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, Any]:
-    """What happened in a process that reads with workers."""
-    done = harness.python(SCRIPT)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def rank() -> Iterator[launch.Run]:
+    """A process that reads with workers, and goes on to do so."""
+    run = launch.start(launch.CHECKS / "loader_checks.py")
+    yield run
+    run.kill_session()
+    run.wait()
 
 
-@LINUX
-def test_workers_start_and_go_on_while_the_whole_group_is_told_to_end(seen: dict[str, Any]) -> None:
-    assert seen["start_under_signals"] == {"right": True, "readers": 2, "signals_seen": True}
+@pytest.fixture(scope="module")
+def report(rank: launch.Run) -> dict[str, Any]:
+    """The results of loader_checks.py."""
+    line = rank.read_line()
+    if not line:
+        rank.wait()
+    assert line, rank.stderr
+    return json.loads(line)
 
 
-@LINUX
-def test_the_same_workers_read_every_epoch_however_the_one_before_ended(seen: dict[str, Any]) -> None:
-    assert seen["live_on"] == {"right": [True] * 5, "readers": 2, "leftover": 0, "gone": True}
+@linux_only
+def test_workers_start_and_continue_while_the_group_gets_sigterm(report: dict[str, Any]) -> None:
+    assert report["start_under_signals"] == {"correct": True, "readers": 2, "signalled": True}
 
 
-@LINUX
-def test_closing_in_the_middle_of_an_epoch_ends_the_workers(seen: dict[str, Any]) -> None:
-    assert seen["close_in_the_middle"] == {"gone": True}
+@linux_only
+def test_same_workers_read_every_epoch_however_the_last_one_ended(report: dict[str, Any]) -> None:
+    assert report["read_many_epochs"] == {"correct": [True] * 5, "readers": 2, "left": 0, "exited": True}
 
 
-@LINUX
-def test_closing_ends_a_worker_that_hangs_in_a_read(seen: dict[str, Any]) -> None:
-    assert seen["close_on_a_read_that_hangs"] == {"gone": True}
+@linux_only
+def test_close_in_the_middle_of_an_epoch_ends_the_workers(report: dict[str, Any]) -> None:
+    assert report["close_in_the_middle"] == {"exited": True}
 
 
-@LINUX
-def test_what_a_dataset_raises_comes_through_and_the_workers_stay(seen: dict[str, Any]) -> None:
-    assert seen["meet_a_bad_sample"] == {"seen": True, "right_afterwards": True}
+@linux_only
+def test_close_ends_a_worker_that_hangs_in_a_read(report: dict[str, Any]) -> None:
+    assert report["close_during_hanging_read"] == {"exited": True}
 
 
-@LINUX
-def test_a_worker_that_dies_is_said_to_have_died(seen: dict[str, Any]) -> None:
-    assert "data-loading process died" in seen["lose_a_worker"]["seen"]
-    assert "--workers" in seen["lose_a_worker"]["seen"]
+@linux_only
+def test_dataset_exception_is_raised_and_workers_survive(report: dict[str, Any]) -> None:
+    assert report["read_bad_sample"] == {"raised": True, "correct afterwards": True}
 
 
-@LINUX
-def test_workers_share_the_memory_of_the_dataset(seen: dict[str, Any]) -> None:
-    assert seen["share_memory"] == {"sums": [0.0, 46.0]}
+@linux_only
+def test_death_of_a_worker_is_reported(report: dict[str, Any]) -> None:
+    assert "data-loading process died" in report["lose_a_worker"]["message"]
+    assert "--workers" in report["lose_a_worker"]["message"]
 
 
-@LINUX
-def test_a_dataset_that_cannot_be_sent_to_workers_is_refused(seen: dict[str, Any]) -> None:
-    assert "top of a module" in seen["refuse_what_cannot_be_sent"]["seen"]
+@linux_only
+def test_workers_share_the_memory_of_the_dataset(report: dict[str, Any]) -> None:
+    assert report["share_memory"] == {"sums": [0.0, 46.0]}
 
 
-@LINUX
-def test_workers_and_their_server_end_when_the_rank_is_killed() -> None:
-    rank = harness.start([SCRIPT, "wait"], cwd=harness.ROOT)
-    try:
-        assert rank.stdout is not None
-        helpers = json.loads(rank.stdout.readline())
-        assert len(helpers) == 3
-        os.kill(rank.pid, signal.SIGKILL)
-        deadline = time.monotonic() + harness.HANG / 2
-        while any(map(_runs, helpers)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not any(map(_runs, helpers))
-    finally:
-        harness.finish(rank)
+@linux_only
+def test_unpicklable_dataset_is_refused(report: dict[str, Any]) -> None:
+    assert "top of a module" in report["refuse_unpicklable_dataset"]["message"]
 
 
-def _runs(pid: int) -> bool:
+@linux_only
+def test_workers_and_their_server_exit_when_the_rank_is_killed(
+    rank: launch.Run, report: dict[str, Any]
+) -> None:
+    helpers = json.loads(rank.read_line())
+    assert len(helpers) == 3
+    os.kill(rank.pid, signal.SIGKILL)
+    deadline = time.monotonic() + launch.HANG / 2
+    while any(map(is_running, helpers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, helpers))
+
+
+def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def plan(epoch: int, samples: int = 9) -> list[Shard]:
-    return list(GlobalBatches(samples=samples, batch_size=4, seed=0).epoch(epoch))
+def shards(epoch: int) -> list[Shard]:
+    return list(GlobalBatchSampler(samples=9, batch_size=4, seed=0).shards(epoch))
 
 
-def test_without_workers_each_epoch_is_read_by_its_own_plan() -> None:
-    loader = Loader(Tensors(torch.arange(9.0), torch.arange(9)))
+def test_without_workers_each_epoch_has_its_own_order() -> None:
+    loader = Loader(InMemoryDataset(torch.arange(9.0), torch.arange(9)))
     for epoch in range(3):
-        assert [labels.tolist() for _inputs, labels, _shard in loader(plan(epoch))] == [
-            shard.indices for shard in plan(epoch)
+        assert [labels.tolist() for _inputs, labels, _shard in loader(shards(epoch))] == [
+            shard.indices for shard in shards(epoch)
         ]
-    begun = loader(plan(0))
-    next(begun)
-    assert len(list(loader(plan(1)))) == 3
-    assert list(begun) == []
+    unfinished = loader(shards(0))
+    next(unfinished)
+    assert len(list(loader(shards(1)))) == 3
+    assert list(unfinished) == []
     loader.close()
     loader.close()
     with pytest.raises(ValueError, match="closed"):
-        loader(plan(0))
+        loader(shards(0))
 
 
-def test_an_empty_plan_reads_nothing() -> None:
-    assert list(Loader(Tensors(torch.arange(9.0), torch.arange(9)))([])) == []
+def test_epoch_without_shards_reads_nothing() -> None:
+    assert list(Loader(InMemoryDataset(torch.arange(9.0), torch.arange(9)))([])) == []
 
 
-def test_reading_draws_nothing_from_the_global_random_state() -> None:
+def test_reading_does_not_change_the_global_random_state() -> None:
     before = torch.get_rng_state()
-    list(Loader(Tensors(torch.arange(9.0), torch.arange(9)))(plan(0)))
+    list(Loader(InMemoryDataset(torch.arange(9.0), torch.arange(9)))(shards(0)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_dataset_on_a_device_is_read_in_this_process_and_not_pinned() -> None:
-    away = Tensors(torch.empty(9, 3, device="meta"), torch.empty(9, dtype=torch.int64, device="meta"))
-    loader = Loader(away, workers=2, pin=True)
-    shapes = [(inputs.device.type, tuple(inputs.shape)) for inputs, _labels, _shard in loader(plan(0))]
+def test_dataset_on_a_device_is_read_in_this_process_unpinned() -> None:
+    labels = torch.empty(9, dtype=torch.int64, device="meta")
+    on_device = InMemoryDataset(torch.empty(9, 3, device="meta"), labels)
+    loader = Loader(on_device, workers=2, pin=True)
+    shapes = [(inputs.device.type, tuple(inputs.shape)) for inputs, _labels, _shard in loader(shards(0))]
     assert shapes == [("meta", (4, 3)), ("meta", (4, 3)), ("meta", (1, 3))]

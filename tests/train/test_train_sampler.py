@@ -1,4 +1,4 @@
-"""The training order: every sample once per epoch, the same global batches for every number of ranks."""
+"""Training order: every sample once per epoch, and the same global batches for every number of ranks."""
 
 from __future__ import annotations
 
@@ -8,66 +8,63 @@ import pytest
 
 pytest.importorskip("torch")
 
-from train.sampler import GlobalBatches, Shard
+from train.sampler import GlobalBatchSampler, Shard
 
 pytestmark = pytest.mark.torch
 GRID = list(itertools.product((1, 7, 10, 64, 101), (1, 4, 16, 128), (1, 2, 3, 8)))
+grid = pytest.mark.parametrize(("samples", "batch", "world"), GRID)
 
 
-def shards(samples: int, batch: int, world: int, epoch: int = 0, first: int = 0) -> list[list[Shard]]:
-    """Per rank, its shards of the epoch."""
-    return [
-        list(
-            GlobalBatches(samples=samples, batch_size=batch, seed=5, rank=rank, world=world).epoch(
-                epoch, first
-            )
-        )
+def shards_of_ranks(
+    samples: int, batch: int, world: int, epoch: int = 0, first_step: int = 0
+) -> list[list[Shard]]:
+    """Return the shards of the epoch for each rank."""
+    samplers = [
+        GlobalBatchSampler(samples=samples, batch_size=batch, seed=5, rank=rank, world_size=world)
         for rank in range(world)
     ]
+    return [list(sampler.shards(epoch, first_step)) for sampler in samplers]
 
 
 def used(shard: Shard) -> list[int]:
     return shard.indices[: shard.count]
 
 
-@pytest.mark.parametrize(("samples", "batch", "world"), GRID)
-def test_each_sample_is_used_exactly_once_per_epoch(samples: int, batch: int, world: int) -> None:
-    taken = [index for rank in shards(samples, batch, world) for shard in rank for index in used(shard)]
-    assert sorted(taken) == list(range(samples))
+@grid
+def test_each_sample_is_used_once_per_epoch(samples: int, batch: int, world: int) -> None:
+    ranks = shards_of_ranks(samples, batch, world)
+    indices = [index for rank in ranks for shard in rank for index in used(shard)]
+    assert sorted(indices) == list(range(samples))
 
 
-@pytest.mark.parametrize(("samples", "batch", "world"), GRID)
+@grid
 def test_global_batches_do_not_depend_on_the_number_of_ranks(samples: int, batch: int, world: int) -> None:
-    alone = [set(used(shard)) for shard in shards(samples, batch, 1)[0]]
-    together = [
-        set().union(*(used(shard) for shard in step))
-        for step in zip(*shards(samples, batch, world), strict=True)
-    ]
-    assert together == alone
+    single = [set(used(shard)) for shard in shards_of_ranks(samples, batch, 1)[0]]
+    steps = zip(*shards_of_ranks(samples, batch, world), strict=True)
+    assert [set().union(*map(used, step)) for step in steps] == single
 
 
-@pytest.mark.parametrize(("samples", "batch", "world"), GRID)
-def test_counts_of_a_step_add_up_to_its_global_count(samples: int, batch: int, world: int) -> None:
-    for step in zip(*shards(samples, batch, world), strict=True):
+@grid
+def test_counts_of_a_step_add_up_to_the_global_count(samples: int, batch: int, world: int) -> None:
+    for step in zip(*shards_of_ranks(samples, batch, world), strict=True):
         assert {shard.global_count for shard in step} == {sum(shard.count for shard in step)}
 
 
-def test_an_idle_rank_still_has_something_to_run_at_weight_0() -> None:
-    last = [rank[-1] for rank in shards(22, 5, 3)]
+def test_idle_rank_gets_one_sample_with_weight_0() -> None:
+    last = [rank[-1] for rank in shards_of_ranks(22, 5, 3)]
     assert [shard.count for shard in last] == [1, 1, 0]
     assert len(last[2].indices) == 1
 
 
-def test_order_changes_with_the_epoch_and_the_seed_and_with_nothing_else() -> None:
-    one = GlobalBatches(samples=50, batch_size=8, seed=1)
-    assert one.order(0) == GlobalBatches(samples=50, batch_size=8, seed=1, rank=1, world=4).order(0)
-    orders = [
-        GlobalBatches(samples=50, batch_size=8, seed=seed).order(epoch)
-        for seed in range(3)
-        for epoch in range(3)
-    ]
-    assert len(set(map(tuple, orders))) == 9  # the second epoch of one seed is not the first of the next
+def test_order_depends_on_epoch_and_seed_only() -> None:
+    def order(seed: int, epoch: int, **rank: int) -> tuple[int, ...]:
+        return tuple(GlobalBatchSampler(samples=50, batch_size=8, seed=seed, **rank).permutation(epoch))
+
+    assert order(1, 0) == order(1, 0, rank=1, world_size=4)
+    orders = {order(seed, epoch) for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9  # the second epoch of one seed is not the first of the next
 
 
-def test_an_epoch_entered_in_the_middle_goes_on_as_if_it_had_been_run_from_the_start() -> None:
-    assert shards(23, 4, 2, epoch=3, first=2)[1] == shards(23, 4, 2, epoch=3)[1][2:]
+def test_epoch_started_in_the_middle_continues_the_whole_one() -> None:
+    whole = shards_of_ranks(23, 4, 2, epoch=3)
+    assert shards_of_ranks(23, 4, 2, epoch=3, first_step=2)[1] == whole[1][2:]

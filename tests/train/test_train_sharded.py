@@ -1,4 +1,4 @@
-"""A sharded snapshot survives what happens to files: torn writes, flipped bits, killed writers, unfinished folders."""
+"""Sharded snapshots survive truncated writes, flipped bits, killed writers and unfinished folders."""
 
 from __future__ import annotations
 
@@ -6,40 +6,25 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import train_harness as harness
 
 pytest.importorskip("torch")
 
 import torch
+from support.training import launch
+from support.training.small_trainer import single_process
 
-from train import sharded
-from train.dist import Place, Ranks
+from train import sharded_snapshot
 
 pytestmark = pytest.mark.torch
-
-ALONE = Ranks(place=Place(), device=torch.device("cpu"))
+SINGLE = single_process()
 PART = "__0_0.distcp"
-
-# Two ranks save ever newer states until they are killed.
-WRITER = """
-import os, sys
-from pathlib import Path
-import torch
-from train import dist, sharded
-from train.config import make
-config = make(dataset="synthetic", timeout=60.0)
-with dist.join(config, dist.find_place(config, os.environ)) as ranks:
-    for step in range(1, 10_000):
-        model = {name: torch.full((1_000_000,), float(step)) for name in ("one", "other")}
-        sharded.save(Path(sys.argv[1]), {"step": step}, (model, {}), ranks)
-"""
+WRITER = launch.CHECKS / "write_sharded_snapshots.py"
 
 
 def parts(value: float) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -51,16 +36,16 @@ def parts(value: float) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def save(folder: Path, step: int, **facts: Any) -> None:
-    sharded.save(folder, {"step": step, **facts}, parts(float(step)), ALONE)
+    sharded_snapshot.save(folder, {"step": step, **facts}, parts(float(step)), SINGLE)
 
 
 def load(folder: Path) -> tuple[int, float] | None:
-    """Step and weights of the newest valid snapshot."""
-    facts = sharded.find_newest(folder, ALONE)
+    """Return step and weights of the newest valid snapshot."""
+    facts = sharded_snapshot.find_newest(folder, SINGLE)
     if facts is None:
         return None
     model, optimizer = parts(-1.0)
-    sharded.read(facts["path"], (model, optimizer))
+    sharded_snapshot.read(facts["path"], (model, optimizer))
     assert optimizer["param_groups"][0]["lr"] == model["weight"][0] == optimizer["state"]["weight"]["step"]
     return facts["step"], model["weight"].unique().item()
 
@@ -77,38 +62,38 @@ def two(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_saved_state_is_loaded(tmp_path: Path) -> None:
     facts = {
         "fingerprint": {"model": "small", "seed": 0},
         "best_accuracy": 0.1 + 0.2,
         "scaler": {"scale": 65536.0},
     }
     save(tmp_path, 3, **facts)
-    found = sharded.find_newest(tmp_path, ALONE)
+    found = sharded_snapshot.find_newest(tmp_path, SINGLE)
     assert found == {"step": 3, **facts, "path": tmp_path / "snapshot-3.dcp"}
     assert load(tmp_path) == (3, 3.0)
 
 
-def test_an_empty_folder_holds_no_snapshot(tmp_path: Path) -> None:
+def test_empty_folder_has_no_snapshot(tmp_path: Path) -> None:
     assert load(tmp_path) is None
-    assert sharded.newest_step(tmp_path) == -1
+    assert sharded_snapshot.newest_step(tmp_path) == -1
 
 
-def test_the_newest_two_are_kept_and_nothing_else(two: Path) -> None:
+def test_only_two_snapshots_are_kept(two: Path) -> None:
     assert names(two) == ["snapshot-10.dcp", "snapshot-9.dcp"]
     save(two, 11)
     assert names(two) == ["snapshot-10.dcp", "snapshot-11.dcp"]
 
 
-def test_a_snapshot_is_on_disk_before_it_gets_its_name_and_then_the_name_is(
+def test_snapshot_is_synced_before_it_is_renamed_and_the_folder_after(
     two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced = []
+    synced = []  # name, size, and whether the snapshot has its final name at that time
 
     def sync(descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        (path,) = (path for path in (two, *two.rglob("*")) if os.path.samestat(path.stat(), found))
-        synced.append((path.name, 0 if path.is_dir() else found.st_size, (two / "snapshot-11.dcp").exists()))
+        info = os.fstat(descriptor)
+        (path,) = (path for path in (two, *two.rglob("*")) if os.path.samestat(path.stat(), info))
+        synced.append((path.name, 0 if path.is_dir() else info.st_size, (two / "snapshot-11.dcp").exists()))
 
     monkeypatch.setattr(os, "fsync", sync)
     save(two, 11)
@@ -116,14 +101,14 @@ def test_a_snapshot_is_on_disk_before_it_gets_its_name_and_then_the_name_is(
     assert synced[-5:] == [
         (PART, sizes[PART], False),
         (".metadata", sizes[".metadata"], False),
-        (sharded.COMPLETE, sizes[sharded.COMPLETE], False),
-        (sharded.UNFINISHED, 0, False),
+        (sharded_snapshot.MANIFEST, sizes[sharded_snapshot.MANIFEST], False),
+        (sharded_snapshot.UNFINISHED, 0, False),
         (two.name, 0, True),
     ]
 
 
-def test_the_same_step_saved_again_keeps_what_was_there_until_the_new_one_is_whole(two: Path) -> None:
-    sharded.save(two, {"step": 10}, parts(0.5), ALONE)
+def test_saving_a_step_again_keeps_the_first_as_a_fallback(two: Path) -> None:
+    sharded_snapshot.save(two, {"step": 10}, parts(0.5), SINGLE)
     assert load(two) == (10, 0.5)
     (two / "snapshot-10.dcp" / PART).write_bytes(b"")
     assert load(two) == (10, 10.0)
@@ -144,108 +129,102 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 
 
-@pytest.mark.parametrize("harm", [damage_last_byte, damage_middle, truncate, Path.unlink])
-@pytest.mark.parametrize("file", [PART, ".metadata", sharded.COMPLETE])
-def test_a_damaged_snapshot_is_named_and_the_previous_one_is_used(
-    two: Path, file: str, harm: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("damage", [damage_last_byte, damage_middle, truncate, Path.unlink])
+@pytest.mark.parametrize("file", [PART, ".metadata", sharded_snapshot.MANIFEST])
+def test_damaged_snapshot_is_reported_and_the_previous_one_is_used(
+    two: Path, file: str, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    harm(two / "snapshot-10.dcp" / file)
+    damage(two / "snapshot-10.dcp" / file)
     assert load(two) == (9, 9.0)
-    assert f"snapshot {two / 'snapshot-10.dcp'} is skipped: " in capsys.readouterr().err
+    assert f"skipping snapshot {two / 'snapshot-10.dcp'}: " in capsys.readouterr().err
 
 
-def test_a_step_in_the_list_that_was_changed_is_noticed(two: Path) -> None:
-    path = two / "snapshot-9.dcp" / sharded.COMPLETE
-    marker = json.loads(path.read_text())
-    marker["facts"]["step"] = 99
-    path.write_text(json.dumps(marker))
+def test_changed_step_in_the_manifest_is_detected(two: Path) -> None:
+    path = two / "snapshot-9.dcp" / sharded_snapshot.MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["facts"]["step"] = 99
+    path.write_text(json.dumps(manifest))
     assert load(two) == (10, 10.0)
 
 
-def test_what_was_found_damaged_does_not_crowd_out_good_ones(two: Path) -> None:
+def test_damaged_snapshot_does_not_displace_valid_ones(two: Path) -> None:
     truncate(two / "snapshot-10.dcp" / PART)
     assert load(two) == (9, 9.0)
-    save(two, 9)  # as a run does that is stopped in the validation which it resumed in
+    save(two, 9)  # as does a run that is stopped in the validation in which it resumed
     save(two, 9)
     assert names(two) == ["snapshot-9.dcp", "snapshot-9.prev.dcp"]
 
 
-def test_leftovers_of_killed_runs_go_with_the_next_save(two: Path) -> None:
-    (two / "snapshot-10.dcp").rename(two / sharded.UNFINISHED)
-    (two / sharded.UNFINISHED / "__1_0.distcp").touch()  # of a run with more ranks
-    (two / "snapshot-5.dcp").mkdir()  # the removal of an old one was cut short
+def test_next_save_removes_what_killed_runs_have_left(two: Path) -> None:
+    (two / "snapshot-10.dcp").rename(two / sharded_snapshot.UNFINISHED)
+    (two / sharded_snapshot.UNFINISHED / "__1_0.distcp").touch()  # of a run with more ranks
+    (two / "snapshot-5.dcp").mkdir()  # the removal of an old one was interrupted
     save(two, 11)
     assert names(two) == ["snapshot-11.dcp", "snapshot-9.dcp"]
-    assert names(two / "snapshot-11.dcp") == [".metadata", PART, sharded.COMPLETE]
+    assert names(two / "snapshot-11.dcp") == [".metadata", PART, sharded_snapshot.MANIFEST]
 
 
-def test_removing_leaves_nothing(two: Path) -> None:
-    (two / sharded.UNFINISHED).mkdir()
-    sharded.remove(two)
+def test_remove_leaves_nothing(two: Path) -> None:
+    (two / sharded_snapshot.UNFINISHED).mkdir()
+    sharded_snapshot.remove(two)
     assert names(two) == []
 
 
-def half_written(draft: Path) -> bool:
+def is_half_written(draft: Path) -> bool:
     sizes = [path.stat().st_size for path in draft.glob("*.distcp")]
     return bool(sizes) and min(sizes) < 4_000_000
 
 
-def not_yet_listed(draft: Path) -> bool:
-    return (draft / ".metadata").exists() and not (draft / sharded.COMPLETE).exists()
+def is_not_listed(draft: Path) -> bool:
+    return (draft / ".metadata").exists() and not (draft / sharded_snapshot.MANIFEST).exists()
 
 
-def test_ranks_killed_in_the_middle_of_a_write_leave_a_loadable_snapshot(tmp_path: Path) -> None:
+def test_ranks_killed_during_a_write_leave_a_valid_snapshot(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": harness.free_port(), "WORLD_SIZE": 2}
-    shared["PYTHONPATH"] = harness.ROOT
-    writers = [
-        harness.start(["-c", WRITER, folder], cwd=harness.ROOT, RANK=rank, **shared) for rank in range(2)
-    ]
-    try:
-        stop_at(half_written, folder, writers)
-        shutil.copytree(folder, tmp_path / "earlier")  # what would be left if they were killed now
-        tell(writers, signal.SIGCONT)
-        stop_at(not_yet_listed, folder, writers)
-        tell(writers, signal.SIGKILL)
-    finally:
-        for writer in writers:
-            harness.kill_session(writer)
+    writers = launch.start_ranks(2, WRITER, folder)
+    stop_at(is_half_written, folder, writers)
+    shutil.copytree(folder, tmp_path / "earlier")  # what a kill at this moment would leave
+    signal_all(writers, signal.SIGCONT)
+    stop_at(is_not_listed, folder, writers)
+    signal_all(writers, signal.SIGKILL)
+    launch.wait(*writers)
     for left in (tmp_path / "earlier", folder):
         check_left_by_killed_writers(left)
 
 
 def check_left_by_killed_writers(folder: Path) -> None:
-    assert sharded.UNFINISHED in names(folder)
-    facts = sharded.find_newest(folder, ALONE)
+    assert sharded_snapshot.UNFINISHED in names(folder)
+    facts = sharded_snapshot.find_newest(folder, SINGLE)
     assert facts is not None
     model = {name: torch.zeros(1_000_000) for name in ("one", "other")}
-    sharded.read(facts["path"], (model, {}))
+    sharded_snapshot.read(facts["path"], (model, {}))
     assert all(bool((value == facts["step"]).all()) for value in model.values())
     save(folder, facts["step"] + 1)
-    assert sharded.UNFINISHED not in names(folder)
+    assert sharded_snapshot.UNFINISHED not in names(folder)
 
 
-def tell(writers: list[subprocess.Popen[str]], number: signal.Signals) -> None:
+def signal_all(writers: list[launch.Run], number: signal.Signals) -> None:
     for writer in writers:
         os.kill(writer.pid, number)
 
 
-def stop_at(moment: Callable[[Path], bool], folder: Path, writers: list[subprocess.Popen[str]]) -> None:
-    """Stop both writers when a snapshot is finished and `moment` holds of the next one."""
-    deadline = time.monotonic() + harness.HANG
+def stop_at(condition: Callable[[Path], bool], folder: Path, writers: list[launch.Run]) -> None:
+    """Stop both writers when a snapshot is finished and the next one meets the condition."""
+    deadline = time.monotonic() + launch.HANG
     while time.monotonic() < deadline:
-        if not holds(moment, folder):
+        if not is_met(condition, folder):
             continue
-        tell(writers, signal.SIGSTOP)
-        if holds(moment, folder):
+        signal_all(writers, signal.SIGSTOP)
+        if is_met(condition, folder):
             return
-        tell(writers, signal.SIGCONT)
-    raise AssertionError("the writers were never seen in the middle of a write")
+        signal_all(writers, signal.SIGCONT)
+    raise AssertionError("the writers were never seen during a write")
 
 
-def holds(moment: Callable[[Path], bool], folder: Path) -> bool:
+def is_met(condition: Callable[[Path], bool], folder: Path) -> bool:
     try:
-        return any(folder.glob(sharded.PATTERN)) and moment(folder / sharded.UNFINISHED)
+        finished = any(folder.glob(sharded_snapshot.PATTERN))
+        return finished and condition(folder / sharded_snapshot.UNFINISHED)
     except FileNotFoundError:
         return False  # a rename came between

@@ -1,38 +1,32 @@
-"""SageMaker's data parallel interface, version 1: scripts written for it run unchanged with `train/smddp` on the
-path. What the ranks see comes from smddp_checks.py; smddp_script.py stands for such a script."""
+"""SageMaker's data parallel interface, version 1: scripts written for it run unchanged with `train/smddp` on the path.
+
+smddp_checks.py reports what the ranks see; smddp_script.py is such a script.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import train_harness as harness
 
 pytest.importorskip("torch")
 
 import torch
+from support.training import launch
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_smddp")]  # one worker runs the jobs
-SHIM = harness.ROOT / "train" / "smddp"
-HERE = Path(__file__).parent
-SCRIPT = HERE / "smddp_script.py"
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_smddp")]
+SHIM = launch.ROOT / "train" / "smddp"
+SCRIPT = launch.CHECKS / "smddp_script.py"
 RANKS = 3
-USE = """
-import smdistributed.dataparallel.torch.distributed as dist, torch
-dist.init_process_group()
-print(torch.distributed.get_backend())
-values = torch.ones(2)
-dist.all_reduce(values)
-print(values.tolist())
-"""
-WORKS = """
+# Registers gloo under the name of the real library's backend.
+WORKING_BACKEND = """
 import torch.distributed as dist
 make = lambda store, rank, world, timeout: dist.ProcessGroupGloo(store, rank, world, timeout)
 dist.Backend.register_backend("smddp", make, devices=["cpu"])
 """
+BROKEN_BACKEND = "raise ImportError('libsmddpcpp.so: cannot open shared object file')"
 
 WORLD = "group=<group.WORLD: 'WORLD'>"
 DOCUMENTED = {
@@ -56,23 +50,18 @@ DOCUMENTED = {
 }
 
 
-def alone(**extra: object) -> dict[str, object]:
-    """The environment of a job of one rank, without torchrun."""
-    place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
-    return {**place, "MASTER_PORT": harness.free_port(), "PYTHONPATH": SHIM, **extra}
-
-
-def passed(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def one_rank(**extra: object) -> dict[str, object]:
+    """Return the environment of a job of one rank, without torchrun."""
+    return {**launch.rendezvous(1), "RANK": 0, "LOCAL_RANK": 0, "PYTHONPATH": SHIM, **extra}
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
     """What a job of three ranks printed, and what each rank reported."""
     folder = tmp_path_factory.mktemp("smddp")
-    printed = passed(harness.torchrun(RANKS, HERE / "smddp_checks.py", folder, PYTHONPATH=SHIM))
-    return printed, [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    ranks = launch.run_ranks(RANKS, launch.CHECKS / "smddp_checks.py", folder, PYTHONPATH=SHIM)
+    reports = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    return "".join(rank.stdout for rank in ranks), reports
 
 
 @pytest.fixture
@@ -80,39 +69,37 @@ def reports(job: tuple[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return job[1]
 
 
-def test_the_name_smdistributed_exists_only_where_the_folder_is_on_the_path() -> None:
+def test_smdistributed_is_importable_only_with_the_folder_on_the_path() -> None:
     assert importlib.util.find_spec("smdistributed") is None
 
 
-def test_parameters_are_those_of_the_guide_in_name_order_and_default(reports: list[dict[str, Any]]) -> None:
+def test_parameters_are_the_documented_ones(reports: list[dict[str, Any]]) -> None:
     assert reports[0]["signatures"] == DOCUMENTED
     assert reports[0]["same class"]
 
 
-def test_a_rank_knows_its_place_under_every_documented_name(reports: list[dict[str, Any]]) -> None:
+def test_rank_is_available_under_every_documented_name(reports: list[dict[str, Any]]) -> None:
     for rank, report in enumerate(reports):
-        assert report["place"] == (rank, rank, RANKS, rank)
+        assert report["position"] == (rank, rank, RANKS, rank)
         assert report["top"] == (rank, rank, RANKS)
-        assert report["elsewhere"] == (7, 7, rank)
+        assert report["with local rank 7"] == (7, 7, rank)
         assert report["torch's world"] == RANKS
         assert report["backend"] == "gloo"  # asked for smddp, which is not installed
         assert report["returned"] is None
         assert report["initialized"]
 
 
-def test_before_init_process_group_a_job_is_available_and_every_call_says_what_to_call(
-    reports: list[dict[str, Any]],
-) -> None:
+def test_calls_before_init_process_group_are_refused(reports: list[dict[str, Any]]) -> None:
     before = reports[0]["before"]
     assert before["available"]
     assert not before["initialized"]
     assert len(before["calls"]) == 9
     for message in before["calls"].values():
-        assert message.startswith("RuntimeError: the process group is missing")
+        assert message.startswith("RuntimeError: there is no process group")
         assert "init_process_group() first" in message
 
 
-def test_groups_other_than_world_and_unknown_ops_are_refused(reports: list[dict[str, Any]]) -> None:
+def test_other_groups_and_unknown_ops_are_refused(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         assert len(report["other group"]) == 9
         for message in report["other group"].values():
@@ -122,9 +109,7 @@ def test_groups_other_than_world_and_unknown_ops_are_refused(reports: list[dict[
         assert report["bad average"]["bool"].startswith("ValueError: booleans have no average")
 
 
-def test_reductions_are_exact_and_none_means_sum_with_and_without_a_handle(
-    reports: list[dict[str, Any]],
-) -> None:
+def test_reductions_are_exact_with_and_without_a_handle(reports: list[dict[str, Any]]) -> None:
     # From [r + 1, -5 r, 7] of ranks 0, 1, 2; integers average toward zero.
     expected = {"SUM": [6, -15, 21], "None": [6, -15, 21], "MIN": [1, -10, 7], "MAX": [3, 0, 7]}
     expected["AVERAGE"] = [2, -5, 7]
@@ -139,7 +124,7 @@ def test_reductions_are_exact_and_none_means_sum_with_and_without_a_handle(
         assert torch.equal(report["polled"], torch.ones(1000))
 
 
-def test_reductions_are_the_same_to_the_bit_on_every_rank(reports: list[dict[str, Any]]) -> None:
+def test_reductions_are_bitwise_equal_on_every_rank(reports: list[dict[str, Any]]) -> None:
     for name in ("sum", "average"):
         assert all(torch.equal(report["random"][name], reports[0]["random"][name]) for report in reports)
     parts = [torch.randn(10_001, generator=torch.Generator().manual_seed(rank)) for rank in range(RANKS)]
@@ -149,85 +134,91 @@ def test_reductions_are_the_same_to_the_bit_on_every_rank(reports: list[dict[str
 
 def test_broadcast_gather_and_all_to_all_move_the_right_values(reports: list[dict[str, Any]]) -> None:
     for rank, report in enumerate(reports):
-        for mode, seen in report["exchanges"].items():
+        for mode, values in report["exchanges"].items():
             if mode == "default source":
-                assert seen.tolist() == [5]
+                assert values.tolist() == [5]
                 continue
-            assert seen["broadcast"].tolist() == [20, 21, 22, 23]
-            assert [one.tolist() for one in seen["all_gather"]] == [[0, 0], [1, 1], [2, 4]]
+            assert values["broadcast"].tolist() == [20, 21, 22, 23]
+            assert [one.tolist() for one in values["all_gather"]] == [[0, 0], [1, 1], [2, 4]]
             even = [100 * source + 2 * rank + k for source in range(RANKS) for k in range(2)]
-            assert seen["even"].tolist() == even
+            assert values["even"].tolist() == even
             first = rank * (rank + 1) // 2
             rows = [
                 [1000 * source + 2 * row, 1000 * source + 2 * row + 1]
                 for source in range(RANKS)
                 for row in range(first, first + rank + 1)
             ]
-            assert seen["uneven"].tolist() == rows
-            assert seen["handles"] == [mode == "True"] * 5
+            assert values["uneven"].tolist() == rows
+            assert values["handles"] == [mode == "True"] * 5
 
 
-def test_training_equals_torchs_own_ddp_to_the_bit_also_when_rank_0_tests_alone(
-    reports: list[dict[str, Any]],
-) -> None:
+def test_training_is_bitwise_equal_to_torch_ddp(reports: list[dict[str, Any]]) -> None:
+    """Also when rank 0 evaluates the model alone."""
     for report in reports:
         states = report["ddp"]["states"]
         for name, value in states["theirs"].items():
             assert torch.equal(states["ours"][name], value), name
             assert torch.equal(states["tested alone"][name], value), name
             if "running" not in name:
-                assert torch.equal(states["unsent"][name], value), name
+                assert torch.equal(states["buffers not sent"][name], value), name
         assert report["ddp"]["warnings"] == []
         assert report["ddp"]["bucket"] == 2**20
-    ours, unsent = (reports[1]["ddp"]["states"][name]["module.1.running_mean"] for name in ("ours", "unsent"))
+    states = reports[1]["ddp"]["states"]
+    ours, unsent = (states[name]["module.1.running_mean"] for name in ("ours", "buffers not sent"))
     assert not torch.equal(ours, unsent)
 
 
-def test_ranks_leave_the_job_at_the_end_of_the_script(job: tuple[str, list[dict[str, Any]]]) -> None:
+def test_ranks_leave_the_job_when_the_script_ends(job: tuple[str, list[dict[str, Any]]]) -> None:
     assert job[0].split() == ["left"] * RANKS
 
 
-def test_the_guides_sample_trains_on_two_ranks_and_rank_0_saves(tmp_path: Path) -> None:
-    """With a loading worker that imports the script anew, and must not join as a second rank: so it is with `spawn`,
-    and on Linux with `forkserver`, the default from Python 3.14 on."""
-    saved = tmp_path / "model.pt"
-    argv = ["--save", saved, "--epochs", 1, "--workers", 1, "--start-method", "spawn"]
-    printed = passed(harness.torchrun(2, SCRIPT, *argv, PYTHONPATH=SHIM))
-    (line,) = printed.splitlines()
-    assert line.startswith("epoch 1: ")
-    assert int(line.split()[2]) > 32  # of 128; chance is one in eight
-    assert "module.fc.weight" in torch.load(saved, weights_only=True)
+def test_script_trains_under_torchrun_and_rank_0_saves(tmp_path: Path) -> None:
+    weights = tmp_path / "model.pt"
+    done = launch.forked_torchrun(2, SCRIPT, weights, "--epochs", 2, PYTHONPATH=SHIM)
+    assert done.code == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("epoch=0 loss=")
+    assert float(second.rpartition("accuracy=")[2]) > 0.5  # chance is one in eight
+    assert "module.3.weight" in torch.load(weights, weights_only=True)
 
 
-def test_started_without_a_launcher_it_is_no_job(reports: list[dict[str, Any]]) -> None:
-    available, message = reports[0]["by hand"].split(" ", 1)
+def test_spawned_loading_worker_does_not_join_as_a_second_rank(tmp_path: Path) -> None:
+    """It imports the script again: with `spawn`, and from Python 3.14 on with Linux' default, `forkserver`."""
+    weights = tmp_path / "model.pt"
+    launch.succeeded([launch.start(SCRIPT, weights, "--workers", 1, **one_rank())])
+    assert "module.3.weight" in torch.load(weights, weights_only=True)
+
+
+def test_without_a_launcher_there_is_no_job(reports: list[dict[str, Any]]) -> None:
+    available, message = reports[0]["without rank"].split(" ", 1)
     assert available == "False"
     assert message.startswith("RuntimeError: this is not a distributed job")
     assert "torchrun" in message
 
 
-def test_started_without_a_launcher_the_sample_trains_alone(tmp_path: Path) -> None:
-    saved = tmp_path / "model.pt"
-    passed(harness.python(SCRIPT, "--save", saved, "--epochs", 1, PYTHONPATH=SHIM))
-    assert "fc.weight" in torch.load(saved, weights_only=True)
+def test_script_trains_alone_without_a_launcher(tmp_path: Path) -> None:
+    weights = tmp_path / "model.pt"
+    launch.run_ranks(1, SCRIPT, weights, PYTHONPATH=SHIM)
+    assert "3.weight" in torch.load(weights, weights_only=True)
 
 
-def test_a_real_installations_backend_is_used_and_one_that_is_broken_is_warned_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "expected"), [(WORKING_BACKEND, "smddp"), (BROKEN_BACKEND, "gloo")], ids=["works", "broken"]
+)
+def test_backend_of_a_real_installation_is_used_if_it_works(
+    source: str, expected: str, tmp_path: Path
+) -> None:
     """Stand-ins for the library, which is not public: regular packages, and folders without __init__.py."""
-    sources = {
-        "works": WORKS,
-        "broken": "raise ImportError('libsmddpcpp.so: cannot open shared object file')",
-    }
-    starts = []
-    for name, source in sources.items():
-        folder = tmp_path / name / "smdistributed" / "dataparallel" / "torch"
-        folder.mkdir(parents=True)
-        (folder / "torch_smddp.py").write_text(source)
-        starts.append((["-c", USE], alone(PYTHONPATH=f"{SHIM}:{tmp_path / name}")))
-    for package in list((tmp_path / "works").rglob("*/")):
-        (package / "__init__.py").write_text("raise ImportError('hidden by the interface')")
-    works, broken = harness.by_hand(starts)
-    assert passed(works).split("\n")[:2] == ["smddp", "[1.0, 1.0]"]
-    assert "left alone" not in works.stderr
-    assert passed(broken).split("\n")[:2] == ["gloo", "[1.0, 1.0]"]
-    assert "backend smddp is left alone, because it cannot be imported: libsmddpcpp.so" in broken.stderr
+    folder = tmp_path / "smdistributed" / "dataparallel" / "torch"
+    folder.mkdir(parents=True)
+    (folder / "torch_smddp.py").write_text(source)
+    if source == WORKING_BACKEND:
+        for package in list(tmp_path.rglob("*/")):
+            (package / "__init__.py").write_text("raise ImportError('hidden by the interface')")
+    path = f"{SHIM}:{tmp_path}"
+    (done,) = launch.succeeded(
+        [launch.start(launch.CHECKS / "smddp_backend.py", **one_rank(PYTHONPATH=path))]
+    )
+    assert done.stdout.split("\n")[:2] == [expected, "[1.0, 1.0]"]
+    warning = "backend smddp is not used because it cannot be imported: libsmddpcpp.so"
+    assert (warning in done.stderr) is (expected == "gloo")

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import cannot, clean_environment
-from witnesslab import MARK, Lab, end_marked
+from support.harness import cannot, clean_environment
+from support.witnesslab import MARK, Lab, end_marked
 
-from cloudddp.sim import control, ground, processes
+from cloudddp.sim import control
+from cloudddp.sim.hosts import lab_namespaces
+from cloudddp.sim.linux import processes
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
     """A lab of the test's own; afterwards nothing of it, nor of what ran in it, is left."""
-    if reason := ground.obstacle():
+    if reason := lab_namespaces.unavailable_reason():
         cannot(f"no namespaces: {reason}")
     home, folder = tmp_path / "lab", tmp_path / "user"
     for path in (home, folder, folder / "tmp"):

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 import pytest
-from witnesslab import IMAGE_PARAMETER, Lab, witness
+from support.witnesslab import IMAGE_PARAMETER, Lab, witness
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -44,7 +44,7 @@ def person(lab: Lab) -> Person:
     return Person(lab)
 
 
-def test_the_aws_cli_makes_an_instance_that_ssh_logs_in_to_and_ends_it(person: Person) -> None:
+def test_aws_cli_launches_and_terminates_an_instance(person: Person) -> None:
     aws = person.aws
     image = aws("ssm", "get-parameter", "--name", IMAGE_PARAMETER)["Parameter"]["Value"]
     aws("ec2", "import-key-pair", "--key-name", "mine", "--public-key-material", "fileb://key.pub")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from witnesslab import IMAGE_PARAMETER, Lab, witness
+from support.witnesslab import IMAGE_PARAMETER, Lab, witness
 
 from cloudddp.sim import control
 
@@ -35,7 +35,7 @@ def configuration(image: str) -> str:
     )
 
 
-def test_ray_up_provisions_a_node_ray_exec_runs_on_it_and_ray_down_ends_it(lab: Lab) -> None:
+def test_ray_up_exec_and_down(lab: Lab) -> None:
     ray, aws = witness("ray", "ray"), witness("aws", "aws")
     quiet = ("env", "RAY_USAGE_STATS_ENABLED=0")
     image = lab(

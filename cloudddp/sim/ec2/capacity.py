@@ -1,7 +1,7 @@
-"""How many instances EC2 has for one: offers by zone, capacity, quotas, free addresses.
+"""How many instances EC2 grants a request: offerings by zone, capacity, quotas, free addresses.
 
-The rules that decide between what a request asks at least and at most, and the error that names what was short. What
-there is of each is set by conditions.py; unset means enough.
+Decides between a request's minimum and maximum count, and raises the error for what is short. The limits are set as
+conditions (cloudddp/sim/conditions); without a condition there is no limit.
 """
 
 from __future__ import annotations
@@ -11,137 +11,141 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from cloudddp.sim.ec2 import addresses, catalog
-from cloudddp.sim.ec2.limits import CONDITIONS
-from cloudddp.sim.ec2.patch import fail, refuse
+from cloudddp.sim.ec2 import catalog, ip_addresses
+from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.patch import client_error, server_error
 
-_COUNTED = ("pending", "running")  # what a quota counts
+_COUNTED = ("pending", "running")  # instance states that count against a quota
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A launch as far as capacity goes. `addresses`: private addresses per instance, by subnet id."""
+class Launch:
+    """What a launch needs. `addresses`: private addresses per instance, by subnet id."""
 
     instance_type: str
     zone: str
-    chosen: bool  # whether the request names the zone
+    names_zone: bool  # whether the request does
     spot: bool
-    least: int
-    most: int
+    min_count: int
+    max_count: int
     addresses: Mapping[str, int]
 
 
-def grant(backend: Any, wish: Wish) -> int:
-    """How many instances to launch, from `least` to `most`. Refuses less than `least`."""
-    _check_offer(backend, wish)
-    granted = min(wish.most, _within_quota(backend, wish))
-    granted = min(granted, _within_subnets(backend, wish, granted))
-    room = CONDITIONS.room(wish.zone, wish.instance_type)
-    if room is not None and room < wish.least:
-        _sold_out(backend, wish)
-    return granted if room is None else min(granted, room)
+def grant(backend: Any, launch: Launch) -> int:
+    """Return how many instances to launch. Fails the request if that is less than `min_count`."""
+    _check_offering(backend, launch)
+    granted = min(launch.max_count, _within_quota(backend, launch))
+    granted = min(granted, _within_subnets(backend, launch, granted))
+    available = CONDITIONS.capacity(launch.zone, launch.instance_type)
+    if available is not None and available < launch.min_count:
+        _insufficient_capacity(backend, launch)
+    return granted if available is None else min(granted, available)
 
 
-def take(instance: Any) -> None:
-    """The instance has a place in its zone from now on."""
-    zone, kind = instance._place = zone_of(instance), instance.instance_type
-    CONDITIONS.occupy(zone, kind, 1)
+def allocate(instance: Any) -> None:
+    """Use capacity of the zone for an instance."""
+    zone, instance_type = instance._capacity = zone_of(instance), instance.instance_type
+    CONDITIONS.use_capacity(zone, instance_type, 1)
 
 
-def leave(instance: Any) -> None:
-    """The instance gives its place back, if it has one: a launch that failed half way and a stopped one have none."""
-    if _has_place(instance):
-        zone, kind = instance._place
-        instance._place = None
-        CONDITIONS.occupy(zone, kind, -1)
+def release(instance: Any) -> None:
+    """Free the capacity of an instance. No effect for one that has none: stopped, or not completely launched."""
+    if _is_allocated(instance):
+        zone, instance_type = instance._capacity
+        instance._capacity = None
+        CONDITIONS.use_capacity(zone, instance_type, -1)
 
 
-def _has_place(instance: Any) -> bool:
-    return getattr(instance, "_place", None) is not None
+def _is_allocated(instance: Any) -> bool:
+    return getattr(instance, "_capacity", None) is not None
 
 
 def zone_of(instance: Any) -> str:
-    """The zone of the instance's primary interface, which is the instance's; moto may show another."""
+    """Return the zone of the instance's primary interface. moto may show another one for the instance."""
     return str(instance.nics[0].availability_zone)
 
 
-def zone_with_room(backend: Any, instance_type: str, least: int, zones: list[str]) -> str:
-    """The zone that EC2 picks for a request that names none, out of those that have a default subnet."""
+def choose_zone(backend: Any, instance_type: str, min_count: int, zones: list[str]) -> str:
+    """Return the zone for a request that names none, out of those with a default subnet."""
     offered = [zone for zone in zones if zone in catalog.zones(backend.region_name, instance_type)]
-    roomy = [zone for zone in offered if _fits(zone, instance_type, least)]
-    return (roomy or offered or zones)[0]
+    available = [zone for zone in offered if _fits(zone, instance_type, min_count)]
+    return (available or offered or zones)[0]
 
 
 def _fits(zone: str, instance_type: str, count: int) -> bool:
-    room = CONDITIONS.room(zone, instance_type)
-    return room is None or room >= count
+    available = CONDITIONS.capacity(zone, instance_type)
+    return available is None or available >= count
 
 
-def _check_offer(backend: Any, wish: Wish) -> None:
-    offered = catalog.zones(backend.region_name, wish.instance_type)
-    if wish.zone in offered:
+def _check_offering(backend: Any, launch: Launch) -> None:
+    offered = catalog.zones(backend.region_name, launch.instance_type)
+    if launch.zone in offered:
         return
     if not offered:
-        refuse(
+        client_error(
             "Unsupported",
             "The requested configuration is currently not supported. Please check the documentation for supported configurations.",
         )
-    refuse(
+    client_error(
         "Unsupported",
-        f"Your requested instance type ({wish.instance_type}) is not supported in your requested Availability Zone "
-        f"({wish.zone}). Please retry your request by not specifying an Availability Zone or choosing "
+        f"Your requested instance type ({launch.instance_type}) is not supported in your requested Availability Zone "
+        f"({launch.zone}). Please retry your request by not specifying an Availability Zone or choosing "
         f"{', '.join(offered)}.",
     )
 
 
-def _sold_out(backend: Any, wish: Wish) -> NoReturn:
-    if wish.spot:
-        fail("InsufficientInstanceCapacity", "There is no Spot capacity available that matches your request.")
+def _insufficient_capacity(backend: Any, launch: Launch) -> NoReturn:
+    if launch.spot:
+        server_error(
+            "InsufficientInstanceCapacity", "There is no Spot capacity available that matches your request."
+        )
     others = [
         zone
-        for zone in catalog.zones(backend.region_name, wish.instance_type)
-        if zone != wish.zone and _fits(zone, wish.instance_type, wish.least)
+        for zone in catalog.zones(backend.region_name, launch.instance_type)
+        if zone != launch.zone and _fits(zone, launch.instance_type, launch.min_count)
     ]
-    where = f"in the Availability Zone you requested ({wish.zone})" if wish.chosen else "in this region"
+    where = (
+        f"in the Availability Zone you requested ({launch.zone})" if launch.names_zone else "in this region"
+    )
     hint = (
-        f"You can currently get {wish.instance_type} capacity by not specifying an Availability Zone in your request "
+        f"You can currently get {launch.instance_type} capacity by not specifying an Availability Zone in your request "
         f"or choosing {', '.join(others)}."
         if others
         else ""
     )
-    fail(
+    server_error(
         "InsufficientInstanceCapacity",
-        f"We currently do not have sufficient {wish.instance_type} capacity {where}. Our system will be working on "
+        f"We currently do not have sufficient {launch.instance_type} capacity {where}. Our system will be working on "
         f"provisioning additional capacity. {hint}".strip(),
     )
 
 
-def _within_quota(backend: Any, wish: Wish) -> int:
+def _within_quota(backend: Any, launch: Launch) -> int:
     limits = CONDITIONS.read().quota
-    name = catalog.quota(wish.instance_type, spot=wish.spot)
+    name = catalog.quota(launch.instance_type, spot=launch.spot)
     if name not in limits:
-        return wish.most
+        return launch.max_count
     used = sum(
         catalog.vcpus(instance.instance_type)
         for instance in backend.all_instances()
         if _counts(instance)
         and catalog.quota(instance.instance_type, spot=instance.lifecycle == "spot") == name
     )
-    fit = max(0, limits[name] - used) // max(1, catalog.vcpus(wish.instance_type))
-    if fit < wish.least:
-        _over_quota(wish, limits[name])
+    fit = max(0, limits[name] - used) // max(1, catalog.vcpus(launch.instance_type))
+    if fit < launch.min_count:
+        _over_quota(launch, limits[name])
     return fit
 
 
 def _counts(instance: Any) -> bool:
-    """Whether a quota counts the instance; also one that the same request is about to start."""
-    return instance.state in _COUNTED or (instance.state == "stopped" and _has_place(instance))
+    """Return whether the instance counts against a quota; also one that the same request is about to start."""
+    return instance.state in _COUNTED or (instance.state == "stopped" and _is_allocated(instance))
 
 
-def _over_quota(wish: Wish, limit: int) -> NoReturn:
-    if wish.spot:
-        refuse("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
-    refuse(
+def _over_quota(launch: Launch, limit: int) -> NoReturn:
+    if launch.spot:
+        client_error("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+    client_error(
         "VcpuLimitExceeded",
         f"You have requested more vCPU capacity than your current vCPU limit of {limit} allows for the instance "
         "bucket that the specified instance type belongs to. Please visit http://aws.amazon.com/contact-us/ec2-request "
@@ -149,21 +153,21 @@ def _over_quota(wish: Wish, limit: int) -> NoReturn:
     )
 
 
-def _within_subnets(backend: Any, wish: Wish, most: int) -> int:
-    fit = most
-    for subnet_id, each in wish.addresses.items():
+def _within_subnets(backend: Any, launch: Launch, max_count: int) -> int:
+    fit = max_count
+    for subnet_id, each in launch.addresses.items():
         free = backend.get_subnet(subnet_id).available_ip_address_count // each
-        if free < wish.least:
-            addresses.full(subnet_id)
+        if free < launch.min_count:
+            ip_addresses.subnet_full(subnet_id)
         fit = min(fit, free)
     return fit
 
 
 def addresses_of(nics: list[dict[str, Any]], default_subnet: str | None) -> Counter[str]:
-    """How many private addresses one instance with these interfaces takes, by subnet id."""
-    wanted: Counter[str] = Counter()
+    """Return how many private addresses one instance with these interfaces needs, by subnet id."""
+    needed: Counter[str] = Counter()
     for nic in nics or [{}]:
         subnet = nic.get("SubnetId") or default_subnet
         if subnet and not nic.get("NetworkInterfaceId") and nic.get("InterfaceType") != "efa-only":
-            wanted[subnet] += 1
-    return wanted
+            needed[subnet] += 1
+    return needed

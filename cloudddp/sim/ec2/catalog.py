@@ -1,14 +1,11 @@
-"""What the instance types are and where they are offered, read from moto's snapshot of DescribeInstanceTypes.
-
-Pure look-ups; no instance is known here.
-"""
+"""Instance types and where they are offered, from moto's snapshot of DescribeInstanceTypes. Pure look-ups."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any
 
-# The quota an instance type counts against, by the letters its family begins with (AWS's "instance buckets").
+# The quota that an instance type counts against, by the letters of its family.
 _FAMILIES = {
     "g": "g",
     "gr": "g",
@@ -20,11 +17,11 @@ _FAMILIES = {
     "hpc": "other",
 }
 _STANDARD = "acdhimrtz"
-_P5 = ("p5", "p6")  # a spot quota of their own
+_P5 = ("p5", "p6")  # have a spot quota of their own
 
 
 def gpus(instance_type: str) -> list[tuple[str, int]]:
-    """Model and memory (MiB) of each GPU of an instance type; empty where it has none, or part of one."""
+    """Return model and memory (MiB) of each GPU of an instance type; empty if it has none, or a fraction of one."""
     listed = _type(instance_type).get("GpuInfo", {}).get("Gpus", [])
     return [
         (f"{gpu['Manufacturer']} {gpu['Name']}", int(gpu.get("MemoryInfo", {}).get("SizeInMiB", 0)))
@@ -34,12 +31,12 @@ def gpus(instance_type: str) -> list[tuple[str, int]]:
 
 
 def vcpus(instance_type: str) -> int:
-    """The type's vCPUs, in which EC2 counts quotas; 0 for an unknown type."""
+    """Return the type's vCPUs, the unit of EC2's quotas; 0 for an unknown type."""
     return int(_type(instance_type).get("VCpuInfo", {}).get("DefaultVCpus", 0))
 
 
 def quota(instance_type: str, *, spot: bool) -> str:
-    """The quota that an instance of the type counts against; see conditions.QUOTAS."""
+    """Return the quota that an instance of the type counts against; see conditions.model.QUOTAS."""
     family = instance_type.partition(".")[0]
     letters = family[: next((at for at, letter in enumerate(family) if letter.isdigit()), len(family))]
     kind = _FAMILIES.get(letters, "standard" if letters[:1] in _STANDARD else "other")
@@ -49,18 +46,18 @@ def quota(instance_type: str, *, spot: bool) -> str:
 
 
 def network(instance_type: str) -> dict[str, Any]:
-    """NetworkInfo of the type, as DescribeInstanceTypes shows it; empty for an unknown type."""
+    """Return the type's NetworkInfo of DescribeInstanceTypes; empty for an unknown type."""
     return dict(_type(instance_type).get("NetworkInfo", {}))
 
 
 def strategies(instance_type: str) -> list[str]:
-    """The placement strategies the type supports."""
+    """Return the placement strategies that the type supports."""
     return list(_type(instance_type).get("PlacementGroupInfo", {}).get("SupportedStrategies", []))
 
 
 @lru_cache(maxsize=1024)
 def zones(region: str, instance_type: str) -> tuple[str, ...]:
-    """The zones of a region that offer the type, in order."""
+    """Return the zones of a region that offer the type, in order."""
     from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS
 
     offers = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
@@ -68,21 +65,21 @@ def zones(region: str, instance_type: str) -> tuple[str, ...]:
 
 
 def types() -> frozenset[str]:
-    """Every instance type that is known."""
+    """Return all instance types."""
     from moto.ec2.models.instance_types import INSTANCE_TYPES
 
     return frozenset(INSTANCE_TYPES)
 
 
 def all_zones() -> frozenset[str]:
-    """Every zone of every region."""
+    """Return the zones of all regions."""
     from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 
     return frozenset(zone.name for zones in RegionsAndZonesBackend.zones.values() for zone in zones)
 
 
 def actions() -> frozenset[str]:
-    """The actions of the services that cloudddp calls."""
+    """Return the actions of the services that conditions can refer to."""
     from moto.core.utils import get_service_model
 
     return frozenset(

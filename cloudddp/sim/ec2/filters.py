@@ -1,6 +1,6 @@
-"""Filters of DescribeInstances that moto lacks, and wildcards in the values.
+"""Filters of DescribeInstances that moto lacks, and wildcards in their values.
 
-A filter that is not known here answers with an error of EC2's instead of none at all.
+An unknown filter is answered with EC2's error.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
 
-from cloudddp.sim.ec2.patch import refuse, wrap
+from cloudddp.sim.ec2.patch import client_error, wrap
 
-# filter -> attribute of moto's Instance, with dots
+# filter -> attribute path of moto's Instance
 _ATTRIBUTES = {
     "client-token": "client_token",
     "reservation-id": "reservation_id",
@@ -42,7 +42,7 @@ _ATTRIBUTES = {
 
 
 def install() -> None:
-    """Extend the table from which moto filters instances."""
+    """Extend moto's table of instance filters."""
     from moto.ec2 import utils
 
     def extend(original: dict[str, str]) -> dict[str, str]:
@@ -60,13 +60,15 @@ def _passes(original: Callable[..., bool]) -> Callable[..., bool]:
         special = {name: values for name, values in filter_dict.items() if name in _SPECIAL}
         if not all(_matches(_SPECIAL[name](instance), values) for name, values in special.items()):
             return False
-        return all(known(instance, name, values) for name, values in plain.items())
+        return all(moto_passes(instance, name, values) for name, values in plain.items())
 
-    def known(instance: Any, name: str, values: Any) -> bool:
+    def moto_passes(instance: Any, name: str, values: Any) -> bool:
         try:
             return original(instance, {name: values})
-        except NotImplementedError:  # how moto says that it has no such filter
-            refuse("InvalidParameterValue", f"The filter '{name}' is invalid (or unknown to the simulator)")
+        except NotImplementedError:  # moto has no such filter
+            client_error(
+                "InvalidParameterValue", f"The filter '{name}' is invalid (or unknown to the simulator)"
+            )
 
     return passes
 
@@ -84,8 +86,8 @@ _SPECIAL: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _matches(value: Any, wanted: Any) -> bool:
-    """Whether a value, or any of a list of values, is one of those wanted; `*` and `?` as on EC2."""
+def _matches(value: Any, patterns: Any) -> bool:
+    """Return whether a value, or any value of a list, matches one of the patterns (`*` and `?`)."""
     values = value if isinstance(value, list) else [value]
     texts = [str(one).lower() if isinstance(one, bool) else str(one) for one in values if one is not None]
-    return any(fnmatchcase(text, str(pattern)) for text in texts for pattern in wanted)
+    return any(fnmatchcase(text, str(pattern)) for text in texts for pattern in patterns)

@@ -1,7 +1,4 @@
-"""The Deep Learning AMIs, and the SSM parameters that name them, in place of moto's images of 2017.
-
-Teaches moto the data of cloudddp/sim/images.py; knows nothing of instances.
-"""
+"""Adds the images of ami_catalog.py, and the SSM parameters that name them, in place of moto's images of 2017."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from cloudddp.sim.ec2.ami_catalog import IMAGES, OWNER, ROOT_GIB
 from cloudddp.sim.ec2.patch import wrap
-from cloudddp.sim.images import IMAGES, OWNER, ROOT_GIB
 
 BY_ID = {image.image_id: image for image in IMAGES}
 
@@ -19,12 +16,12 @@ _PARAMETERS = "/aws/service/deeplearning"
 
 
 def install() -> None:
-    """Put the images and the parameters into every region."""
-    _offer_images()
-    _offer_parameters()
+    """Add the images and the parameters to every region."""
+    _add_images()
+    _add_parameters()
 
 
-def _offer_images() -> None:
+def _add_images() -> None:
     from moto.ec2.models import amis
 
     def load(self: Any) -> None:
@@ -66,7 +63,7 @@ def _offer_images() -> None:
     wrap(amis.Ami, "block_device_mappings", mappings)
 
 
-def _offer_parameters() -> None:
+def _add_parameters() -> None:
     from moto.core.utils import utcnow
     from moto.ssm import models
 
@@ -76,9 +73,9 @@ def _offer_parameters() -> None:
         @functools.wraps(original)
         def load(self: Any, key: str) -> None:
             original(self, key)
-            asked = str(key or "")
+            prefix = str(key or "")
             loaded = getattr(self, "_deep_learning", False)
-            if loaded or not (asked.startswith(_PARAMETERS) or _PARAMETERS.startswith(asked or "?")):
+            if loaded or not (prefix.startswith(_PARAMETERS) or _PARAMETERS.startswith(prefix or "?")):
                 return
             self._deep_learning = True
             for image in IMAGES:

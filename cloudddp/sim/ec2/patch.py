@@ -1,7 +1,4 @@
-"""How moto is changed: one lock, one way to replace a method, one way to say no.
-
-Knows moto's classes only as things that have attributes, and nothing of EC2's rules.
-"""
+"""Tools for patching moto: one lock, replacing and adding methods, and answering a request with an error."""
 
 from __future__ import annotations
 
@@ -11,39 +8,41 @@ from typing import Any, NoReturn
 from xml.sax.saxutils import escape
 
 LOCK = threading.RLock()
-"""Held by everything that changes instances: moto itself is served by many threads and locks nothing."""
+"""Held by everything that changes instances: moto is served by many threads and has no locks of its own."""
 
 
 def wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace an attribute of moto's by what `make` makes of it. Raises RuntimeError where moto has no such thing."""
+    """Replace an attribute of moto by `make(attribute)`. Raises RuntimeError if moto has no such attribute."""
     if not hasattr(owner, name):
         where = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", repr(owner))
-        raise RuntimeError(f"this moto has no {where}.{name}; the simulator was written for moto 5.2")
+        raise RuntimeError(f"this version of moto has no {where}.{name}; the simulator supports moto 5.2")
     setattr(owner, name, make(getattr(owner, name)))
 
 
 def add(owner: Any, **methods: Any) -> None:
-    """Give moto's class what it lacks. Raises RuntimeError where a newer moto has it already."""
+    """Add missing methods to a class of moto. Raises RuntimeError if a newer moto has one of them."""
     for name, method in methods.items():
         if hasattr(owner, name):
-            raise RuntimeError(f"this moto has {owner.__qualname__}.{name} of its own; leave that to moto")
+            raise RuntimeError(
+                f"this version of moto has {owner.__qualname__}.{name}; remove the simulator's own"
+            )
         setattr(owner, name, method)
 
 
-def shelf(backend: Any, name: str, make: Callable[[], Any]) -> Any:
-    """What a room remembers of one account and region. moto's reset empties it with everything else."""
+def backend_data(backend: Any, name: str, make: Callable[[], Any]) -> Any:
+    """Return data kept with one account and region, created by `make` on first use. moto's reset discards it."""
     return backend.__dict__.setdefault(f"_cloudddp_{name}", make())
 
 
-def refuse(code: str, message: str) -> NoReturn:
-    """Answer the request with an error of the client's (HTTP 400)."""
+def client_error(code: str, message: str) -> NoReturn:
+    """Answer the request with a client error (HTTP 400)."""
     from moto.ec2.exceptions import EC2ClientError
 
     raise EC2ClientError(code, message)
 
 
-def fail(code: str, message: str) -> NoReturn:
-    """Answer the request with an error of AWS's own (HTTP 500), which clients repeat by themselves."""
+def server_error(code: str, message: str) -> NoReturn:
+    """Answer the request with a server error (HTTP 500), which clients retry by themselves."""
     from werkzeug.exceptions import HTTPException
 
     class ServerError(HTTPException):
@@ -56,7 +55,7 @@ def fail(code: str, message: str) -> NoReturn:
 
 
 def xml_error(code: str, message: str, request_id: str = "00000000-0000-4000-8000-000000000000") -> str:
-    """An error as EC2 writes it."""
+    """Return the body of an EC2 error response."""
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f"<Response><Errors><Error><Code>{escape(code)}</Code><Message>{escape(message)}</Message></Error></Errors>"

@@ -1,6 +1,6 @@
-"""Placement groups: the four actions that moto lacks, and what a launch into a group has to obey.
+"""Placement groups: the actions that moto lacks, and the constraints on a launch into a group.
 
-A cluster group is of one zone and of types that support it. How near to each other the nodes are is not simulated.
+A cluster group is confined to one zone, and to instance types that support it. Network distance is not simulated.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from cloudddp.sim.ec2 import catalog
-from cloudddp.sim.ec2.patch import LOCK, add, refuse, shelf
+from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error
 
 _STRATEGIES = ("cluster", "partition", "spread")
-_MOST = 500  # groups per account and region
+_MAX_GROUPS = 500  # per account and region
 
 
 def install() -> None:
@@ -27,17 +27,17 @@ def install() -> None:
 
 
 def check(
-    backend: Any, wanted: dict[str, Any], *, instance_type: str, zone: str, spot: dict[str, Any]
+    backend: Any, request: dict[str, Any], *, instance_type: str, zone: str, spot: dict[str, Any]
 ) -> Any:
-    """The group that a launch (its Placement) names, or None. Refuses what a cluster group does not take."""
-    name = wanted.get("GroupName") or wanted.get("GroupId")
+    """Return the group that a launch's Placement names, or None. Fails the request if the group does not allow it."""
+    name = request.get("GroupName") or request.get("GroupId")
     if not name:
         return None
     group = _find(backend, name)
     if group is None:
-        refuse("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
+        client_error("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
     if group.strategy not in catalog.strategies(instance_type):
-        refuse(
+        client_error(
             "InvalidParameterCombination",
             f"{group.strategy.capitalize()} placement groups are not supported by the '{instance_type}' instance type. "
             "Specify a supported instance type or change the placement group strategy, and try again.",
@@ -49,13 +49,13 @@ def check(
 
 def _check_cluster(backend: Any, group: Any, zone: str, spot: dict[str, Any]) -> None:
     if spot.get("InstanceInterruptionBehavior") in ("stop", "hibernate"):
-        refuse(
+        client_error(
             "InvalidParameterCombination",
             "A Spot Instance that is stopped or hibernated on interruption cannot be launched in a cluster placement group.",
         )
     zones = {instance.placement.zone for instance in _members(backend, group)}
     if zones - {zone}:
-        refuse(
+        client_error(
             "InvalidParameterCombination",
             f"The cluster placement group '{group.group_name}' has instances in {', '.join(sorted(zones))}; "
             f"it cannot span Availability Zones, and {zone} was requested.",
@@ -69,11 +69,11 @@ def join(instance: Any, group: Any) -> None:
 
 
 def _groups(backend: Any) -> dict[str, Any]:
-    return dict(shelf(backend, "placement_groups", dict))
+    return dict(backend_data(backend, "placement_groups", dict))
 
 
 def _find(backend: Any, name: str) -> Any:
-    known = shelf(backend, "placement_groups", dict)
+    known = backend_data(backend, "placement_groups", dict)
     return known.get(name) or next((group for group in known.values() if group.group_id == name), None)
 
 
@@ -92,17 +92,19 @@ def _create(response: Any) -> Any:
     strategy = response._get_param("Strategy", "cluster")
     tags = response._parse_tag_specification("placement-group").get("placement-group", {})
     if not name:
-        refuse("MissingParameter", "The request must contain the parameter groupName")
+        client_error("MissingParameter", "The request must contain the parameter groupName")
     if strategy not in _STRATEGIES:
-        refuse("InvalidParameterValue", f"Value ({strategy}) for parameter strategy is invalid.")
+        client_error("InvalidParameterValue", f"Value ({strategy}) for parameter strategy is invalid.")
     response.error_on_dryrun()
     with LOCK:
-        known = shelf(response.ec2_backend, "placement_groups", dict)
+        known = backend_data(response.ec2_backend, "placement_groups", dict)
         if name in known:
-            refuse("InvalidPlacementGroup.Duplicate", f"The placement group '{name}' already exists.")
-        if len(known) >= _MOST:
-            refuse("PlacementGroupLimitExceeded", "The maximum number of placement groups has been reached.")
-        known[name] = group = _make(
+            client_error("InvalidPlacementGroup.Duplicate", f"The placement group '{name}' already exists.")
+        if len(known) >= _MAX_GROUPS:
+            client_error(
+                "PlacementGroupLimitExceeded", "The maximum number of placement groups has been reached."
+            )
+        known[name] = group = _new_group(
             response.ec2_backend,
             name,
             strategy=strategy,
@@ -113,12 +115,12 @@ def _create(response: Any) -> Any:
     return ActionResult({"PlacementGroup": group})
 
 
-def _make(backend: Any, name: str, *, strategy: str, partitions: int | None, spread: str | None) -> Any:
+def _new_group(backend: Any, name: str, *, strategy: str, partitions: int | None, spread: str | None) -> Any:
     from moto.ec2.models.core import TaggedEC2Resource
     from moto.ec2.utils import random_id
 
     class PlacementGroup(TaggedEC2Resource):
-        """As DescribePlacementGroups shows it; the attributes are also its filters."""
+        """As DescribePlacementGroups shows it; filters refer to the attributes."""
 
         def __init__(self) -> None:
             self.ec2_backend = backend
@@ -139,7 +141,7 @@ def _describe(response: Any) -> Any:
     names = response._get_param("GroupNames", []) + response._get_param("GroupIds", [])
     for name in names:
         if _find(response.ec2_backend, name) is None:
-            refuse("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
+            client_error("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
     groups = [
         group
         for group in _groups(response.ec2_backend).values()
@@ -156,12 +158,12 @@ def _delete(response: Any) -> Any:
     with LOCK:
         group = _find(response.ec2_backend, name)
         if group is None:
-            refuse("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
+            client_error("InvalidPlacementGroup.Unknown", f"The placement group '{name}' is unknown.")
         if _members(response.ec2_backend, group):
-            refuse(
+            client_error(
                 "InvalidPlacementGroup.InUse",
                 f"The placement group '{group.group_name}' is in use and may not be deleted.",
             )
-        del shelf(response.ec2_backend, "placement_groups", dict)[group.group_name]
+        del backend_data(response.ec2_backend, "placement_groups", dict)[group.group_name]
         response.ec2_backend.tags.pop(group.id, None)
     return EmptyResult()

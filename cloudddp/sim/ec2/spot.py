@@ -1,7 +1,4 @@
-"""Spot requests of instances that RunInstances launched on the spot market: shown, cancelled, closed.
-
-Interruptions are ordered elsewhere; `close` says here why a request ended.
-"""
+"""Spot requests of instances that RunInstances launched on the spot market: described, cancelled, closed."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2.patch import LOCK, refuse, wrap
+from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
 
 BY_USER = "instance-terminated-by-user"
 NO_CAPACITY = "instance-terminated-no-capacity"
@@ -24,30 +21,30 @@ _MESSAGES = {
 
 
 def install() -> None:
-    """Give moto's spot requests a life of their own."""
+    """Patch moto's spot requests, which have no state of their own."""
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.spot_requests import SpotInstanceRequest
 
-    wrap(SpotInstanceRequest, "__init__", _link)
+    wrap(SpotInstanceRequest, "__init__", _create)
     wrap(SpotInstanceRequest, "status", lambda _original: property(_status))
     wrap(SpotInstanceRequest, "create_time", lambda _original: property(lambda self: self._created))
-    wrap(SpotInstanceRequest, "get_filter_value", _filters)
+    wrap(SpotInstanceRequest, "get_filter_value", _filter_value)
     wrap(EC2Backend, "describe_spot_instance_requests", _describe)
     wrap(EC2Backend, "cancel_spot_instance_requests", lambda _original: _cancel)
 
 
 def request(instance: Any, options: dict[str, Any], tags: dict[str, dict[str, str]]) -> None:
-    """Make the request that a launched instance fulfils. `options`: the SpotOptions of RunInstances."""
+    """Create the request that a launched instance fulfils. `options`: the SpotOptions of RunInstances."""
     from moto.ec2.models.spot_requests import SpotInstanceRequest
     from moto.ec2.utils import random_spot_request_id
 
     class Fulfilled(SpotInstanceRequest):
-        """moto's, but for an instance there is."""
+        """moto's request, for an existing instance."""
 
         def launch_instance(self) -> Any:
             return instance
 
-    made = Fulfilled(
+    fulfilled = Fulfilled(
         instance.ec2_backend,
         spot_request_id=random_spot_request_id(),
         price=str(options.get("MaxPrice") or ""),
@@ -70,56 +67,60 @@ def request(instance: Any, options: dict[str, Any], tags: dict[str, dict[str, st
         spot_fleet_id=None,
         instance_interruption_behaviour=options.get("InstanceInterruptionBehavior"),
     )
-    instance.ec2_backend.spot_instance_requests[made.id] = made
+    instance.ec2_backend.spot_instance_requests[fulfilled.id] = fulfilled
 
 
 def is_one_time(instance: Any) -> bool:
-    """Whether it is a spot instance that EC2 does not stop, only terminate."""
+    """Return whether this is a spot instance that EC2 terminates but does not stop."""
     if instance.lifecycle != "spot":
         return False
-    made = instance.ec2_backend.spot_instance_requests.get(
-        getattr(instance, "spot_instance_request_id", None)
-    )
-    return made is None or made.type != "persistent"
+    requests = instance.ec2_backend.spot_instance_requests
+    own = requests.get(getattr(instance, "spot_instance_request_id", None))
+    return own is None or own.type != "persistent"
 
 
 def close(instance: Any, code: str = BY_USER) -> None:
-    """Close the instance's request, if it has one that is not closed yet; `code` is the status code to show."""
-    for made in list(instance.ec2_backend.spot_instance_requests.values()):
-        if made.instance is instance and made.state in ("active", "open"):
-            _set(made, "closed", code)
+    """Close the instance's open request, if it has one, with this status code."""
+    for one in list(instance.ec2_backend.spot_instance_requests.values()):
+        if one.instance is instance and one.state in ("active", "open"):
+            _set_state(one, "closed", code)
 
 
-def _set(made: Any, state: str, code: str) -> None:
-    made.state, made._status_code, made.status_message = state, code, _MESSAGES[code]
-    made._updated = datetime.now(UTC)
+def _set_state(spot_request: Any, state: str, code: str) -> None:
+    spot_request.state, spot_request._status_code = state, code
+    spot_request.status_message = _MESSAGES[code]
+    spot_request._updated = datetime.now(UTC)
 
 
-def _link(original: Callable[..., None]) -> Callable[..., None]:
+def _create(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def create(self: Any, *args: Any, **kwargs: Any) -> None:
         self._created = self._updated = datetime.now(UTC)
         original(self, *args, **kwargs)
-        _set(self, "active", "fulfilled")
+        _set_state(self, "active", "fulfilled")
         self.instance.spot_instance_request_id = self.id
 
     return create
 
 
-def _status(made: Any) -> dict[str, Any]:
-    return {"Code": made._status_code, "Message": made.status_message, "UpdateTime": made._updated}
+def _status(spot_request: Any) -> dict[str, Any]:
+    return {
+        "Code": spot_request._status_code,
+        "Message": spot_request.status_message,
+        "UpdateTime": spot_request._updated,
+    }
 
 
-def _filters(original: Callable[..., Any]) -> Callable[..., Any]:
+def _filter_value(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def value(self: Any, filter_name: str, method_name: str | None = None) -> Any:
-        known = {
+        values = {
             "instance-id": self.instance.id,
             "status-code": self._status_code,
             "launch.instance-type": self.instance.instance_type,
             "launched-availability-zone": self.instance.placement.zone,
         }
-        return known[filter_name] if filter_name in known else original(self, filter_name, method_name)
+        return values[filter_name] if filter_name in values else original(self, filter_name, method_name)
 
     return value
 
@@ -127,27 +128,27 @@ def _filters(original: Callable[..., Any]) -> Callable[..., Any]:
 def _describe(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def describe(self: Any, filters: Any = None, spot_instance_ids: list[str] | None = None) -> Any:
-        _check_known(self, spot_instance_ids or [])
+        _check_exist(self, spot_instance_ids or [])
         return original(self, filters=filters, spot_instance_ids=spot_instance_ids)
 
     return describe
 
 
 def _cancel(backend: Any, request_ids: list[str]) -> list[Any]:
-    """moto forgets cancelled requests; EC2 shows them for hours, and leaves the instance running."""
+    """Cancel requests and keep them: moto deletes them, EC2 shows them for hours and leaves the instance running."""
     with LOCK:
-        _check_known(backend, request_ids)
+        _check_exist(backend, request_ids)
         cancelled = [backend.spot_instance_requests[one] for one in request_ids]
-        for made in cancelled:
-            if made.state in ("active", "open"):
-                _set(made, "cancelled", "request-canceled-and-instance-running")
+        for one in cancelled:
+            if one.state in ("active", "open"):
+                _set_state(one, "cancelled", "request-canceled-and-instance-running")
         return cancelled
 
 
-def _check_known(backend: Any, request_ids: list[str]) -> None:
+def _check_exist(backend: Any, request_ids: list[str]) -> None:
     unknown = [one for one in request_ids if one not in backend.spot_instance_requests]
     if unknown:
-        refuse(
+        client_error(
             "InvalidSpotInstanceRequestID.NotFound",
             f"The spot instance request ID '{unknown[0]}' does not exist",
         )

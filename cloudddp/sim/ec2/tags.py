@@ -1,5 +1,7 @@
-"""The tags of one resource, found where they lie. moto looks through every tag of the account for each resource, with a
-pattern for each: an account of some hundred instances then takes seconds to list.
+"""Looks up the tags of one resource directly.
+
+For each resource, moto matches every tag of the account against a pattern, so that listing a few hundred instances
+takes seconds.
 """
 
 from __future__ import annotations

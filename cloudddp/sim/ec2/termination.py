@@ -1,7 +1,4 @@
-"""The end of an instance: nothing of it is left, however often one asks, and it is shown with its reason.
-
-Knows the rooms that gave the instance something, and takes it back.
-"""
+"""Termination of an instance: releases everything it has, once, however often it is requested."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from cloudddp.sim.ec2.patch import LOCK, wrap
 
 
 def install() -> None:
-    """Put the clearing up around moto's termination."""
+    """Patch moto's termination."""
     from moto.ec2.models import EC2Backend
     from moto.ec2.models.instances import Instance
     from moto.ec2.responses._base_response import EC2BaseResponse
@@ -33,7 +30,7 @@ def _terminate(original: Callable[..., Any]) -> Callable[..., Any]:
             previous = original(self)
             interfaces.release(self)
             spot.close(self)
-            capacity.leave(self)
+            capacity.release(self)
             return previous
 
     return terminate
@@ -49,7 +46,7 @@ def _terminate_instances(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _describe(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Answer between changes only: moto sets an instance's state first and its reason later, without a lock."""
+    """Serve Describe calls with LOCK held: moto sets an instance's state first and its reason later."""
 
     @functools.wraps(original)
     def call(self: Any) -> Any:

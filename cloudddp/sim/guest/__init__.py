@@ -1,5 +1,5 @@
-"""What stands in for cloud-init, systemd, sudo and the NVIDIA driver on a namespace node.
+"""Stand-ins for cloud-init, systemd, sudo and the NVIDIA driver on a namespace node.
 
-These files are copied over a node's /usr and run there, by the host's Python with nothing but its standard
-library. They act on the machine that they are on (they end it, at a deadline), so each asks `here` first.
+These files are copied over a node's /usr and run there by the host's Python, with the standard library only. They act
+on the machine that they run on (they power it off at a deadline), so each of them calls `on_node.require` first.
 """

@@ -1,4 +1,4 @@
-"""Log lines of processes that must go on when nobody can take the line: a full disk must not stop a timer."""
+"""Logging for processes that must not fail when a line cannot be written: a full disk must not stop a timer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 
 
-def say(line: str) -> None:
-    """Write one line to stderr; it is lost where it cannot be written."""
+def write(line: str) -> None:
+    """Write one line to stderr. Errors are ignored."""
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode(errors="replace"))

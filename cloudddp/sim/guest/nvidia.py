@@ -1,23 +1,27 @@
-"""nvidia-smi, as far as launchers and health checks ask it; every answer says that it is simulated."""
+"""The command nvidia-smi: the queries that launchers and health checks use. All output says that it is simulated."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-from . import here
+from . import on_node
 
 _VERSION = "simulated"
+_HEADER_UNITS = {
+    "memory.total": " [MiB]", "memory.free": " [MiB]", "memory.used": " [MiB]",
+    "utilization.gpu": " [%]", "power.draw": " [W]",
+}  # fmt: skip
 _NO_DRIVER = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest"
-    " NVIDIA driver is installed and running. (simulated node: its type has no GPU)"
+    " NVIDIA driver is installed and running. (simulated node: the instance type has no GPU)"
 )
 
 
 def main(arguments: list[str]) -> int:
-    """Answer as nvidia-smi would on a machine with the instance type's GPUs; 9 where it has none."""
-    here.require()
-    gpus = list(here.facts().get("gpus", []))
+    """Print what nvidia-smi prints for the GPUs of the instance type. Returns its exit code: 9 without a GPU."""
+    on_node.require()
+    gpus = list(on_node.facts().get("gpus", []))
     if not gpus:
         print(_NO_DRIVER)
         return 9
@@ -25,8 +29,8 @@ def main(arguments: list[str]) -> int:
 
 
 def answer(gpus: list[dict[str, Any]], arguments: list[str]) -> int:
-    """Print what is asked of these GPUs (name, memory_mib, seed); returns the exit code."""
-    options = dict(word.partition("=")[::2] for word in arguments if word.startswith("--"))
+    """Print the answer for these GPUs (name, memory_mib, seed). Returns the exit code."""
+    options = dict(argument.partition("=")[::2] for argument in arguments if argument.startswith("--"))
     if arguments in ([], ["-q"]):
         print(f"NVIDIA-SMI {_VERSION}    Driver Version: {_VERSION}")
         for index, gpu in enumerate(gpus):
@@ -37,17 +41,31 @@ def answer(gpus: list[dict[str, Any]], arguments: list[str]) -> int:
             print(f"GPU {index}: {gpu['name']} (simulated) (UUID: {_uuid(gpu, index)})")
         return 0
     if "--query-gpu" in options:
-        return _query(gpus, _words(options["--query-gpu"]), _words(options.get("--format", "")))
-    print(f"nvidia-smi (simulated): {arguments[0]} is not known here", file=sys.stderr)
+        return _query(gpus, _split(options["--query-gpu"]), _split(options.get("--format", "")))
+    print(f"nvidia-smi (simulated): unsupported: {arguments[0]}", file=sys.stderr)
     return 2
 
 
-def _words(listed: str) -> list[str]:
-    return [word.strip() for word in listed.split(",")]
+def _split(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",")]
 
 
 def _uuid(gpu: dict[str, Any], index: int) -> str:
     return f"GPU-{gpu['seed']:08x}-0000-0000-0000-{index:012x}"
+
+
+def _values(gpus: list[dict[str, Any]], index: int) -> dict[str, tuple[Any, str]]:
+    """Return value and unit of each field of one GPU."""
+    gpu = gpus[index]
+    name, uuid, memory = f"{gpu['name']} (simulated)", _uuid(gpu, index), gpu["memory_mib"]
+    return {
+        "index": (index, ""), "count": (len(gpus), ""), "name": (name, ""), "gpu_name": (name, ""),
+        "uuid": (uuid, ""), "gpu_uuid": (uuid, ""), "pci.bus_id": (f"00000000:{index:02X}:00.0", ""),
+        "memory.total": (memory, "MiB"), "memory.free": (memory, "MiB"), "memory.used": (0, "MiB"),
+        "utilization.gpu": (0, "%"), "utilization.memory": (0, "%"), "temperature.gpu": (30, ""),
+        "power.draw": ("0.00", "W"), "driver_version": (_VERSION, ""), "compute_mode": ("Default", ""),
+        "ecc.errors.uncorrected.volatile.total": (0, ""),
+    }  # fmt: skip
 
 
 def _query(gpus: list[dict[str, Any]], fields: list[str], form: list[str]) -> int:
@@ -55,33 +73,16 @@ def _query(gpus: list[dict[str, Any]], fields: list[str], form: list[str]) -> in
         print('Option "--format" is required to be "csv"', file=sys.stderr)
         return 2
     rows = []
-    for index, gpu in enumerate(gpus):
-        values = {
-            "index": (index, ""), "name": (f"{gpu['name']} (simulated)", ""), "gpu_name": (f"{gpu['name']} (simulated)", ""),
-            "uuid": (_uuid(gpu, index), ""), "gpu_uuid": (_uuid(gpu, index), ""), "count": (len(gpus), ""),
-            "memory.total": (gpu["memory_mib"], "MiB"), "memory.free": (gpu["memory_mib"], "MiB"), "memory.used": (0, "MiB"),
-            "utilization.gpu": (0, "%"), "utilization.memory": (0, "%"), "temperature.gpu": (30, ""),
-            "power.draw": ("0.00", "W"), "driver_version": (_VERSION, ""), "pci.bus_id": (f"00000000:{index:02X}:00.0", ""),
-            "ecc.errors.uncorrected.volatile.total": (0, ""), "compute_mode": ("Default", ""),
-        }  # fmt: skip
+    for index in range(len(gpus)):
+        values = _values(gpus, index)
         unknown = next((name for name in fields if name not in values), None)
         if unknown is not None:
             print(f'Field "{unknown}" is not a valid field to query.')
             return 2
-        chosen = [values[name] for name in fields]
-        rows.append(
-            ", ".join(
-                f"{value} {unit}".strip() if "nounits" not in form else str(value) for value, unit in chosen
-            )
-        )
+        cells = [values[name] for name in fields]
+        with_units = "nounits" not in form
+        rows.append(", ".join(f"{value} {unit if with_units else ''}".strip() for value, unit in cells))
     if "noheader" not in form:
-        units = {
-            "memory.total": " [MiB]",
-            "memory.free": " [MiB]",
-            "memory.used": " [MiB]",
-            "utilization.gpu": " [%]",
-            "power.draw": " [W]",
-        }
-        print(", ".join(name + units.get(name, "") for name in fields))
+        print(", ".join(name + _HEADER_UNITS.get(name, "") for name in fields))
     print("\n".join(rows))
     return 0

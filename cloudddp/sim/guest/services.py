@@ -1,7 +1,4 @@
-"""What is armed and what has run on a node: timers that elapse, services that they or somebody starts.
-
-Knows systemd's words for their states, and where systemd keeps what must outlive a boot. Acts on the node it is on.
-"""
+"""The timers and services of a node, with systemd's states, and its folders for what outlives a boot."""
 
 from __future__ import annotations
 
@@ -10,39 +7,40 @@ import threading
 import time
 from pathlib import Path
 
-from . import children, log, sshd, units
+from . import child_processes, log, sshd, units
 
 STAMPS = Path("/var/lib/systemd/timers")
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_SUB_STATES = {"failed": "failed", "activating": "start", "active": "running"}
 
 
 class Services:
-    """Calls come from threads; `_lock` is held while anything changes."""
+    """Safe to use from any thread: `_lock` is held while anything changes."""
 
     def __init__(self, ssh: sshd.Sshd) -> None:
         self._ssh = ssh
         self.booted = time.time()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._armed: dict[str, tuple[float, float]] = {}  # timer -> when it was started, moments count since
-        self._fired: dict[str, float] = {}
-        self._results: dict[str, str] = {}  # service -> active, inactive, failed, activating
+        self._armed: dict[str, tuple[float, float]] = {}  # timer -> `armed` and `since` of units.elapses
+        self._elapsed: dict[str, float] = {}
+        self._states: dict[str, str] = {}  # service -> active, inactive, failed, activating
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *, wait: bool = True) -> str:
-        """Start a timer or a service; returns '' or what is wrong. `wait`: until a oneshot service has ended."""
+        """Start a timer or a service; with `wait`, wait for a oneshot service. Return an error message or ''."""
         if name in sshd.UNITS:
             return self._ssh.start()
         try:
             unit = units.find(name)
             if unit is None:
                 return f"Unit {name} not found."
-            if unit.disobeyed:
-                log.say(f"{name}: not obeyed on a simulated node: {', '.join(unit.disobeyed)}")
+            if unit.unsupported:
+                log.write(f"{name}: ignored on a simulated node: {', '.join(unit.unsupported)}")
             if name.endswith(".timer"):
                 return self._arm(unit)
-            units.commands(unit)  # raises ValueError before anything has run
+            units.commands(unit)  # raises ValueError before any of them runs
         except ValueError as error:
             return f"Unit {name} has a bad unit file setting: {error}"
         if not wait:
@@ -55,18 +53,18 @@ class Services:
             return self._ssh.stop()
         with self._lock:
             self._armed.pop(name, None)
-            self._results[name] = "inactive"
-            running = self._running.pop(name, None)
-        if running is not None:
-            running.terminate()
+            self._states[name] = "inactive"
+            process = self._running.pop(name, None)
+        if process is not None:
+            process.terminate()
             try:
-                children.wait(running, 3)
+                child_processes.wait(process, 3)
             except subprocess.TimeoutExpired:
-                running.kill()
+                process.kill()
         return ""
 
     def reload(self, name: str) -> str:
-        """Have sshd, and nothing else, read its configuration and keys again; returns '' or what is wrong."""
+        """Reload sshd, the only service that supports it. Return an error message or ''."""
         if name in sshd.UNITS:
             return self._ssh.reload()
         return f"Job type reload is not applicable for unit {name}."
@@ -91,7 +89,7 @@ class Services:
         return ""
 
     def show(self, name: str) -> dict[str, str]:
-        """The properties that launchers ask for, with systemd's own words."""
+        """Return the properties that launchers read, with systemd's values."""
         if name in sshd.UNITS:
             return self._show_ssh()
         try:
@@ -99,18 +97,16 @@ class Services:
         except ValueError:
             unit, bad = None, True
         with self._lock:
-            armed = self._armed.get(name)
-            times = self._times(name)
-            result = self._results.get(name, "inactive")
-        by_calendar, counted = (next(iter(kind), None) for kind in (times.calendar, times.counted))
+            armed = name in self._armed
+            pending = self._pending(name)
+            state = self._states.get(name, "inactive")
+        realtime, monotonic = (next(iter(kind), None) for kind in (pending.realtime, pending.monotonic))
         if name.endswith(".timer"):
-            waiting = by_calendar is not None or counted is not None
-            active, sub = ("active", "waiting" if waiting else "elapsed") if armed else ("inactive", "dead")
-        else:
             active, sub = (
-                result,
-                {"failed": "failed", "activating": "start", "active": "running"}.get(result, "dead"),
+                ("active", "waiting" if pending.all else "elapsed") if armed else ("inactive", "dead")
             )
+        else:
+            active, sub = state, _SUB_STATES.get(state, "dead")
         return {
             "Id": name,
             "LoadState": "loaded" if unit else "bad-setting" if bad else "not-found",
@@ -118,28 +114,28 @@ class Services:
             "SubState": sub,
             "UnitFileState": "" if not unit else "enabled" if self._wanted(name) else "disabled",
             "FragmentPath": str(unit.path) if unit else "",
-            "Result": "exit-code" if result == "failed" else "success",
-            "NextElapseUSecRealtime": _stamp(by_calendar) if by_calendar else "",
-            "NextElapseUSecMonotonic": f"{counted - self.booted:.6f}s" if counted else "infinity",
+            "Result": "exit-code" if state == "failed" else "success",
+            "NextElapseUSecRealtime": _systemd_time(realtime) if realtime else "",
+            "NextElapseUSecMonotonic": f"{monotonic - self.booted:.6f}s" if monotonic else "infinity",
         }
 
     def timers(self) -> list[dict[str, str]]:
         return [self.show(name) for name in sorted(self._armed)]
 
-    def keep_time(self) -> None:
-        """Start what timers name, when they elapse. Never returns, and nothing that goes wrong ends it."""
+    def run_timers(self) -> None:
+        """Start services when their timers elapse, and reap orphans. Never returns, and survives any error."""
         while True:
             try:
                 self._start_next()
-                children.reap()
-            except Exception as error:  # for example no threads or memory: a timer that is due is tried again
-                log.say(f"timers: {error!r}")
+                child_processes.reap()
+            except Exception as error:  # for example no memory for a thread: the timer is tried again
+                log.write(f"timers: {error!r}")
                 time.sleep(1.0)
 
     def _start_next(self) -> None:
-        """Start what is due, or wait for it: a second at most, since the clock may be set, or the machine sleep."""
+        """Start what is due, or wait for it, but at most a second: the clock may be set, or the machine suspended."""
         with self._changed:
-            pending = [(min(found), name) for name in self._armed if (found := self._times(name).all)]
+            pending = [(min(found), name) for name in self._armed if (found := self._pending(name).all)]
             soonest = min(pending, default=None)
             now = time.time()
             if soonest is None or soonest[0] > now:
@@ -147,13 +143,13 @@ class Services:
                 return
         self._elapse(soonest[1])
         with self._lock:
-            self._fired[soonest[1]] = now
+            self._elapsed[soonest[1]] = now
 
-    def start_wanted(self) -> None:
-        """What was enabled, as at every boot."""
+    def start_enabled(self) -> None:
+        """Start the enabled units, as at every boot."""
         for name in sorted({link.name for link in self._wanted("*")}):
             if problem := self.start(name, wait=False):
-                log.say(problem)
+                log.write(problem)
 
     def _show_ssh(self) -> dict[str, str]:
         running = self._ssh.running
@@ -175,32 +171,34 @@ class Services:
         if timer.persistent:
             stamp = STAMPS / f"stamp-{timer.name}"
             try:
-                # As systemd: the stamp of a clock that was ahead says nothing.
+                # As systemd does: a stamp in the future, of a clock that was ahead, is ignored.
                 since = min(stamp.stat().st_mtime, now)
             except OSError:
                 _touch(stamp)
         units.elapses(
             timer, booted=self.booted, armed=now, since=since
-        )  # raises ValueError for what it cannot read
+        )  # raises ValueError before it is armed
         with self._changed:
             self._armed[timer.name] = (now, since)
-            self._fired.pop(timer.name, None)
+            self._elapsed.pop(timer.name, None)
             self._changed.notify_all()
         return ""
 
-    def _times(self, name: str) -> units.Times:
-        """What is still to come of an armed timer. A file that was spoiled since, or taken away, has no times."""
+    def _pending(self, name: str) -> units.Elapses:
+        """When an armed timer will elapse. A file that has become invalid, or was removed, never elapses."""
         try:
             unit = units.find(name)
             if unit is None or name not in self._armed:
-                return units.Times((), ())
+                return units.Elapses((), ())
             armed, since = self._armed[name]
             found = units.elapses(unit, booted=self.booted, armed=armed, since=since)
         except ValueError as error:
-            log.say(str(error))
-            return units.Times((), ())
-        after = self._fired.get(name, 0.0)
-        return units.Times(*([at for at in kind if at > after] for kind in (found.calendar, found.counted)))
+            log.write(str(error))
+            return units.Elapses((), ())
+        last = self._elapsed.get(name, 0.0)
+        return units.Elapses(
+            *([at for at in kind if at > last] for kind in (found.realtime, found.monotonic))
+        )
 
     def _elapse(self, name: str) -> None:
         try:
@@ -209,59 +207,59 @@ class Services:
             return
         if unit is None:
             return
-        log.say(f"{unit.name} elapsed: starting {unit.service}")
+        log.write(f"{unit.name} elapsed: starting {unit.service}")
         if unit.persistent:
             _touch(STAMPS / f"stamp-{name}")
         if problem := self.start(unit.service, wait=False):
-            log.say(problem)
+            log.write(problem)
 
     def _run(self, service: units.Unit) -> str:
-        self._say(service, "activating" if service.oneshot else "active")
-        result = "inactive"
-        for argv, forgiven in units.commands(service):
+        self._set_state(service, "activating" if service.oneshot else "active")
+        state = "inactive"
+        for argv, ignore_failure in units.commands(service):
             try:
-                running = children.start(argv, stdin=subprocess.DEVNULL, env=_ENVIRONMENT, cwd="/")
+                process = child_processes.start(argv, stdin=subprocess.DEVNULL, env=_ENVIRONMENT, cwd="/")
             except OSError as error:
-                log.say(f"{service.name}: {error}")
-                if not forgiven:
-                    result = "failed"
+                log.write(f"{service.name}: {error}")
+                if not ignore_failure:
+                    state = "failed"
                     break
                 continue
             with self._lock:
-                self._running[service.name] = running
+                self._running[service.name] = process
             if not service.oneshot:
-                threading.Thread(target=self._watch, args=(service, running), daemon=True).start()
+                threading.Thread(target=self._watch, args=(service, process), daemon=True).start()
                 return ""
-            if children.wait(running) and not forgiven:
-                result = "failed"
+            if child_processes.wait(process) and not ignore_failure:
+                state = "failed"
                 break
         with self._lock:
             self._running.pop(service.name, None)
-        self._say(service, "active" if result == "inactive" and service.stays else result)
-        return f"Job for {service.name} failed." if result == "failed" else ""
+        self._set_state(service, "active" if state == "inactive" and service.remains_after_exit else state)
+        return f"Job for {service.name} failed." if state == "failed" else ""
 
-    def _watch(self, service: units.Unit, running: subprocess.Popen[bytes]) -> None:
-        code = children.wait(running)
+    def _watch(self, service: units.Unit, process: subprocess.Popen[bytes]) -> None:
+        code = child_processes.wait(process)
         with self._lock:
-            if self._running.get(service.name) is not running:
+            if self._running.get(service.name) is not process:
                 return  # stopped, or started again since
             del self._running[service.name]
-        self._say(service, "failed" if code else "inactive")
+        self._set_state(service, "failed" if code else "inactive")
 
-    def _say(self, service: units.Unit, state: str) -> None:
+    def _set_state(self, service: units.Unit, state: str) -> None:
         with self._lock:
-            self._results[service.name] = state
+            self._states[service.name] = state
 
 
 def _touch(stamp: Path) -> None:
     try:
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
-    except OSError as error:  # a full disk; the timer counts from now
-        log.say(f"{stamp.name}: {error}")
+    except OSError as error:  # for example a full disk; the timer counts from now
+        log.write(f"{stamp.name}: {error}")
 
 
-def _stamp(at: float) -> str:
+def _systemd_time(at: float) -> str:
     # Not strftime's %a: systemd prints English whatever the locale.
     day = time.gmtime(at)
     return f"{_DAYS[day.tm_wday]} {time.strftime('%Y-%m-%d %H:%M:%S', day)} UTC"

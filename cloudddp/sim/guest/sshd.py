@@ -1,7 +1,7 @@
-"""The node's SSH server, which can be stopped, started and killed without affecting the rest of the node.
+"""The node's OpenSSH server, which can be stopped, started and killed without affecting the rest of the node.
 
-A process of its own starts it: where an ordinary user made the lab, sshd is in a user namespace below that of pid 1,
-which pid 1 itself may not enter once it is confined.
+A separate process starts it: in the lab of an ordinary user, sshd runs in a user namespace below that of pid 1, which
+the seccomp filter of pid 1 does not let it create.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from collections.abc import Callable
 from pathlib import Path
 
 UNITS = ("ssh.service", "sshd.service")
-_PROGRAM = ("/usr/sbin/sshd", "-D", "-e")
-_END_SECONDS = 3.0
-_LONGEST_WORD = 2000
+_COMMAND = ("/usr/sbin/sshd", "-D", "-e")
+_STOP_SECONDS = 3.0
+_MAX_MESSAGE = 2000  # bytes of an error
 
 
 class Sshd:
     """Create it while the process has one thread. `prepare` runs first in the process that starts sshd; `redirect`
-    runs in sshd's own process, before exec, and opens its log.
+    runs in sshd's own process before exec, and opens its log.
     """
 
     def __init__(self, *, prepare: Callable[[], None], redirect: Callable[[], None]) -> None:
         self._lock = threading.Lock()
-        self._process = -1  # a pidfd: its pid may be another's after its end
-        orders, self._orders = os.pipe()
-        self._answers, answers = os.pipe()
+        self._process = -1  # a pidfd: the pid may be reused
+        requests, self._requests = os.pipe()
+        self._replies, replies = os.pipe()
         if os.fork() == 0:
-            _run_starter(orders, answers, prepare, redirect)
-        os.close(orders)
-        os.close(answers)
+            _run_starter(requests, replies, prepare, redirect)
+        os.close(requests)
+        os.close(replies)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What must stay open."""
-        return (self._orders, self._answers, self._process)
+        """Descriptors that must stay open."""
+        return (self._requests, self._replies, self._process)
 
     @property
     def running(self) -> bool:
         return self._process >= 0 and not select.select([self._process], [], [], 0)[0]
 
     def await_ready(self) -> None:
-        """Return when the other process has prepared itself. Raises RuntimeError saying why it cannot."""
-        if (said := os.read(self._answers, _LONGEST_WORD)) != b"ready":
-            raise RuntimeError(said.decode(errors="replace"))
+        """Return when the starter process has run `prepare`. Raises RuntimeError with its error."""
+        if (reply := os.read(self._replies, _MAX_MESSAGE)) != b"ready":
+            raise RuntimeError(reply.decode(errors="replace"))
 
     def start(self) -> str:
-        """Start it, unless it runs; returns '' or what is wrong."""
+        """Start sshd unless it is running. Return an error message or ''."""
         with self._lock:
             if self.running:
                 return ""
             try:
-                os.write(self._orders, b"\n")
-                pid = os.read(self._answers, _LONGEST_WORD)
+                os.write(self._requests, b"\n")
+                pid = os.read(self._replies, _MAX_MESSAGE)
                 process = os.pidfd_open(int(pid))
             except (OSError, ValueError):
                 return "Job for ssh.service failed."
@@ -65,12 +65,12 @@ class Sshd:
         return ""
 
     def stop(self) -> str:
-        """End it; sessions go on, as with Debian's KillMode=process."""
+        """Stop sshd. Sessions continue, as with Debian's KillMode=process."""
         with self._lock:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if self.running:
                     self._send(number)
-                    select.select([self._process], [], [], _END_SECONDS)
+                    select.select([self._process], [], [], _STOP_SECONDS)
         return ""
 
     def reload(self) -> str:
@@ -88,33 +88,33 @@ class Sshd:
 
 
 def _run_starter(
-    orders: int, answers: int, prepare: Callable[[], None], redirect: Callable[[], None]
+    requests: int, replies: int, prepare: Callable[[], None], redirect: Callable[[], None]
 ) -> None:
-    """Be the process that starts sshd, once for each byte in `orders`; never returns."""
+    """Start sshd once for each byte in `requests`. Never returns."""
     try:
         Path("/proc/self/comm").write_text("ssh-starter")
         prepare()
-        os.write(answers, b"ready")
-        while os.read(orders, 1):
-            between = os.fork()  # so that sshd becomes a child of pid 1, which reaps it
-            if between == 0:
+        os.write(replies, b"ready")
+        while os.read(requests, 1):
+            intermediate = os.fork()  # so that sshd becomes a child of pid 1, which reaps it
+            if intermediate == 0:
                 if os.fork() == 0:
-                    _exec_sshd(answers, redirect)
+                    _exec_sshd(replies, redirect)
                 os._exit(0)
-            os.waitpid(between, 0)
+            os.waitpid(intermediate, 0)
     except Exception as error:
-        os.write(answers, str(error).encode(errors="replace")[:_LONGEST_WORD] or b"?")
+        os.write(replies, str(error).encode(errors="replace")[:_MAX_MESSAGE] or b"?")
     finally:
         os._exit(1)
 
 
-def _exec_sshd(answers: int, redirect: Callable[[], None]) -> None:
+def _exec_sshd(replies: int, redirect: Callable[[], None]) -> None:
     try:
         os.setsid()
         os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
         redirect()
-        os.write(answers, str(os.getpid()).encode())
+        os.write(replies, str(os.getpid()).encode())
         os.closerange(3, 256)
-        os.execv(_PROGRAM[0], _PROGRAM)  # noqa: S606
+        os.execv(_COMMAND[0], _COMMAND)  # noqa: S606
     finally:
         os._exit(1)

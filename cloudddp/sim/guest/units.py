@@ -1,7 +1,4 @@
-"""Unit files: the timers and services that launchers write, read as systemd would read those parts of them.
-
-Knows the text of units and the arithmetic of their times, and runs nothing.
-"""
+"""Unit files: parses the parts of timers and services that launchers use, as systemd does. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ FOLDERS = (Path("/etc/systemd/system"), Path("/run/systemd/system"))
 _NAME = re.compile(r"[\w@:.\\-]+\.(?:service|timer)")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]*)\s*")
 _MOMENT = re.compile(r"(\d{4})-(\d\d?)-(\d\d?)[ T](\d\d?):(\d\d?)(?::(\d\d?))? UTC")
-_YES = ("true", "yes", "1", "on")
+_TRUE = ("true", "yes", "1", "on")
 _UNITS = {
     **dict.fromkeys(("us", "usec", "µs"), 1e-6), **dict.fromkeys(("ms", "msec"), 1e-3),
     **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
@@ -24,19 +21,24 @@ _UNITS = {
     **dict.fromkeys(("h", "hr", "hour", "hours"), 3600.0),
     **dict.fromkeys(("d", "day", "days"), 86400.0), **dict.fromkeys(("w", "week", "weeks"), 604800.0),
 }  # fmt: skip
-# Obeyed, or without a meaning on a simulated node: nothing here is ordered, and nobody reads descriptions.
-_KNOWN = {
+# Supported, or without effect on a simulated node, where units are not ordered.
+_SUPPORTED = {
     "Unit.Description", "Unit.Documentation", "Unit.DefaultDependencies", "Unit.After", "Unit.Before", "Unit.Wants",
     "Timer.OnCalendar", "Timer.OnBootSec", "Timer.OnActiveSec", "Timer.Persistent", "Timer.AccuracySec",
     "Timer.Unit", "Service.Type", "Service.ExecStart", "Service.RemainAfterExit", "Service.StandardOutput",
     "Service.StandardError", "Install.WantedBy",
 }  # fmt: skip
-_TRIGGERS = {"Timer.OnStartupSec", "Timer.OnUnitActiveSec", "Timer.OnUnitInactiveSec", "Timer.OnClockChange"}
+_UNSUPPORTED_TRIGGERS = {
+    "Timer.OnStartupSec",
+    "Timer.OnUnitActiveSec",
+    "Timer.OnUnitInactiveSec",
+    "Timer.OnClockChange",
+}
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit file: every assignment, in order; a key that is given empty forgets what came before."""
+    """One unit file: every assignment, in order. An empty assignment resets the key."""
 
     name: str
     values: dict[str, list[str]] = field(default_factory=dict)
@@ -50,32 +52,32 @@ class Unit:
 
     @property
     def service(self) -> str:
-        """What a timer starts."""
+        """The service that a timer starts."""
         return self.last("Timer.Unit", self.name.removesuffix(".timer") + ".service")
 
     @property
     def persistent(self) -> bool:
-        """Whether a moment that passed while the machine was down counts."""
-        return self.last("Timer.Persistent").lower() in _YES
+        """Whether a time that passed while the machine was down triggers the timer."""
+        return self.last("Timer.Persistent").lower() in _TRUE
 
     @property
     def oneshot(self) -> bool:
-        """Whether the service is started only when its commands have ended. Without Type=, systemd takes `simple`."""
+        """Whether starting the service waits for its commands to end. systemd's default is `simple`."""
         return self.last("Service.Type", "simple") == "oneshot"
 
     @property
-    def stays(self) -> bool:
-        """Whether a oneshot service is active after its commands have ended."""
-        return self.last("Service.RemainAfterExit").lower() in _YES
+    def remains_after_exit(self) -> bool:
+        """Whether a oneshot service stays active after its commands have ended."""
+        return self.last("Service.RemainAfterExit").lower() in _TRUE
 
     @property
-    def disobeyed(self) -> list[str]:
-        """What the unit asks for and does not get on a simulated node."""
-        return sorted(key.partition(".")[2] for key in set(self.values) - _KNOWN)
+    def unsupported(self) -> list[str]:
+        """The settings of the unit that a simulated node ignores."""
+        return sorted(key.partition(".")[2] for key in set(self.values) - _SUPPORTED)
 
 
 def find(name: str) -> Unit | None:
-    """The unit of that name, or None. Raises ValueError for a file that is no unit."""
+    """Return the unit with that name, or None. Raises ValueError for a file that is no valid unit."""
     if not _NAME.fullmatch(name):
         return None
     for folder in FOLDERS:
@@ -87,7 +89,7 @@ def find(name: str) -> Unit | None:
 
 
 def parse(name: str, text: str, path: Path | None = None) -> Unit:
-    """The unit that a file's text describes. Raises ValueError for a line that is no assignment."""
+    """Parse the text of a unit file. Raises ValueError for a line that is no assignment."""
     unit, section = Unit(name, path=path), ""
     for number, raw in enumerate(text.replace("\\\n", " ").splitlines(), 1):
         line = raw.strip()
@@ -99,64 +101,63 @@ def parse(name: str, text: str, path: Path | None = None) -> Unit:
         key, equals, value = (part.strip() for part in line.partition("="))
         if not equals or not section:
             raise ValueError(f"{name}: line {number} is no assignment")
-        kept = unit.values.setdefault(f"{section}.{key}", [])
+        values = unit.values.setdefault(f"{section}.{key}", [])
         if value:
-            kept.append(value)
+            values.append(value)
         else:
-            kept.clear()
+            values.clear()
     return unit
 
 
 def seconds(span: str) -> float:
-    """A time span, as in systemd.time(7). Raises ValueError."""
+    """Parse a time span, see systemd.time(7). Raises ValueError."""
     parts = _SPAN.findall(span.strip())
     if not parts or _SPAN.sub("", span.strip()) or any(unit not in _UNITS for _, unit in parts):
-        raise ValueError(f"no time span that is known here: {span!r}")
+        raise ValueError(f"unsupported time span {span!r}")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-def moment(calendar: str) -> float:
-    """The one moment that an absolute OnCalendar= names, as seconds since the epoch. Raises ValueError for others."""
+def timestamp(calendar: str) -> float:
+    """Return the time of an absolute OnCalendar= in seconds since the epoch. Raises ValueError for other forms."""
     found = _MOMENT.fullmatch(calendar.strip())
     if found is None:
-        raise ValueError(f"only `YYYY-MM-DD HH:MM:SS UTC` is known here: {calendar!r}")
+        raise ValueError(f"unsupported OnCalendar= {calendar!r}: expected `YYYY-MM-DD HH:MM:SS UTC`")
     year, month, day, hour, minute, second = (int(number or 0) for number in found.groups())
     return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
 
 
 @dataclass(frozen=True)
-class Times:
-    """When a timer fires, as seconds since the epoch: by the calendar, and by a clock that counts from a start."""
+class Elapses:
+    """When a timer elapses, in seconds since the epoch: by the calendar, and relative to a start (monotonic)."""
 
-    calendar: Sequence[float]
-    counted: Sequence[float]
+    realtime: Sequence[float]
+    monotonic: Sequence[float]
 
     @property
     def all(self) -> list[float]:
-        return sorted((*self.calendar, *self.counted))
+        return sorted((*self.realtime, *self.monotonic))
 
 
-def elapses(timer: Unit, *, booted: float, armed: float, since: float) -> Times:
-    """When the timer fires. `booted`, `armed` (when it was started) and `since` are seconds since the epoch.
+def elapses(timer: Unit, *, booted: float, armed: float, since: float) -> Elapses:
+    """Return when the timer elapses. `booted`, `armed` (its start) and `since` are seconds since the epoch.
 
-    A moment of the calendar that is before `since` never comes any more: that is the timer's start or, for a
-    persistent one, the time of its stamp, which is made when the timer is started for the first time ever. So a
-    moment that has passed at the first start is missed, and one that passed during a stop is made up for.
-    Raises ValueError for a time that is not known here.
+    Calendar times before `since` are skipped. That is the timer's start or, for a persistent timer, the time of its
+    stamp file, which is created when the timer is started for the first time. So a time that has passed at the first
+    start is missed, and one that passed while the machine was down is made up for. Raises ValueError.
     """
-    unknown = sorted(_TRIGGERS & set(timer.values))
-    if unknown:
-        raise ValueError(f"{timer.name}: {', '.join(unknown)} not known here")
-    calendar = [max(at, armed) for at in map(moment, timer.get("Timer.OnCalendar")) if at >= since]
-    counted = [max(booted + seconds(span), armed) for span in timer.get("Timer.OnBootSec")]
-    counted += [armed + seconds(span) for span in timer.get("Timer.OnActiveSec")]
-    if not (timer.get("Timer.OnCalendar") or counted):
-        raise ValueError(f"{timer.name} has no time to elapse at")
-    return Times(sorted(calendar), sorted(counted))
+    unsupported = sorted(_UNSUPPORTED_TRIGGERS & set(timer.values))
+    if unsupported:
+        raise ValueError(f"{timer.name}: {', '.join(unsupported)} not supported")
+    realtime = [max(at, armed) for at in map(timestamp, timer.get("Timer.OnCalendar")) if at >= since]
+    monotonic = [max(booted + seconds(span), armed) for span in timer.get("Timer.OnBootSec")]
+    monotonic += [armed + seconds(span) for span in timer.get("Timer.OnActiveSec")]
+    if not (timer.get("Timer.OnCalendar") or monotonic):
+        raise ValueError(f"{timer.name} never elapses")
+    return Elapses(sorted(realtime), sorted(monotonic))
 
 
 def commands(service: Unit) -> list[tuple[list[str], bool]]:
-    """Each ExecStart= as words, and whether its failure is forgiven ('-'). Raises ValueError."""
+    """Return the argv of each ExecStart=, and whether its failure is ignored ('-'). Raises ValueError."""
     found = []
     for line in service.get("Service.ExecStart"):
         words = shlex.split(line)

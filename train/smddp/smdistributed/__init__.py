@@ -1,6 +1,6 @@
 """The name under which SageMaker's libraries are imported; found only where `train/smddp` is on the path.
 
-Holds nothing. It must not hide a real installation further down the path: what is missing here is looked for there.
+Empty, and extends its path so that a real installation further down the path is still found.
 """
 
 from pkgutil import extend_path

@@ -1,6 +1,6 @@
 """SageMaker's distributed data parallel library, version 1, for PyTorch only.
 
-Holds nothing. It must not hide a real installation further down the path: what is missing here is looked for there.
+Empty, and extends its path so that a real installation further down the path is still found.
 """
 
 from pkgutil import extend_path

@@ -1,7 +1,7 @@
-"""The PyTorch side: what SageMaker's guide names without a module.
+"""The PyTorch side of the library.
 
-It must not hide `torch_smddp`, the backend of a real installation further down the path, which is found through
-this package's extended path; nor import anything but torch, since scripts bring it along on its own.
+Its path is extended so that `torch_smddp`, the backend of a real installation further down the path, is still found.
+Imports nothing but torch, which every script brings along.
 """
 
 from pkgutil import extend_path

@@ -1,7 +1,6 @@
-"""How a process joins its job and leaves it: backend, GPU, the end.
+"""Joins and leaves the process group: backend, GPU, and the end of the process.
 
-It must not know the interface that scripts see: that is distributed.py. SageMaker's interface has no call that
-leaves, so the end is arranged here.
+SageMaker's interface has no call that leaves the job, so leaving happens at exit.
 """
 
 from __future__ import annotations
@@ -18,38 +17,36 @@ import torch
 import torch.distributed as dist
 
 REAL_BACKEND = "smdistributed.dataparallel.torch.torch_smddp"
-GRACE = 10.0  # seconds for which a rank that is done waits for the others, so that it tears down nothing they read
-_JOINED = (
-    "SMDDP_JOINED"  # environment variable: which rank this process, or the one that started it, has become
-)
+GRACE = 10.0  # seconds that a finished rank waits for the others before it closes its connections
+_JOINED = "SMDDP_JOINED"  # environment variable: the rank that this process, or its parent, has joined as
 
 
-def started() -> bool:
-    """Whether the environment says which rank of which job this is, as under torchrun."""
+def is_started() -> bool:
+    """Return whether the environment sets the rank of this process, as torchrun does."""
     return dist.is_available() and "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def joined() -> bool:
-    """Whether this process has a process group."""
+def is_joined() -> bool:
+    """Return whether this process has a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def join(backend: str | None, *args: Any, **kwargs: Any) -> None:
     """Join the job. `args` and `kwargs` are those of torch.distributed.init_process_group after `backend`.
 
-    Raises RuntimeError where nothing says which rank this is. Does nothing in a process that a rank started and that
-    inherits the rank's environment: a data-loading worker that imports the script anew must not become the rank.
+    Raises RuntimeError if the rank of this process is unknown. Does nothing in a child process of a rank, which
+    inherits the rank's environment: a data-loading worker that imports the script again must not join as the rank.
     """
-    if not (args or kwargs.keys() & {"init_method", "store", "rank"} or started()):
+    if not (args or kwargs.keys() & {"init_method", "store", "rank"} or is_started()):
         raise RuntimeError(
             "this is not a distributed job: RANK and WORLD_SIZE are not set. Start the script with "
-            "`torchrun --nproc-per-node=gpu SCRIPT`, or call init_process_group() only where is_available() is True"
+            "`torchrun --nproc-per-node=gpu SCRIPT`, or call init_process_group() only if is_available() is True"
         )
     identity = ":".join(os.environ.get(name, "") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
-    if os.environ.get(_JOINED, "").startswith(f"{identity} ") and not _joined_here():
+    if os.environ.get(_JOINED, "").startswith(f"{identity} ") and not _joined_by_this_process():
         return
-    chosen = pick_backend() if backend in (None, "smddp") else backend
-    device = pin()
+    chosen = select_backend() if backend in (None, "smddp") else backend
+    device = select_gpu()
     if chosen == "nccl" and device is not None:
         kwargs.setdefault("device_id", device)
     dist.init_process_group(chosen, *args, **kwargs)
@@ -58,26 +55,24 @@ def join(backend: str | None, *args: Any, **kwargs: Any) -> None:
     atexit.register(leave)
 
 
-def pick_backend() -> str:
-    """The backend's name: `smddp` where a real installation's backend can be imported, else `nccl` where there is a
-    GPU, else `gloo`. An installation that cannot be imported is warned of."""
+def select_backend() -> str:
+    """Return `smddp` if the backend of a real installation can be imported, else `nccl` if there is a GPU, else
+    `gloo`. Warns about an installation that cannot be imported."""
     try:
         importlib.import_module(REAL_BACKEND)
     except ImportError as error:
         if error.name != REAL_BACKEND:
-            warnings.warn(
-                f"backend smddp is left alone, because it cannot be imported: {error}", stacklevel=4
-            )
+            warnings.warn(f"backend smddp is not used because it cannot be imported: {error}", stacklevel=4)
     else:
         return "smddp"
     return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
 
 
-def pin() -> torch.device | None:
-    """Make this rank's GPU the current one, and return it; None where there is none of that number.
+def select_gpu() -> torch.device | None:
+    """Make this rank's GPU the current device and return it; None if it has none.
 
-    Scripts wrap their model before they call torch.cuda.set_device, as the guide's sample does; without this all
-    ranks of a node would meet on GPU 0, which NCCL refuses.
+    Scripts may wrap their model before they call torch.cuda.set_device; without this all ranks of a node would use
+    GPU 0, which NCCL refuses.
     """
     if not torch.cuda.is_available():
         return None
@@ -90,19 +85,22 @@ def pin() -> torch.device | None:
 
 
 def leave() -> None:
-    """At the end of the process: wait a moment for the other ranks, then drop the connections.
+    """Wait briefly for the other ranks at the end of the process, then close the connections.
 
-    After an exception it does neither: the others must learn of it at once, and they do when the connections break.
+    After an exception it does neither: the others must notice at once, and they do when the connections break.
     """
-    if not joined() or getattr(sys, "last_value", None) is not None:
+    if not is_joined() or getattr(sys, "last_value", None) is not None:
         return
-    if _all_done():
+    if _all_ranks_done():
         dist.destroy_process_group()
 
 
-def _all_done() -> bool:
-    """Whether every rank has come this far within the grace. Asked through the store, not by a collective
-    operation: a rank that ends early by sys.exit must not take part in one that the others never start."""
+def _all_ranks_done() -> bool:
+    """Return whether every rank reaches this point within the grace period.
+
+    Through the store, not by a collective: a rank that exits early with sys.exit must not take part in a collective
+    that the others never start.
+    """
     store = dist.distributed_c10d._get_default_store()
     deadline = time.monotonic() + GRACE
     try:
@@ -110,10 +108,10 @@ def _all_done() -> bool:
         while done < dist.get_world_size() and time.monotonic() < deadline:
             time.sleep(0.02)
             done = store.add("smddp/done", 0)
-    except RuntimeError:  # the process that holds the store has gone
+    except RuntimeError:  # the process that hosts the store has exited
         return False
     return bool(done >= dist.get_world_size())
 
 
-def _joined_here() -> bool:
+def _joined_by_this_process() -> bool:
     return os.environ[_JOINED].endswith(f" {os.getpid()}")

@@ -1,8 +1,7 @@
-"""`smdistributed.dataparallel.torch.distributed`: SageMaker's version 1 calls, over torch.distributed.
+"""`smdistributed.dataparallel.torch.distributed`: the calls of SageMaker's version 1, over torch.distributed.
 
-Names, orders and defaults of parameters are those of SageMaker's guide, so that scripts written for it run as they
-are. It must not know how a process joins its job (_job.py), and imports nothing but torch. docs/smddp.md says where
-it departs from the guide.
+Names, order and defaults of the parameters are SageMaker's, so that scripts written for it run unchanged. Imports
+nothing but torch. docs/smddp.md lists the differences from SageMaker's guide.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ __all__ = [
 
 
 class group(enum.Enum):  # noqa: N801  the name that scripts use
-    """The process groups there are: all ranks of the job, and no other."""
+    """The available process groups: only the one of all ranks."""
 
     WORLD = "WORLD"
 
 
 class ReduceOp(enum.Enum):
-    """How all_reduce combines the tensors of the ranks."""
+    """The operations of all_reduce."""
 
     AVERAGE = "AVERAGE"
     SUM = "SUM"
@@ -59,21 +58,21 @@ _OPS = {
 }
 
 
-class _Average:
-    """The handle of an asynchronous average: a sum that is divided once it has been waited for."""
+class _AverageWork:
+    """The work handle of an asynchronous average: a sum that is divided once the caller has waited for it."""
 
     def __init__(self, work: Any, divide: Callable[[], object]) -> None:
         self._work = work
         self._divide: Callable[[], object] | None = divide
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until the tensor holds the average. Returns True; raises as the handle of torch.distributed does."""
+        """Wait until the tensor holds the average. Returns True; raises what torch.distributed's handle raises."""
         done = bool(self._work.wait() if timeout is None else self._work.wait(timeout))
         self._finish()
         return done
 
     def is_completed(self) -> bool:
-        """Whether the tensor holds the average."""
+        """Return whether the tensor holds the average."""
         if not self._work.is_completed():
             return False
         self._finish()
@@ -86,16 +85,16 @@ class _Average:
 
 
 def is_available() -> bool:
-    """Whether the script was started as a distributed job, as by torchrun: RANK and WORLD_SIZE are set."""
-    return _job.started() or _job.joined()
+    """Return whether the script was started as a distributed job, for example by torchrun: RANK and WORLD_SIZE are set."""
+    return _job.is_started() or _job.is_joined()
 
 
 def init_process_group(*args: Any, **kwargs: Any) -> None:
-    """Join the job; to be called before anything else but is_available() and is_initialized().
+    """Join the job. Call it before anything else except is_available() and is_initialized().
 
-    Nothing needs to be given. What is given goes to torch.distributed.init_process_group, with two exceptions:
-    `backend` None or "smddp" means the best one here (smddp, nccl, gloo, in this order), and `group` may be WORLD.
-    Raises RuntimeError where the script was not started as a distributed job, ValueError for another group.
+    All arguments are optional. They are passed to torch.distributed.init_process_group, with two exceptions: `backend`
+    None or "smddp" selects the best available one (smddp, nccl, gloo, in this order), and `group` may be WORLD.
+    Raises RuntimeError if the script was not started as a distributed job, ValueError for another group.
     """
     check_group(kwargs.pop("group", None))
     backend = args[0] if args else kwargs.pop("backend", None)
@@ -103,25 +102,25 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined its job."""
-    return _job.joined()
+    """Return whether this process has joined its job."""
+    return _job.is_joined()
 
 
 def get_world_size(group: object = group.WORLD) -> int:
-    """The number of ranks in the job, over all nodes."""
-    check(group)
-    return _torch.get_world_size()
+    """Return the number of ranks in the job, over all nodes."""
+    check_call(group)
+    return int(_torch.get_world_size())
 
 
 def get_rank(group: object = group.WORLD) -> int:
-    """The number of this process among all of the job, from 0; not that of its node."""
-    check(group)
+    """Return the rank of this process in the job, from 0; not that of its node."""
+    check_call(group)
     return _torch.get_rank()
 
 
 def get_local_rank() -> int:
-    """The number of this process among those of its node, from 0. Raises RuntimeError where LOCAL_RANK is not set."""
-    check()
+    """Return the rank of this process on its node, from 0. Raises RuntimeError if LOCAL_RANK is not set."""
+    check_call()
     text = os.environ.get("LOCAL_RANK", "")
     if not text.isdecimal():
         raise RuntimeError("LOCAL_RANK is not set to a number: start the script with torchrun, or set it")
@@ -134,13 +133,13 @@ def all_reduce(
     group: object = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Combine `tensor` over all ranks, in place; afterwards it is the same to the bit on every rank.
+    """Reduce `tensor` over all ranks, in place; afterwards it is bitwise identical on every rank.
 
-    None means SUM. AVERAGE is the sum divided by the number of ranks; of integers, rounded toward zero. Returns a
-    work handle if `async_op`, else None; with AVERAGE the tensor is right once its wait() has returned, or its
+    None means SUM. AVERAGE is the sum divided by the number of ranks, rounded toward zero for integers. Returns a work
+    handle if `async_op`, else None; with AVERAGE the tensor is valid once its wait() has returned, or its
     is_completed() has returned True. Raises ValueError for another op, or for AVERAGE of booleans.
     """
-    check(group)
+    check_call(group)
     op = ReduceOp.SUM if op is None else op
     if op not in _OPS:
         raise ValueError(f"op {op!r}: use one of ReduceOp.{', ReduceOp.'.join(ReduceOp.__members__)}")
@@ -155,27 +154,31 @@ def all_reduce(
         with torch.no_grad():
             return tensor.div_(world, rounding_mode=rounding)
 
-    # Not torch's AVG: gloo refuses it for integers, older gloo for all, and the guide promises NCCL's sum.
+    # Not torch's AVG: gloo refuses it for integers, and older versions of gloo for every type.
     work = _torch.all_reduce(tensor, op=_OPS[op], async_op=async_op)
     if async_op:
-        return _Average(work, divide)
+        return _AverageWork(work, divide)
     divide()
     return None
 
 
 def broadcast(tensor: Tensor, src: int = 0, group: object = group.WORLD, async_op: bool = False) -> Any:
-    """Give every rank the values of `tensor` on rank `src`, in place; it has the same number of elements on all.
-    Returns a work handle if `async_op`, else None."""
-    check(group)
+    """Copy `tensor` of rank `src` to all ranks, in place; it has the same number of elements on every rank.
+
+    Returns a work handle if `async_op`, else None.
+    """
+    check_call(group)
     return _torch.broadcast(tensor, src=src, async_op=async_op)
 
 
 def all_gather(
     tensor_list: list[Tensor], tensor: Tensor, group: object = group.WORLD, async_op: bool = False
 ) -> Any:
-    """Put `tensor` of every rank into `tensor_list`, in rank order; it holds one tensor of that size for each.
-    Returns a work handle if `async_op`, else None."""
-    check(group)
+    """Gather `tensor` of every rank into `tensor_list`, in rank order; it holds one tensor of that size per rank.
+
+    Returns a work handle if `async_op`, else None.
+    """
+    check_call(group)
     return _torch.all_gather(tensor_list, tensor, async_op=async_op)
 
 
@@ -187,25 +190,27 @@ def all_to_all_single(
     group: object = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Send the k-th part of `input_t`, cut along dimension 0, to rank k, and put what comes into `output_t`, in rank
-    order. Without sizes the parts are equal. Returns a work handle if `async_op`, else None."""
-    check(group)
+    """Send the k-th part of `input_t`, split along dimension 0, to rank k, and receive into `output_t` in rank order.
+
+    Without split sizes the parts are equal. Returns a work handle if `async_op`, else None.
+    """
+    check_call(group)
     return _torch.all_to_all_single(
         output_t, input_t, output_split_sizes, input_split_sizes, async_op=async_op
     )
 
 
 def barrier(group: object = group.WORLD, async_op: bool = False) -> Any:
-    """Wait until every rank has come here. Returns a work handle if `async_op`, else None."""
-    check(group)
+    """Wait until every rank has reached this call. Returns a work handle if `async_op`, else None."""
+    check_call(group)
     return _torch.barrier(async_op=async_op)
 
 
-def check(given: object = None) -> None:
+def check_call(given: object = None) -> None:
     """Raise RuntimeError before init_process_group(), ValueError for a group other than WORLD."""
     if not is_initialized():
         raise RuntimeError(
-            "the process group is missing: call smdistributed.dataparallel.torch.distributed."
+            "there is no process group: call smdistributed.dataparallel.torch.distributed."
             "init_process_group() first"
         )
     check_group(given)
@@ -213,7 +218,7 @@ def check(given: object = None) -> None:
 
 def check_group(given: object) -> None:
     """Raise ValueError unless `given` is WORLD, or None or torch.distributed's own world, which mean the same."""
-    if given is None or given is group.WORLD or (_job.joined() and given is _torch.group.WORLD):
+    if given is None or given is group.WORLD or (_job.is_joined() and given is _torch.group.WORLD):
         return
     raise ValueError(
         f"group {given!r}: only smdistributed.dataparallel.torch.distributed.group.WORLD is supported"

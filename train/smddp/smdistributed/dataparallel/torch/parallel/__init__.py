@@ -1,4 +1,4 @@
-"""The shorter of the two paths to DistributedDataParallel; SageMaker's guide uses both. It must not hold more."""
+"""The shorter of the two import paths of DistributedDataParallel; SageMaker's guide uses both."""
 
 from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel
 

@@ -1,6 +1,5 @@
-"""DistributedDataParallel with the constructor of SageMaker's guide; torch's own inside.
-
-It must not average gradients itself. The one thing that it changes is when buffers are sent.
+"""torch's DistributedDataParallel with the constructor of SageMaker's version 1. Only the synchronization of buffers
+differs from torch's.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from smdistributed.dataparallel.torch import distributed
 
 __all__ = ["DistributedDataParallel"]
 
-_KNOWN = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
-# torch 2.13 renamed it, and warns of the old name.
-_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers"
+_PARAMETERS = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+# torch 2.13 renamed it and warns about the old name.
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
 
 
 class DistributedDataParallel(nn.parallel.DistributedDataParallel):
@@ -35,24 +34,21 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
         process_group: object = None,
         bucket_cap_mb: int | None = None,
     ) -> None:
-        distributed.check(process_group)
+        distributed.check_call(process_group)
+        options: dict[str, Any] = {_SYNC_BUFFERS: broadcast_buffers}
         super().__init__(
-            module,
-            device_ids=device_ids,
-            output_device=output_device,
-            bucket_cap_mb=bucket_cap_mb,
-            **{_SYNC_BUFFERS: broadcast_buffers},
+            module, device_ids=device_ids, output_device=output_device, bucket_cap_mb=bucket_cap_mb, **options
         )
 
-    # Scripts for this interface test on rank 0 alone. torch would have it send buffers that nobody receives, and
-    # after a pass without gradients leave the next sending out, for which the other ranks wait.
+    # Scripts for this interface test on rank 0 alone. torch would have rank 0 send buffers that nobody receives, and
+    # after a pass without gradients skip the next synchronization, for which the other ranks wait.
 
     def will_sync_module_buffers(self) -> bool:
-        """Whether a forward pass sends rank 0's buffers to all: while training only."""
+        """Return whether a forward pass sends rank 0's buffers to all ranks: only while training."""
         return bool(self.training and super().will_sync_module_buffers())
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """What the module returns. In evaluation mode no rank needs another, unless gradients are wanted."""
+        """Return the output of the module. In evaluation mode no rank waits for another, unless gradients are enabled."""
         next_sync = self.require_forward_param_sync
         try:
             return super().forward(*inputs, **kwargs)

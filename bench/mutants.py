@@ -1,0 +1,136 @@
+"""Mutation check: changes one operator, number or condition at a time and runs the tests that should notice.
+
+`make mutants` runs it, in an environment with cosmic-ray. It is not part of CI: one run takes hours. The working tree
+is copied, so nothing in it changes. Mutations that no test can notice are left out: type annotations (the modules import
+annotations from __future__) and the flags of dataclasses. Of the mutations at one place in the code, at most `--per-place`
+are tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON = ROOT / ".venv" / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A module that must never be wrong, and the tests that say so."""
+
+    module: str
+    tests: tuple[str, ...]
+
+
+_FOLLOW = tuple(f"tests/unit/test_follow_{part}.py" for part in ("decide", "state", "verdict"))
+TARGETS = (
+    Target("cloudddp/cluster/plan.py", ("tests/unit/test_plan.py",)),
+    Target("cloudddp/job/follow/decide.py", _FOLLOW),
+    Target("cloudddp/job/follow/verdict.py", _FOLLOW),
+    Target("cloudddp/job/outcome.py", ("tests/unit/test_outcome.py", *_FOLLOW)),
+    Target("cloudddp/cluster/teardown.py", ("tests/cli/test_down.py", "tests/cli/test_concurrency.py")),
+    Target(
+        "infra/node/agent/processes.py", ("tests/node/test_agent_processes.py", "tests/node/test_kill.py")
+    ),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="TEXT", default="", help="modules whose path contains TEXT")
+    parser.add_argument("--per-place", type=int, default=2, metavar="N")
+    parser.add_argument(
+        "--limit", type=int, default=0, metavar="N", help="at most N mutants a module, evenly spread"
+    )
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy = Path(folder) / "copy"
+        copy_tree(copy)
+        for target in TARGETS:
+            if options.only in target.module:
+                check(target, copy, options.per_place, options.limit)
+    return 0
+
+
+def copy_tree(copy: Path) -> None:
+    """Copy the files that git knows."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        path = copy / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, path, follow_symlinks=False)
+
+
+def check(target: Target, copy: Path, per_place: int, limit: int) -> None:
+    """Try the mutants of one module and print the score and the mutants that survived."""
+    from cosmic_ray.mutating import mutate_and_test
+
+    os.chdir(copy)
+    # First in sys.path of every process that the tests start, before the installed checkout.
+    os.environ["PYTHONPATH"] = str(copy)
+    command = shlex.join([str(PYTHON), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *target.tests])
+    began = time.monotonic()
+    passed = subprocess.run(shlex.split(command), capture_output=True, text=True)
+    if passed.returncode:
+        sys.exit(f"the tests of {target.module} fail without a mutation:\n{passed.stdout[-3000:]}")
+    timeout = 30 + 4 * (time.monotonic() - began)
+    mutations = list(chosen(target.module, per_place))
+    if limit and len(mutations) > limit:
+        mutations = [mutations[index * len(mutations) // limit] for index in range(limit)]
+    killed, survivors = 0, []
+    for mutation in mutations:
+        result = mutate_and_test([mutation], command, timeout)
+        if result.is_killed:
+            killed += 1
+        else:
+            survivors.append(result.diff or "")
+    print(f"{target.module}: {killed} of {len(mutations)} mutants killed", flush=True)
+    for diff in survivors:
+        changed = [line for line in diff.splitlines() if line[:1] in "+-@" and line[:3] not in ("---", "+++")]
+        print("\n".join(f"    {line}" for line in changed), flush=True)
+
+
+def chosen(module: str, per_place: int) -> Iterator[Any]:
+    """Yield the mutations of a module that a test could notice."""
+    from cosmic_ray.commands import init
+    from cosmic_ray.work_db import WorkDB, use_db
+
+    ignored = list(unnoticeable(ast.parse(Path(module).read_text())))
+    seen: Counter[tuple[int, int]] = Counter()
+    with tempfile.TemporaryDirectory() as folder, use_db(f"{folder}/work.sqlite", WorkDB.Mode.create) as work:
+        init([Path(module)], work, {})
+        for item in work.work_items:
+            (mutation,) = item.mutations
+            start = mutation.start_pos
+            seen[start] += 1
+            if seen[start] <= per_place and not any(first <= start < last for first, last in ignored):
+                yield mutation
+
+
+def unnoticeable(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Yield the ranges of annotations and decorators, as ((line, column), (line, column))."""
+    for node in ast.walk(tree):
+        found: list[Any] = list(getattr(node, "decorator_list", []))
+        found += [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        for part in found:
+            if part is not None:
+                yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Builds the agent: one .pyz that holds infra/node/agent/ and the protocol, reproducibly.
+
+The same sources give the same bytes on every computer: sorted names, fixed times and modes, and no compression, because
+the output of zlib differs between versions. So its SHA-256 names the agent on the nodes, whoever built it.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from cloudddp import payload
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
+_MAIN = b"from agent.__main__ import main\n\nraise SystemExit(main())\n"
+
+
+@functools.cache
+def agent() -> bytes:
+    """Return the agent's .pyz. It is built once, so that one command speaks to one agent throughout."""
+    return build(payload.root() / "infra" / "node" / "agent", Path(__file__).parent / "protocol")
+
+
+def build(program: Path, protocol: Path) -> bytes:
+    """Return a .pyz with the modules of the folders `program` (as `agent`) and `protocol`."""
+    files = {
+        "__main__.py": _MAIN,
+        "cloudddp/__init__.py": b"",
+        "cloudddp/agent/__init__.py": b"",
+        **dict(_modules(program, "agent")),
+        **dict(_modules(protocol, "cloudddp/agent/protocol")),
+    }
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.create_system = 3  # Unix, also where it is built on another system
+            info.external_attr = 0o100644 << 16
+            archive.writestr(info, files[name])
+    return buffer.getvalue()
+
+
+def _modules(folder: Path, package: str) -> Iterator[tuple[str, bytes]]:
+    for path in folder.glob("*.py"):
+        yield f"{package}/{path.name}", path.read_bytes()

@@ -1,0 +1,261 @@
+"""Calls the agent on the nodes: ships it, runs a step on one node or on all, decodes the reply.
+
+A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. Each step is one command, since each
+is a round trip. The agent's file is checked by its hash before each use, which catches accidents and other versions. It
+is no defence against a rank, which may replace whatever its user runs: that defence is decode.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+from cloudddp.agent import build
+from cloudddp.agent.decode import decode
+from cloudddp.agent.protocol import ExitCode
+from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
+from cloudddp.agent.protocol.version import VersionConflict
+from cloudddp.errors import Command, NodeError
+from cloudddp.ssh.connection import MAX_OUTPUT, Result
+from cloudddp.ssh.fleet import Outcome
+from cloudddp.text import one_line
+
+T = TypeVar("T")
+Reply = TypeVar("Reply", covariant=True)
+
+_LONGEST_REASON = 500  # characters of a node's own words in a message
+
+
+class Runner(Protocol):
+    """Carries a command to a node, by node rank."""
+
+    def run(
+        self,
+        node: int,
+        command: str,
+        *,
+        stdin: bytes | Iterable[bytes] = b"",
+        command_timeout: float | None = 60.0,
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+        limit: int = MAX_OUTPUT,
+        total_timeout: float | None = None,
+    ) -> Result: ...
+
+    def each(self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = ...) -> Outcome[T]: ...
+
+    def host_key(self, node: int) -> str: ...
+
+    def expect(self, node: int, host_key: str) -> None: ...
+
+    def reconnect(self, node: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Step(Protocol):
+    """A request of the protocol."""
+
+    @property
+    def STEP(self) -> str: ...  # noqa: N802
+
+
+class Request(Step, Protocol[Reply]):
+    """A request that is answered by one reply."""
+
+    @property
+    def REPLY(self) -> Callable[..., Reply]: ...  # noqa: N802
+
+
+class RefusedByAgent(NodeError):
+    """The agent does not do this step, now or when it is asked again."""
+
+
+class NoSuchJob(RefusedByAgent):
+    """The node does not know the job."""
+
+
+class OtherAgentVersion(RefusedByAgent):
+    """Jobs run on the node under an agent of another version, so this one must not touch them."""
+
+    def __init__(self, node: int, conflict: VersionConflict) -> None:
+        jobs = ", ".join(conflict.jobs)
+        super().__init__(
+            f"node {node}: job {jobs} runs under agent version {conflict.store}, this cloudddp has version "
+            f"{conflict.agent}",
+            hint=(
+                "wait until it has ended, or cancel it with the cloudddp that started it; ",
+                Command("down"),
+                " ends the nodes and the job",
+            ),
+        )
+        self.jobs = conflict.jobs
+
+
+@functools.cache
+def _agent_hash() -> str:
+    return hashlib.sha256(build.agent()).hexdigest()
+
+
+def agent_id() -> str:
+    """Return what identifies the agent of this cloudddp: the beginning of its hash."""
+    return _agent_hash()[:12]
+
+
+def agent_path() -> str:
+    """Return the agent's path on a node, below the home folder."""
+    return f".cloudddp/agent-{agent_id()}.pyz"
+
+
+def step_of(command: str) -> str:
+    """Return the step that a command runs, or '' for a command that does not call the agent."""
+    found = re.search(r"/agent-[0-9a-f]+\.pyz (\w+)", command)
+    return found.group(1) if found else ""
+
+
+def _intact() -> str:
+    """Return the shell test that the agent's file exists and is whole."""
+    return f'[ "$(sha256sum 2>/dev/null < "$HOME"/{agent_path()})" = "{_agent_hash()}  -" ]'
+
+
+def _run_agent(*words: str) -> str:
+    return f'exec python3 -IS -X utf8 "$HOME"/{agent_path()} {shlex.join(words)}'
+
+
+def _ship(then: str) -> str:
+    """Return the command that takes the agent from stdin and puts it in place whole, then runs `then`.
+
+    One that is in place and intact is kept: a node whose disk is full can still be asked.
+    """
+    path = f'"$HOME"/{agent_path()}'
+    return (
+        'umask 077; mkdir -p "$HOME"/.cloudddp && '
+        f"if {_intact()}; then cat > /dev/null; else cat > {path}.$$ && mv -f {path}.$$ {path}; fi && {then}"
+    )
+
+
+def run_step(
+    runner: Runner,
+    node: int,
+    request: Step,
+    *,
+    body: Iterable[bytes] | None = None,
+    ship: bool = False,
+    timeout: float | None = 60.0,
+    limit: int = MAX_REPLY,
+    on_stdout: Callable[[bytes], None] | None = None,
+    on_stderr: Callable[[bytes], None] | None = None,
+) -> Result:
+    """Run one step of the agent on a node and return what it wrote.
+
+    The request is the first line of stdin, `body` follows it. With `ship` the agent itself is on stdin, and the request
+    in argv, which every user of the node can read: no request with secrets is sent like that. An agent that turns out
+    to be missing or changed is shipped for a second try, unless there is a `body`, which can be read only once.
+    Raises RefusedByAgent, NodeError.
+    """
+    message = encode(request)
+
+    def run(command: str, data: bytes | Iterable[bytes]) -> Result:
+        return runner.run(
+            node,
+            command,
+            stdin=data,
+            command_timeout=timeout,
+            limit=limit,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            # A whole reply must arrive within the time; a stream may take as long as it does.
+            total_timeout=timeout if on_stdout is None and body is None else None,
+        )
+
+    if ship:
+        result = run(_ship(_run_agent(request.STEP, message.decode())), build.agent())
+    else:
+        command = f"{_intact()} || exit {ExitCode.NO_AGENT.value}; {_run_agent(request.STEP)}"
+        line = message + b"\n"
+        result = run(command, line if body is None else itertools.chain((line,), body))
+        if result.exit_code == ExitCode.NO_AGENT and body is None:
+            result = run(_ship("exit 0"), build.agent())
+            result = result if result.exit_code else run(command, line)
+    _raise_refusal(node, result)
+    return result
+
+
+def _raise_refusal(node: int, result: Result) -> None:
+    if result.exit_code == ExitCode.NO_JOB:
+        raise NoSuchJob(f"node {node}: {last_words(result)}")
+    if result.exit_code == ExitCode.OTHER_VERSION:
+        try:
+            conflict = decode(result.stderr.rstrip().rpartition(b"\n")[2], VersionConflict)
+        except ProtocolError:
+            return  # an ordinary failure
+        raise OtherAgentVersion(node, conflict)
+
+
+def call(
+    runner: Runner,
+    node: int,
+    request: Request[T],
+    *,
+    body: Iterable[bytes] | None = None,
+    ship: bool = False,
+    timeout: float | None = 60.0,
+    limit: int = MAX_REPLY,
+) -> T:
+    """Run a step on one node and return its reply. Raises NodeError with the node's own words, or where the reply does
+    not fit the protocol."""
+    result = run_step(runner, node, request, body=body, ship=ship, timeout=timeout, limit=limit)
+    step = request.STEP
+    if result.exit_code:
+        raise NodeError(f"node {node}: step {step!r} failed: {last_words(result)}")
+    # The last line: a .bashrc may have written before.
+    line = result.stdout.rstrip().rpartition(b"\n")[2]
+    kind: Any = request.REPLY
+    try:
+        reply: T = decode(line, kind, limit=limit)
+    except ProtocolError as error:
+        raise unreadable(node, step, error) from None
+    return reply
+
+
+def unreadable(node: int, step: str, error: ProtocolError) -> NodeError:
+    """Return the error for a reply that no agent gives: the node runs something else in the agent's place."""
+    return NodeError(
+        f"node {node} sent an answer that cloudddp cannot read (step {step!r} of agent {agent_id()}): {error}",
+        hint=(
+            "a program on that node has replaced the agent or writes into its output; ",
+            "look with ",
+            Command("ssh", str(node)),
+            ", or end the cluster with ",
+            Command("down"),
+        ),
+    )
+
+
+def last_words(result: Result) -> str:
+    """Return the last line that a command wrote, safe to show, or its exit code where it wrote nothing."""
+    if result.exit_code == ExitCode.NO_AGENT and not result.stderr:
+        return "the agent's file there is missing or was changed; repeat the command"
+    text = (result.stderr or result.stdout)[-(4 * _LONGEST_REASON) :].decode(errors="replace")
+    lines = text.strip().splitlines()
+    return one_line(lines[-1], _LONGEST_REASON) if lines else f"exit code {result.exit_code}"
+
+
+def call_all(
+    runner: Runner,
+    request: Callable[[int], Request[T]],
+    *,
+    ship: bool = False,
+    timeout: float | None = 60.0,
+    limit: int = MAX_REPLY,
+) -> dict[int, T]:
+    """Run a step on every node at once, with the request for each, and return the replies by node; the first failure is
+    raised."""
+    return runner.each(
+        lambda node: call(runner, node, request(node), ship=ship, timeout=timeout, limit=limit)
+    ).all()

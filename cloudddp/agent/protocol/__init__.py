@@ -1,0 +1,49 @@
+"""The protocol between the laptop and the node agent: each request, reply, frame, limit and constant, defined once.
+
+Both sides import these modules: the laptop from the installed package, the agent from a copy in its .pyz. So they need
+Python 3.9 and the standard library only, and import nothing else of cloudddp.
+
+A step is one command: `python3 agent.pyz STEP [REQUEST]`. Its request is JSON: the first line of stdin, or in argv where
+the agent itself is on stdin (never one that holds secrets). Its reply is the last line on stdout; `pack` writes a tar
+stream and `follow` writes frames instead.
+
+Each module holds one topic, so that a step of the agent loads only what it needs:
+
+    codec     JSON <-> dataclass; ProtocolError
+    machine   probe
+    manifest  the files of a project
+    files     apply, pack
+    phases    JobPhase
+    jobs      JobState; jobs
+    start     setup, start
+    kill      kill
+    training  TrainingStatus
+    frames    follow
+    results   new_files, pulled
+    version   VersionConflict
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+# Increase it when a message or a file of the node's store changes so that an older agent would misread it. An agent
+# replaces the store of another version while no job runs, and refuses to touch it while one does.
+VERSION = 2
+
+LAUNCHER_RANK = -1  # the rank number of the launcher's (torchrun's) own log
+
+TASK_VARIABLE = "CLOUDDDP_TASK"  # marks every process of a job on a node; children inherit it
+STATUS_VARIABLE = "CLOUDDDP_STATUS_FILE"  # the file in which rank 0 may report its training status
+
+# Steps that any version may run while a job of another version runs: they read files and change nothing. What they
+# report about a store of another version may be incomplete.
+SAFE_STEPS = frozenset(("pack", "new_files"))
+
+
+class ExitCode(IntEnum):
+    """Exit codes of a step that the laptop acts on. Any other one but 0 is a failure that stderr explains."""
+
+    NO_JOB = 95  # the node does not know the job
+    OTHER_VERSION = 96  # the last line of stderr is a VersionConflict
+    NO_AGENT = 97  # from the shell: the agent's file is missing or was changed

@@ -1,0 +1,216 @@
+"""JSON <-> frozen dataclasses, driven by their type hints. Standard library only.
+
+The agent uses `decode` for requests and for its own files. The laptop does not use it for replies: `json.loads` builds
+every list and dict that a hostile node sends before anything is checked, which for 16 MB of `[[],[],...]` takes 400 MB.
+cloudddp/agent/decode.py decodes the same dataclasses without that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from math import isfinite
+from typing import Any, Callable, NoReturn, Optional, TypeVar, Union, get_type_hints
+
+T = TypeVar("T")
+
+MAX_REQUEST = 64 << 20  # bytes of one request: a manifest of 100,000 files takes 12 MB
+MAX_REPLY = 4 << 20  # bytes of one reply
+MAX_COUNT = 1 << 53  # the largest integer range that a float represents exactly
+MAX_SIZE = 1 << 62  # bytes, nanoseconds
+MAX_TIME = 1e11  # seconds since the epoch: the year 5138
+MAX_PATH = 4096  # bytes (Linux: PATH_MAX)
+MAX_TEXT = 1 << 16  # characters of output or of a command
+
+MAX_JOB_ID = 64  # characters
+MAX_NAME = 255
+
+
+class ProtocolError(ValueError):
+    """A message that does not fit the protocol. The text says what was wrong with it, for a person."""
+
+
+def check_range(name: str, value: Optional[float], low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:  # also false for nan
+        raise ProtocolError(f"{name} is out of range")
+
+
+def check_length(name: str, value: Any, limit: int) -> None:
+    if len(value) > limit:
+        raise ProtocolError(f"{name} is too long")
+
+
+def is_plain(text: str, others: str) -> bool:
+    """Return whether a text has ASCII letters and digits, and besides them only the characters `others`. (Compiling a
+    regular expression takes longer.)"""
+    for character in others:
+        text = text.replace(character, "")
+    return text.isascii() and text.isalnum()
+
+
+def check_job_id(name: str, text: str) -> None:
+    """Raise ProtocolError unless the text is a job id: it becomes a part of paths, here and on the nodes."""
+    if not 0 < len(text) <= MAX_JOB_ID or text.startswith("-") or not is_plain(text, "-"):
+        raise ProtocolError(f"{name} is not a job id: {text[:80]!r}")
+
+
+def check_project(text: str) -> None:
+    """Raise ProtocolError unless the text is the plain name of a folder: it is one below the home folder."""
+    if len(text) > MAX_NAME or not is_plain(text, "-_."):
+        raise ProtocolError(f"not a project name: {text[:80]!r}")
+
+
+def encode(message: Any) -> bytes:
+    """Return a message as one line of JSON in ASCII, without the line break. Unpaired surrogates survive."""
+    return json.dumps(message, default=_plain).encode("ascii")
+
+
+def encode_utf8(message: Any) -> bytes:
+    """Return a message as one line of JSON in UTF-8. Text that is not valid Unicode (the byte of a file name in an
+    error) becomes `?`, because the laptop's decoder refuses it."""
+    return json.dumps(message, default=_plain, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value):
+        return value.__dict__
+    raise TypeError(f"not a message: {type(value).__name__}")
+
+
+def decode(data: bytes, kind: type[T], *, limit: int = MAX_REQUEST) -> T:
+    """Return the dataclass of type `kind` that the JSON describes. Unknown keys are ignored. Raises ProtocolError."""
+    found: T = _decode(data, kind, limit)
+    return found
+
+
+def decode_mapping(data: bytes, kind: type[T], *, limit: int = MAX_REQUEST) -> dict[str, T]:
+    """Return what `decode` does for a JSON object whose values are of type `kind`."""
+    found: dict[str, T] = _decode(data, dict[str, kind], limit)  # type: ignore[valid-type]
+    return found
+
+
+def _decode(data: bytes, hint: Any, limit: int) -> Any:
+    if len(data) > limit:
+        raise ProtocolError(f"it is {len(data)} bytes long, more than {limit}")
+    try:
+        return _converter(hint)(json.loads(data, parse_constant=_refuse))
+    except ProtocolError:
+        raise
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(str(error)[:200]) from None
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ProtocolError(f"{text} is not a number")
+
+
+Converter = Callable[[Any], Any]
+
+
+@cache
+def _converter(hint: Any) -> Converter:
+    """Return the function that checks a JSON value against a type hint and builds the value."""
+    origin = getattr(hint, "__origin__", None)
+    if origin is Union:
+        return _optional(hint)
+    if origin is tuple:
+        return _sequence(hint)
+    if origin is dict:
+        return _mapping(hint)
+    if is_dataclass(hint):
+        return _record(hint)
+    if issubclass(hint, tuple):
+        return _named_tuple(hint)
+    if issubclass(hint, Enum):
+        return lambda value: hint(value)
+    return _number if hint is float else _exact(hint)
+
+
+def _exact(kind: type) -> Converter:
+    def convert(value: Any) -> Any:
+        if type(value) is not kind:  # not isinstance: True is an int
+            raise ProtocolError(f"expected {kind.__name__}, got {type(value).__name__}")
+        return value
+
+    return convert
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not isfinite(value):
+        raise ProtocolError(f"expected a finite number, got {type(value).__name__}")
+    return float(value)
+
+
+def _optional(hint: Any) -> Converter:
+    (inner,) = (_converter(one) for one in hint.__args__ if one is not type(None))
+    return lambda value: None if value is None else inner(value)
+
+
+def _list(value: Any) -> Any:
+    if type(value) is not list:
+        raise ProtocolError(f"expected a list, got {type(value).__name__}")
+    return value
+
+
+def _object(value: Any) -> Any:
+    if type(value) is not dict:
+        raise ProtocolError(f"expected an object, got {type(value).__name__}")
+    return value
+
+
+def _sequence(hint: Any) -> Converter:
+    inner = _converter(hint.__args__[0])  # always Tuple[X, ...]
+    return lambda value: tuple([inner(one) for one in _list(value)])
+
+
+def _named_tuple(kind: Any) -> Converter:
+    inner = [_converter(hint) for hint in get_type_hints(kind).values()]
+
+    def convert(value: Any) -> Any:
+        if len(_list(value)) != len(inner):
+            raise ProtocolError(f"expected {len(inner)} values, got {len(value)}")
+        return kind(*[one(item) for one, item in zip(inner, value)])
+
+    return convert
+
+
+def _mapping(hint: Any) -> Converter:
+    key, inner = _key(hint.__args__[0]), _converter(hint.__args__[1])
+    return lambda value: {key(name): inner(one) for name, one in _object(value).items()}
+
+
+def _key(hint: Any) -> Converter:
+    """JSON has text keys only: a number is written as `-1`."""
+
+    def number(text: str) -> int:
+        if not re.match(r"(0|-?[1-9][0-9]{0,17})\Z", text):
+            raise ProtocolError(f"a key is not a number: {text[:20]!r}")
+        return int(text)
+
+    return number if hint is int else str
+
+
+def _record(kind: Any) -> Converter:
+    hints = get_type_hints(kind)
+    inner = {field.name: _converter(hints[field.name]) for field in fields(kind)}
+    required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+
+    def convert(value: Any) -> Any:
+        known: dict[str, Any] = {}
+        for name, one in _object(value).items():
+            if name in inner:
+                try:
+                    known[name] = inner[name](one)
+                except ValueError as error:
+                    raise ProtocolError(f"{name}: {error}") from None
+        missing = [name for name in required if name not in known]
+        if missing:
+            raise ProtocolError(f"{kind.__name__} lacks {', '.join(missing)}")
+        return kind(**known)
+
+    return convert

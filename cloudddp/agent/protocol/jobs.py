@@ -1,0 +1,101 @@
+"""Jobs on a node: ranks, state; and `jobs`, which lists them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from cloudddp.agent.protocol.codec import (
+    MAX_COUNT,
+    MAX_TEXT,
+    MAX_TIME,
+    ProtocolError,
+    check_job_id,
+    check_length,
+    check_range,
+)
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.training import TrainingStatus
+
+MAX_LISTING = 8 << 20  # bytes of a list of jobs: 5,000 of 8 ranks
+MAX_RANKS = 256  # of one node, as job.nproc_per_node allows
+MAX_RANK = 1 << 16
+MAX_NODES = 1 << 10
+MAX_RESTARTS = 1 << 16
+MAX_PID = 1 << 31
+MAX_GRACE = 1e6  # seconds
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """One rank on its node. Times are seconds since the epoch by that node's clock. `ended` and `exit_code` are None
+    while it runs; `signal` is the signal that ended it, or None; `attempt` counts torchrun's restarts."""
+
+    rank: int
+    exit_code: Optional[int]
+    ended: Optional[float]
+    signal: Optional[int] = None
+    local_rank: int = 0
+    attempt: int = 0
+    started: Optional[float] = None
+    pid: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        check_range("rank", self.rank, 0, MAX_RANK)
+        check_range("exit_code", self.exit_code, 0, 255)
+        check_range("ended", self.ended, 0, MAX_TIME)
+        check_range("signal", self.signal, 1, 64)
+        check_range("local_rank", self.local_rank, 0, MAX_RANKS)
+        check_range("pid", self.pid, 1, MAX_PID)
+        check_range("attempt", self.attempt, 0, MAX_COUNT)
+        check_range("started", self.started, 0, MAX_TIME)
+        if (self.exit_code is None) != (self.ended is None):
+            raise ProtocolError("a rank has an exit code without an end, or an end without an exit code")
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job as one node knows it. `expected` is how many ranks run there once all have started; `stopping` is True
+    while it is being stopped; `cancelled` is when the user first asked for that; `error` is why its processes could not
+    be started."""
+
+    job: str
+    phase: JobPhase
+    node: Optional[int] = None
+    exit_code: Optional[int] = None
+    started: Optional[float] = None
+    ended: Optional[float] = None
+    error: str = ""
+    script: str = ""
+    expected: Optional[int] = None
+    max_restarts: int = 0
+    stopping: bool = False
+    ranks: tuple[RankRecord, ...] = ()
+    training: Optional[TrainingStatus] = None
+    cancelled: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        check_job_id("job", self.job)
+        check_range("cancelled", self.cancelled, 0, MAX_TIME)
+        check_range("node", self.node, 0, MAX_NODES)
+        check_range("exit_code", self.exit_code, 0, 255)
+        check_range("started", self.started, 0, MAX_TIME)
+        check_range("ended", self.ended, 0, MAX_TIME)
+        check_range("expected", self.expected, 0, MAX_RANKS)
+        check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
+        check_length("error", self.error, MAX_TEXT)
+        check_length("script", self.script, MAX_TEXT)
+        check_length("ranks", self.ranks, MAX_RANKS)
+
+
+@dataclass(frozen=True)
+class JobsReply:
+    jobs: tuple[JobState, ...]
+
+
+@dataclass(frozen=True)
+class JobsRequest:
+    """List the jobs of this node."""
+
+    STEP = "jobs"
+    REPLY = JobsReply

@@ -1,0 +1,59 @@
+"""Ending a job on a node: `kill`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Optional
+
+from cloudddp.agent.protocol.codec import (
+    check_job_id,
+    check_range,
+)
+from cloudddp.agent.protocol.jobs import MAX_PID, MAX_RANKS
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.training import TrainingStatus
+
+MAX_GRACE = 1e6  # seconds
+
+
+class StopReason(Enum):
+    """Why a job is stopped, which decides the phase it ends in."""
+
+    CANCEL = "cancel"  # the user asked: CANCELLED
+    FAILURE = "failure"  # another rank or node failed: FAILED
+    FINISHED = "finished"  # its ranks have finished and its launcher has not: the ranks decide
+
+
+@dataclass(frozen=True)
+class KillReply:
+    """How many processes were ended, how many of them were `ranks`, and how many are left in spite of it. `known`: the
+    node has the job; otherwise it will refuse to start it."""
+
+    known: bool
+    ended: int = 0
+    left: int = 0
+    ranks: int = 0
+    phase: Optional[JobPhase] = None
+    training: Optional[TrainingStatus] = None
+
+    def __post_init__(self) -> None:
+        check_range("ended", self.ended, 0, MAX_PID)
+        check_range("left", self.left, 0, MAX_PID)
+        check_range("ranks", self.ranks, 0, MAX_RANKS)
+
+
+@dataclass(frozen=True)
+class KillRequest:
+    """End every process of a job on this node: SIGTERM, and SIGKILL after `grace` seconds."""
+
+    job: str
+    grace: float
+    reason: StopReason
+
+    STEP = "kill"
+    REPLY = KillReply
+
+    def __post_init__(self) -> None:
+        check_job_id("job", self.job)
+        check_range("grace", self.grace, 0, MAX_GRACE)

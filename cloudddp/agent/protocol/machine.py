@@ -1,0 +1,98 @@
+"""`probe`: what a node reports about itself before a job starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from cloudddp.agent.protocol.codec import (
+    MAX_PATH,
+    MAX_SIZE,
+    MAX_TIME,
+    ProtocolError,
+    check_job_id,
+    check_length,
+    check_project,
+    check_range,
+    is_plain,
+)
+from cloudddp.agent.protocol.manifest import Entry, check_wire_manifest
+
+MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
+MAX_MANIFEST = 16 << 20  # bytes of a reply that holds a manifest: 100,000 files take 12 MB
+MAX_GPUS = 256
+MAX_JOBS = 10_000
+MAX_WAIT = 86_400.0  # seconds
+
+
+def is_interface(name: str) -> bool:
+    return len(name) <= MAX_INTERFACE and is_plain(name, "_.@-")
+
+
+@dataclass(frozen=True)
+class ProbeReply:
+    """`interface` carries the private address, '' if none does. `running` are job ids. `manifest` is in wire form, and
+    None where it is the laptop's or was not asked for."""
+
+    hostname: str
+    interface: str
+    gpus: int
+    cpus: int
+    python: str
+    free_port: int
+    time: float  # seconds since the epoch, by the node's clock
+    disk_free: int  # bytes
+    timer_state: str  # systemd's ActiveState of the deadline timer
+    timer_next: str  # systemd's NextElapseUSecRealtime, '' where none is planned
+    running: tuple[str, ...]
+    manifest: Optional[dict[str, Entry]] = None
+
+    def __post_init__(self) -> None:
+        if self.interface and not is_interface(self.interface):
+            raise ProtocolError("interface is not an interface name")
+        if "\0" in self.python:
+            raise ProtocolError("python contains a NUL")
+        check_length("hostname", self.hostname, 256)
+        check_length("python", self.python, MAX_PATH)
+        check_length("timer_state", self.timer_state, 64)
+        check_length("timer_next", self.timer_next, 64)
+        check_range("gpus", self.gpus, 0, MAX_GPUS)
+        check_range("cpus", self.cpus, 1, 1 << 16)
+        check_range("free_port", self.free_port, 1, (1 << 16) - 1)
+        check_range("time", self.time, 0, MAX_TIME)
+        check_range("disk_free", self.disk_free, 0, MAX_SIZE)
+        check_length("running", self.running, MAX_JOBS)
+        for job in self.running:
+            check_job_id("running", job)
+        check_wire_manifest(self.manifest or {})
+
+    @property
+    def deadline_armed(self) -> bool:
+        return self.timer_state == "active" and bool(self.timer_next)
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """`manifest_digest` is the digest of the laptop's manifest, '' for no comparison. `python` is job.python, '' for
+    the node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the instance type
+    has; while nvidia-smi lists fewer, it is asked again for up to `gpu_seconds`."""
+
+    project: str
+    private_ip: str
+    python: str = ""
+    manifest_digest: str = ""
+    boot_seconds: float = 0.0
+    gpus: int = 0
+    gpu_seconds: float = 0.0
+
+    STEP = "probe"
+    REPLY = ProbeReply
+
+    def __post_init__(self) -> None:
+        check_project(self.project)
+        check_length("private_ip", self.private_ip, 64)
+        check_length("python", self.python, MAX_PATH)
+        check_length("manifest_digest", self.manifest_digest, 64)
+        check_range("boot_seconds", self.boot_seconds, 0, MAX_WAIT)
+        check_range("gpus", self.gpus, 0, MAX_GPUS)
+        check_range("gpu_seconds", self.gpu_seconds, 0, MAX_WAIT)

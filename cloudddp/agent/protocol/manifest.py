@@ -1,0 +1,77 @@
+"""The manifest: the files of a project, on the laptop and on a node.
+
+It maps each path of the project to its Entry. Both sides make it by the same rules, and compare digests before they
+send one. File names need not be UTF-8: in memory Python escapes such bytes (os.fsdecode), and on the wire a path has
+one character for each of its bytes (latin-1).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from typing import NamedTuple, Optional
+
+from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, check_range
+
+FILE, LINK = "f", "l"  # kinds of an entry
+
+
+class Entry(NamedTuple):
+    """One file or symbolic link of a manifest. A link has only its target; a file has no target."""
+
+    kind: str
+    mode: int
+    size: int  # bytes
+    mtime_ns: int
+    target: str
+
+
+Manifest = dict[str, Entry]
+
+
+def entry_of(info: os.stat_result, target: str = "") -> Optional[Entry]:
+    """Return the entry of what os.lstat saw, or None for anything but a regular file or a link. Of a file's mode only
+    the executable bit counts."""
+    if stat.S_ISLNK(info.st_mode):
+        return Entry(LINK, 0, 0, 0, target)
+    if stat.S_ISREG(info.st_mode):
+        return Entry(FILE, 0o755 if info.st_mode & 0o111 else 0o644, info.st_size, info.st_mtime_ns, "")
+    return None
+
+
+def manifest_digest(manifest: Mapping[str, Entry]) -> str:
+    import hashlib  # 2 ms: few steps need it
+
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def path_to_wire(path: str) -> str:
+    return os.fsencode(path).decode("latin-1")
+
+
+def path_from_wire(path: str) -> str:
+    return os.fsdecode(path.encode("latin-1"))
+
+
+def manifest_to_wire(manifest: Mapping[str, Entry]) -> Manifest:
+    return {path_to_wire(k): Entry(*v[:4], path_to_wire(v[4])) for k, v in manifest.items()}
+
+
+def manifest_from_wire(manifest: Mapping[str, Entry]) -> Manifest:
+    return {path_from_wire(k): Entry(*v[:4], path_from_wire(v[4])) for k, v in manifest.items()}
+
+
+def check_wire_manifest(manifest: Mapping[str, Entry]) -> None:
+    """Raise ProtocolError for an entry or a path that no manifest has."""
+    for path, (kind, mode, size, mtime_ns, target) in manifest.items():
+        if kind not in (FILE, LINK):
+            raise ProtocolError(f"an entry has the kind {kind[:20]!r}")
+        if not 0 < len(path) <= MAX_PATH or len(target) > MAX_PATH:
+            raise ProtocolError("a path is empty or too long")
+        if max(path) > "\xff" or max(target, default="\0") > "\xff":
+            raise ProtocolError("a path is not bytes")
+        check_range("a mode", mode, 0, 0o7777)
+        check_range("a size", size, 0, MAX_SIZE)
+        check_range("a time", mtime_ns, -MAX_SIZE, MAX_SIZE)

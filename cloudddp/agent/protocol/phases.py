@@ -1,0 +1,21 @@
+"""The phases of a job."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class JobPhase(Enum):
+    """Where a job is in its life, on one node."""
+
+    SETUP = "setup"  # its setup commands run
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"  # its supervisor is gone and did not record the end
+
+    @property
+    def ended(self) -> bool:
+        return self not in (JobPhase.SETUP, JobPhase.STARTING, JobPhase.RUNNING)

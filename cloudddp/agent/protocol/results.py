@@ -1,0 +1,124 @@
+"""Files that jobs wrote on a node and nobody has pulled: `new_files` and `pulled`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloudddp.agent.protocol.codec import (
+    MAX_COUNT,
+    MAX_PATH,
+    MAX_SIZE,
+    ProtocolError,
+    check_job_id,
+    check_length,
+    check_project,
+    check_range,
+)
+
+MAX_PLACES = 20  # that a reply names
+
+
+@dataclass(frozen=True)
+class NewPath:
+    """The new files of one folder (its name ends with '/') or one new file, by its path in the project."""
+
+    name: str
+    files: int
+    size: int  # bytes
+
+    def __post_init__(self) -> None:
+        check_length("name", self.name, MAX_PATH)
+        if not self.name or "\0" in self.name:
+            raise ProtocolError("name is not a path")
+        check_range("files", self.files, 0, MAX_COUNT)
+        check_range("size", self.size, 0, MAX_SIZE)
+
+
+@dataclass(frozen=True)
+class NewFiles:
+    """The number of new files, their bytes, and the largest paths among them."""
+
+    files: int
+    size: int
+    paths: tuple[NewPath, ...]
+
+    def __post_init__(self) -> None:
+        check_range("files", self.files, 0, MAX_COUNT)
+        check_range("size", self.size, 0, MAX_SIZE)
+        check_length("paths", self.paths, MAX_PLACES)
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """What one job wrote on a node and nobody has pulled: below its outputs, and elsewhere in the project."""
+
+    job: str
+    outputs: NewFiles
+    others: NewFiles
+
+    def __post_init__(self) -> None:
+        check_job_id("job", self.job)
+
+
+@dataclass(frozen=True)
+class NewFilesReply:
+    """`time_ns` is when the search began, by the clock of the node's file system, for PulledRequest; `complete` is
+    False where there were too many files to look at; `rank_zero`: the node ran rank 0; `running` are job ids."""
+
+    time_ns: int
+    complete: bool
+    rank_zero: bool
+    running: tuple[str, ...]
+    jobs: tuple[JobFiles, ...]
+
+    def __post_init__(self) -> None:
+        check_range("time_ns", self.time_ns, 0, MAX_SIZE)
+        check_length("running", self.running, MAX_PLACES)
+        check_length("jobs", self.jobs, MAX_PLACES)
+        for job in self.running:
+            check_job_id("running", job)
+
+
+@dataclass(frozen=True)
+class NewFilesRequest:
+    """Look for files that nobody has pulled, of one job or ('') of all. `outputs` and `scratch` are paths in the
+    project: files below `outputs` are counted apart, files below `scratch` not at all."""
+
+    project: str
+    outputs: tuple[str, ...]
+    scratch: tuple[str, ...]
+    job: str = ""
+
+    STEP = "new_files"
+    REPLY = NewFilesReply
+
+    def __post_init__(self) -> None:
+        check_project(self.project)
+        if self.job:
+            check_job_id("job", self.job)
+
+
+@dataclass(frozen=True)
+class PulledReply:
+    """How many names the node has recorded."""
+
+    recorded: int
+
+    def __post_init__(self) -> None:
+        check_range("recorded", self.recorded, 0, MAX_COUNT)
+
+
+@dataclass(frozen=True)
+class PulledRequest:
+    """Remember that the paths `names` were pulled as they were at `time_ns` (of a NewFilesReply)."""
+
+    project: str
+    names: tuple[str, ...]
+    time_ns: int
+
+    STEP = "pulled"
+    REPLY = PulledReply
+
+    def __post_init__(self) -> None:
+        check_project(self.project)
+        check_range("time_ns", self.time_ns, 0, MAX_SIZE)

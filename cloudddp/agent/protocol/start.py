@@ -1,0 +1,111 @@
+"""Starting a job on a node: `setup` and `start`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cloudddp.agent.protocol.codec import (
+    MAX_TEXT,
+    ProtocolError,
+    check_job_id,
+    check_length,
+    check_project,
+    check_range,
+)
+from cloudddp.agent.protocol.jobs import MAX_NODES, MAX_PID, MAX_RANKS
+
+MAX_RESTARTS = 1 << 16
+MAX_GRACE = 1e6  # seconds
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that the agent starts: `launcher` (torchrun; empty where ranks start directly) followed by `rank`. The
+    agent puts its rank wrapper between the two, which records the log, exit code and end of each rank. A word with a
+    slash is a path relative to the project."""
+
+    launcher: tuple[str, ...]
+    rank: tuple[str, ...]
+    env: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if not self.launcher and not self.rank:
+            raise ProtocolError("a process has no command")
+
+
+@dataclass(frozen=True)
+class SetupReply:
+    """How the setup ended. `command` is the one that failed, with the end of its `output`. `cancelled`: the job was
+    cancelled meanwhile, and no process of its setup is left."""
+
+    ran: bool
+    exit_code: int
+    command: str = ""
+    output: str = ""
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("exit_code", self.exit_code, -255, 255)
+        check_length("command", self.command, MAX_TEXT)
+        check_length("output", self.output, MAX_TEXT)
+
+
+@dataclass(frozen=True)
+class SetupRequest:
+    """Run `commands` in the project unless they ran here before with the same contents of `inputs` (paths in the
+    project). They belong to the job that is being launched."""
+
+    job: str
+    node: int
+    project: str
+    script: str
+    commands: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+    STEP = "setup"
+    REPLY = SetupReply
+
+    def __post_init__(self) -> None:
+        check_job_id("job", self.job)
+        check_range("node", self.node, 0, MAX_NODES)
+        check_project(self.project)
+        check_length("script", self.script, MAX_TEXT)
+
+
+@dataclass(frozen=True)
+class StartReply:
+    """The job's supervisor runs."""
+
+    pid: int
+
+    def __post_init__(self) -> None:
+        check_range("pid", self.pid, 1, MAX_PID)
+
+
+@dataclass(frozen=True)
+class StartRequest:
+    """Start a job's processes on this node. `env` is common to all of them; it may hold secrets."""
+
+    job: str
+    node: int
+    project: str
+    script: str
+    env: dict[str, str]
+    processes: tuple[Process, ...]
+    ranks: int
+    max_restarts: int
+    stop_grace: float  # seconds
+
+    STEP = "start"
+    REPLY = StartReply
+
+    def __post_init__(self) -> None:
+        check_job_id("job", self.job)
+        check_range("node", self.node, 0, MAX_NODES)
+        check_project(self.project)
+        check_length("script", self.script, MAX_TEXT)
+        check_length("processes", self.processes, MAX_RANKS)
+        check_range("ranks", self.ranks, 0, MAX_RANKS)
+        check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
+        check_range("stop_grace", self.stop_grace, 0, MAX_GRACE)

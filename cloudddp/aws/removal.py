@@ -1,0 +1,125 @@
+"""Terminates instances and deletes other resources, in spite of EC2's eventual consistency."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cloudddp.aws.client import AWS
+from cloudddp.aws.inventory import Instance, Resource
+from cloudddp.config import timing
+from cloudddp.errors import AWSError
+
+POLL_SECONDS = 2.0
+REFUSED = ("OperationNotPermitted", "UnauthorizedOperation")  # for one instance
+_IN_USE = (
+    "DependencyViolation",
+    "InvalidGroup.InUse",
+    "VolumeInUse",
+    "IncorrectState",
+    "InvalidParameterValue",  # "Network interface ... is currently in use"
+    "InvalidNetworkInterface.InUse",
+)
+
+
+def terminate(aws: AWS, ids: list[str]) -> list[str]:
+    """Call TerminateInstances until AWS has accepted every id; return the ids that it does not know.
+
+    InvalidInstanceID.NotFound does not mean that an instance has ended: a new one may not be known yet (EC2, "Eventual
+    consistency"), and one unknown id fails the whole batch. So unknown ids are tried again.
+    """
+    deadline = time.monotonic() + timing.current().unknown_id
+    remaining = list(ids)
+    while True:
+        remaining = _terminate_once(aws, remaining)
+        if not remaining or time.monotonic() > deadline:
+            return remaining
+        time.sleep(POLL_SECONDS)
+
+
+def _terminate_once(aws: AWS, ids: list[str]) -> list[str]:
+    """Return the ids that AWS does not know. If it refuses some, raise after the others have been tried.
+
+    One id fails the whole call: an instance that does not exist, is protected, or may not be terminated by the caller
+    (somebody else's, with this cluster's tags). The others are terminated all the same.
+    """
+    try:
+        aws.call("ec2", "terminate_instances", InstanceIds=ids)
+    except AWSError as error:
+        if error.code not in ("InvalidInstanceID.NotFound", *REFUSED):
+            raise
+        if len(ids) > 1:
+            return _terminate_each(aws, ids)
+        if error.code in REFUSED:
+            raise
+        return ids
+    return []
+
+
+def _terminate_each(aws: AWS, ids: list[str]) -> list[str]:
+    unknown: list[str] = []
+    refused: AWSError | None = None
+    for one in ids:
+        try:
+            unknown += _terminate_once(aws, [one])
+        except AWSError as error:
+            if error.code not in REFUSED:
+                raise
+            refused = error
+    if refused is not None:
+        raise refused
+    return unknown
+
+
+def wait_terminated(
+    aws: AWS,
+    look: Callable[[], list[Instance]],
+    *,
+    timeout: float = 600.0,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[Instance]:
+    """Wait until every instance that `look` returns is terminated; terminate live ones; return the remaining ones.
+
+    botocore's waiter polls every 15 s and fails if an instance has already disappeared. One failed call (a network
+    problem) does not end the wait; four in a row do. `progress` is called with the number of remaining instances.
+    """
+    deadline = time.monotonic() + timeout
+    pause, failures = 0.2, 0
+    remaining: list[Instance] = []
+    while True:
+        try:
+            remaining = [instance for instance in look() if instance.state != "terminated"]
+            if live := [instance.id for instance in remaining if instance.live]:
+                terminate(aws, live)
+            failures = 0
+        except AWSError as error:
+            failures += 1
+            if failures > 3 or error.code:
+                raise
+        if (not remaining and not failures) or time.monotonic() > deadline:
+            return remaining
+        progress(len(remaining))
+        time.sleep(pause)
+        pause = min(pause * 1.5, POLL_SECONDS)
+
+
+def delete(aws: AWS, resource: Resource) -> AWSError | None:
+    """Try once to delete a resource. Return None if it is gone, else the error; see `in_use`."""
+    calls: dict[str, tuple[str, dict[str, str]]] = {
+        "security group": ("delete_security_group", {"GroupId": resource.id}),
+        # By id: the name is a lock, which another cluster may hold by now.
+        "key pair": ("delete_key_pair", {"KeyPairId": resource.id}),
+        "volume": ("delete_volume", {"VolumeId": resource.id}),
+        "network interface": ("delete_network_interface", {"NetworkInterfaceId": resource.id}),
+    }
+    method, params = calls[resource.kind]
+    try:
+        aws.call("ec2", method, **params)
+    except AWSError as error:
+        return None if ".NotFound" in error.code else error
+    return None
+
+
+def in_use(error: AWSError) -> bool:
+    """Return whether waiting helps: interfaces and volumes are released some time after their instance has ended."""
+    return error.code in _IN_USE

@@ -1,0 +1,69 @@
+"""What `down` would destroy: running jobs and results that nobody has pulled, as the nodes report them.
+
+The nodes get a few seconds to answer: nothing here may keep `down` from ending the bill.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from cloudddp.agent.protocol.results import NewFilesReply
+from cloudddp.cli.actions.results import pull_command
+from cloudddp.cli.formats import node_list
+from cloudddp.cluster import connect
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.cluster.model import Cluster
+from cloudddp.config import timing
+from cloudddp.config.spec import Config
+from cloudddp.errors import Part
+from cloudddp.job.results import new_files
+from cloudddp.ssh.connection import Target
+from cloudddp.ssh.fleet import Fleet, each
+
+
+def at_stake(found: Cluster, settings: Config) -> list[tuple[Part, ...]]:
+    """Return a message for each running job and each node with results that were not pulled. Never fails."""
+    try:
+        targets = connect.targets(found, settings.cluster)
+    except Exception:  # no key, or a node without an address
+        return [
+            ("cannot check for running jobs and results not pulled yet: this computer has no key for its nodes",)
+        ]  # fmt: skip
+    limit = timing.current().at_stake
+    replies: dict[int, NewFilesReply] = {}
+    asking = threading.Thread(target=_ask, args=(targets, settings, replies, limit), daemon=True)
+    asking.start()
+    asking.join(limit)
+    return _messages(dict(replies), sorted(targets))
+
+
+def _ask(
+    targets: dict[int, Target], settings: Config, replies: dict[int, NewFilesReply], limit: float
+) -> None:
+    def one(node: int) -> None:
+        with Fleet({node: targets[node]}) as fleet:
+            fleet.connect(connect_timeout=limit)
+            replies[node] = new_files.find(fleet, node, settings.job, project=PROJECT, timeout=limit)
+
+    each({node: (lambda node=node: one(node)) for node in targets}, fatal=lambda _: False)  # type: ignore[misc]
+
+
+def _messages(replies: dict[int, NewFilesReply], nodes: list[int]) -> list[tuple[Part, ...]]:
+    running: dict[str, list[int]] = {}
+    for node, reply in sorted(replies.items()):
+        for job in reply.running:
+            running.setdefault(job, []).append(node)
+    messages: list[tuple[Part, ...]] = [
+        (f"job {job} is running on {node_list(where)}",) for job, where in sorted(running.items())
+    ]
+    kept = new_files.by_node(replies)
+    for held in kept:
+        jobs = ", ".join(one.job for one in replies[held.node].jobs)
+        what = new_files.describe((*held.outputs, *held.others)) or "files"
+        messages.append((f"not pulled from node {held.node}: {what}" + (f" of job {jobs}" if jobs else ""),))
+    if kept:
+        command = pull_command(kept, replies, with_outputs=True)
+        messages.append(("the files are deleted with the nodes; to keep them, first: ", command))
+    if silent := [node for node in nodes if node not in replies]:
+        messages.append((f"{node_list(silent)} did not answer: its jobs and results are unknown",))
+    return messages

@@ -1,0 +1,184 @@
+"""Following a job: its logs as they come, silent nodes, how it ended; and cancelling it at Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
+
+import click
+
+from cloudddp import signals
+from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.training import TrainingStatus
+from cloudddp.cli.actions import deadlines
+from cloudddp.cli.console import Console
+from cloudddp.cli.formats import counted, duration, node_list
+from cloudddp.cli.session import Session
+from cloudddp.cluster import inspect
+from cloudddp.cluster.model import Cluster
+from cloudddp.errors import AWSError, Command
+from cloudddp.job import cancel
+from cloudddp.job.follow.decide import Policy
+from cloudddp.job.follow.follower import JobFollower
+from cloudddp.job.follow.verdict import JobResult
+from cloudddp.text import with_colours, without_colours
+
+COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
+LAUNCHER = -1
+
+
+class JobStopped(Exception):
+    """A job was stopped because of an interrupt. `cancel_again`: it may still run on some node."""
+
+    def __init__(self, job_id: str, outcome: str, *, cancel_again: bool = False) -> None:
+        super().__init__(outcome)
+        self.job_id = job_id
+        self.outcome = outcome
+        self.cancel_again = cancel_again
+
+
+def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> JobResult:
+    """Show the job's logs until it ends, and return how it ended. Raises JobStopped.
+
+    Ctrl-C asks once, and cancels the job on every node. Call it inside `launch.stopped_if_interrupted`.
+    """
+    follower = JobFollower(
+        runner,
+        job_id,
+        cluster.nodes,
+        Policy(grace=session.settings.job.stop_grace, stop_on_failure=True, stop_on_loss=True),
+        on_line=line_printer(session.console),
+        on_quiet=quiet_reporter(session.console),
+        ended_instances=fates(session, cluster),
+    )
+    try:
+        return _followed(follower, session, runner, cluster, job_id)
+    finally:
+        follower.close()
+
+
+def _followed(
+    follower: JobFollower, session: Session, runner: Runner, cluster: Cluster, job_id: str
+) -> JobResult:
+    console, grace = session.console, session.settings.job.stop_grace
+    began = time.monotonic()
+    while True:
+        try:
+            finished = follower.run()
+        except KeyboardInterrupt as interrupt:
+            if _wants_cancel(console, interrupt):
+                _cancel_now(console, runner, job_id, grace)
+        except Exception:
+            console.log(
+                f"job {job_id} may still be running: ",
+                Command("logs", "-f", job_id), ", ", Command("cancel", job_id),
+            )  # fmt: skip
+            raise
+        else:
+            report_end(session, cluster, finished, time.monotonic() - began)
+            return finished
+
+
+def _wants_cancel(console: Console, interrupt: KeyboardInterrupt) -> bool:
+    if isinstance(interrupt, signals.HungUp):
+        raise interrupt  # the terminal is gone; the job goes on
+    if isinstance(interrupt, signals.Terminated) or not sys.stdin.isatty():
+        return True
+    signals.arm()  # a second Ctrl-C is an answer, too
+    try:
+        return console.confirm("\nCancel the job on every node?", default=True)
+    except (click.Abort, KeyboardInterrupt):
+        return True
+
+
+def _cancel_now(console: Console, runner: Runner, job_id: str, grace: float) -> NoReturn:
+    console.log(f"cancelling job {job_id} on every node")
+    with signals.protected(lambda: console.log("still cancelling; this takes a moment")):
+        done = cancel.cancel(runner, job_id, grace=grace)
+    stopped = f" ({done.training.stopped})" if done.training and done.training.stopped else ""
+    raise JobStopped(job_id, f"job {job_id} cancelled{f', {done.text}' if done.text else ''}{stopped}")
+
+
+def fates(session: Session, cluster: Cluster) -> Callable[[], Mapping[int, str]]:
+    """Return a function that asks AWS which nodes have ended. Any thread may call it."""
+    return lambda: inspect.fates(session.aws(), cluster, cluster.nodes)
+
+
+def line_printer(
+    console: Console, only: frozenset[int] | None = None, *, launcher: bool = False
+) -> Callable[[int, int, str], None]:
+    """Return a function that prints a log line as `[rank 3 | node 1] text`; each rank has its colour on a terminal."""
+    shown = with_colours if sys.stdout.isatty() else without_colours
+
+    def show(node: int, rank: int, line: str) -> None:
+        if rank == LAUNCHER:
+            if launcher:
+                console.print(click.style(f"[launcher | node {node}]", dim=True) + f" {shown(line)}")
+            return
+        if only is None or rank in only:
+            label = click.style(f"[rank {rank} | node {node}]", fg=COLOURS[rank % len(COLOURS)])
+            console.print(f"{label} {shown(line)}")
+
+    return show
+
+
+def quiet_reporter(console: Console) -> Callable[[int, bool], None]:
+    def report(node: int, quiet: bool) -> None:
+        console.log(
+            f"node {node} is not responding; retrying" if quiet else f"node {node} is responding again"
+        )
+
+    return report
+
+
+def report_end(session: Session, cluster: Cluster, finished: JobResult, seconds: float) -> None:
+    """Report how a job ended, and what is known of nodes that were lost."""
+    console = session.console
+    _report_outcome(console, finished, seconds)
+    ended = _report_fates(session, cluster, finished.lost) if finished.lost else frozenset()
+    deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
+    if unchecked := set(finished.unverified) - ended:
+        console.log(
+            f"processes of the job may still run on {node_list(unchecked)}: ", Command("cancel", finished.job)
+        )
+
+
+def _report_outcome(console: Console, finished: JobResult, seconds: float) -> None:
+    training = finished.training
+    if finished.status == "succeeded":
+        progress = f"; {training.text}" if training and training.text else ""
+        ranks = counted(finished.ranks, "rank")
+        console.log(f"job {finished.job} finished: {ranks}, {duration(seconds)}{progress}")
+        return
+    if finished.status == "running":
+        console.log(f"job {finished.job} is still running")
+        return
+    console.fail(f"job {finished.job} {finished.status}{f': {finished.cause}' if finished.cause else ''}")
+    report_stopped(console, training)
+    if finished.status == "preempted":
+        console.log("launch it again to continue from the snapshot; the cluster must stay up until then")
+    if finished.last_lines:
+        console.print(click.style("its last lines:", fg="red"), err=True)
+        shown = with_colours if sys.stderr.isatty() else without_colours
+        for line in finished.last_lines:
+            console.print(f"  | {shown(line)}", err=True)
+
+
+def report_stopped(console: Console, training: TrainingStatus | None) -> None:
+    """Report where a training was stopped, if it reported that."""
+    if training and training.stopped:
+        console.log(f"the training {training.stopped}")
+
+
+def _report_fates(session: Session, cluster: Cluster, lost: Iterable[int]) -> frozenset[int]:
+    """Report what AWS knows of the nodes that were lost; return those whose instances have ended."""
+    try:
+        found = inspect.fates(session.aws(), cluster, lost)
+    except AWSError as error:
+        session.console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")
+        return frozenset()
+    for node, fate in found.items():
+        session.console.log(f"node {node}: AWS says {fate}")
+    return frozenset(found)

@@ -1,0 +1,119 @@
+"""`launch`: sync the project, start the ranks, follow them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cloudddp import signals
+from cloudddp.agent.client import Runner
+from cloudddp.cli import session as sessions
+from cloudddp.cli.actions import deadlines, rehearsal
+from cloudddp.cli.actions.follow import JobStopped, foreground
+from cloudddp.cli.actions.results import report_new
+from cloudddp.cli.console import Console
+from cloudddp.cli.session import Session
+from cloudddp.cluster.model import Cluster
+from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.errors import Command, Interrupted, Text, UsageError
+from cloudddp.job import cancel
+from cloudddp.job import launch as starting
+from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.ranks import Script
+
+
+def launch(
+    console: Console,
+    options: GlobalOptions,
+    *,
+    flags: Sequence[Flag],
+    detach: bool,
+    anyone: bool,
+    dry_run: bool,
+    module: bool,
+    variables: Sequence[str],
+    script: str,
+    args: Sequence[str],
+) -> int:
+    flags = [*flags, *variable_flags(variables)]
+    session = sessions.start(console, options, flags=flags, anyone=anyone, dry_run=dry_run)
+    wanted = checked_script(session, Script(script, tuple(args), module))
+    if dry_run:
+        rehearsal.launch(console, session.settings, wanted, session.root)
+        return 0
+    job_id = starting.new_id()
+    try:
+        finished = _launch(session, wanted, job_id, detach=detach)
+    except JobStopped as stopped:
+        hint: Text = (Command("down"), " ends the bill")
+        if stopped.cancel_again:
+            hint = (Command("cancel", job_id), ", and again if necessary")
+        raise Interrupted(f"{stopped.outcome}; the cluster is still up", hint=hint) from None
+    if finished is None:
+        return 0
+    if finished.lost:
+        console.log(
+            "next: ", Command("status"), "; with the remaining nodes: ", Command("pull"), ", ", Command("down")
+        )  # fmt: skip
+    elif finished.exit_code:
+        console.log("the cluster is still up; ", Command("down"), " ends the bill")
+    return finished.exit_code
+
+
+def _launch(session: Session, script: Script, job_id: str, *, detach: bool) -> JobResult | None:
+    """Start the job, and follow it to its end unless `detach` is set."""
+    console = session.console
+    with session.connect(whole=True) as (cluster, runner):
+        with stopped_if_interrupted(console, runner, job_id):
+            start_job(session, runner, cluster, script, job_id)
+            if detach:
+                console.print(job_id)
+                console.log(
+                    "next: ", Command("logs", "-f", job_id), "   (", Command("cancel", job_id), " ends it)"
+                )  # fmt: skip
+                return None
+            finished = foreground(session, runner, cluster, job_id)
+        if not finished.lost:
+            report_new(console, runner, session.settings, job_id)
+    return finished
+
+
+def variable_flags(variables: Sequence[str]) -> list[Flag]:
+    """Return `--env K=V` options as settings. Raises UsageError for one without '='."""
+    flags = []
+    for variable in variables:
+        name, equals, value = variable.partition("=")
+        if not equals:
+            raise UsageError(f"--env {variable!r} has no '='", hint="for example --env NCCL_DEBUG=INFO")
+        flags.append(Flag("--env", "job", "env", {name: value}))
+    return flags
+
+
+def checked_script(session: Session, script: Script, *, fresh: bool = False) -> Script:
+    """Return the script by its path in the project. Raises UsageError before anything is called."""
+    return starting.prepare(session.root, Path.cwd(), script, session.settings, fresh=fresh)
+
+
+def start_job(session: Session, runner: Runner, cluster: Cluster, script: Script, job_id: str) -> None:
+    """Start the job. Call it inside `stopped_if_interrupted`."""
+    deadlines.warn_if_near(session.console, cluster)
+    with session.console.progress() as progress:
+        starting.launch(
+            runner, cluster, session.settings, script, root=session.root, progress=progress, job_id=job_id
+        )
+
+
+@contextlib.contextmanager
+def stopped_if_interrupted(console: Console, runner: Runner, job_id: str) -> Iterator[None]:
+    """End the job at a Ctrl-C before anybody follows it: while it is started, or right after. Raises JobStopped."""
+    try:
+        yield
+    except signals.HungUp:
+        raise
+    except KeyboardInterrupt:
+        with signals.protected(lambda: console.log("still ending the job; this takes a moment")):
+            unsure = cancel.abort_launch(runner, job_id)
+        known = f"it may still run on node {', '.join(map(str, unsure))}" if unsure else "it was ended"
+        outcome = f"interrupted while job {job_id} was being started; {known}"
+        raise JobStopped(job_id, outcome, cancel_again=bool(unsure)) from None

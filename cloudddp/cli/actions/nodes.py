@@ -1,0 +1,89 @@
+"""`sync`, `exec` and `ssh`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Iterable, Sequence
+
+from cloudddp.agent.client import Runner
+from cloudddp.cli import session as sessions
+from cloudddp.cli.console import Console
+from cloudddp.cluster import connect
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import CloudDDPError, Command
+from cloudddp.job import sync as syncing
+from cloudddp.job.follow.lines import LineSplitter
+from cloudddp.local_state import ClusterFolder, write_atomic
+from cloudddp.text import without_colours
+
+
+def sync(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
+    session = sessions.start(console, options, anyone=anyone)
+    with session.connect() as (cluster, runner), console.progress() as progress:
+        syncing.sync(runner, cluster, session.settings, root=session.root, progress=progress)
+
+
+def exec_(
+    console: Console, options: GlobalOptions, *, anyone: bool, node: int | None, command: Sequence[str]
+) -> int:
+    session = sessions.start(console, options, anyone=anyone)
+    text = command[0] if len(command) == 1 else shlex.join(command)
+    inside = f'cd "$HOME"/{PROJECT} 2>/dev/null || cd; {text}'
+    with session.connect() as (cluster, runner):
+        if node is not None:
+            cluster.require_node(node)
+        outcome = runner.each(
+            lambda rank: _execute(console, runner, rank, inside) if node in (None, rank) else None,
+            fatal=lambda _: False,
+        )
+    for rank, code in sorted(outcome.values.items()):
+        if code:
+            console.log(f"node {rank}: exit code {code}")
+    return max((code or 0 for code in outcome.all().values()), default=0)
+
+
+def _execute(console: Console, runner: Runner, node: int, command: str) -> int:
+    """Run a command on a node and print its lines as they come, each whole; return its exit code."""
+    out, err = LineSplitter(), LineSplitter()
+
+    def show(lines: Iterable[str], *, err: bool) -> None:
+        for line in lines:
+            console.print(f"[node {node}] {without_colours(line)}", err=err)
+
+    result = runner.run(
+        node,
+        command,
+        command_timeout=None,
+        on_stdout=lambda data: show(out.feed(data), err=False),
+        on_stderr=lambda data: show(err.feed(data), err=True),
+    )
+    show(out.feed(b"", last=True), err=False)
+    show(err.feed(b"", last=True), err=True)
+    return result.exit_code
+
+
+def ssh(console: Console, options: GlobalOptions, *, anyone: bool, node: int, command: Sequence[str]) -> None:
+    session = sessions.start(console, options, anyone=anyone)
+    cluster, spec = session.cluster(), session.settings.cluster
+    cluster.require_node(node)
+    program = shutil.which("ssh")
+    if program is None:
+        raise CloudDDPError(
+            "OpenSSH's `ssh` is not installed",
+            hint=("install openssh-client, or use ", Command("exec"), ", which does not need it"),
+        )
+    connect.complete_host_keys(cluster, spec, progress=console.log)
+    targets = connect.targets(cluster, spec)
+    target = targets[node]
+    target.require_host_key()
+    known = ClusterFolder(cluster.id).known_hosts
+    write_atomic(known, "".join(f"{t.known_as} {key}\n" for t in targets.values() for key in t.host_keys))
+    known_only = [f"UserKnownHostsFile={known}", "GlobalKnownHostsFile=none"]
+    settings = ["StrictHostKeyChecking=yes", *known_only, "IdentitiesOnly=yes"]
+    # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not trusted.
+    argv = [program, "-F", "none", "-i", str(target.private_key), "-p", str(target.port)]
+    argv += [word for setting in settings for word in ("-o", setting)]
+    os.execv(program, [*argv, f"{target.user}@{target.host}", *command])  # noqa: S606  no shell

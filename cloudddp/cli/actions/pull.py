@@ -1,0 +1,80 @@
+"""`pull`: copy results from the nodes to this computer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cloudddp.cli import session as sessions
+from cloudddp.cli.actions.results import report_held
+from cloudddp.cli.console import Console
+from cloudddp.cli.formats import counted, toml
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import CloudDDPError
+from cloudddp.job import project_files, status
+from cloudddp.job.results import new_files
+from cloudddp.job.results import pull as pulling
+from cloudddp.job.results.pull import Pulled
+from cloudddp.text import size_of
+
+
+def pull(
+    console: Console,
+    options: GlobalOptions,
+    *,
+    anyone: bool,
+    paths: Sequence[str],
+    job_id: str | None,
+    node: int | None,
+    all_nodes: bool,
+    to: Path | None,
+) -> None:
+    session = sessions.start(console, options, anyone=anyone)
+    job = session.settings.job
+    pulling.check_names(paths)
+    pulling.check_target(to or session.root / project_files.RESULTS)
+    with session.connect() as (cluster, runner):
+        known = status.list_jobs(runner)
+        record = status.find(known, job_id)
+        default = record.rank_zero if record.rank_zero is not None else min(cluster.nodes)
+        first = default if node is None else node
+        cluster.require_node(first)
+        base = to or session.root / project_files.RESULTS / record.id
+        targets = {k: base / f"node{k}" for k in cluster.nodes} if all_nodes else {first: base}
+        names = paths or job.outputs
+        since = None if paths else record.started
+        replies = new_files.find_all(runner, job, project=PROJECT).values
+        files = 0
+        for source, target in targets.items():
+            pulled = pulling.pull(runner, names, node=source, to=target, since=since)
+            if pulled.files and source in replies:
+                new_files.mark_pulled(runner, source, names, replies[source].time_ns, project=PROJECT)
+            _report(console, source, pulled, target, record.id)
+            files += pulled.files
+        if not files:
+            report_held(console, replies, session.settings)
+            raise _nothing_to_pull(names, job.outputs)
+        if record.id != known[-1].id and not paths:
+            console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
+
+
+def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str]) -> CloudDDPError:
+    return CloudDDPError(
+        f"nothing to pull: no {' or '.join(names)} on the nodes",
+        hint="give PATHS of the project on the nodes, or set [job] outputs in cloudddp.toml "
+        f"(now {toml(outputs)}) to where the script writes",
+    )
+
+
+def _report(console: Console, node: int, pulled: Pulled, target: Path, job_id: str) -> None:
+    for line in pulled.notes:
+        console.warn(f"node {node}: {line}")
+    if pulled.files:
+        count = counted(pulled.files, "file")
+        console.print(f"node {node}: {count}, {size_of(pulled.size)} -> {target}")
+    if pulled.older:
+        console.warn(
+            f"{pulled.older} of them {'is' if pulled.older == 1 else 'are'} older than job {job_id}: "
+            "jobs share the folder, so these may be an earlier job's"
+        )

@@ -1,0 +1,254 @@
+"""--dry-run: the verbs' own code against moto in this process, and nodes that print the commands they get.
+
+Nothing is called: no AWS, no SSH, no file outside a temporary folder. Ids and addresses are made up. The calls, their
+parameters, the commands on the nodes and the price are the real ones, because the code that makes them is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cloudddp.agent import client
+from cloudddp.agent.protocol.codec import decode, encode
+from cloudddp.agent.protocol.files import ApplyReply, ApplyRequest
+from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
+from cloudddp.aws import discover, inventory
+from cloudddp.aws.client import AWS
+from cloudddp.aws.discover import TypeInfo
+from cloudddp.cli.console import Console
+from cloudddp.cli.views import lifecycle
+from cloudddp.cluster import inspect, teardown
+from cloudddp.cluster import up as creating
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.up import UpResult
+from cloudddp.config.spec import ClusterSpec, Config
+from cloudddp.errors import CloudDDPError
+from cloudddp.job import launch as starting
+from cloudddp.job.ranks import Script
+from cloudddp.ssh import keys
+from cloudddp.ssh.connection import Result
+from cloudddp.ssh.fleet import Outcome
+
+T = TypeVar("T")
+Print = Callable[[str], None]
+_WRAPPER = ("python3", "agent.pyz", "rank")  # records each rank's log and exit code
+CALLER = "203.0.113.7/32"  # stands for this computer's own address; from the range for documentation
+
+
+class Nodes:
+    """Replaces the SSH fleet: prints each command, unless it has nothing to print with, and answers as a healthy node.
+
+    `hidden` are the variables set by the user, whose values may be secret.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        gpus: int,
+        cpus: int,
+        hidden: Collection[str] = (),
+        print: Print | None = None,  # noqa: A002  what it replaces
+    ) -> None:
+        self._cluster = cluster
+        self._hidden = hidden
+        self._gpus, self._cpus = gpus, cpus
+        self._print = print
+        self._host_keys: dict[int, str] = {}
+
+    def run(
+        self,
+        node: int,
+        command: str,
+        *,
+        stdin: bytes | Iterable[bytes] = b"",
+        command_timeout: float | None = 60.0,  # noqa: ARG002  the protocol's
+        on_stdout: Callable[[bytes], None] | None = None,  # noqa: ARG002
+        on_stderr: Callable[[bytes], None] | None = None,  # noqa: ARG002
+        limit: int = 0,  # noqa: ARG002
+        total_timeout: float | None = None,  # noqa: ARG002
+    ) -> Result:
+        data = stdin if isinstance(stdin, bytes) else b"".join(stdin)
+        step = client.step_of(command)
+        if self._print:
+            for line in self._shown(node, step, command, data):
+                self._print(line)
+        if "make-host-key" in command:
+            return Result(0, keys.generate().public.encode(), b"")
+        return Result(0, self._answer(step), b"")
+
+    def _shown(self, node: int, step: str, command: str, data: bytes) -> Iterator[str]:
+        """Yield the lines that show a command and what it gets on stdin."""
+        yield f"\nnode {node} ({self._cluster.nodes[node].public_ip}) $ {command}"
+        message = data.partition(b"\n")[0]
+        if step == StartRequest.STEP:
+            start = decode(message, StartRequest)
+            for process in start.processes:
+                yield from _process(start.env, process, self._hidden)
+        elif step == ApplyRequest.STEP:
+            apply = decode(message, ApplyRequest)
+            yield f"  < {len(apply.manifest)} files, {len(data)} bytes as a tar stream; deletes {len(apply.delete)}"
+        elif step == SetupRequest.STEP:
+            yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
+        elif data:
+            yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"
+
+    def _answer(self, step: str) -> bytes:
+        replies: dict[str, ProbeReply | ApplyReply | SetupReply | StartReply] = {
+            "probe": ProbeReply(
+                hostname="rehearsal", interface="ens5", gpus=self._gpus, cpus=self._cpus,
+                python="/opt/pytorch/bin/python", free_port=29500, time=time.time(), disk_free=1 << 40,
+                timer_state="active", timer_next="-", running=(), manifest={},
+            ),
+            "apply": ApplyReply(written=0, deleted=0),
+            "setup": SetupReply(ran=True, exit_code=0, command="", output=""),
+            "start": StartReply(pid=1),
+        }  # fmt: skip
+        return encode(replies[step]) if step in replies else b"{}"
+
+    def each(
+        self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
+    ) -> Outcome[T]:
+        """Work on one node after the other, so that the output has an order."""
+        outcome: Outcome[T] = Outcome()
+        for node in self._cluster.nodes:
+            try:
+                outcome.values[node] = work(node)
+            except CloudDDPError as error:
+                outcome.errors[node] = error
+                if fatal(error):
+                    break
+        return outcome
+
+    def host_key(self, node: int) -> str:
+        """Return the key that the node would have shown; '' for the one of the user data."""
+        return self._host_keys.get(node, "")
+
+    def expect(self, node: int, host_key: str) -> None:
+        self._host_keys[node] = host_key
+
+    def reconnect(self, node: int) -> None:
+        """Nothing to do: no connection breaks."""
+
+    def close(self) -> None:
+        """Nothing to do: no connection is open."""
+
+
+def _process(shared: Mapping[str, str], process: Process, hidden: Collection[str]) -> Iterator[str]:
+    yield "  starts: " + shlex.join((*process.launcher, *_WRAPPER, *process.rank))
+    for name, value in sorted({**shared, **process.env}.items()):
+        yield f"    {name}={'****' if name in hidden else value}"
+
+
+class Recorder:
+    """Prints AWS calls as they are made, while it is switched on."""
+
+    def __init__(self, print: Print, *, on: bool) -> None:  # noqa: A002  what it replaces
+        self._print = print
+        self.on = on
+
+    def __call__(self, service: str, method: str, params: Mapping[str, Any], answer: Any) -> None:
+        if not self.on:
+            return
+        operation = "".join(word.capitalize() for word in method.split("_"))
+        self._print(f"\naws {service} {operation}")
+        for name, value in params.items():
+            self._print(f"  {name}: {_shown(name, value)}")
+        created = {key: answer[key] for key in ("GroupId", "KeyPairId") if key in answer}
+        if created:
+            self._print(f"  -> {json.dumps(created)}")
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "UserData":
+        return f"<{len(value)} bytes of cloud-config: the first host key, and the timer that terminates the node at the deadline>"
+    if isinstance(value, bytes):
+        return value.decode()
+    return json.dumps(value, default=str)
+
+
+def up(console: Console, settings: Config) -> None:
+    """Print what `up` would do."""
+    with _rehearsal(console, settings, "up") as (aws, recorder):
+        recorder.on = True
+        _bring_up(console, aws, settings, show=True)
+        console.print("\n# End of the rehearsal. Nothing was started; nothing costs anything.")
+
+
+def launch(console: Console, settings: Config, script: Script, root: Path) -> None:
+    """Print what `launch` would do on a new cluster of these settings."""
+    with _rehearsal(console, settings, "launch") as (aws, recorder):
+        _bring_up(console, aws, settings, show=False)
+        recorder.on = True
+        found = inspect.get(aws, settings.cluster.name)
+        recorder.on = False
+        info = discover.instance_type(aws, settings.cluster)
+        nodes = Nodes(
+            found, gpus=info.gpus, cpus=info.vcpus, hidden=settings.job.env, print=console.print
+        )  # fmt: skip
+        starting.launch(
+            nodes, found, settings, script,
+            root=root, progress=lambda text: console.print(f"\n# {text}"), job_id=starting.new_id(),
+        )  # fmt: skip
+        console.print("\n# End of the rehearsal. Nothing was started.")
+
+
+def down(console: Console, settings: Config) -> None:
+    """Print what `down` would do to a cluster of these settings."""
+    name = settings.cluster.name
+    with _rehearsal(console, settings, "down") as (aws, recorder):
+        _bring_up(console, aws, settings, show=False)
+        recorder.on = True
+        report = teardown.down(aws, inventory.named(name), progress=lambda text: console.print(f"\n# {text}"))
+        console.print("\n" + lifecycle.down(report, name, simulated=True))
+        console.print("# End of the rehearsal. Nothing was removed.")
+
+
+@contextlib.contextmanager
+def _rehearsal(console: Console, settings: Config, verb: str) -> Iterator[tuple[AWS, Recorder]]:
+    """Yield an AWS that is moto, and what prints the calls to it."""
+    try:
+        # moto takes 0.5 s to import, is only needed here and by the simulator, and may not be installed.
+        from cloudddp.sim import aws as simulated
+
+        rehearsal = simulated.rehearse()
+        rehearsal.__enter__()
+    except ImportError:
+        raise CloudDDPError(
+            "--dry-run needs moto", hint="pip install 'cloudddp[sim]' (in a clone: pip install '.[sim]')"
+        ) from None
+    try:
+        with tempfile.TemporaryDirectory(prefix="cloudddp-rehearsal-") as folder:
+            os.environ["CLOUDDDP_HOME"] = folder  # `rehearse` restores the environment
+            console.print(
+                f"# Rehearsal of `{verb}`: nothing is called; ids, addresses and sizes are made up."
+            )
+            recorder = Recorder(console.print, on=False)
+            yield AWS(region=settings.cluster.region, observe=recorder), recorder
+    finally:
+        rehearsal.__exit__(None, None, None)
+
+
+def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> UpResult:
+    info: list[TypeInfo] = []
+
+    def agree(plan: Plan, found: TypeInfo) -> None:
+        info.append(found)
+        console.print("\n" + lifecycle.plan(plan, found, settings.cluster))
+
+    def dial(created: Cluster, _: ClusterSpec, __: float, ___: Callable[[], None]) -> Nodes:
+        return Nodes(created, gpus=info[0].gpus, cpus=info[0].vcpus, print=console.print if show else None)
+
+    return creating.up(
+        aws, settings.cluster, progress=lambda _: None, confirm=agree, dial=dial, caller=lambda: CALLER
+    )

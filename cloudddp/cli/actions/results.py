@@ -1,0 +1,150 @@
+"""A job's results: pulled before its nodes are terminated, and reported where nobody has pulled them.
+
+`run` terminates nodes only when every new file on them has been pulled: new files outside `job.outputs`, or results
+whose transfer failed, keep the cluster until its deadline.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.results import NewFilesReply
+from cloudddp.cli.console import Console
+from cloudddp.cli.formats import counted, toml
+from cloudddp.cli.session import Session
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.config.spec import Config
+from cloudddp.errors import CloudDDPError, Command
+from cloudddp.job import project_files
+from cloudddp.job.results import new_files, safe_names
+from cloudddp.job.results import pull as pulling
+from cloudddp.job.results.new_files import NodeFiles, names_of
+from cloudddp.text import one_line, size_of
+
+PULL = Command("pull")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What the nodes still hold, one line per node, and the command that pulls it."""
+
+    lines: tuple[str, ...] = ()
+    pull: Command = PULL
+
+
+def collect(session: Session, runner: Runner, job_id: str, ended: Mapping[int, str]) -> Left:
+    """Pull a job's outputs from every node, and return what is left there, with the reasons.
+
+    `ended` are the nodes whose instances have ended, as AWS reports; their files are lost.
+    """
+    console, job = session.console, session.settings.job
+    to = session.root / project_files.RESULTS / job_id
+    lines: list[str] = []
+    try:
+        found = new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True)
+        lines += _unknown(console, found.errors, ended)
+        zero = min((node for node, reply in found.values.items() if reply.rank_zero), default=None)
+        for node, reply in sorted(found.values.items()):
+            target = to if node == zero else to / f"node{node}"
+            if why := _pull_new(console, runner, session.settings, node, reply, target):
+                lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
+    except KeyboardInterrupt:
+        return Left((*lines, "interrupted while results were pulled: some of them are missing"))
+    if not any(one.outputs.files for reply in found.values.values() for one in reply.jobs):
+        console.log(f"no results: the job wrote nothing to {', '.join(job.outputs)} (job.outputs)")
+    held = [one for one in new_files.by_node(found.values) if one.others or not one.complete]
+    return Left((*lines, *map(_line, held)), pull_command(held, found.values))
+
+
+def _unknown(console: Console, errors: Mapping[int, Exception], ended: Mapping[int, str]) -> list[str]:
+    lines = []
+    for node, error in sorted(errors.items()):
+        if node in ended:
+            console.warn(f"node {node} has ended, and its files are lost")
+        else:
+            lines.append(f"node {node} did not answer, so its files are unknown: {error}")
+    return lines
+
+
+def _pull_new(
+    console: Console, runner: Runner, settings: Config, node: int, reply: NewFilesReply, to: Path
+) -> str:
+    """Pull the outputs of one node if there are new ones; return why that failed, or ''.
+
+    Asks for the names in our own settings: those in the node's answer are chosen by the node.
+    """
+    if not any(one.outputs.files for one in reply.jobs):
+        return ""
+    try:
+        there = names_of(one.outputs for one in reply.jobs)
+        names = [name for name in settings.job.outputs if os.path.normpath(name) in there]
+        names = names or list(settings.job.outputs)
+        pulled = pulling.pull(runner, names, node=node, to=to)
+        for line in pulled.notes:
+            console.warn(f"node {node}: {line}")
+        console.log(f"node {node}: pulled {counted(pulled.files, 'file')}, {size_of(pulled.size)}, to {to}")
+        new_files.mark_pulled(runner, node, names, reply.time_ns, project=PROJECT)
+    except (CloudDDPError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def report_new(console: Console, runner: Runner, settings: Config, job_id: str) -> None:
+    """Report at the end of a launch which results `pull` copies and which new files it does not. Never fails."""
+    found = new_files.find_all(runner, settings.job, project=PROJECT, job_id=job_id)
+    report_held(console, found.values, settings)
+
+
+def report_held(console: Console, replies: Mapping[int, NewFilesReply], settings: Config) -> None:
+    """Report what the nodes hold that nobody has pulled, and the command that pulls it."""
+    held = new_files.by_node(replies)
+    if found := [one for one in held if one.outputs]:
+        elsewhere = any(not replies[one.node].rank_zero for one in found)
+        listed = ", ".join(f"node {one.node}: {new_files.describe(one.outputs)}" for one in found)
+        console.log(f"results: {listed}; next: ", Command("pull", *(["--all-nodes"] if elsewhere else [])))
+    if not (others := [one for one in held if one.others]):
+        return
+    names = [*settings.job.outputs, *dict.fromkeys(name for one in others for name in one.names)]
+    console.warn(
+        f"`pull` does not copy files outside job.outputs = {toml(settings.job.outputs)}: "
+        + "; ".join(map(_line, others))
+    )
+    console.log(
+        "  ",
+        pull_command(others, replies),
+        f" copies them; or set outputs = {toml(names)} in [job] of cloudddp.toml",
+    )
+
+
+def _line(held: NodeFiles) -> str:
+    """Return what one node holds outside the outputs."""
+    rest = "" if held.complete else "; there are too many files to check them all"
+    return f"node {held.node}: {new_files.describe(held.others) or 'files'}{rest}"
+
+
+def pull_command(
+    held: list[NodeFiles], replies: Mapping[int, NewFilesReply], *, with_outputs: bool = False
+) -> Command:
+    """Return the command that pulls these files: from the node of rank 0, which is the default, or from all nodes.
+
+    `with_outputs`: with those inside the outputs, which a pull without names would copy. The names are chosen by the node, and
+    the user will type them: `--` keeps them from being options, and a name that a terminal would not show unchanged is
+    left out.
+    """
+    found = [(*one.outputs, *one.others) if with_outputs else one.others for one in held]
+    names = dict.fromkeys(name for one in found for name in names_of(one) if _can_be_typed(name))
+    elsewhere = any(not replies[one.node].rank_zero for one in held)
+    end = ["--"] if any(name.startswith("-") for name in names) else []
+    return Command("pull", *(["--all-nodes"] if elsewhere else []), *end, *names)
+
+
+def _can_be_typed(name: str) -> bool:
+    try:
+        parts = safe_names.asked([name])
+    except ValueError:
+        return False
+    return one_line(name) == name and not any(safe_names.guarded(part) for path in parts for part in path)

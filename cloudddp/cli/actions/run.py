@@ -1,0 +1,188 @@
+"""`run`: up, launch, pull and down in one command, with the teardown whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from cloudddp import signals
+from cloudddp.agent.client import Runner
+from cloudddp.aws import inventory
+from cloudddp.aws.client import AWS
+from cloudddp.aws.discover import TypeInfo
+from cloudddp.cli import session as sessions
+from cloudddp.cli.actions.down import take_down
+from cloudddp.cli.actions.follow import JobStopped, foreground
+from cloudddp.cli.actions.launch import checked_script, start_job, stopped_if_interrupted, variable_flags
+from cloudddp.cli.actions.results import Left, collect
+from cloudddp.cli.actions.up import bring_up
+from cloudddp.cli.console import Console
+from cloudddp.cli.formats import counted, dollars, moment, toml
+from cloudddp.cli.session import Session
+from cloudddp.cli.views import clusters as views
+from cloudddp.cli.views import lifecycle
+from cloudddp.cluster import inspect, teardown
+from cloudddp.cluster.model import Cluster
+from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers
+from cloudddp.job import cancel, launch, project_files, ranks
+from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.ranks import Script
+from cloudddp.job.results import pull
+from cloudddp.text import one_line
+
+
+@dataclass(slots=True)
+class _Ending:
+    """What decides whether the nodes may be terminated: how the job ended, and what they still hold."""
+
+    discard: bool
+    finished: JobResult | None = None
+    left: Left | None = None
+
+    @property
+    def unknown(self) -> bool:
+        return self.finished is not None and self.finished.status == "unknown"
+
+
+def run(
+    console: Console,
+    options: GlobalOptions,
+    *,
+    flags: Sequence[Flag],
+    yes: bool,
+    discard: bool,
+    module: bool,
+    variables: Sequence[str],
+    script: str,
+    args: Sequence[str],
+) -> int:
+    session = sessions.start(console, options, flags=[*flags, *variable_flags(variables)])
+    wanted = checked_script(session, Script(script, tuple(args), module), fresh=True)
+    pull.check_target(
+        session.root / project_files.RESULTS, hint="make it a folder that you can write to, or remove it"
+    )
+    _refuse_existing(session)
+    created: Cluster | None = None
+    ending = _Ending(discard)
+    try:
+        created = bring_up(session, yes=yes, check=lambda info: _check_fits(session, info)).cluster
+        finished = _run_job(session, wanted, ending)
+    except JobStopped as stopped:
+        raise Interrupted(f"{stopped.outcome}; the cluster is removed") from None
+    except Interrupted as stopped:  # its hint would be about a cluster that stays up
+        raise Interrupted(stopped.message) from None
+    finally:
+        if created is not None:
+            _end(session, created, ending)
+    return finished.exit_code
+
+
+def _refuse_existing(session: Session) -> None:
+    name = session.settings.cluster.name
+    if any(cluster.live for cluster in inspect.find(session.aws(), name)):
+        raise CloudDDPError(
+            f"cluster {name!r} already exists; `run` creates and removes a cluster of its own",
+            hint=("use ", Command("launch"), ", or choose another name with -c"),
+        )
+
+
+def _check_fits(session: Session, info: TypeInfo) -> None:
+    """Raise UsageError where a node would run more ranks than the instance type has GPUs."""
+    ranks.nproc(session.settings.job, [info.gpus] * session.settings.cluster.nodes)
+
+
+def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
+    """Run the job to its end, and pull its results."""
+    job_id = launch.new_id()
+    with session.connect() as (cluster, runner):
+        try:
+            with stopped_if_interrupted(session.console, runner, job_id):
+                start_job(session, runner, cluster, script, job_id)
+                ending.finished = foreground(session, runner, cluster, job_id)
+        finally:
+            _collect(session, runner, cluster, job_id, ending)
+    return ending.finished
+
+
+def _collect(session: Session, runner: Runner, cluster: Cluster, job_id: str, ending: _Ending) -> None:
+    """Pull results before the nodes are terminated. A job that may still run is ended first."""
+    if ending.unknown:
+        return
+    if ending.finished is None:
+        cancel.abort_launch(runner, job_id, grace=session.settings.job.stop_grace)
+    ended: dict[int, str] = {}
+    if ending.finished is not None and ending.finished.lost:
+        with contextlib.suppress(AWSError):
+            ended = inspect.fates(session.aws(), cluster, ending.finished.lost)
+    ending.left = collect(session, runner, job_id, ended)
+
+
+def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
+    """Terminate the nodes, or report which are kept and why. Raises Leftovers, which outweighs the job's exit code."""
+    console = session.console
+    with signals.protected(lambda: console.log(teardown.STILL_REMOVING)):
+        try:
+            if ending.unknown and _still_live(session.aws(), cluster):
+                _leave_running(cluster)
+            if ending.left is not None and ending.left.lines:
+                _keep(session, cluster, ending.left, discard=ending.discard)
+            report = take_down(session, cluster.id)
+        except Leftovers:
+            raise
+        except Exception as error:  # whatever it is: the message must be about the nodes, not about a bug
+            ids = ", ".join(node.id for node in cluster.live)
+            raise Leftovers(
+                f"cannot confirm that {ids} have been terminated; they cost {_price(cluster)} "
+                f"until {_deadline(cluster)}: {error}",
+                hint=("repeat ", Command("down"), " until it reports that nothing is left"),
+            ) from None
+    console.log(lifecycle.down(report, session.settings.cluster.name, simulated=session.options.sim))
+
+
+def _still_live(aws: AWS, cluster: Cluster) -> bool:
+    """Return whether the nodes exist, as far as anyone can tell."""
+    try:
+        return any(node.live for node in inventory.instances(aws, inventory.with_id(cluster.id)))
+    except CloudDDPError:
+        return True
+
+
+def _leave_running(cluster: Cluster) -> NoReturn:
+    """Raise Leftovers: a computer that cannot reach the nodes removes nothing, since the job may be running well."""
+    raise Leftovers(
+        f"lost connection to all nodes, so the {counted(len(cluster.nodes), 'node')} were left running; "
+        f"they terminate at {_deadline(cluster)}",
+        hint=(
+            "when the network is back: ", Command("allow-me"), ", then ", Command("logs", "-f"), ", ",
+            Command("pull"), ", ", Command("down"),
+        ),
+    )  # fmt: skip
+
+
+def _keep(session: Session, cluster: Cluster, left: Left, *, discard: bool) -> None:
+    """Raise Leftovers, naming what the nodes hold and what they cost; with `discard`, only warn."""
+    listed = "".join(f"\n  {one_line(line, 1000)}" for line in left.lines)
+    if discard:
+        session.console.warn(f"not pulled, and discarded with the nodes:{listed}")
+        return
+    raise Leftovers(
+        f"cluster {cluster.name} is kept until its deadline, {_deadline(cluster)}, at {_price(cluster)}: "
+        f"not all files that the job wrote were pulled{listed}",
+        hint=(
+            left.pull, ", then ", Command("down"), ". Next time name such files in [job] outputs of cloudddp.toml "
+            f"(now {toml(session.settings.job.outputs)}), or in [job] scratch if nobody needs them; "
+            "--discard terminates the nodes anyway",
+        ),
+    )  # fmt: skip
+
+
+def _deadline(cluster: Cluster) -> str:
+    return moment(cluster.expires) if cluster.expires else "their deadline"
+
+
+def _price(cluster: Cluster) -> str:
+    hour = views.hourly(cluster)
+    return "an unknown price" if hour is None else f"{dollars(hour)} an hour"

@@ -1,0 +1,126 @@
+"""`sim start`, `stop`, `status`, `env`, `shell`, `exec`, `fault`, `interrupt` and `conditions`.
+
+What a node, a fault or a condition is, only the simulator knows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from cloudddp import local_state
+from cloudddp.cli.console import Console
+from cloudddp.cli.formats import counted
+from cloudddp.cli.session import named_cluster
+from cloudddp.cli.views import simulator as views
+from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.sim import control
+from cloudddp.sim.control import Simulator
+
+EXAMPLE = ("for example: ", Command("sim", "conditions", '{"latency": {"*": 0.2}}'))
+
+
+def start(
+    console: Console,
+    _: GlobalOptions,
+    *,
+    port: int,
+    nodes: str,
+    interfaces: tuple[str, ...],
+    **seconds: float | None,
+) -> None:
+    before = control.find(local_state.home())
+    timing = {
+        name.removesuffix("_seconds").replace("_", "-"): value
+        for name, value in seconds.items()
+        if value is not None
+    }
+    found = control.start(local_state.home(), port=port, nodes=nodes, interfaces=interfaces, timing=timing)
+    state = "is already running" if before else "started"
+    console.print(f"simulator {state}: {found.endpoint}, {views.kind(found)}")
+    if interfaces and found.nodes == "process":
+        console.warn("--interface has no effect: these nodes have no network interface of their own")
+
+
+def stop(console: Console, _: GlobalOptions) -> None:
+    ended = control.stop(local_state.home())
+    console.print(
+        f"simulator stopped, {counted(ended, 'process')} ended" if ended else "the simulator is not running"
+    )
+
+
+def status(console: Console, _: GlobalOptions, *, as_json: bool) -> None:
+    found = _running()
+    nodes = control.nodes(found)
+    if as_json:
+        console.print_json(views.simulator_json(found, nodes))
+    else:
+        console.print(views.simulator(found, nodes))
+
+
+def env(console: Console, _: GlobalOptions) -> None:
+    found = _running()
+    for name in control.HIDDEN:
+        console.print(f"unset {name};")
+    for name, value in control.environment(found).items():
+        console.print(f"export {name}={shlex.quote(value)};")
+
+
+def shell(console: Console, _: GlobalOptions) -> None:
+    program = os.environ.get("SHELL") or "/bin/sh"
+    _running()
+    console.log("AWS clients in this shell use the simulator; `exit` leaves it")
+    _replace_process(program, [program])
+
+
+def exec_(_: Console, __: GlobalOptions, *, command: Sequence[str]) -> None:
+    _replace_process(command[0], list(command))
+
+
+def fault(console: Console, options: GlobalOptions, *, kind: str, nodes: tuple[str, ...]) -> None:
+    done = control.fault(_running(), kind, nodes, cluster=_cluster(options, nodes))
+    healed = ""
+    if kind == "heal":
+        healed = f" ({', '.join(done['healed'])})" if done["healed"] else ": it had no fault"
+    console.print(f"{done['kind']}: {' and '.join(done['nodes'])}{healed}")
+
+
+def interrupt(console: Console, options: GlobalOptions, *, node: str, seconds: float) -> None:
+    done = control.interrupt(_running(), node, seconds=seconds, cluster=_cluster(options, (node,)))
+    console.print(f"{done['node']} will be terminated at {done['time']}")
+
+
+def conditions(console: Console, _: GlobalOptions, *, changes: str | None, clear: bool) -> None:
+    try:
+        wanted: Any = json.loads(changes) if changes else {}
+    except ValueError as error:
+        raise UsageError(f"CHANGES are not JSON: {error}", hint=EXAMPLE) from None
+    if not isinstance(wanted, dict):
+        raise UsageError(f"CHANGES are not a JSON object: {changes}", hint=EXAMPLE)
+    console.print_json(control.conditions(_running(), {**({"clear": True} if clear else {}), **wanted}))
+
+
+def _cluster(options: GlobalOptions, nodes: tuple[str, ...]) -> str | None:
+    """Return the cluster whose ranks are meant; None where no node is named by its rank: settings are then not read."""
+    return named_cluster(options) if any(node.isdecimal() for node in nodes) else None
+
+
+def _running() -> Simulator:
+    found = control.find(local_state.home())
+    if found is None:
+        raise CloudDDPError("the simulator is not running", hint=("start it: ", Command("sim", "start")))
+    return found
+
+
+def _replace_process(program: str, argv: list[str]) -> NoReturn:
+    found = _running()
+    control.enter(found)
+    environment = {name: value for name, value in os.environ.items() if name not in control.HIDDEN}
+    try:
+        os.execvpe(program, argv, {**environment, **control.environment(found)})  # noqa: S606  no shell
+    except OSError as error:
+        raise CloudDDPError(f"{program}: {error.strerror}") from None

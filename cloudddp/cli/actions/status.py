@@ -1,0 +1,58 @@
+"""`status`, `ls` and `allow-me`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cloudddp.cli import session as sessions
+from cloudddp.cli.console import Console
+from cloudddp.cli.views import clusters as views
+from cloudddp.cluster import access, inspect
+from cloudddp.cluster.model import Cluster
+from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import CloudDDPError, Command
+
+
+def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
+    session = sessions.start(console, options)
+    name, aws = session.settings.cluster.name, session.aws()
+    found = inspect.find(aws, name)
+    live, whose = [c for c in found if c.live], session.ownership(aws)
+    _warn(console, live)
+    if as_json:
+        console.print_json([views.cluster_json(c, whose) for c in live])
+    elif live:
+        console.print("\n\n".join(views.cluster(c, whose) for c in live))
+    if not live:
+        last = max((c for c in found if c.ended), key=lambda c: (c.ended, c.id), default=None)
+        before = f"; the last one, {last.id}, ended {views.at(last.ended)}" if last else ""
+        raise CloudDDPError(
+            f"there is no cluster {name!r} in {aws.region}{before}",
+            hint=(Command("up"), " creates it; ", Command("ls"), " lists all clusters"),
+        )
+
+
+def ls(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
+    session = sessions.start(console, options)
+    aws = session.aws()
+    found = [c for c in inspect.find(aws) if c.live]
+    _warn(console, found)
+    if as_json:
+        whose = session.ownership(aws)
+        console.print_json([views.cluster_json(c, whose) for c in found])
+    elif found:
+        console.print(views.clusters_table(found))
+    else:
+        console.log("no clusters")
+
+
+def allow_me(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
+    session = sessions.start(console, options, anyone=anyone)
+    aws, spec = session.aws(), session.settings.cluster
+    block = access.allow_caller(aws, spec, ownership=session.ownership(aws))
+    console.print(f"SSH to cluster {spec.name} is allowed from {block}")
+
+
+def _warn(console: Console, found: Iterable[Cluster]) -> None:
+    for text in (text for cluster in found for text in cluster.warnings):
+        console.warn(text)

@@ -1,0 +1,49 @@
+"""`up`: create the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cloudddp import signals
+from cloudddp.aws.discover import TypeInfo
+from cloudddp.cli import session as sessions
+from cloudddp.cli.actions import rehearsal
+from cloudddp.cli.console import Console
+from cloudddp.cli.session import Session
+from cloudddp.cli.views import lifecycle
+from cloudddp.cluster import up as creating
+from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.up import UpResult
+from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.errors import Command, Interrupted
+
+
+def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_run: bool, yes: bool) -> None:
+    session = sessions.start(console, options, flags=flags, dry_run=dry_run)
+    if dry_run:
+        rehearsal.up(console, session.settings)
+        return
+    try:
+        created = bring_up(session, yes=yes)
+    except KeyboardInterrupt:  # while resources are created it is an Interrupted, with everything removed
+        raise Interrupted(
+            "interrupted before anything was created, or when everything was ready",
+            hint=(Command("status"), " shows which"),
+        ) from None
+    signals.ignore()  # the cluster is up, whether or not this is printed
+    console.print(lifecycle.up(created))
+    console.log("next: ", Command("launch", "SCRIPT"), "   (", Command("down"), " ends the bill)")
+
+
+def bring_up(session: Session, *, yes: bool, check: Callable[[TypeInfo], None] = lambda _: None) -> UpResult:
+    """Create the cluster after asking, for `up` and `run`. `check` raises for what the instance type cannot do."""
+    console, spec = session.console, session.settings.cluster
+    with console.progress() as progress:
+
+        def agree(plan: Plan, info: TypeInfo) -> None:
+            progress.stop()
+            check(info)
+            console.print(lifecycle.plan(plan, info, spec), err=True)
+            console.must_confirm("Start these nodes?", yes=yes)
+
+        return creating.up(session.aws(), spec, progress=progress, confirm=agree)

@@ -1,0 +1,60 @@
+"""The verbs on clusters: up, down, status, ls, allow-me."""
+
+from __future__ import annotations
+
+from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JSON, YES
+from cloudddp.cli.verbs import Verb
+
+up = Verb(
+    "up",
+    "cloudddp.cli.actions.up:up",
+    params=[*CLUSTER_SETTINGS, DRY_RUN, YES],
+    help="""Create the cluster: nodes that are ready to train.
+
+    The nodes terminate at their deadline, also without this computer. If anything fails, or you press Ctrl-C,
+    everything that was created is removed. If the cluster exists, nothing is changed.
+
+    \b
+    Example:
+      cloudddp up -n 2 -t g5.xlarge --max-hours 4 --max-cost 10
+    """,
+)
+
+down = Verb(
+    "down",
+    "cloudddp.cli.actions.down:down",
+    params=[ANYONE, DRY_RUN, YES],
+    help="""Remove the cluster and verify that nothing is left.
+
+    Finds its resources by tag, so it works from any computer with access to the account. Only your own resources are
+    removed (with --anyone, also those of others). If anything is left, it is listed and the exit code is 3. It is safe
+    to repeat.
+    """,
+)
+
+status = Verb(
+    "status",
+    "cloudddp.cli.actions.status:status",
+    params=[JSON],
+    help="""Show the cluster's nodes, deadline and cost so far.
+
+    The exit code is 1 if there is no such cluster. Makes one AWS call.
+    """,
+)
+
+ls = Verb(
+    "ls",
+    "cloudddp.cli.actions.status:ls",
+    params=[JSON],
+    help="List all cloudddp clusters in the region, of any owner.",
+)
+
+allow_me = Verb(
+    "allow-me",
+    "cloudddp.cli.actions.status:allow_me",
+    params=[ANYONE],
+    help="""Allow SSH from this computer's current address.
+
+    The address that it had before is no longer allowed.
+    """,
+)

@@ -1,0 +1,95 @@
+"""The verbs on jobs: launch, run, logs, jobs, cancel."""
+
+from __future__ import annotations
+
+import click
+
+from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JOB_PARAMETERS, JSON, YES
+from cloudddp.cli.job_verb import JobVerb
+from cloudddp.cli.verbs import Verb
+
+_JOB = click.Argument(["job_id"], metavar="[JOB]", required=False)
+
+launch = JobVerb(
+    "launch",
+    "cloudddp.cli.actions.launch:launch",
+    params=[
+        click.Option(
+            ["-d", "--detach"], is_flag=True, help="Start the job and return; `cloudddp logs -f` follows it."
+        ),
+        ANYONE,
+        DRY_RUN,
+        *JOB_PARAMETERS,
+    ],
+    help="""Sync the project and run SCRIPT with ARGS on every node.
+
+    Follows the logs of all ranks. The exit code is the job's: that of the rank that failed first.
+
+    \b
+    Examples:
+      cloudddp launch train.py --epochs 10
+      cloudddp launch --nproc-per-node 4 -m train.main --epochs 10
+    """,
+)
+
+run = JobVerb(
+    "run",
+    "cloudddp.cli.actions.run:run",
+    params=[
+        *CLUSTER_SETTINGS,
+        YES,
+        click.Option(
+            ["--discard"], is_flag=True, help="Terminate the nodes even if they hold files that were not pulled."
+        ),
+        *JOB_PARAMETERS,
+    ],
+    help="""Do a whole job: up, launch, pull and down in one command.
+
+    Results in job.outputs are pulled to results/JOB. The cluster is removed whatever happens, with one exception: if
+    the job has left other new files on the nodes, or a result cannot be pulled, the cluster is kept until its deadline
+    and the exit code is 3.
+
+    \b
+    Example:
+      cloudddp run -n 2 -t g5.12xlarge --max-cost 20 train.py --epochs 10
+    """,
+)  # fmt: skip
+
+logs = Verb(
+    "logs",
+    "cloudddp.cli.actions.jobs:logs",
+    params=[
+        ANYONE,
+        _JOB,
+        click.Option(
+            ["-f", "--follow"], is_flag=True, help="Follow until the job ends, and exit with the job's exit code."
+        ),
+        click.Option(
+            ["--rank", "only"], multiple=True, type=int, metavar="R", help="Show only this rank; may be repeated."
+        ),
+    ],
+    help="""Show the logs of a job from the beginning.
+
+    Without JOB, those of the newest job.
+    """,
+)  # fmt: skip
+
+jobs = Verb(
+    "jobs",
+    "cloudddp.cli.actions.jobs:jobs",
+    params=[ANYONE, JSON],
+    help="""List the cluster's jobs, their state and training progress.
+
+    The newest job comes last.
+    """,
+)
+
+cancel = Verb(
+    "cancel",
+    "cloudddp.cli.actions.jobs:cancel",
+    params=[ANYONE, _JOB],
+    help="""Stop every rank of a job on every node.
+
+    Without JOB, those of the newest job. The cluster stays up.
+    """,
+)

@@ -1,0 +1,91 @@
+"""The verbs on files and nodes: init, sync, pull, exec, ssh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cloudddp.cli.commands.options import ANYONE
+from cloudddp.cli.verbs import Verb
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+init = Verb(
+    "init",
+    "cloudddp.cli.actions.init:init",
+    params=[
+        click.Argument(["folder"], required=False, default=".", type=_FOLDER),
+        click.Option(["--example"], type=click.Choice(["digits"]), help="Copy a training project, too."),
+    ],
+    help="""Write a commented cloudddp.toml into FOLDER.
+
+    \b
+    Example:
+      cloudddp init --example digits my-project
+    """,
+)
+
+sync = Verb(
+    "sync",
+    "cloudddp.cli.actions.nodes:sync",
+    params=[ANYONE],
+    help="""Send the project's files to every node.
+
+    `launch` does this first.
+    """,
+)
+
+pull = Verb(
+    "pull",
+    "cloudddp.cli.actions.pull:pull",
+    params=[
+        ANYONE,
+        click.Argument(["paths"], nargs=-1),
+        click.Option(["--job", "job_id"], metavar="JOB", help="Job whose results to pull (default: the newest)."),
+        click.Option(["--node"], type=int, metavar="K", help="Pull from this node (default: the node that ran rank 0)."),
+        click.Option(["--all-nodes"], is_flag=True, help="Pull from every node, each into a folder of its own."),
+        click.Option(["--to"], type=_FOLDER, help="Destination folder (default: results/JOB)."),
+    ],
+    help="""Copy results from the nodes to this computer.
+
+    PATHS are files or folders of the project on the nodes (default: job.outputs, which is `runs`).
+    """,
+)  # fmt: skip
+
+exec_ = Verb(
+    "exec",
+    "cloudddp.cli.actions.nodes:exec_",
+    passes_arguments=True,
+    params=[
+        ANYONE,
+        click.Option(["--node"], type=int, metavar="K", help="Run it on this node only."),
+        click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
+    ],
+    help="""Run COMMAND on every node, in the project's folder.
+
+    A single word is a shell command line; several words are a program and its arguments. Exits with the highest exit
+    code of all nodes.
+
+    \b
+    Examples:
+      cloudddp exec -- nvidia-smi -L
+      cloudddp exec --node 1 'df -h / | tail -1'
+    """,
+)
+
+ssh = Verb(
+    "ssh",
+    "cloudddp.cli.actions.nodes:ssh",
+    passes_arguments=True,
+    params=[
+        ANYONE,
+        click.Argument(["node"], type=int, default=0),
+        click.Argument(["command"], nargs=-1, type=click.UNPROCESSED),
+    ],
+    help="""Log in to a node with OpenSSH.
+
+    NODE is 0 by default. The host key is checked as strictly as by cloudddp itself. Your own ssh configuration is not
+    read, and neither your SSH agent nor a port is forwarded to the node.
+    """,
+)

@@ -1,0 +1,91 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import click
+
+from cloudddp.cli.verbs import SettingOption
+
+JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, with stable keys.")
+YES = click.Option(
+    ["-y", "--yes"],
+    is_flag=True,
+    envvar="CLOUDDDP_YES",
+    help="Do not ask for confirmation. With --sim, nothing is asked.",
+)
+ANYONE = click.Option(["--anyone"], is_flag=True, help="Also act on a cluster that somebody else created.")
+DRY_RUN = click.Option(
+    ["--dry-run"],
+    is_flag=True,
+    help="Print every AWS call and every command on the nodes; call nothing. Needs no account.",
+)
+
+# The help texts and defaults are those of config/spec.py, which `--help` does not import: a test compares them.
+CLUSTER_SETTINGS = (
+    SettingOption(
+        "cluster", "nodes", "-n", "--nodes", metavar="N", standard="2",
+        description="Number of nodes.",
+    ),
+    SettingOption(
+        "cluster", "instance_type", "-t", "--instance-type", metavar="TYPE", standard="g5.xlarge",
+        description="EC2 instance type of every node.",
+    ),
+    SettingOption(
+        "cluster", "spot", "--spot", is_flag=True,
+        description="Use spot instances (cheaper; AWS may interrupt them at any time).",
+    ),
+    SettingOption(
+        "cluster", "max_hours", "--max-hours", metavar="HOURS", standard="8",
+        description="Nodes terminate after this many hours. This cannot be switched off.",
+    ),
+    SettingOption(
+        "cluster", "max_cost", "--max-cost", metavar="USD",
+        description="Maximum cost of the cluster in USD, enforced as an earlier deadline.",
+    ),
+    SettingOption(
+        "cluster", "price", "--price", metavar="USD",
+        description="USD per node and hour, for an instance type whose price cloudddp does not know.",
+    ),
+    SettingOption(
+        "cluster", "allow_cpu", "--allow-cpu", is_flag=True,
+        description="Accept an instance type without a GPU.",
+    ),
+    SettingOption(
+        "cluster", "zone", "--zone", metavar="ZONE",
+        description="Availability zone. Default: the first that offers the type and has free addresses.",
+    ),
+    SettingOption("cluster", "vpc", "--vpc", metavar="ID", description="VPC id. Default: the default VPC."),
+    SettingOption(
+        "cluster", "subnet", "--subnet", metavar="ID",
+        description="Subnet id. Default: a subnet of the VPC in the zone.",
+    ),
+    SettingOption(
+        "cluster", "image", "--image", metavar="IMAGE",
+        description="AMI id, or an SSM parameter that holds one; {arch} becomes x86_64 or arm64.",
+    ),
+    SettingOption(
+        "cluster", "disk_gb", "--disk-gb", metavar="GIB", standard="150",
+        description="Size of the root volume in GiB (gp3, encrypted).",
+    ),
+    SettingOption(
+        "cluster", "ssh_from", "--ssh-from", metavar="CIDR",
+        description="CIDR blocks that may connect with SSH. Default: this computer's address only.",
+    ),
+)  # fmt: skip
+
+JOB_PARAMETERS = (
+    click.Option(["-m", "module"], is_flag=True, help="SCRIPT is a module, as in `python -m`."),
+    SettingOption(
+        "job", "nproc_per_node", "--nproc-per-node", metavar="K", standard="gpu",
+        description="Ranks per node: a number, a list with one number per node, or 'gpu': one per GPU (1 without GPUs).",
+    ),
+    SettingOption(
+        "job", "rendezvous", "--rendezvous", metavar="HOW", standard="c10d",
+        description="How ranks find each other: torchrun's c10d or static, or direct (no torchrun; RANK etc. are set).",
+    ),
+    click.Option(
+        ["--env", "-e", "variables"], multiple=True, metavar="K=V", help="Set an environment variable in every rank.",
+    ),
+    click.Argument(["script"]),
+    click.Argument(["args"], nargs=-1, type=click.UNPROCESSED),
+)  # fmt: skip

@@ -1,0 +1,204 @@
+"""The verbs on the simulator: `cloudddp sim start|stop|status|env|shell|exec|fault|interrupt|conditions`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from cloudddp.cli.commands.options import JSON
+from cloudddp.cli.verbs import LazyGroup, Verb
+
+_HERE = "cloudddp.cli.commands.simulator"
+VERBS = {
+    "conditions": (f"{_HERE}:conditions", "Change how EC2 answers: capacity, quotas, throttling, latency."),
+    "env": (f"{_HERE}:env", "Print the variables that point AWS clients at the simulator."),
+    "exec": (f"{_HERE}:exec_", "Run COMMAND inside the simulator's network."),
+    "fault": (f"{_HERE}:fault", "Inject a fault into a node or its network."),
+    "interrupt": (f"{_HERE}:interrupt", "Interrupt a spot node, after EC2's notice."),
+    "shell": (f"{_HERE}:shell", "Open a shell inside the simulator's network."),
+    "start": (f"{_HERE}:start", "Start the simulator, unless it is running with these options."),
+    "status": (f"{_HERE}:status", "Show the simulator and its nodes."),
+    "stop": (f"{_HERE}:stop", "Stop the simulator and every process of its nodes."),
+}
+
+sim = LazyGroup(
+    "sim",
+    VERBS,
+    help="""\
+Simulate EC2 on this computer, without an AWS account.
+
+Any AWS client can use the simulator.
+
+\b
+  cloudddp --sim up                starts it automatically
+  eval "$(cloudddp sim env)"       points this shell's AWS clients at it
+""",
+)
+
+
+class Seconds(click.FloatRange):
+    """Seconds from 0 to 600. click's own range accepts nan, which passes every comparison."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 600)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not in the range 0<=x<=600.", param, ctx)
+        return seconds
+
+
+def _seconds(name: str, help_text: str) -> click.Option:
+    return click.Option([f"--{name}-seconds"], type=Seconds(), metavar="S", help=help_text)
+
+
+start = Verb(
+    "start",
+    "cloudddp.cli.actions.simulator:start",
+    only_own_options=True,
+    params=[
+        click.Option(
+            ["--port"], type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Port of the endpoint (0: any free one)."
+        ),
+        click.Option(
+            ["--nodes"],
+            type=click.Choice(["auto", "namespace", "process"]),
+            default="auto",
+            help="Nodes as hosts of their own (namespace), or as processes of this computer; auto: the first if possible.",
+        ),
+        click.Option(
+            ["--interface", "interfaces"],
+            multiple=True,
+            metavar="NAME",
+            help="Name of the nodes' network interface (default: ens5). If repeated, the nodes take the names in turn.",
+        ),
+        _seconds("pending", "Minimum time in state pending."),
+        _seconds("booting", "Time from state running until SSH answers."),
+        _seconds("shutting-down", "Minimum time in state shutting-down."),
+        _seconds("unknown", "Time for which a new instance is reported as InvalidInstanceID.NotFound."),
+    ],
+    help="""Start the simulator, unless it is running with these options.
+
+    All times are 0 by default.
+    """,
+)  # fmt: skip
+
+stop = Verb(
+    "stop",
+    "cloudddp.cli.actions.simulator:stop",
+    only_own_options=True,
+    help="""Stop the simulator and every process of its nodes.
+
+    Also cleans up after a simulator that has crashed.
+    """,
+)
+
+status = Verb(
+    "status",
+    "cloudddp.cli.actions.simulator:status",
+    only_own_options=True,
+    params=[JSON],
+    help="Show the simulator and its nodes.",
+)
+
+env = Verb(
+    "env",
+    "cloudddp.cli.actions.simulator:env",
+    only_own_options=True,
+    help="""Print the variables that point AWS clients at the simulator.
+
+    They are enough for API calls. Where nodes are hosts of their own (namespaces), their addresses exist only inside
+    the simulator's network: use `cloudddp sim shell` or `cloudddp sim exec` for SSH to them.
+    """,
+)
+
+shell = Verb(
+    "shell",
+    "cloudddp.cli.actions.simulator:shell",
+    only_own_options=True,
+    help="""Open a shell inside the simulator's network.
+
+    Every AWS client in it uses the simulator. Nodes that are hosts of their own (namespaces) can only be reached from
+    there, and nothing else can: neither the other networks of this computer nor the internet. Process nodes have no
+    network of their own, so with them the shell stays in this computer's.
+    """,
+)
+
+exec_ = Verb(
+    "exec",
+    "cloudddp.cli.actions.simulator:exec_",
+    only_own_options=True,
+    passes_arguments=True,
+    context_settings={"ignore_unknown_options": True},
+    params=[click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED)],
+    help="""Run COMMAND inside the simulator's network.
+
+    As in `cloudddp sim shell`, every AWS client uses the simulator.
+
+    \b
+    Example:
+      cloudddp sim exec -- aws ec2 describe-instances
+    """,
+)
+
+fault = Verb(
+    "fault",
+    "cloudddp.cli.actions.simulator:fault",
+    params=[click.Argument(["kind"]), click.Argument(["nodes"], nargs=-1, required=True)],
+    help="""Inject a fault into a node or its network.
+
+    NODE is a rank (in the cluster of -c, of cloudddp.toml, or the only one), an instance id or the start of one, or an
+    address. `cloudddp sim status` shows the nodes and their faults.
+
+    \b
+      kill NODE          the machine fails without warning
+      cut NODE           the node loses its network
+      cut-between A B    two nodes cannot reach each other
+      freeze NODE        every process is stopped
+      fill-disk NODE     no disk space is left
+      slow-ssh NODE      SSH is slow
+      drop-ssh NODE      SSH packets are lost
+      heal NODE          ends all of these except kill
+
+    \b
+    Example:
+      cloudddp sim fault freeze 1 -c demo
+    """,
+)
+
+interrupt = Verb(
+    "interrupt",
+    "cloudddp.cli.actions.simulator:interrupt",
+    params=[
+        click.Argument(["node"]),
+        click.Option(
+            ["--seconds"],
+            type=Seconds(),
+            default=120.0,
+            metavar="S",
+            show_default=True,
+            help="Length of the notice.",
+        ),
+    ],
+    help="""Interrupt a spot node, after EC2's notice.
+
+    NODE is named as in `cloudddp sim fault`.
+    """,
+)
+
+conditions = Verb(
+    "conditions",
+    "cloudddp.cli.actions.simulator:conditions",
+    only_own_options=True,
+    params=[
+        click.Argument(["changes"], required=False),
+        click.Option(["--clear"], is_flag=True, help="Reset all conditions."),
+    ],
+    help="""Change how EC2 answers: capacity, quotas, throttling, latency.
+
+    CHANGES are JSON; without them, the current conditions are shown. docs/simulator.md lists them.
+    """,
+)

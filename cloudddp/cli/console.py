@@ -1,0 +1,87 @@
+"""The console: everything that cloudddp prints goes through here. Data on stdout, messages and progress on stderr.
+
+It writes the commands in messages as this user has to type them. It knows nothing of clusters, settings or AWS.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from cloudddp.cli.progress import Progress
+from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import CloudDDPError, Part, Text, render
+
+
+def colour() -> bool | None:
+    """Return False where the user wants no colour (https://no-color.org), else None: click looks at the terminal."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+class Console:
+    """`options` are set when the command line has been parsed; until then commands are shown without any."""
+
+    def __init__(self, options: GlobalOptions | None = None) -> None:
+        self.options = options or GlobalOptions()
+
+    def render(self, text: Text) -> str:
+        """Return a message as a string, its commands with the global options of this run."""
+        return render(text, self.options.command_line)
+
+    def log(self, *text: Part) -> None:
+        """Write a message about what is going on to stderr.
+
+        It never fails: where the terminal is gone every write is an error, and a teardown must not stop for that. It may
+        be called by a signal handler, in the middle of another write (RuntimeError).
+        """
+        try:
+            click.secho(self.render(text), err=True, dim=sys.stderr.isatty())
+        except (OSError, ValueError, RuntimeError):
+            pass
+
+    def warn(self, *text: Part) -> None:
+        self.log("warning: ", *text)
+
+    def fail(self, message: str) -> None:
+        """Write what went wrong to stderr."""
+        click.secho(f"cloudddp: {message}", fg="red", err=True, color=colour())
+
+    def error(self, error: CloudDDPError) -> None:
+        """Write an error and its hint to stderr. It never fails, as `log`."""
+        try:
+            self.fail(error.message)
+            if error.hint:
+                click.secho(f"  -> {self.render(error.hint)}", err=True, color=colour())
+        except OSError:
+            pass  # the terminal is gone; the exit code still counts
+
+    def print(self, text: str, *, err: bool = False) -> None:
+        """Write data to stdout (or, with `err`, what belongs to a question or an error to stderr)."""
+        click.echo(text, err=err)
+
+    def print_json(self, value: Any) -> None:
+        self.print(json.dumps(value, indent=2))
+
+    def progress(self) -> Progress:
+        """Return what shows the steps of a long operation, as a context manager."""
+        return Progress(self.log)
+
+    def confirm(self, question: str, *, default: bool | None = False) -> bool:
+        """Ask on the terminal. Raises click.Abort at the end of the input."""
+        return click.confirm(question, default=default, err=True)
+
+    def must_confirm(self, question: str, *, yes: bool) -> None:
+        """Ask, except with -y, or with --sim, where nothing costs money.
+
+        Raises CloudDDPError if the answer is no, UsageError if there is no terminal to ask on.
+        """
+        if yes or self.options.sim:
+            return
+        if not sys.stdin.isatty():
+            raise click.UsageError("there is no terminal to ask on; add -y")
+        if not self.confirm(question):
+            raise CloudDDPError("not confirmed; nothing was changed")

@@ -1,0 +1,143 @@
+"""The edge: runs the command line and turns every error into a message, a hint and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from cloudddp import local_state, signals
+from cloudddp.cli import streams
+from cloudddp.cli.console import Console, colour
+from cloudddp.cli.main import main
+from cloudddp.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    CloudDDPError,
+    Command,
+    Interrupted,
+    UsageError,
+)
+
+# Errors of writing to stdout: no space, a quota, a limit of the file's size.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Errors caused by how files and folders are set up on this computer, not by cloudddp.
+_CAUSED_BY_FILES = (
+    errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ETXTBSY,
+    *_UNWRITABLE,
+)  # fmt: skip
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line, without the program's name, and return the exit code."""
+    streams.guard()
+    signals.arm()
+    console = Console()
+    try:
+        code = main.main(
+            list(arguments), prog_name="cloudddp", standalone_mode=False, color=colour(), obj=console
+        )
+        if sys.stdout is not None:  # now: at the interpreter's exit, a full disk would mean exit code 120
+            sys.stdout.flush()
+        return int(code or 0)
+    except click.exceptions.Exit as exit_:
+        return int(exit_.exit_code)
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE if isinstance(error, click.UsageError) else EXIT_FAILED
+    except (KeyboardInterrupt, click.Abort):
+        console.error(Interrupted("interrupted"))
+        return EXIT_INTERRUPTED
+    except CloudDDPError as error:
+        console.error(error)
+        return error.exit_code
+    except BrokenPipeError:  # `cloudddp ls | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except OSError as error:
+        return _os_error(console, error, arguments)
+    except Exception as error:
+        return _bug(console, error, arguments)
+
+
+def _os_error(console: Console, error: OSError, arguments: Sequence[str]) -> int:
+    if error.errno == errno.EIO:  # the terminal is gone
+        return EXIT_FAILED
+    if error.filename is None and error.errno in _UNWRITABLE:
+        hint = "the command itself may have succeeded; check before you repeat it"
+        console.error(CloudDDPError(f"cannot write the output: {error.strerror}", hint=hint))
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), 1
+        )  # the interpreter writes nothing more to it when it exits
+        return EXIT_FAILED
+    found = _explained(error)
+    if found is None:
+        return _bug(console, error, arguments)
+    console.error(found)
+    return found.exit_code
+
+
+def _explained(error: OSError) -> CloudDDPError | None:
+    """Return what an error of the operating system means to the user; None where it is a bug of cloudddp."""
+    if _current_folder_is_gone():
+        return UsageError("the current folder no longer exists", hint="cd to your project")
+    if _is_in_state_folder(error):
+        return UsageError(
+            f"cannot use the state folder: {error}",
+            hint="set CLOUDDDP_HOME to a folder that you can write to",
+        )
+    if error.filename is not None and error.errno in _CAUSED_BY_FILES:
+        name = os.fsdecode(error.filename)
+        return CloudDDPError(f"{name}: {error.strerror}", hint="change its permissions, or choose another")
+    return None
+
+
+def _current_folder_is_gone() -> bool:
+    """Return whether the current folder has been deleted, so that no relative path can be resolved."""
+    try:
+        os.getcwd()  # noqa: PTH109
+    except OSError:
+        return True
+    return False
+
+
+def _is_in_state_folder(error: OSError) -> bool:
+    try:
+        home = local_state.home()
+    except CloudDDPError:  # there is none
+        return False
+    path = Path(str(error.filename or ""))
+    return path.is_absolute() and (path.is_relative_to(home) or home.is_relative_to(path))
+
+
+def _bug(console: Console, error: Exception, arguments: Sequence[str]) -> int:
+    """Keep the traceback in a file: it is for the developers, not for the user."""
+    try:
+        path = local_state.home() / "debug.log"
+        line = " ".join(["cloudddp", *_without_values(arguments)])
+        text = f"{line}\n{''.join(traceback.format_exception(error))}"
+        local_state.write_atomic(path, text.encode(errors="backslashreplace"))
+        details = f"the details are in {path}"
+    except (OSError, CloudDDPError):
+        details = "".join(traceback.format_exception_only(error)).strip()
+    message = f"a bug in cloudddp: {type(error).__name__}: {error}"
+    console.error(CloudDDPError(message, hint=(f"{details}; ", Command("down"), " still works")))
+    return EXIT_FAILED
+
+
+def _without_values(arguments: Sequence[str]) -> list[str]:
+    """Return a command line without the values of -e and --env, which may be secret: the file is sent to us."""
+    shown = []
+    follows = False
+    for word in arguments:
+        given = re.fullmatch(r"(--env=|-e|)([A-Za-z_]\w*)=.*", word, re.DOTALL)
+        shown.append(f"{given[1]}{given[2]}=****" if given and (given[1] or follows) else word)
+        follows = word in ("-e", "--env")
+    return shown

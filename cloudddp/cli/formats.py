@@ -1,0 +1,40 @@
+"""How numbers, times and lists are written in messages. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+
+def dollars(amount: float | None) -> str:
+    return "price unknown" if amount is None else f"${amount:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in the two units that matter."""
+    seconds = max(int(seconds), 0)
+    hours, minutes = seconds // 3600, seconds % 3600 // 60
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {seconds % 60:02} s" if minutes else f"{seconds} s"
+
+
+def moment(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M} UTC"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 node", "2 nodes"."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
+def toml(words: Sequence[str]) -> str:
+    """Return a list of strings in TOML syntax."""
+    return "[" + ", ".join(json.dumps(word, ensure_ascii=False) for word in words) + "]"
+
+
+def node_list(nodes: Iterable[int]) -> str:
+    """Return "node 1", "nodes 0, 1"."""
+    ranks = sorted(nodes)
+    return ("node " if len(ranks) == 1 else "nodes ") + ", ".join(map(str, ranks))

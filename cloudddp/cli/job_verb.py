@@ -1,0 +1,166 @@
+"""Verbs that take SCRIPT ARGS...: they refuse options of cloudddp after the script, where every word is the script's.
+
+`cloudddp run train.py --max-cost 5` would otherwise create nodes without that limit, and a script that ignores unknown
+options would hide it. The options are read from click's own parameters. `--` before the script, or before the word,
+marks it as meant for the script.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from cloudddp.cli.verbs import Verb
+from cloudddp.errors import Command, UsageError
+
+FOR_THE_SCRIPT = frozenset({"-v", "--verbose", "-h", "--help"})  # harmless, and scripts often have them
+JOB_VERBS = ("launch", "run")
+SIMILAR = 0.75  # similarity above which an unknown option counts as a misspelt option of ours
+
+
+class JobVerb(Verb):
+    """A verb with SCRIPT ARGS... that refuses its own options among ARGS. Raises UsageError."""
+
+    def __init__(self, name: str, action: str, **settings: Any) -> None:
+        super().__init__(name, action, passes_arguments=True, **settings)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise _unknown_option(ctx, self, error.option_name, words) from None
+        except click.MissingParameter as error:
+            if _lacks_module(ctx, self, words):
+                hint = "for example -m train.main, which starts train/main.py"
+                raise UsageError("-m needs the name of a module", hint=hint) from None
+            raise error
+        if not ctx.resilient_parsing:
+            self._refuse_misplaced(ctx, words)
+        return rest
+
+    def _refuse_misplaced(self, ctx: click.Context, words: list[str]) -> None:
+        script, arguments = str(ctx.params["script"]), ctx.params["args"]
+        at = len(words) - len(arguments) - 1
+        if _ends_options(ctx, self, words[:at]):
+            return
+        known = _refused_options(ctx, self)
+        for word in arguments:
+            if word == "--":
+                return
+            if not (name := _option_in(word, known)):
+                continue
+            verb = str(ctx.info_name)
+            for_script = Command(verb, *_options_again(ctx, self, words[:at]), "--", *words[at:])
+            if name in _names(self):
+                raise UsageError(
+                    f"{name} comes after the script, where every word belongs to the script",
+                    hint=(f"put it before {script}; if it is meant for the script: ", for_script),
+                )
+            raise UsageError(
+                f"{name} is an option of {_verbs_with(ctx, name)}, not of {verb}, and comes after the script, "
+                "where every word belongs to the script",
+                hint=("if it is meant for the script: ", for_script),
+            )
+
+
+def _ends_options(ctx: click.Context, command: click.Command, before: list[str]) -> bool:
+    """Return whether the words before the script end with the `--` that ends options, not with a value `--`."""
+    if not before or before[-1] != "--":
+        return False
+    try:
+        command.make_parser(ctx).parse_args(before[:-1])
+    except click.UsageError:  # the option before it would lack its value
+        return False
+    return True
+
+
+def _names(command: click.Command) -> frozenset[str]:
+    """Return every spelling of a command's options, the hidden global ones included."""
+    return frozenset(name for name, _ in _spellings(command.params))
+
+
+def _refused_options(ctx: click.Context, command: click.Command) -> dict[str, click.Option]:
+    """Return by spelling the options that may not follow the script: the verb's, and the long ones of its sibling.
+
+    A user who types `run train.py --dry-run` expects a dry run, although only `launch` has one.
+    """
+    found = dict(_spellings(command.params))
+    for verb in JOB_VERBS:
+        if (sibling := _verbs(ctx).get(verb)) is not None:
+            long = {name: option for name, option in _spellings(sibling.params) if name.startswith("--")}
+            found = {**long, **found}
+    return {name: option for name, option in found.items() if name not in FOR_THE_SCRIPT}
+
+
+def _verbs(ctx: click.Context) -> dict[str, click.Command]:
+    """Return the commands beside this one, by name."""
+    if ctx.parent is None or not isinstance(group := ctx.parent.command, click.Group):
+        return {}
+    found = {name: group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)}
+    return {name: command for name, command in found.items() if command is not None}
+
+
+def _spellings(params: Iterable[click.Parameter]) -> Iterator[tuple[str, click.Option]]:
+    for option in params:
+        if isinstance(option, click.Option):
+            yield from ((name, option) for name in (*option.opts, *option.secondary_opts))
+
+
+def _option_in(word: str, options: dict[str, click.Option]) -> str:
+    """Return the option that click would read in this word (`--max-cost=5`, `-n4`, `-dn4`), or ''."""
+    if word.startswith("--"):
+        name = word.partition("=")[0]
+        return name if name in options else ""
+    if not word.startswith("-"):
+        return ""
+    first = ""
+    for letter in word[1:]:
+        option = options.get(f"-{letter}")
+        if option is None:
+            return ""
+        first = first or f"-{letter}"
+        if not option.is_flag:  # the rest of the word is its value
+            return first
+    return first
+
+
+def _options_again(ctx: click.Context, command: click.Command, before: Sequence[str]) -> list[str]:
+    """Return the verb's options as they were given, without the global ones, which a hint has before the verb."""
+    values, _, order = command.make_parser(ctx).parse_args(list(before))
+    words: list[str] = []
+    for parameter in order:
+        if not isinstance(parameter, click.Option) or parameter.hidden or parameter.name is None:
+            continue
+        words.append(parameter.opts[0])
+        if not parameter.is_flag:
+            value = values[parameter.name]
+            words.append(str(value.pop(0) if isinstance(value, list) else value))
+    return words
+
+
+def _verbs_with(ctx: click.Context, name: str) -> str:
+    """Return the verbs that have an option: "launch, run and up"."""
+    verbs = [verb for verb, command in _verbs(ctx).items() if name in _names(command)]
+    return " and ".join([", ".join(verbs[:-1]), verbs[-1]]) if len(verbs) > 1 else "".join(verbs)
+
+
+def _unknown_option(ctx: click.Context, command: click.Command, name: str, words: list[str]) -> UsageError:
+    """Return the error for an unknown option before the script: most often it is one of the script's own."""
+    known = [n for n, option in _spellings(command.params) if not option.hidden or n.startswith("--")]
+    similar = difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
+    script = next((word for word in words if word.endswith(".py")), "SCRIPT")
+    suggestion = f"did you mean {similar[0]}? Options" if similar else "options"
+    return UsageError(
+        f"{ctx.info_name} has no option {name}",
+        hint=(f"{suggestion} of the script go after it: ", Command(str(ctx.info_name), script, name)),
+    )
+
+
+def _lacks_module(ctx: click.Context, command: click.Command, words: list[str]) -> bool:
+    """Return whether -m was given without SCRIPT."""
+    values, rest, _ = command.make_parser(ctx).parse_args(list(words))
+    return bool(values.get("module")) and not rest

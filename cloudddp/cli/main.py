@@ -1,0 +1,50 @@
+"""`cloudddp` itself: its verbs, by name. Each is loaded when it is used; a test compares the short helps with theirs."""
+
+from __future__ import annotations
+
+import click
+
+from cloudddp import __version__
+from cloudddp.cli.verbs import LazyGroup, global_options
+
+_CLUSTERS, _JOBS = "cloudddp.cli.commands.clusters", "cloudddp.cli.commands.jobs"
+_NODES, _SIMULATOR = "cloudddp.cli.commands.nodes", "cloudddp.cli.commands.simulator"
+
+VERBS = {
+    "allow-me": (f"{_CLUSTERS}:allow_me", "Allow SSH from this computer's current address."),
+    "cancel": (f"{_JOBS}:cancel", "Stop every rank of a job on every node."),
+    "down": (f"{_CLUSTERS}:down", "Remove the cluster and verify that nothing is left."),
+    "exec": (f"{_NODES}:exec_", "Run COMMAND on every node, in the project's folder."),
+    "init": (f"{_NODES}:init", "Write a commented cloudddp.toml into FOLDER."),
+    "jobs": (f"{_JOBS}:jobs", "List the cluster's jobs, their state and training progress."),
+    "launch": (f"{_JOBS}:launch", "Sync the project and run SCRIPT with ARGS on every node."),
+    "logs": (f"{_JOBS}:logs", "Show the logs of a job from the beginning."),
+    "ls": (f"{_CLUSTERS}:ls", "List all cloudddp clusters in the region, of any owner."),
+    "pull": (f"{_NODES}:pull", "Copy results from the nodes to this computer."),
+    "run": (f"{_JOBS}:run", "Do a whole job: up, launch, pull and down in one command."),
+    "sim": (f"{_SIMULATOR}:sim", "Simulate EC2 on this computer, without an AWS account."),
+    "ssh": (f"{_NODES}:ssh", "Log in to a node with OpenSSH."),
+    "status": (f"{_CLUSTERS}:status", "Show the cluster's nodes, deadline and cost so far."),
+    "sync": (f"{_NODES}:sync", "Send the project's files to every node."),
+    "up": (f"{_CLUSTERS}:up", "Create the cluster: nodes that are ready to train."),
+}
+
+HELP = """\
+Run a training script on N GPU nodes of your own AWS account, and stop the bill when the job ends.
+
+\b
+  cloudddp init --example digits   create an example project
+  cloudddp --sim up                try it on this computer, without AWS
+  cloudddp up                      create nodes that are ready to train
+  cloudddp launch -m train.main    start ranks on all nodes, follow their logs
+  cloudddp down                    remove everything; nothing is billed any more
+"""
+
+main = LazyGroup(
+    "cloudddp",
+    VERBS,
+    help=HELP,
+    params=list[click.Parameter](global_options(after_verb=False)),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+click.version_option(__version__, "--version", prog_name="cloudddp")(main)

@@ -1,0 +1,73 @@
+"""The steps of a long operation: a spinner and times on a terminal, one line per step elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cloudddp.cli import streams
+from cloudddp.text import one_line
+
+
+class Progress:
+    """Call it with the text of each step. On a terminal the current step has a spinner, and then its time."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        """`log` writes a line that stays."""
+        self._log = log
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._console: Any = None
+        if self._live:  # not at the first step, which a signal handler may report
+            # rich takes 50 ms to import, and only a terminal needs it.
+            from rich.console import Console
+
+            self._console = Console(file=streams.terminal(), highlight=False, markup=False)
+        self._status: Any = None
+        self._step = ""
+        self._since = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __call__(self, text: str) -> None:
+        """Report the next step. It never fails, and may be called by a signal handler."""
+        try:
+            self._report(text)
+        except Exception:  # the terminal is gone, or a signal handler came in between: the work must go on
+            self._live, self._status = False, None
+
+    def _report(self, text: str) -> None:
+        text = one_line(text)  # rich writes to the terminal directly
+        if text == self._step:
+            return  # a poll that found nothing new
+        if not self._live or text.startswith("warning"):
+            self._step = text
+            self._log(text)
+            return
+        self._finish_step()
+        self._step, self._since = text, time.monotonic()
+        if self._status is None:
+            self._status = self._console.status(text)
+            self._status.start()
+        self._status.update(text)
+
+    def _finish_step(self) -> None:
+        """Print the step on a line of its own above the spinner, which would otherwise overwrite it."""
+        if self._step and self._console is not None:
+            self._console.print(f"{self._step}  ({time.monotonic() - self._since:.1f} s)", style="dim")
+
+    def stop(self) -> None:
+        """End the last step; the next output starts on a new line."""
+        try:
+            if self._status is not None:
+                self._status.stop()
+                self._finish_step()
+        except (OSError, ValueError):
+            pass
+        self._status, self._step = None, ""

@@ -1,0 +1,166 @@
+"""What a verb works with: validated settings, the AWS account behind them, and connections to the nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudddp import local_state
+from cloudddp.agent.client import Runner
+from cloudddp.aws.client import AWS, require_region
+from cloudddp.cli.console import Console
+from cloudddp.cli.formats import node_list
+from cloudddp.cluster import connect, inspect
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.ownership import Ownership
+from cloudddp.config import project, settings
+from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.settings import Layer
+from cloudddp.config.spec import Config
+from cloudddp.errors import CloudDDPError, Command, NodeError
+from cloudddp.sim import control
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """`root` is the project's folder. With `anyone`, verbs also act on clusters of others."""
+
+    console: Console
+    options: GlobalOptions
+    settings: Config
+    root: Path
+    anyone: bool = False
+
+    def aws(self) -> AWS:
+        """Return a new connection to AWS, with the credentials as they are now.
+
+        A long `run` asks again before its teardown: the user may have logged in again in between.
+        """
+        region = self.settings.cluster.region or os.environ.get("AWS_REGION")
+        return AWS(region=region, profile=None if self.options.sim else self.options.profile)
+
+    def ownership(self, aws: AWS) -> Ownership:
+        return Ownership(aws, anyone=self.anyone)
+
+    def cluster(self) -> Cluster:
+        """Return the caller's live cluster of that name. Raises CloudDDPError where there is none."""
+        aws = self.aws()
+        found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
+        for warning in found.warnings:
+            self.console.warn(warning)
+        return found
+
+    @contextlib.contextmanager
+    def connect(self, *, whole: bool = False, partly: bool = False) -> Iterator[tuple[Cluster, Runner]]:
+        """Yield (cluster, connections to its nodes) and close them.
+
+        `whole`: refuse a cluster that has lost a node. `partly`: continue without the nodes that do not answer, and
+        raise NodeError, naming them, at the end.
+        """
+        found = self.cluster()
+        if found.missing:
+            _report_missing(self.console, found, refuse=whole)
+        silent: dict[int, Exception] = {}
+        if partly:
+            runner, silent = connect.connect_reachable(
+                found, self.settings.cluster, progress=self.console.log
+            )
+        else:
+            runner = connect.connect(found, self.settings.cluster, progress=self.console.log)
+        try:
+            for error in silent.values():
+                self.console.warn(str(error))
+            yield found, runner
+        finally:
+            runner.close()
+        if silent:
+            raise _not_asked(silent)
+
+
+def start(
+    console: Console,
+    options: GlobalOptions,
+    *,
+    flags: Sequence[Flag] = (),
+    anyone: bool = False,
+    dry_run: bool = False,
+) -> Session:
+    """Return a session. Raises UsageError before anything is called.
+
+    With --sim the simulator is started, unless it runs, and this process is pointed at it. Not for a dry run.
+    """
+    where = project.find(options.config)
+    if where.from_parent:
+        console.log(f"using {where.from_parent}")
+    checked = settings.resolve(_layers(options, flags, where.files))
+    if not dry_run:
+        local_state.check_home()
+        if options.sim:
+            if options.region:
+                require_region(options.region)  # before anything is started
+            _enter_simulator(console)
+            checked = settings.resolve(_layers(options, flags, where.files))  # its SSH port is a setting
+    return Session(console, options, checked, where.root, anyone)
+
+
+def named_cluster(options: GlobalOptions) -> str | None:
+    """Return the cluster that an option, a variable or a file names; None where only the default is left."""
+    layers = _layers(options, (), project.find(options.config).files)
+    named = any("name" in layer.values.get("cluster", {}) for layer in layers)
+    return settings.resolve(layers).cluster.name if named else None
+
+
+def _layers(options: GlobalOptions, flags: Sequence[Flag], files: Sequence[Path]) -> list[Layer]:
+    """Return every source of settings, the strongest first.
+
+    The simulator has its own region and SSH port, which override those of files and the environment; `--region` is kept,
+    since the simulator serves every region.
+    """
+    given = [
+        *flags,
+        *([Flag("--cluster", "cluster", "name", options.cluster)] if options.cluster is not None else []),
+        *([Flag("--region", "cluster", "region", options.region)] if options.region is not None else []),
+    ]
+    layers = [settings.from_flags(given), *settings.environment_layers(os.environ)]
+    layers += [settings.read_toml(path) for path in files]
+    if not options.sim:
+        return layers
+    region = options.region or os.environ.get("AWS_REGION", "us-east-1")
+    origin = "--region" if options.region else "the simulator"
+    simulated = Layer(origin, {"cluster": {"region": region}}, textual=True)
+    port = [layer for layer in layers if layer.origin == "environment variable CLOUDDDP_SSH_PORT"]
+    return [simulated, *port, *layers]
+
+
+def _enter_simulator(console: Console) -> None:
+    """Start the simulator unless it runs, and point this process at it."""
+    found = control.find(local_state.home())
+    if found is None:
+        console.log("starting the simulator (", Command("sim", "stop"), " stops it)")
+        found = control.start(local_state.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
+        if found.why:
+            console.log(f"its nodes share this computer's network and processes: {found.why}")
+    control.enter(found)
+    for name in control.HIDDEN:
+        os.environ.pop(name, None)
+    os.environ.update(control.environment(found))
+
+
+def _report_missing(console: Console, found: Cluster, *, refuse: bool) -> None:
+    count = found.missing
+    gone = f"{count} of {count + len(found.nodes)} nodes of cluster {found.name!r} {'is' if count == 1 else 'are'} gone"
+    if refuse:
+        hint = (Command("pull"), " what you need, then ", Command("down"), " and ", Command("up"))
+        raise CloudDDPError(gone, hint=hint)
+    console.warn(gone)
+
+
+def _not_asked(silent: dict[int, Exception]) -> NodeError:
+    error = silent[min(silent)]
+    return NodeError(
+        f"{node_list(silent)} could not be asked: the answer is without {'them' if len(silent) > 1 else 'it'}",
+        hint=error.hint if isinstance(error, CloudDDPError) else "",
+    )

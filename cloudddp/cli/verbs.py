@@ -1,0 +1,172 @@
+"""Commands that are loaded when they are needed, and the options that all of them share.
+
+A `LazyGroup` knows its commands by a table of names and short helps, so that `cloudddp --help` loads none of them. A
+`Verb` knows its function by name, so that `cloudddp VERB --help` does not load what the verb needs to run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from cloudddp.cli.console import Console
+from cloudddp.config.options import Flag, GlobalOptions
+
+Table = Mapping[str, tuple[str, str]]
+"""Name -> ("module:attribute" of the command, its short help)."""
+
+
+def load(path: str) -> Any:
+    """Return the object that "module:attribute" names."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class GlobalOption(click.Option):
+    """An option of every command, given before the verb or after it."""
+
+
+class SettingOption(click.Option):
+    """An option that stands for a setting. Its value is validated with the other settings, not by click."""
+
+    def __init__(
+        self,
+        section: str,
+        key: str,
+        *names: str,
+        description: str,
+        standard: str = "",
+        **settings: Any,
+    ) -> None:
+        """`standard` is the default as the help shows it; '' where it shows none."""
+        shown = f" [default: {standard}]" if standard else ""
+        super().__init__(names, help=description + shown, **settings)
+        self.section = section
+        self.key = key
+        self.description = description
+        self.standard = standard
+
+    def flag(self, value: Any) -> Flag | None:
+        """Return the setting as it was given, or None where it was not."""
+        if value is None or (self.is_flag and not value):
+            return None
+        return Flag(self.opts[-1], self.section, self.key, value)
+
+
+def global_options(*, after_verb: bool) -> list[GlobalOption]:
+    """Return the global options: those of the group, or those that may follow a verb.
+
+    The latter are hidden, and do not read the environment: a variable must not override an option before the verb.
+    """
+
+    def option(*names: str, envvar: str = "", **settings: Any) -> GlobalOption:
+        variable = None if after_verb else envvar or None
+        return GlobalOption(names, hidden=after_verb, envvar=variable, **settings)
+
+    return [
+        option("-c", "--cluster", metavar="NAME", help="Name of the cluster."),
+        option(
+            "--config",
+            metavar="FILE",
+            envvar="CLOUDDDP_CONFIG",
+            help="Configuration file to use instead of ./cloudddp.toml; its folder is the project.",
+        ),
+        option("--region", metavar="REGION", help="AWS region."),
+        option("--profile", metavar="PROFILE", envvar="CLOUDDDP_PROFILE", help="AWS profile."),
+        option("--sim", is_flag=True, envvar="CLOUDDDP_SIM", help="Use the simulator on this computer instead of AWS."),
+        option("-v", "--verbose", is_flag=True, help="Show more output."),
+    ]  # fmt: skip
+
+
+def given_options(context: click.Context) -> GlobalOptions:
+    """Return the global options of a command line: those after the verb win over those before it."""
+    values: dict[str, Any] = {}
+    current: click.Context | None = context
+    while current is not None:
+        for option in current.command.params:
+            value = current.params.get(option.name or "")
+            if isinstance(option, GlobalOption) and option.name and value not in (None, False):
+                values.setdefault(option.name, value)
+        current = current.parent
+    return GlobalOptions(**values)
+
+
+class Verb(click.Command):
+    """A command whose function is imported when it is invoked.
+
+    The function gets the console and the global options, and by name the values of the command's own parameters; the
+    settings among them together, as `flags`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        action: str,
+        *,
+        help: str,  # noqa: A002  click's own name
+        params: Iterable[click.Parameter] = (),
+        passes_arguments: bool = False,
+        only_own_options: bool = False,
+        context_settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        settings = {"allow_interspersed_args": not passes_arguments, **(context_settings or {})}
+        every = [*params, *([] if only_own_options else global_options(after_verb=True))]
+        super().__init__(name, params=every, help=inspect.cleandoc(help), context_settings=settings)
+        self.action = action
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        _console(ctx).options = given_options(ctx)
+        return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        console = _console(ctx)
+        return load(self.action)(console, console.options, **self.arguments(ctx.params))
+
+    def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of the function for the parsed parameters."""
+        found: dict[str, Any] = {}
+        for parameter in self.params:
+            name = parameter.name or ""
+            if isinstance(parameter, SettingOption):
+                flags = found.setdefault("flags", [])
+                if (flag := parameter.flag(params[name])) is not None:
+                    flags.append(flag)
+            elif not isinstance(parameter, GlobalOption):
+                found[name] = params[name]
+        return found
+
+
+class LazyGroup(click.Group):
+    """A group that loads a command when it is used, and lists all of them from its table."""
+
+    def __init__(self, name: str, table: Table, **settings: Any) -> None:
+        super().__init__(name, **settings)
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        return sorted(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in self.table:
+            return None
+        command: click.Command = load(self.table[cmd_name][0])
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.table[name][1]) for name in self.list_commands(ctx)])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        _console(ctx).options = given_options(ctx)
+        return rest
+
+
+def _console(context: click.Context) -> Console:
+    """Return the console of this run, which knows the global options for the commands that messages suggest."""
+    return context.ensure_object(Console)

@@ -1,0 +1,1 @@
+"""Results as text for people and as JSON with stable keys for programs (docs/tour.md). Pure."""

@@ -1,0 +1,100 @@
+"""Clusters as they are, as text and as JSON."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from cloudddp.cli.formats import counted, dollars, duration
+from cloudddp.cli.tables import table
+from cloudddp.cluster.cost import Cost
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.ownership import Ownership
+
+UNKNOWN_OWNER = "an unknown owner"
+
+
+def cluster(found: Cluster, whose: Ownership) -> str:
+    hour = hourly(found)
+    price = "price unknown" if hour is None else f"{dollars(hour)} an hour"
+    head = f"cluster {found.name} ({found.id or 'no id'}) in {found.region}, created by {found.owner or '-'}"
+    if not whose.owns(found):
+        head += f" (not yours; {whose.caller})"
+    if found.missing:
+        head += f"\n  warning: {counted(found.missing, 'node')} of it {'has' if found.missing == 1 else 'have'} ended"
+    if found.live:
+        head += f"\n  {price}, {amount(found.cost())} so far; terminates in {time_left(found)}"
+    return head + "\n" + nodes_table(found)
+
+
+def nodes_table(found: Cluster) -> str:
+    rows = [
+        (str(rank), node.id, node.state, node.type, node.zone, node.private_ip, node.public_ip or "-")
+        for rank, node in found.nodes.items()
+    ]
+    foreign = (one.instance for one in found.foreign)
+    rows += [
+        ("-", node.id, node.state, node.type, node.zone, node.private_ip, node.public_ip or "-")
+        for node in foreign
+    ]
+    rows += [("-", node.id, node.state, node.type, node.zone, "-", "-") for node in found.gone]
+    header = ("NODE", "INSTANCE", "STATE", "TYPE", "ZONE", "PRIVATE", "PUBLIC")
+    return table(header, rows, spare=("ZONE", "TYPE", "PRIVATE"))
+
+
+def clusters_table(found: list[Cluster]) -> str:
+    rows = [
+        (c.name, c.id or "-", str(len(c.live)), c.type, time_left(c), amount(c.cost()), c.owner or "-")
+        for c in found
+    ]
+    header = ("CLUSTER", "ID", "NODES", "TYPE", "TIME LEFT", "SO FAR", "OWNER")
+    return table(header, rows, elastic=("OWNER",), spare=("ID",))
+
+
+def cluster_json(found: Cluster, whose: Ownership) -> dict[str, Any]:
+    hour, bill = hourly(found), found.cost()
+    return {
+        "cluster": found.name,
+        "cluster_id": found.id or None,
+        "region": found.region,
+        "owner": found.owner,
+        "yours": whose.owns(found),
+        "created": found.created.isoformat() if found.created else None,
+        "expires": found.expires.isoformat() if found.expires else None,
+        "usd_per_hour": None if hour is None else round(hour, 4),
+        "usd_so_far": None if bill.usd is None else round(bill.usd, 4),
+        "usd_so_far_is_at_most": bill.at_most,
+        "nodes": [
+            {
+                "node": rank,
+                "instance_id": node.id,
+                "state": node.state,
+                "type": node.type,
+                "zone": node.zone,
+                "spot": node.spot,
+                "private_ip": node.private_ip,
+                "public_ip": node.public_ip,
+            }
+            for rank, node in (*found.nodes.items(), *((None, one.instance) for one in found.foreign))
+        ],
+    }
+
+
+def at(time: datetime | None) -> str:
+    return f"on {time:%Y-%m-%d at %H:%M} UTC" if time else "at an unknown time"
+
+
+def hourly(found: Cluster) -> float | None:
+    """Return what a cluster costs per hour in USD, or None where the price is unknown."""
+    return found.hour
+
+
+def time_left(found: Cluster) -> str:
+    if found.expires is None:
+        return "no deadline"
+    return duration((found.expires - datetime.now(UTC)).total_seconds())
+
+
+def amount(bill: Cost) -> str:
+    """Return a sum, marked where it is an upper bound: AWS does not always say when a node ended."""
+    return f"{'at most ' if bill.at_most and bill.usd is not None else ''}{dollars(bill.usd)}"

@@ -1,0 +1,77 @@
+"""The jobs of a cluster, as a table and as JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from cloudddp.agent.protocol.training import TrainingStatus
+from cloudddp.cli.formats import duration
+from cloudddp.cli.tables import table
+from cloudddp.job.status import JobRecord
+
+STALE = 60.0  # seconds after which the age of the last training report is shown
+
+
+def jobs_table(known: Sequence[JobRecord]) -> str:
+    rows = [
+        (
+            record.id,
+            record.status,
+            "-" if record.exit_code is None else str(record.exit_code),
+            duration(record.seconds) if record.started else "-",
+            _training(record),
+            record.script,
+        )
+        for record in known
+    ]
+    header = ("JOB", "STATE", "EXIT", "TIME", "TRAINING", "SCRIPT")
+    return table(header, rows, elastic=("SCRIPT", "TRAINING"), spare=("EXIT",))
+
+
+def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
+    return [_job_json(record) for record in known]
+
+
+def _training(record: JobRecord) -> str:
+    """Return the progress of the training; of a running job also the report's age if it is old: it may hang."""
+    training = record.training
+    if training is None or not training.text:
+        return "-"
+    if training.preempted:
+        return f"{training.text}, snapshot saved"
+    age = time.time() - training.reported
+    stale = record.ended is None and age > STALE
+    return training.text + (f", {duration(age)} ago" if stale else "")
+
+
+def _job_json(record: JobRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "state": record.status,
+        "exit_code": record.exit_code,
+        "script": record.script,
+        "started": _iso(record.started),
+        "ended": _iso(record.ended),
+        "nodes": list(record.nodes),
+        "rank_zero_node": record.rank_zero,
+        "training": _training_json(record.training),
+    }
+
+
+def _training_json(training: TrainingStatus | None) -> dict[str, Any] | None:
+    if training is None:
+        return None
+    return {
+        "state": None if training.state is None else training.state.value,
+        "step": training.step,
+        "steps": training.steps,
+        "best_accuracy": training.best_accuracy,
+        "told": _iso(training.reported),
+    }
+
+
+def _iso(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

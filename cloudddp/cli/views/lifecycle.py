@@ -1,0 +1,74 @@
+"""What `up` and `down` are about to do and have done, as text."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from cloudddp.aws.discover import TypeInfo
+from cloudddp.cli.formats import counted, dollars, duration, moment
+from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, nodes_table, time_left
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.teardown import DownReport
+from cloudddp.cluster.up import UpResult
+from cloudddp.config.spec import ClusterSpec
+
+
+def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> str:
+    """Return what is about to be created, until when, and what it costs."""
+    gpus = f"{info.gpus} x {info.gpu_name}" if info.gpus else "no GPU"
+    price, kind = the_plan.price, "spot, at most " if spec.spot else ""
+    lines = [
+        f"cluster {spec.name}: {spec.nodes} x {spec.instance_type} ({gpus} each)",
+        f"  price     {kind}{dollars(price.hour)} an hour: {dollars(price.node_hour)} per node ({price.source}), "
+        f"{dollars(price.extras_hour)} for disks and addresses",
+        f"  deadline  {moment(the_plan.expires)}, in {duration(the_plan.hours * 3600)}: the nodes then terminate",
+        f"  at most   {dollars(the_plan.cost)} until then, without traffic",
+    ]
+    if info.cards > 1 and spec.nodes > 1:
+        lines.append(
+            f"  network   one of the type's {info.cards} network cards, without EFA: slow between nodes"
+        )
+    return "\n".join(lines)
+
+
+def up(created: UpResult) -> str:
+    cluster = created.cluster
+    head = f"cluster {cluster.name} is ready"
+    if created.plan is None:
+        who = f"created by {cluster.owner or '-'} {at(cluster.created)}"
+        head = f"cluster {cluster.name} is already up, {who}; nothing was changed"
+    return f"{head}; its nodes terminate in {time_left(cluster)}\n{nodes_table(cluster)}"
+
+
+def down(report: DownReport, name: str, *, simulated: bool) -> str:
+    if report.nothing:
+        return f"cluster {name} does not exist; nothing to do"
+    kinds = [resource.kind for resource in report.deleted]
+    parts = [f"{counted(len(report.terminated), 'node')} terminated"] if report.terminated else []
+    parts += [f"{counted(kinds.count(kind), kind)} deleted" for kind in dict.fromkeys(kinds)]
+    lines = [f"cluster {name}: {', '.join(parts)}; nothing is left"]
+    if report.terminated:
+        verb = "this would have cost" if simulated else "this cost about"
+        lines.append(
+            f"{verb} {amount(report.cost)} on AWS, on demand (billed by the second, at least 60 s per node)"
+        )
+    return "\n".join(lines)
+
+
+def not_removed(report: DownReport) -> list[str]:
+    """Return what `down` left to its owners, one line for each owner and cluster."""
+    found: dict[str, list[str]] = {}
+    for one in report.others:
+        created = f", created {at(one.tags.created)}" if one.tags.created else ""
+        whose = f"{one.cluster_id or 'no id'} of {one.tags.owner or UNKNOWN_OWNER}{created}"
+        found.setdefault(whose, []).append(one.id)
+    return [f"cluster {whose}: {', '.join(ids)}" for whose, ids in found.items()]
+
+
+def summary(found: Cluster) -> str:
+    """Return one line that identifies a cluster, before it is removed."""
+    age = duration((datetime.now(UTC) - found.created).total_seconds()) if found.created else "unknown time"
+    known = found.id or f"without an id: {', '.join(node.id for node in found.live)}"
+    count = counted(len(found.live), "node")
+    return f"cluster {found.name} ({known}): {count}, created {age} ago by {found.owner or '-'}"

@@ -1,0 +1,53 @@
+"""The simulator and its nodes, as text and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudddp.cli.tables import table
+from cloudddp.sim.control import Simulator
+
+HEADER = ("CLUSTER", "NODE", "INSTANCE", "STATE", "PRIVATE", "PUBLIC", "PROCESSES", "DEADLINE", "FAULTS")
+FAULTS = {"freeze": "frozen", "fill-disk": "disk full", "slow-ssh": "slow ssh", "drop-ssh": "no ssh"}
+
+Node = dict[str, Any]
+
+
+def simulator(found: Simulator, nodes: list[Node]) -> str:
+    head = f"simulator at {found.endpoint}, region {found.region}, pid {found.pid}; {kind(found)}"
+    return "\n".join([head, table(HEADER, [_row(node, nodes) for node in nodes])]) if nodes else head
+
+
+def simulator_json(found: Simulator, nodes: list[Node]) -> dict[str, Any]:
+    about = {"endpoint": found.endpoint, "region": found.region, "pid": found.pid, "kind": found.nodes}
+    return {**about, "why": found.why, "nodes": nodes}
+
+
+def kind(found: Simulator) -> str:
+    if found.nodes == "namespace":
+        return "nodes are hosts of their own (namespaces)"
+    return f"nodes are processes of this computer ({found.why})"
+
+
+def _row(node: Node, nodes: list[Node]) -> tuple[str, ...]:
+    rank = "-" if node["rank"] is None else str(node["rank"])
+    names = (str(node[key] or "-") for key in ("instance_id", "state", "private_ip", "public_ip"))
+    faults = [_fault(fault, node, nodes) for fault in node["faults"]]
+    faults += [f"interrupted at {node['interruption']}"] if node["interruption"] else []
+    return (
+        node["cluster"] or "-",
+        rank,
+        *names,
+        str(len(node["processes"])),
+        node["deadline"] or "-",
+        ", ".join(faults) or "-",
+    )
+
+
+def _fault(fault: str, node: Node, nodes: list[Node]) -> str:
+    """Return a fault as the table shows it; another node of the same cluster is named by its rank."""
+    name, _, other = fault.partition(" ")
+    if not other:
+        return FAULTS.get(name, name)
+    same = [n["rank"] for n in nodes if n["instance_id"] == other and n["cluster"] == node["cluster"]]
+    return f"cut from {other if not same or same[0] is None else f'node {same[0]}'}"

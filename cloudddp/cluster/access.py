@@ -1,0 +1,53 @@
+"""Which addresses the security group of a cluster opens SSH to: `cloudddp allow-me`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cloudddp.aws import discover, inventory
+from cloudddp.aws.client import AWS
+from cloudddp.cluster.ownership import Ownership
+from cloudddp.cluster.plan import CALLER_RULE, ssh_rule
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import CloudDDPError, Command
+
+
+def allow_caller(
+    aws: AWS,
+    spec: ClusterSpec,
+    caller: Callable[[], str] = discover.caller_block,
+    ownership: Ownership | None = None,
+) -> str:
+    """Open SSH to the current address of this computer and close it to its earlier ones; return the address block."""
+    groups = _own_groups(aws, spec.name, ownership or Ownership(aws))
+    block = caller()
+    for group in groups:
+        blocks = inventory.ingress_blocks(group, spec.ssh_port)
+        if block not in blocks:  # the new one first, so that SSH is never closed in between
+            new = [ssh_rule(block, spec.ssh_port, CALLER_RULE)]
+            aws.call("ec2", "authorize_security_group_ingress", GroupId=group["GroupId"], IpPermissions=new)
+        old = [one for one, rule in blocks.items() if one != block and rule == CALLER_RULE]
+        if old:
+            rules = [ssh_rule(one, spec.ssh_port, CALLER_RULE) for one in old]
+            aws.call("ec2", "revoke_security_group_ingress", GroupId=group["GroupId"], IpPermissions=rules)
+    return block
+
+
+def _own_groups(aws: AWS, name: str, ownership: Ownership) -> list[dict[str, Any]]:
+    """Return the caller's security groups of clusters of that name. Raises CloudDDPError if there are none."""
+    found = inventory.security_groups(aws, inventory.named(name))
+    if not found:
+        raise CloudDDPError(
+            f"there is no cluster {name!r} in {aws.region}", hint=("create one: ", Command("up"))
+        )
+    described = [(group, inventory.resource("security group", group)) for group in found]
+    own = [group for group, resource in described if ownership.mine(resource)]
+    if not own:
+        owners = sorted({resource.tags.owner or "an unknown owner" for _, resource in described})
+        raise CloudDDPError(
+            f"cluster {name!r} in {aws.region} is not yours: its security group belongs to {', '.join(owners)}; "
+            f"{ownership.caller}",
+            hint="add --anyone to act on it anyway, or choose another name with -c",
+        )
+    return own

@@ -1,0 +1,156 @@
+"""SSH connections to the nodes of a cluster, and what the agent sees on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cloudddp.agent import client
+from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.codec import MAX_REPLY
+from cloudddp.agent.protocol.machine import MAX_MANIFEST, ProbeReply, ProbeRequest
+from cloudddp.cluster import host_keys
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.progress import ProgressCallback, ignore
+from cloudddp.config import timing
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import NodeError
+from cloudddp.local_state import ClusterFolder
+from cloudddp.ssh.connection import Target
+from cloudddp.ssh.fleet import Fleet, Outcome
+
+PROJECT = "project"  # the folder with the user's files, in a node's home
+_PROBE_SECONDS = 60.0  # for everything but the boot and the GPUs
+
+
+def targets(cluster: Cluster, spec: ClusterSpec) -> dict[int, Target]:
+    """Return where each node answers SSH, by node rank. Raises CloudDDPError if this computer has no key."""
+    folder = ClusterFolder(cluster.id)
+    private_key = folder.login_key()
+    known = host_keys.read(folder)
+    return {
+        rank: Target(
+            label=f"node {rank} ({instance.id})",
+            host=instance.public_ip or instance.private_ip,
+            port=spec.ssh_port,
+            user=spec.user,
+            private_key=private_key,
+            host_keys=known.accepted(instance.id),
+        )
+        for rank, instance in cluster.nodes.items()
+    }
+
+
+Dial = Callable[[Cluster, ClusterSpec, float, Callable[[], None]], Runner]
+
+
+def dial(cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Callable[[], None]) -> Fleet:
+    """Return open SSH connections to every node. The nodes may still share the host key of their user data."""
+    fleet = Fleet(targets(cluster, spec))
+    try:
+        fleet.connect(within=within, meanwhile=meanwhile)
+    except BaseException:
+        fleet.close()
+        raise
+    return fleet
+
+
+def connect(
+    cluster: Cluster,
+    spec: ClusterSpec,
+    within: float = 0.0,
+    meanwhile: Callable[[], None] = lambda: None,
+    *,
+    progress: ProgressCallback = ignore,
+    dial: Dial = dial,
+) -> Runner:
+    """Return open SSH connections to every node, retrying for `within` seconds while nodes boot.
+
+    Afterwards each node has a host key of its own: an interrupted replacement is completed first.
+    """
+    folder, instances = _key_owners(cluster)
+    with host_keys.exclusive(folder, instances, progress):
+        runner = dial(cluster, spec, within, meanwhile)
+        try:
+            host_keys.replace_shared_key(
+                runner, folder, instances, whole=not cluster.missing, partly=False, progress=progress
+            )
+        except BaseException:
+            runner.close()
+            raise
+    return runner
+
+
+def connect_reachable(
+    cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback = ignore
+) -> tuple[Runner, dict[int, Exception]]:
+    """Connect to the nodes that answer, as `connect` does; return also why others do not. Raises if none answers."""
+    folder, instances = _key_owners(cluster)
+    with host_keys.exclusive(folder, instances, progress):
+        fleet = Fleet(targets(cluster, spec))
+        try:
+            unreachable = fleet.connect(partly=True)
+            failed = host_keys.replace_shared_key(
+                fleet, folder, instances, whole=not cluster.missing, partly=True, progress=progress
+            )
+            fleet.leave_out(failed)
+            if not fleet.targets:
+                Outcome(errors=failed).all()
+        except BaseException:
+            fleet.close()
+            raise
+    return fleet, {**unreachable, **failed}
+
+
+def complete_host_keys(cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback) -> None:
+    """Complete an interrupted replacement of host keys, for a caller that connects by itself (`cloudddp ssh`)."""
+    if host_keys.incomplete(*_key_owners(cluster)):
+        connect(cluster, spec, progress=progress).close()
+
+
+def _key_owners(cluster: Cluster) -> tuple[ClusterFolder, dict[int, str]]:
+    folder = ClusterFolder(cluster.id)
+    folder.login_key()
+    return folder, {rank: instance.id for rank, instance in cluster.nodes.items()}
+
+
+def probe(
+    runner: Runner,
+    cluster: Cluster,
+    *,
+    manifest: str = "",
+    python: str = "",
+    wait_boot: float = 0.0,
+    gpus: int = 0,
+) -> dict[int, ProbeReply]:
+    """Ship the agent and return what it sees on each node. Raises NodeError if no interface has the node's address.
+
+    The boot may take `wait_boot` seconds; after it, a node has Timing.gpus seconds to show all `gpus` GPUs. 0 does not
+    wait for any.
+    """
+    gpu_seconds = timing.current().gpus if gpus else 0.0
+
+    def request(rank: int) -> ProbeRequest:
+        return ProbeRequest(
+            project=PROJECT,
+            private_ip=cluster.nodes[rank].private_ip,
+            python=python,
+            manifest_digest=manifest,
+            boot_seconds=wait_boot,
+            gpus=gpus,
+            gpu_seconds=gpu_seconds,
+        )
+
+    replies = client.call_all(
+        runner,
+        request,
+        ship=True,
+        timeout=_PROBE_SECONDS + wait_boot + gpu_seconds,
+        limit=MAX_MANIFEST if manifest else MAX_REPLY,
+    )
+    for rank, reply in replies.items():
+        if not reply.interface:
+            node = cluster.nodes[rank]
+            raise NodeError(
+                f"node {rank} ({node.id}): no interface has its private address {node.private_ip}"
+            )
+    return replies

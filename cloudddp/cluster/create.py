@@ -1,0 +1,163 @@
+"""Sends the requests of a plan, and remembers what they created.
+
+Each step is written to the journal before its call. What AWS has answered is remembered besides what its tags show,
+since new resources may not be found by tag for a while.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cloudddp import signals
+from cloudddp.aws import inventory
+from cloudddp.aws.client import AWS
+from cloudddp.cluster import name_lock
+from cloudddp.cluster.name_lock import NameTaken
+from cloudddp.cluster.plan import Plan, Ref, Request
+from cloudddp.cluster.progress import ProgressCallback, ignore
+from cloudddp.cluster.teardown import down, leftovers
+from cloudddp.config import timing
+from cloudddp.errors import AWSError, Command
+from cloudddp.local_state import ClusterFolder
+from cloudddp.tags import TAG_NODE_RANK
+
+# The error of the last attempt of a call, of which an earlier attempt may have succeeded.
+_AMBIGUOUS = (
+    "InternalError",
+    "InternalFailure",
+    "Unavailable",
+    "ServiceUnavailable",
+    "RequestLimitExceeded",
+    "Throttling",
+)
+_NOT_FOUND_YET = ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound", "InvalidInstanceID.NotFound")
+_RETRY_SECONDS = 0.5
+_SHOWN = {"key-pair": "key pair", "security-group": "security group", "nodes": "nodes"}
+
+
+class CreatedResources:
+    """What one `up` has created, as far as it knows.
+
+    `holds_name`: the key pair exists, and with it the lock on the name. `instances`: the ids that RunInstances
+    returned. `uncertain`: RunInstances was sent, and its outcome is unknown.
+    """
+
+    def __init__(
+        self, aws: AWS, name: str, plan: Plan, folder: ClusterFolder, progress: ProgressCallback
+    ) -> None:
+        self.holds_name = False
+        self.instances: list[str] = []
+        self.uncertain = False
+        self._aws, self._name, self._plan, self._folder = aws, name, plan, folder
+        self._progress = progress
+
+    def create(self) -> None:
+        """Send every request of the plan. Raises NameTaken, AWSError, CloudDDPError."""
+        answers: dict[str, Any] = {}
+        for request in self._plan.requests:
+            if request.step in _SHOWN:
+                self._progress(f"creating the {_SHOWN[request.step]}")
+            token = request.params.get("ClientToken")
+            self._folder.journal(request.step, method=request.method, client_token=token)
+            if request.step == "key-pair":
+                self._lock_name(request)
+            elif request.step == "nodes":
+                self._run_instances(request, answers)
+            else:
+                with signals.deferred(self._on_signal):
+                    answers[request.step] = self._call(request.method, _resolved(request.params, answers))
+
+    def _on_signal(self) -> None:
+        self._progress("finishing the call in flight, then removing everything")
+
+    def _lock_name(self, request: Request) -> None:
+        """Create the key pair. Raises NameTaken if another cluster has the name.
+
+        What an `up` that was killed on this computer has left behind is removed first.
+        """
+        deadline = time.monotonic() + timing.current().settle
+        while True:
+            with signals.deferred(self._on_signal):
+                try:
+                    self._aws.call("ec2", request.method, **request.params)
+                    self.holds_name = True
+                    return
+                except AWSError as error:
+                    if error.code != name_lock.DUPLICATE:
+                        raise
+            holder = name_lock.holder(self._aws, self._name)
+            if holder is not None and holder.cluster_id == self._plan.cluster_id:
+                self.holds_name = True  # botocore has repeated a call whose answer was lost
+                return
+            if holder is not None:
+                self._remove_abandoned(holder)
+            elif time.monotonic() > deadline:  # EC2 refuses the name, and does not list who has it
+                raise NameTaken(
+                    f"the name {self._name!r} is taken in {self._aws.region}, by a key pair that AWS does not list "
+                    "yet; nothing was created",
+                    hint=("repeat ", Command("up"), ", or choose another name with -c"),
+                )
+            time.sleep(_RETRY_SECONDS)
+
+    def _remove_abandoned(self, holder: name_lock.Holder) -> None:
+        if not name_lock.abandoned(self._aws, holder):
+            raise name_lock.taken(self._aws, self._name, holder)
+        self._progress(f"removing the remains of cluster {holder.cluster_id}, which had this name")
+        report = down(self._aws, inventory.with_id(holder.cluster_id), progress=ignore)
+        if report.left or report.reasons:
+            raise leftovers(report)
+
+    def _run_instances(self, request: Request, answers: Mapping[str, Any]) -> None:
+        with signals.deferred(self._on_signal):
+            self.uncertain = True
+            answer = self._call(request.method, _resolved(request.params, answers))
+            self.uncertain = False
+            self.instances = [item["InstanceId"] for item in answer["Instances"]]
+            self._folder.journal_created(self.instances)
+            self._tag_ranks(answer["Instances"])
+
+    def _tag_ranks(self, instances: list[dict[str, Any]]) -> None:
+        """Tag each node with its rank if EC2 has not numbered them, which it documents for other ways to launch."""
+        numbers = sorted(int(item.get("AmiLaunchIndex") or 0) for item in instances)
+        if numbers == list(range(len(instances))):
+            return
+        for rank, item in enumerate(instances):
+            tags = [{"Key": TAG_NODE_RANK, "Value": str(rank)}]
+            self._call("create_tags", {"Resources": [item["InstanceId"]], "Tags": tags})
+
+    def _call(self, method: str, params: dict[str, Any]) -> Any:
+        """Make a call; repeat it while AWS does not find what it has just created (eventual consistency).
+
+        A Duplicate is our own: the name of the security group contains the cluster's id, so botocore has repeated a
+        call whose answer was lost. If the name lock is gone too, another command is removing the cluster.
+        """
+        deadline = time.monotonic() + timing.current().settle
+        while True:
+            try:
+                return self._aws.call("ec2", method, **params)
+            except AWSError as error:
+                if error.code and error.code not in _AMBIGUOUS:
+                    self.uncertain = False  # AWS has refused
+                if error.code == "InvalidPermission.Duplicate":
+                    return {}
+                if error.code == "InvalidGroup.Duplicate":
+                    named = [{"Name": "group-name", "Values": [params["GroupName"]]}]
+                    return inventory.security_groups(self._aws, named)[0]
+                if error.code not in _NOT_FOUND_YET or time.monotonic() > deadline:
+                    raise
+                if name_lock.lost(self._aws, self._name, self._plan.cluster_id):
+                    raise
+            time.sleep(_RETRY_SECONDS)
+
+
+def _resolved(value: Any, answers: Mapping[str, Any]) -> Any:
+    """Return parameters with every Ref replaced by the answer that it names."""
+    if isinstance(value, Ref):
+        return answers[value.step][value.key]
+    if isinstance(value, Mapping):
+        return {key: _resolved(item, answers) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(item, answers) for item in value]
+    return value

@@ -1,0 +1,244 @@
+"""A host key for each node: generated on the node over the first connection, before any rank runs, and recorded here.
+
+The nodes of a cluster boot with one shared host key from their user data, so that the first connection can be verified.
+But every process on a node can read the user data from the instance metadata, so with that key any rank could pose as
+any node. So each node generates a key of its own and returns the public half over the connection that the shared key
+has verified. The key is recorded as pending before the node installs it, and as current once the node has presented it.
+From then on it is the only key accepted for that instance, and when every node has one the shared key is deleted.
+
+If this is interrupted, the record says which keys a node may present, and the next command continues from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from cloudddp import payload
+from cloudddp.agent.client import Runner, last_words
+from cloudddp.cluster.progress import ProgressCallback
+from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError
+from cloudddp.local_state import ClusterFolder
+from cloudddp.ssh import keys
+from cloudddp.ssh.fleet import Outcome
+
+_MAX_OUTPUT = 1 << 20  # bytes that a step may write, including what a .bashrc adds
+_RELOAD_SECONDS = 30.0  # sshd confirms a reload before it has done it, and may refuse connections meanwhile
+_RETRY_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class NodeKeys:
+    """The keys of one instance, `ssh-ed25519 AAAA...` or ''. `pending` was generated but not yet presented."""
+
+    current: str = ""
+    pending: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.current) == bool(self.pending):
+            raise ValueError("a node has one key, current or pending")
+        if keys.public(self.current or self.pending) != (self.current or self.pending):
+            raise ValueError("not in the form that cloudddp writes")
+
+
+@dataclass(frozen=True)
+class KnownKeys:
+    """The host keys of a cluster that this computer knows.
+
+    `shared` is the one in the user data, '' once every node has its own. `created` are the instances that RunInstances
+    returned to `up`, empty if its answer did not arrive.
+    """
+
+    shared: str
+    created: frozenset[str]
+    nodes: Mapping[str, NodeKeys]
+
+    def accepted(self, instance: str) -> tuple[str, ...]:
+        """Return the keys that an instance may present; none for an instance that `up` did not create."""
+        node = self.nodes.get(instance)
+        if node and node.current:
+            return (node.current,)
+        pending = (node.pending,) if node else ()
+        shared = (self.shared,) if self.shared and (not self.created or instance in self.created) else ()
+        return (*pending, *shared)
+
+    def needs_own_key(self, instance: str) -> bool:
+        """Return whether an instance of this cluster does not have a key of its own yet."""
+        node = self.nodes.get(instance)
+        return not (node and node.current) and bool(self.accepted(instance))
+
+
+def read(folder: ClusterFolder) -> KnownKeys:
+    """Return what is recorded about a cluster. Raises CloudDDPError if that is unreadable: no key is guessed."""
+    path = folder.host_key  # read first: whoever deletes it has written the other file before
+    try:
+        text = folder.read(path)
+        shared = "" if text is None else keys.public(text)
+        path = folder.host_keys
+        text = folder.read(path)
+        nodes = {} if text is None else msgspec.json.decode(text, type=dict[str, NodeKeys])
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
+        raise CloudDDPError(
+            f"{path}: cannot read the host keys of this cluster's nodes: {error}",
+            hint=("without them no node can be verified; ", Command("down"), " stops the bill without SSH"),
+        ) from None
+    return KnownKeys(shared, folder.created_instances(), nodes)
+
+
+def _write(folder: ClusterFolder, known: KnownKeys) -> None:
+    text = msgspec.json.format(msgspec.json.encode(known.nodes).decode(), indent=1)
+    folder.write(folder.host_keys, f"{text}\n")
+
+
+def incomplete(folder: ClusterFolder, instances: Mapping[int, str]) -> bool:
+    """Return whether some nodes of a cluster do not have keys of their own yet."""
+    known = read(folder)
+    return any(known.needs_own_key(instance) for instance in instances.values())
+
+
+@contextlib.contextmanager
+def exclusive(
+    folder: ClusterFolder, instances: Mapping[int, str], progress: ProgressCallback
+) -> Iterator[None]:
+    """Keep other commands of this computer out while nodes still need keys; otherwise do nothing."""
+    if not incomplete(folder, instances):
+        yield
+        return
+    with folder.exclusive(
+        lambda: progress("waiting for another cloudddp command to replace the nodes' host keys")
+    ):
+        yield
+
+
+def replace_shared_key(
+    runner: Runner,
+    folder: ClusterFolder,
+    instances: Mapping[int, str],
+    *,
+    whole: bool,
+    partly: bool,
+    progress: ProgressCallback,
+) -> dict[int, Exception]:
+    """Give every node that has none a host key of its own, over open connections, and reconnect to it.
+
+    `instances` are the ids of the cluster's nodes by node rank, whether connected or not; `whole`: the cluster has no
+    other nodes. Takes two commands and one connection per node, none if nothing is to be done. Raises the first error
+    of a node; with `partly`, returns the errors, and the other nodes have their keys.
+    """
+    known = read(folder)
+    todo = {node: instance for node, instance in instances.items() if known.needs_own_key(instance)}
+    failed: dict[int, Exception] = {}
+    if todo:
+        progress("generating a new host key on every node")
+        work = _Replacement(runner, folder, known, todo, partly=partly)
+        known, failed = work.run()
+    if known.shared and whole and not any(known.needs_own_key(one) for one in instances.values()):
+        folder.host_key.unlink(missing_ok=True)  # from now on the key in the user data is accepted nowhere
+    return failed
+
+
+class _Replacement:
+    """One pass over the nodes that need keys: generate, record as pending, install, record as current."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        folder: ClusterFolder,
+        known: KnownKeys,
+        todo: Mapping[int, str],
+        *,
+        partly: bool,
+    ) -> None:
+        self._runner, self._folder, self._known, self._todo = runner, folder, known, todo
+        self._partly = partly
+        self._failed: dict[int, Exception] = {}
+
+    def run(self) -> tuple[KnownKeys, dict[int, Exception]]:
+        """Return what is known afterwards, and the nodes that failed."""
+        shared = self._known.shared
+        keys_by_node = self._each(lambda node: _generate(self._runner, node, self._known, self._todo[node]))
+        self._failed.update(_duplicates(keys_by_node, self._known))
+        unique = {node: key for node, key in keys_by_node.items() if node not in self._failed}
+        self._record(unique, lambda key: NodeKeys(pending=key))
+        installed = self._each(lambda node: _install(self._runner, node, unique[node], shared))
+        self._record(installed, lambda key: NodeKeys(current=key))
+        return self._known, self._failed
+
+    def _each(self, step: Callable[[int], str]) -> dict[int, str]:
+        """Run a step on every node that has not failed; return the keys by node."""
+        outcome: Outcome[str] = self._runner.each(
+            lambda node: step(node) if node in self._todo and node not in self._failed else "",
+            fatal=lambda _: not self._partly,
+        )
+        self._failed.update(outcome.errors)
+        return {node: key for node, key in outcome.values.items() if key}
+
+    def _record(self, found: Mapping[int, str], make: Callable[[str], NodeKeys]) -> None:
+        """Write the keys down; then raise what has failed, unless it is to be returned."""
+        new = {self._todo[node]: make(key) for node, key in found.items()}
+        self._known = replace(self._known, nodes={**self._known.nodes, **new})
+        _write(self._folder, self._known)
+        if self._failed and not self._partly:
+            Outcome(errors=self._failed).all()
+
+
+def _duplicates(found: Mapping[int, str], known: KnownKeys) -> dict[int, Exception]:
+    """Return an error for each node whose new key is also that of another node, or the shared one."""
+    others = [node.current for node in known.nodes.values() if node.current]
+    taken = [known.shared, *others, *found.values()]
+    return {
+        node: NodeError(
+            f"node {node}: its new host key is not unique",
+            hint="does the image install a fixed key into /etc/ssh at each boot? such an image cannot be used",
+        )
+        for node, key in found.items()
+        if taken.count(key) > 1
+    }
+
+
+def _generate(runner: Runner, node: int, known: KnownKeys, instance: str) -> str:
+    """Have a node generate a key, unless it has one already, and return the public half."""
+    recorded = known.nodes.get(instance)
+    if recorded and runner.host_key(node) == recorded.pending:
+        # Already in use: the command that installed it was killed before it could record that.
+        return recorded.pending
+    output = _run(runner, node, "make-host-key", known.shared)
+    try:
+        last_line = output.decode("ascii").rstrip().rpartition("\n")[2]  # a .bashrc may write before it
+        return keys.public(last_line)
+    except ValueError as error:
+        raise NodeError(f"node {node}: cannot read its new host key: {error}") from None
+
+
+def _install(runner: Runner, node: int, key: str, shared: str) -> str:
+    """Have a node install its key, and return the key once the node has presented it on a new connection."""
+    if runner.host_key(node) == key:
+        return key
+    _run(runner, node, "install-host-key", key)
+    runner.expect(node, key)
+    deadline = time.monotonic() + _RELOAD_SECONDS
+    while True:
+        try:
+            runner.reconnect(node)
+            return key
+        except ConnectError as error:
+            if (error.shown != shared and not error.patience) or time.monotonic() > deadline:
+                raise
+        time.sleep(_RETRY_SECONDS)
+
+
+def _run(runner: Runner, node: int, step: str, key: str) -> bytes:
+    command = f"sudo -n sh -s -- {shlex.join([step, key])}"
+    script = payload.text("infra/node/host-key.sh").encode()
+    result = runner.run(node, command, stdin=script, limit=_MAX_OUTPUT)
+    if result.exit_code:
+        raise NodeError(
+            f"node {node}: cannot replace its host key: {last_words(result)}",
+            hint="the login user needs `sudo` without a password, as on AWS's images; is cluster.user right?",
+        )
+    return result.stdout

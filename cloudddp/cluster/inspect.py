@@ -1,0 +1,96 @@
+"""What AWS has: clusters found by tag, the caller's cluster of a name, and what became of lost nodes.
+
+What exists is asked of AWS, never of this computer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from cloudddp.aws import inventory
+from cloudddp.aws.client import AWS
+from cloudddp.aws.inventory import Instance
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.ownership import Ownership
+from cloudddp.errors import CloudDDPError, Command
+
+
+def find(aws: AWS, name: str | None = None) -> list[Cluster]:
+    """Return the clusters of that name (or all) that have instances, live ones first. One AWS call."""
+    groups: dict[tuple[str, str], list[Instance]] = {}
+    for instance in inventory.instances(aws, inventory.named(name)):
+        groups.setdefault((instance.cluster, instance.cluster_id), []).append(instance)
+    clusters = [
+        Cluster.of(members, name=cluster_name, cluster_id=cluster_id, region=aws.region)
+        for (cluster_name, cluster_id), members in groups.items()
+    ]
+    return sorted(clusters, key=lambda c: (c.name, not c.live, c.id))
+
+
+def refresh(aws: AWS, name: str, cluster_id: str) -> Cluster | None:
+    """Return one cluster as AWS lists it now, or None if AWS lists none of its instances. One AWS call."""
+    members = inventory.instances(aws, inventory.with_id(cluster_id))
+    return Cluster.of(members, name=name, cluster_id=cluster_id, region=aws.region) if members else None
+
+
+def fates(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
+    """Return what AWS says about those of the nodes whose instances have ended, by node rank. One AWS call."""
+    now = {instance.id: instance for instance in inventory.instances(aws, inventory.with_id(cluster.id))}
+    found = {}
+    for rank in ranks:
+        before = cluster.nodes[rank]
+        after = now.get(before.id)
+        if after is None:
+            found[rank] = f"that {before.id} does not exist any more"
+        elif not after.live:
+            found[rank] = f"that {after.id} is {after.state}: {after.reason or 'no reason given'}"
+    return found
+
+
+def get(aws: AWS, name: str, ownership: Ownership | None = None) -> Cluster:
+    """Return the caller's live cluster of that name. Raises CloudDDPError if there is none, or more than one."""
+    ownership = ownership or Ownership(aws)
+    known = find(aws, name)
+    usable = [cluster for cluster in known if cluster.nodes]
+    own = [cluster for cluster in usable if ownership.owns(cluster)]
+    if not usable:
+        raise CloudDDPError(
+            "; ".join([f"there is no cluster {name!r} in {aws.region}", *_last_deadline(known)]),
+            hint=("create one: ", Command("up")),
+        )
+    if not own:
+        raise not_owned(name, aws.region, usable, ownership)
+    if len(own) > 1:
+        raise ambiguous(name, aws.region, own)
+    return own[0]
+
+
+def ambiguous(name: str, region: str, found: Iterable[Cluster]) -> CloudDDPError:
+    """Return the error for several clusters of one name, all of them the caller's."""
+    ids = [cluster.id for cluster in found]
+    return CloudDDPError(
+        f"there are {len(ids)} clusters named {name!r} in {region}: {', '.join(ids)}",
+        hint=("remove them all with ", Command("down"), ", or wait for their deadlines"),
+    )
+
+
+def not_owned(name: str, region: str, found: Iterable[Cluster], ownership: Ownership) -> CloudDDPError:
+    """Return the error that names the owners of these clusters, and what to type."""
+    listed = ", ".join(f"{c.id or 'without an id'} of {c.owner or 'an unknown owner'}" for c in found)
+    return CloudDDPError(
+        f"cluster {name!r} in {region} is not yours: {listed}; {ownership.caller}",
+        hint="add --anyone to act on it anyway, or choose another name with -c",
+    )
+
+
+def _last_deadline(known: Iterable[Cluster]) -> list[str]:
+    """Return a sentence about the last cluster of a name if it reached its deadline and AWS still lists it."""
+    past = [cluster for cluster in known if cluster.past_deadline]
+    if not past:
+        return []
+    last = max(past, key=lambda cluster: cluster.expires or datetime.min.replace(tzinfo=UTC))
+    return [
+        f"the last cluster of that name reached its deadline at {last.expires:%Y-%m-%d %H:%M} UTC, and results that "
+        "were not pulled from it are lost"
+    ]

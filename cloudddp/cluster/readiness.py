@@ -1,0 +1,115 @@
+"""When a cluster is ready to train: every node runs, answers SSH, and has what a job and the bill depend on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cloudddp.aws import inventory
+from cloudddp.aws.client import AWS
+from cloudddp.aws.removal import POLL_SECONDS
+from cloudddp.cluster import name_lock
+from cloudddp.cluster.connect import Dial, connect, probe
+from cloudddp.cluster.inspect import refresh
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.progress import ProgressCallback
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import CloudDDPError, Command, NodeError
+
+_CHECK_SECONDS = 15.0  # between two checks, while waiting for SSH, that the instances are still live
+_LEAST_BOOT_SECONDS = 30.0  # for cloud-init, however late SSH answered
+
+
+def wait_running(aws: AWS, spec: ClusterSpec, cluster_id: str, progress: ProgressCallback) -> Cluster:
+    """Poll until every node runs and has its addresses. One call per poll, whatever the number of nodes."""
+    deadline = time.monotonic() + spec.ready_minutes * 60
+    shown, pause = -1, 0.2
+    while True:
+        found = refresh(aws, spec.name, cluster_id)
+        running = _running(found, spec) if found else 0
+        if found and running == spec.nodes:
+            return found
+        if time.monotonic() > deadline:
+            raise CloudDDPError(
+                f"{spec.nodes - running} of {spec.nodes} nodes do not run after {spec.ready_minutes:g} minutes"
+            )
+        if running != shown:
+            shown = running
+            progress(f"{running} of {spec.nodes} nodes running")
+        time.sleep(pause)
+        pause = min(pause * 1.5, POLL_SECONDS)
+
+
+def _running(cluster: Cluster, spec: ClusterSpec) -> int:
+    """Return how many nodes run and have addresses. Raises CloudDDPError if one has ended or stopped."""
+    lost = [node for node in cluster.nodes.values() if node.state in ("stopping", "stopped")]
+    if len(cluster.nodes) < spec.nodes:
+        lost += cluster.gone
+    if lost:
+        why = lost[0].reason or lost[0].state
+        raise CloudDDPError(f"{len(lost)} of {spec.nodes} nodes ended while starting: {lost[0].id}: {why}")
+    return sum(n.state == "running" and bool(n.private_ip and n.public_ip) for n in cluster.nodes.values())
+
+
+def make_ready(
+    aws: AWS, cluster: Cluster, spec: ClusterSpec, gpus: int, progress: ProgressCallback, dial: Dial
+) -> None:
+    """Connect to every node, give it a host key of its own, and check interface, GPUs and deadline. Raises NodeError."""
+    progress("waiting for SSH on every node")
+    began = time.monotonic()
+    patience = spec.ready_minutes * 60
+    runner = connect(cluster, spec, patience, _liveness_check(aws, cluster), progress=progress, dial=dial)
+    try:
+        left = max(patience - (time.monotonic() - began), _LEAST_BOOT_SECONDS)
+        found = probe(runner, cluster, wait_boot=left, gpus=gpus)
+    finally:
+        runner.close()
+    for rank, reply in found.items():
+        if not reply.deadline_armed:
+            raise NodeError(
+                f"node {rank} ({cluster.nodes[rank].id}): its deadline is not armed, so it could run for ever",
+                hint="does the image run cloud-init and systemd? Deep Learning AMIs do",
+            )
+        if reply.gpus < gpus and not spec.allow_cpu:
+            raise NodeError(
+                f"node {rank} ({cluster.nodes[rank].id}) shows {reply.gpus} of {gpus} GPUs (nvidia-smi -L)",
+                hint=(
+                    "repeat ",
+                    Command("up"),
+                    ", which starts other machines; is the image right for the type?",
+                ),
+            )
+
+
+def check_intact(aws: AWS, cluster: Cluster) -> None:
+    """Raise NodeError if another command has begun to remove the cluster: only a whole one is reported as ready.
+
+    The instances are checked before the name lock, because `down` terminates instances first: a `down` that begins
+    after this check removes a cluster that was ready.
+    """
+    now = {i.id: i for i in inventory.instances(aws, inventory.with_id(cluster.id))}
+    for rank, node in cluster.nodes.items():
+        found = now.get(node.id)
+        if found is None or found.state != "running":
+            why = "does not exist any more" if found is None else f"is {found.state}: {found.reason}"
+            raise NodeError(f"node {rank} ({node.id}) {why}")
+    if name_lock.lost(aws, cluster.name, cluster.id):
+        raise NodeError(f"cluster {cluster.name!r} no longer holds its name")
+
+
+def _liveness_check(aws: AWS, cluster: Cluster) -> Callable[[], None]:
+    """Return a function that raises NodeError once a node has ended: waiting for it is useless, and others are billed."""
+    checked = time.monotonic()
+
+    def check() -> None:
+        nonlocal checked
+        if time.monotonic() - checked < _CHECK_SECONDS:
+            return
+        checked = time.monotonic()
+        found = {i.id: i for i in inventory.instances(aws, inventory.with_id(cluster.id))}
+        for rank, node in cluster.nodes.items():
+            now = found.get(node.id)
+            if now is not None and not now.live:
+                raise NodeError(f"node {rank} ({node.id}) ended while booting: {now.reason or now.state}")
+
+    return check

@@ -1,0 +1,268 @@
+"""Removes clusters: everything that carries the tag, instances first, and then checks again.
+
+Nothing here relies on the journal or on the memory of this computer: what AWS lists is removed, and what is still listed
+afterwards, or could not be checked, is reported with its price. Nothing here may fail for a reason that is unrelated to
+AWS: a full disk or a closed terminal must not keep an instance running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from cloudddp.aws import inventory, removal
+from cloudddp.aws.client import AWS
+from cloudddp.aws.inventory import Filters, Instance, Resource
+from cloudddp.cluster import cost
+from cloudddp.cluster.cost import Cost
+from cloudddp.cluster.progress import ProgressCallback
+from cloudddp.config import timing
+from cloudddp.errors import AWSError, CloudDDPError, Command, Leftovers, UsageError
+from cloudddp.local_state import ClusterFolder
+from cloudddp.tags import Tags
+
+Mine = Callable[[Instance | Resource], bool]
+T = TypeVar("T", Instance, Resource)
+STILL_REMOVING = "still removing everything; this takes a moment"
+_DELETION_ORDER = ("network interface", "volume", "security group", "key pair")
+
+
+@dataclass(frozen=True, slots=True)
+class DownReport:
+    """What `down` removed, and what is left in spite of it, which the caller must report."""
+
+    terminated: tuple[Instance, ...]
+    deleted: tuple[Resource, ...]
+    left: tuple[Instance | Resource, ...]
+    others: tuple[Instance | Resource, ...]  # of the same name, but not the caller's
+    reasons: tuple[str, ...]
+    cost: Cost
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there was nothing to remove."""
+        return not self.terminated and not self.deleted and not self.left
+
+
+def down(
+    aws: AWS,
+    filters: Filters,
+    *,
+    progress: ProgressCallback,
+    known: Sequence[str] = (),
+    mine: Mine = lambda _: True,
+) -> DownReport:
+    """Remove everything that matches the filters and is `mine`, wait, check again, and report.
+
+    Instances first: a security group in use cannot be deleted, and the instances are the bill. Once the group is gone, no
+    RunInstances of an `up` that still runs can succeed; only then the key pair is deleted, which locks the name. Passes
+    are repeated until one complete check finds nothing. `known` are ids of instances that exist although their tags may
+    not be found yet. Safe to repeat. Raises only if the first check fails; later errors are in the report, and what was
+    last seen then counts as left.
+    """
+    work = _Teardown(aws, filters, mine, progress)
+    present = work.instances()
+    unlisted = [
+        Resource("instance", one, Tags(), "(state unknown)")
+        for one in sorted({*known} - {instance.id for instance in present})
+    ]
+    work.left = (*(instance for instance in present if instance.live), *unlisted)
+    try:
+        unknown = work.terminate(present, unlisted)
+        if not any(isinstance(one, Instance) and one.live for one in work.left):
+            work.delete_resources()
+        work.left = (*work.left, *unknown)
+    except CloudDDPError as error:
+        work.reasons.append(error.message)
+    return work.report()
+
+
+class _Teardown:
+    """One teardown: what it has seen, what it has done, and what is left as far as it knows."""
+
+    def __init__(self, aws: AWS, filters: Filters, mine: Mine, progress: ProgressCallback) -> None:
+        self._aws, self._filters, self._mine, self._progress = aws, filters, mine, progress
+        self._seen: dict[str, Instance] = {}  # as first listed
+        self._deleted: dict[str, Resource] = {}
+        self._others: dict[str, Instance | Resource] = {}
+        self._terminated_some = False
+        self.left: tuple[Instance | Resource, ...] = ()
+        self.reasons: list[str] = []
+
+    def instances(self) -> list[Instance]:
+        """Return the instances to remove, as AWS lists them now, terminated ones included."""
+        found = self._own(inventory.instances(self._aws, self._filters))
+        for instance in found:
+            self._seen.setdefault(instance.id, instance)
+        return found
+
+    def _resources(self) -> list[Resource]:
+        return self._own(inventory.resources(self._aws, self._filters))
+
+    def _own(self, found: list[T]) -> list[T]:
+        """Return what is the caller's, and remember the rest for the report."""
+        own = []
+        for one in found:
+            if self._mine(one):
+                own.append(one)
+            elif isinstance(one, Resource) or one.live:
+                self._others[one.id] = one
+        return own
+
+    def _report_waiting(self, count: int) -> None:
+        self._progress(f"waiting for {count} node{'s' * (count != 1)} to terminate")
+
+    def terminate(self, present: Sequence[Instance], unlisted: Sequence[Resource] = ()) -> list[Resource]:
+        """Terminate and wait. Return those of `unlisted` that AWS does not know; `left` are those that do not end."""
+        live = [instance for instance in present if instance.live]
+        ids = [instance.id for instance in live] + [resource.id for resource in unlisted]
+        # Before progress is reported or the journal is written: these may fail, too.
+        try:
+            unknown = set(removal.terminate(self._aws, ids)) if ids else set()
+        except AWSError as error:
+            if error.code not in removal.REFUSED:
+                raise
+            self._wait_after_refusal(error)
+            return list(unlisted)
+        if ids:
+            self._terminated_some = True
+            self._progress(f"terminating {len(ids)} node{'s' * (len(ids) != 1)}")
+            _journal_termination(live)
+        if ids or any(instance.state != "terminated" for instance in present):
+            self.left = tuple(
+                removal.wait_terminated(self._aws, self.instances, progress=self._report_waiting)
+            )
+        return [resource for resource in unlisted if resource.id in unknown]
+
+    def _wait_after_refusal(self, error: AWSError) -> None:
+        """Wait for those instances that AWS has agreed to terminate; the others are left."""
+        self.reasons.append(error.message)
+        self._terminated_some = True
+        self.left = tuple(
+            removal.wait_terminated(self._aws, lambda: [i for i in self.instances() if not i.live])
+        )
+        self.left = tuple(instance for instance in self.instances() if instance.state != "terminated")
+
+    def delete_resources(self) -> None:
+        """Delete what is not an instance, and repeat while something is in use, still listed, or new.
+
+        What EC2 deletes together with an instance (volumes, interfaces) gets some time to disappear by itself.
+        """
+        limits = timing.current()
+        began = time.monotonic()
+        present = self._resources()
+        while present or self._terminated_some:
+            errors = self._delete(present)
+            instances = [i for i in self.instances() if i.state != "terminated"]
+            present = self._resources()
+            self.left = (*instances, *present)
+            patience = limits.in_use if errors or instances else limits.still_listed
+            permanent = [error for error in errors if not removal.in_use(error)]
+            if not self.left or permanent or time.monotonic() > began + patience:
+                # If nothing is left, what was in use has been deleted by EC2 or by another command.
+                self.reasons += [error.message for error in (errors if self.left else permanent)]
+                return
+            if instances:  # an `up` that runs at the same time has started them
+                self.terminate(instances)
+                continue
+            if errors:
+                self._progress("waiting until they are no longer in use")
+            time.sleep(removal.POLL_SECONDS)
+
+    def _delete(self, present: Sequence[Resource]) -> list[AWSError]:
+        """Try once to delete these, the key pair last and only if nothing else is left; return the errors."""
+        errors: list[AWSError] = []
+        for kind in _DELETION_ORDER:
+            if kind == "key pair" and errors:
+                break
+            for resource in (one for one in present if one.kind == kind):
+                if resource.id not in self._deleted:
+                    self._progress(f"deleting {resource.kind} {resource.id}")
+                self._deleted[resource.id] = resource
+                if (error := removal.delete(self._aws, resource)) is not None:
+                    errors.append(error)
+        return errors
+
+    def report(self) -> DownReport:
+        """Return what was removed and what is left, and remove the keys of clusters that are gone."""
+        left = {one.id for one in self.left}
+        seen_live = [instance for instance in self._seen.values() if instance.live]
+        if not left and not self.reasons:
+            ids = {one.cluster_id for one in self._seen.values()}
+            _forget(self._aws, (ids | {one.cluster_id for one in self._deleted.values()}) - {""})
+        return DownReport(
+            terminated=tuple(instance for instance in seen_live if instance.id not in left),
+            deleted=tuple(resource for resource in self._deleted.values() if resource.id not in left),
+            left=self.left,
+            others=tuple(self._others.values()),
+            reasons=tuple(self.reasons),
+            cost=_cost(self._seen.values()),
+        )
+
+
+def _journal_termination(live: Sequence[Instance]) -> None:
+    for one in {instance.cluster_id for instance in live} - {""}:
+        with contextlib.suppress(
+            OSError, UsageError
+        ):  # the journal is optional; it must not stop the teardown
+            if (folder := ClusterFolder(one)).exists:
+                folder.journal("terminate", ids=[i.id for i in live if i.cluster_id == one])
+
+
+def _forget(aws: AWS, cluster_ids: set[str]) -> None:
+    """Remove this computer's keys of clusters that are gone.
+
+    An id may come from the tag of any removed resource, so the cluster itself is checked: it must be of this region,
+    without a live node, and not being created right now.
+    """
+    for one in cluster_ids:
+        with contextlib.suppress(OSError, CloudDDPError):
+            folder = ClusterFolder(one)
+            record = folder.record()
+            if record is None or record.region != aws.region or folder.is_being_created():
+                continue
+            if any(instance.live for instance in inventory.instances(aws, inventory.with_id(one))):
+                continue
+            folder.journal("gone")
+            folder.forget()
+
+
+def _cost(seen: Iterable[Instance]) -> Cost:
+    """Return what those clusters have cost that had a live instance; the others had ended before."""
+    clusters: dict[str, list[Instance]] = {}
+    for instance in seen:
+        clusters.setdefault(instance.cluster_id, []).append(instance)
+    now = datetime.now(UTC)
+    return cost.total(
+        cost.so_far(members, now) for members in clusters.values() if any(member.live for member in members)
+    )
+
+
+def leftovers(report: DownReport) -> Leftovers:
+    """Return the error that lists what is left, with ids and dollars an hour."""
+    lines, total, unknown = [], 0.0, False
+    for one in report.left:
+        if isinstance(one, Resource):
+            unknown = unknown or one.kind == "instance"
+            lines.append(f"  {one.kind} {one.id} {one.detail}".rstrip())
+            continue
+        price = one.tags.price if one.live else 0.0  # shutting down: no longer billed
+        total, unknown = total + (price or 0.0), unknown or price is None
+        shown = "price unknown" if price is None else f"${price:.2f}/h"
+        lines.append(f"  instance {one.id} ({one.state}) {one.type} {shown}")
+    rate = f"${total:.2f} an hour" + (" and more, of unknown price" if unknown else "")
+    because = "".join(f"\n  because: {reason}" for reason in report.reasons)
+    count = len(report.left)
+    what = (
+        f"{count} resource{'s' * (count != 1)} may remain"
+        if count
+        else "it is not certain that everything was removed"
+    )
+    return Leftovers(
+        f"{what}, costing {rate}:\n" + "\n".join(lines) + because,
+        hint=("repeat ", Command("down"), "; if it fails again, delete these ids in the AWS console"),
+    )

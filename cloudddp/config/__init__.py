@@ -1,0 +1,1 @@
+"""What the user asked for, and where each value came from."""

@@ -1,0 +1,55 @@
+"""What was given on the command line, as plain data. Standard library only: `--help` imports it.
+
+`GlobalOptions` are the options of every command; a `Flag` is an option that stands for a setting of spec.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from cloudddp.errors import Command
+
+# They need no cluster, so the options that choose one would only make a suggested command longer.
+WITHOUT_OPTIONS = ("init", "sim")
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalOptions:
+    """The global options as given, before the verb or after it; None and False: not given."""
+
+    cluster: str | None = None
+    config: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    sim: bool = False
+    verbose: bool = False
+
+    def command_line(self, command: Command) -> str:
+        """Return a command as this user has to type it: with the options that choose the cluster.
+
+        An option that the command itself names is not repeated.
+        """
+        chosen = {
+            "-c": self.cluster,
+            "--config": self.config,
+            "--region": self.region,
+            "--profile": self.profile,
+        }
+        words = ["--sim"] if self.sim else []
+        for option, value in chosen.items():
+            words += [option, value] if value and option not in command.words else []
+        if command.words[0] in WITHOUT_OPTIONS or command.words[0].startswith("-"):
+            words = []
+        return shlex.join(["cloudddp", *words, *command.words])
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A setting given as an option: `Flag("--nodes", "cluster", "nodes", "4")`. The value is not validated yet."""
+
+    option: str
+    section: str
+    key: str
+    value: Any

@@ -1,0 +1,271 @@
+"""Where settings come from: flags, environment, files; merged in layers and validated against spec.py's table.
+
+The strongest layer wins (flag > environment > ./cloudddp.toml > user configuration > default). Every layer is
+validated and knows its origin, so that an error names the place to fix.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin
+
+import msgspec
+
+from cloudddp.config.options import Flag
+from cloudddp.config.spec import (
+    SECTIONS,
+    ClusterSpec,
+    Config,
+    JobSpec,
+    SetupSpec,
+    SyncSpec,
+    allowed,
+    fields,
+    nearest,
+    unwrap,
+)
+from cloudddp.errors import Command, UsageError
+from cloudddp.text import one_line
+
+CREATE = ("create one with ", Command("init"))
+LONGEST = 1 << 20  # bytes of a configuration file
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Set for each rank by the launcher or torchrun: a value of the user's would silently be ignored.
+RESERVED_ENVIRONMENT = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+)
+# CLOUDDDP_* variables that are not settings; any other one is a misspelt setting.
+OTHER_VARIABLES = frozenset(
+    [
+        "HOME",
+        "CONFIG",
+        "CHECKIP_URL",
+        "PROFILE",
+        "YES",
+        "SIM",
+        "SIM_HOME",
+        "SIM_NODES",
+        "SIM_NODE",
+        "TASK",
+        "TIME_SCALE",
+        "JOB_ID",
+        "NUM_NODES",
+        "NODE_IPS",
+        "NODE_RANK",
+        "STATUS_FILE",
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One source of settings: its name in errors, and {section: {key: value}}.
+
+    `textual`: the values are strings (from flags or variables), so "4" may mean 4. `options` has, by (section, key),
+    the option that gave a value.
+    """
+
+    origin: str
+    values: Mapping[str, Mapping[str, Any]]
+    textual: bool = False
+    options: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def origin_of(self, section: str, key: str) -> str:
+        return self.options.get((section, key), self.origin)
+
+
+def from_flags(flags: Iterable[Flag]) -> Layer:
+    """Return the settings given as options as one layer. The last of several values wins; tables are merged."""
+    values: dict[str, dict[str, Any]] = {}
+    options = {}
+    for flag in flags:
+        section = values.setdefault(flag.section, {})
+        merged = isinstance(flag.value, Mapping)
+        section[flag.key] = {**section.get(flag.key, {}), **flag.value} if merged else flag.value
+        options[flag.section, flag.key] = flag.option
+    return Layer("the command line", values, textual=True, options=options)
+
+
+def read_toml(path: Path) -> Layer:
+    """Return a configuration file as a layer. Raises UsageError if it cannot be read or is not TOML."""
+    try:
+        values = tomllib.loads(_read(path).decode())
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # tomllib's own errors, invalid UTF-8, thousands of digits or brackets
+        raise UsageError(
+            f"{path}: not valid TOML: {one_line(str(error), 300)}",
+            hint=("for an example, run ", Command("init"), " in an empty folder"),
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=CREATE) from None
+    for section, content in values.items():
+        if not isinstance(content, dict):
+            _unknown_section(str(path), section)
+    return Layer(str(path), values)
+
+
+def _read(path: Path) -> bytes:
+    """Return a file's content. Raises OSError; UsageError for a pipe or device, which might never end, or a huge file."""
+    # O_NONBLOCK: opening a pipe would wait for a writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UsageError(f"{path}: not a regular file", hint=CREATE)
+        content = file.read(LONGEST + 1)
+    if len(content) > LONGEST:
+        raise UsageError(
+            f"{path}: larger than {LONGEST >> 20} MiB, so not a configuration file",
+            hint="choose another file with --config",
+        )
+    return content
+
+
+def _unknown_section(origin: str, section: str) -> NoReturn:
+    if section in SECTIONS:
+        raise UsageError(f"{origin}: {section} must be a table", hint=f"write it as [{section}]")
+    hint = nearest(section, list(SECTIONS))
+    for name in SECTIONS:
+        if section in fields(name):
+            hint = f"put it under [{name}]"
+    raise UsageError(f"{origin}: unknown section or key {section!r}", hint=hint)
+
+
+def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
+    """Return a layer per CLOUDDDP_* variable. Raises UsageError for an unknown one: it may be a misspelt cost limit."""
+    names = {variable_of(s, k): (s, k) for s in SECTIONS for k in fields(s) if variable_of(s, k)}
+    layers = []
+    for variable, value in environ.items():
+        if not variable.startswith("CLOUDDDP_") or variable.removeprefix("CLOUDDDP_") in OTHER_VARIABLES:
+            continue
+        if variable not in names:
+            raise UsageError(f"unknown environment variable {variable}", hint=nearest(variable, list(names)))
+        section, key = names[variable]
+        layers.append(Layer(f"environment variable {variable}", {section: {key: value}}, textual=True))
+    return layers
+
+
+def variable_of(section: str, key: str) -> str:
+    """Return the environment variable of a setting, or '' for a table, which has none."""
+    if (section, key) == ("cluster", "name"):
+        return "CLOUDDDP_CLUSTER"
+    if section in ("sync", "setup"):
+        return f"CLOUDDDP_{section.upper()}_{key.upper()}"
+    return "" if key == "env" else f"CLOUDDDP_{key.upper()}"
+
+
+def resolve(layers: Sequence[Layer]) -> Config:
+    """Return the validated settings of layers, given from the strongest to the weakest.
+
+    Raises UsageError, naming the origin, the key, the value and what is allowed.
+    """
+    chosen: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for layer in reversed(layers):
+        for section, content in layer.values.items():
+            if section not in SECTIONS:
+                _unknown_section(layer.origin, section)
+            for key, value in content.items():
+                checked = _check(layer, section, key, value)
+                if key == "env":  # tables merge, so that --env adds to the file's
+                    checked = {**chosen[section].get("env", {}), **checked}
+                chosen[section][key] = checked
+    return Config(
+        cluster=ClusterSpec(**chosen["cluster"]),
+        job=JobSpec(**chosen["job"]),
+        sync=SyncSpec(**chosen["sync"]),
+        setup=SetupSpec(**chosen["setup"]),
+    )
+
+
+def _check(layer: Layer, section: str, key: str, value: Any) -> Any:
+    known = fields(section)
+    origin = layer.origin_of(section, key)
+    if key not in known:
+        elsewhere = [name for name in SECTIONS if name != section and key in fields(name)]
+        hint = f"put it under [{elsewhere[0]}]" if elsewhere else nearest(key, list(known))
+        raise UsageError(f"{origin}: unknown key {section}.{key}", hint=hint)
+    given = _from_text(known[key], value) if layer.textual else value
+    try:
+        checked = msgspec.convert(given, known[key], strict=not layer.textual)
+        _encode(checked)
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        checked = None
+    # nan passes every comparison, so no limit rejects it
+    if checked is None or (isinstance(checked, float) and checked != checked):
+        raise UsageError(
+            f"{origin}: {section}.{key} = {_shown(key, value)} is not allowed",
+            hint=f"allowed: {allowed(known[key])}",
+        )
+    if key == "env":
+        _check_environment(origin, checked)
+    if key == "ssh_from":
+        _check_blocks(origin, checked)
+    return checked
+
+
+def _encode(value: Any) -> None:
+    """Raise UnicodeEncodeError for text with surrogates: an argument or variable that was not UTF-8."""
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, Mapping):
+        _encode([*value.keys(), *value.values()])
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _encode(one)
+
+
+def _shown(key: str, value: Any) -> str:
+    """Return a rejected value for a message: on one line, and without secrets."""
+    if key == "env":
+        return "****" if not isinstance(value, dict) else f"a table of {', '.join(map(repr, value))}"
+    try:
+        return one_line(repr(value), 100)
+    except ValueError:  # more digits than Python converts
+        return "a number of thousands of digits"
+
+
+def _check_blocks(origin: str, blocks: Sequence[str]) -> None:
+    for block in blocks:
+        try:
+            ipaddress.ip_network(block)
+        except ValueError as error:
+            raise UsageError(
+                f"{origin}: cluster.ssh_from: {error}",
+                hint="allowed: a CIDR block such as 203.0.113.7/32",
+            ) from None
+
+
+def _from_text(hint: Any, value: Any) -> Any:
+    """Return the value that a string means: a list for a list setting, a number where a number or a word is allowed."""
+    inner, _ = unwrap(hint)
+    takes_list = any(get_origin(kind) is tuple for kind in (inner, *get_args(inner)))
+    if isinstance(value, str) and takes_list and (get_origin(inner) is tuple or "," in value):
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        return parts if get_origin(inner) is tuple else [_numeric(part) for part in parts]
+    return _numeric(value) if takes_list else value
+
+
+def _numeric(value: Any) -> Any:
+    """Turn '4' into 4 where the field is a union of number and word, which msgspec does not convert."""
+    return int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
+
+
+def _check_environment(origin: str, variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        if not _ENVIRONMENT_NAME.fullmatch(name) or "\0" in value:
+            raise UsageError(
+                f"{origin}: job.env name {name!r} is not allowed",
+                hint="allowed: letters, digits and '_', not starting with a digit; no NUL in the value",
+            )
+        if name in RESERVED_ENVIRONMENT:
+            raise UsageError(
+                f"{origin}: job.env sets {name}, which the launcher sets for each rank",
+                hint="remove it; use nproc_per_node, rendezvous and master_port instead",
+            )

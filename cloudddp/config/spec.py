@@ -1,0 +1,316 @@
+"""What the user asked for, as frozen records: ClusterSpec, JobSpec, SyncSpec and SetupSpec.
+
+One table of fields, with their limits and their help, serves the file, the environment, the flags, the error
+messages and the generated reference. settings.py merges the sources and validates the values.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+MAX_NODES = 100  # AWS recommends at most 100 instances per RunInstances call
+
+
+def _limited(description: str, *, allowed: str = "", **limits: Any) -> Meta:
+    return Meta(description=description, extra={"allowed": allowed} if allowed else None, **limits)
+
+
+Name = Annotated[
+    str,
+    _limited(
+        "Name of the cluster: the value of its `cloudddp:cluster` tag.",
+        allowed="1 to 40 of a-z, 0-9 and '-', starting with a letter or digit",
+        pattern=r"^[a-z0-9][a-z0-9-]{0,39}\Z",
+    ),
+]
+Relative = Annotated[
+    str,
+    _limited(
+        "",
+        allowed="a relative path inside the project, without '..'",
+        pattern=r"^(?!/)(?!~)(?!(.*/)?\.\.(/|$)).+\Z",
+    ),
+]
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """[cluster]: the nodes, where they run, and when they terminate."""
+
+    name: Name = "default"
+    nodes: Annotated[int, _limited("Number of nodes.", ge=1, le=MAX_NODES)] = 2
+    instance_type: Annotated[
+        str,
+        _limited(
+            "EC2 instance type of every node.",
+            allowed="an EC2 instance type such as g5.xlarge",
+            pattern=r"^[a-z][a-z0-9-]*\.[a-z0-9-]+\Z",
+        ),
+    ] = "g5.xlarge"
+    max_hours: Annotated[
+        float,
+        _limited("Nodes terminate after this many hours. This cannot be switched off.", gt=0, le=336),
+    ] = 8.0
+    max_cost: (
+        Annotated[
+            float,
+            _limited(
+                "Maximum cost of the cluster in USD, enforced as an earlier deadline.",
+                gt=0,
+                le=1e7,
+            ),
+        ]
+        | None
+    ) = None
+    price: (
+        Annotated[
+            float,
+            _limited(
+                "USD per node and hour, for an instance type whose price cloudddp does not know.",
+                gt=0,
+                le=1e4,
+            ),
+        ]
+        | None
+    ) = None
+    spot: Annotated[bool, _limited("Use spot instances (cheaper; AWS may interrupt them at any time).")] = (
+        False
+    )
+    allow_cpu: Annotated[bool, _limited("Accept an instance type without a GPU.")] = False
+    region: (
+        Annotated[
+            str,
+            _limited(
+                "AWS region. Default: AWS_REGION, or that of the AWS profile.",
+                allowed="an AWS region such as us-east-1",
+                pattern=r"^[a-z]{2}(-[a-z]+)+-\d\Z",
+            ),
+        ]
+        | None
+    ) = None
+    zone: (
+        Annotated[
+            str,
+            _limited(
+                "Availability zone. Default: the first that offers the type and has free addresses.",
+                allowed="an availability zone such as us-east-1a",
+                pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]\Z",
+            ),
+        ]
+        | None
+    ) = None
+    subnet: (
+        Annotated[
+            str,
+            _limited(
+                "Subnet id. Default: a subnet of the VPC in the zone.",
+                allowed="an id such as subnet-0abc",
+                pattern=r"^subnet-[0-9a-f]+\Z",
+            ),
+        ]
+        | None
+    ) = None
+    vpc: (
+        Annotated[
+            str,
+            _limited(
+                "VPC id. Default: the default VPC.",
+                allowed="an id such as vpc-0abc",
+                pattern=r"^vpc-[0-9a-f]+\Z",
+            ),
+        ]
+        | None
+    ) = None
+    image: Annotated[
+        str,
+        _limited(
+            "AMI id, or an SSM parameter that holds one; {arch} becomes x86_64 or arm64.",
+            allowed="an image id (ami-...) or the name of an SSM parameter (/...)",
+            pattern=r"^(ami-[0-9a-f]+|/[A-Za-z0-9_.{}/-]+)\Z",
+        ),
+    ] = "/aws/service/deeplearning/ami/{arch}/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
+    user: Annotated[
+        str,
+        _limited(
+            "Login user of the image.", allowed="a Unix user name", pattern=r"^[a-z_][a-z0-9_-]{0,31}\Z"
+        ),
+    ] = "ubuntu"
+    ssh_port: Annotated[int, _limited("Port of the nodes' SSH server.", ge=1, le=65535)] = 22
+    ssh_from: Annotated[
+        tuple[
+            Annotated[
+                str,
+                _limited(
+                    "",
+                    allowed="a CIDR block such as 203.0.113.7/32",
+                    pattern=r"^[0-9a-fA-F:.]+/\d{1,3}\Z",
+                ),
+            ],
+            ...,
+        ],
+        _limited("CIDR blocks that may connect with SSH. Default: this computer's address only."),
+    ] = ()
+    disk_gb: Annotated[int, _limited("Size of the root volume in GiB (gp3, encrypted).", ge=8, le=16384)] = (
+        150
+    )
+    ready_minutes: Annotated[
+        float, _limited("Minutes that a node may take to answer SSH before `up` gives up.", gt=0, le=120)
+    ] = 10.0
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """[job]: how ranks are started."""
+
+    nproc_per_node: Annotated[
+        Literal["gpu"] | Annotated[int, Meta(ge=1, le=256)] | tuple[Annotated[int, Meta(ge=1, le=256)], ...],
+        _limited(
+            "Ranks per node: a number, a list with one number per node, or 'gpu': one per GPU (1 without GPUs).",
+            allowed="a whole number from 1 to 256, a list of such numbers (one per node), or 'gpu'",
+        ),
+    ] = "gpu"
+    rendezvous: Annotated[
+        Literal["c10d", "static", "direct"],
+        _limited(
+            "How ranks find each other: torchrun's c10d or static, or direct (no torchrun; RANK etc. are set)."
+        ),
+    ] = "c10d"
+    positional_ranks: Annotated[
+        bool, _limited("With rendezvous direct: append RANK and LOCAL_RANK to the script's arguments.")
+    ] = False
+    master_port: Annotated[
+        int, _limited("Port of the rendezvous on node 0; 0 chooses a free one.", ge=0, le=65535)
+    ] = 0
+    max_restarts: Annotated[
+        int,
+        _limited(
+            "Passed to torchrun as --max-restarts. Across nodes torchrun does not recover reliably; leave it at 0.",
+            ge=0,
+            le=100,
+        ),
+    ] = 0
+    python: Annotated[
+        str,
+        _limited("Python on the nodes. If empty: /opt/pytorch/bin/python where it exists, else python3."),
+    ] = ""
+    stop_grace: Annotated[
+        float, _limited("Seconds between SIGTERM and SIGKILL when ranks are stopped.", ge=0, le=600)
+    ] = 10.0
+    outputs: Annotated[
+        tuple[Relative, ...],
+        _limited(
+            "Folders or files in the project that the script writes on the nodes; `pull` and `run` copy them back."
+        ),
+    ] = ("runs",)
+    scratch: Annotated[
+        tuple[Relative, ...],
+        _limited(
+            "Folders or files that the script writes there and nobody needs (a downloaded data set): "
+            "`run` terminates nodes that hold them."
+        ),
+    ] = ()
+    env: Annotated[dict[str, str], _limited("Environment variables of every rank.")] = {}
+
+
+class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """[sync]: which files are sent to the nodes."""
+
+    exclude: Annotated[
+        tuple[str, ...], _limited("More patterns to exclude, in the syntax of .gitignore.")
+    ] = ()
+    max_mb: Annotated[
+        float,
+        _limited("Refuse to send more than this many MiB (a data set or a .venv, by mistake).", gt=0, le=1e7),
+    ] = 512.0
+
+
+class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """[setup]: commands run on every node in the project's folder, once per content."""
+
+    run: Annotated[
+        tuple[str, ...], _limited("Shell commands, run in order; the first that fails stops the launch.")
+    ] = ()
+    inputs: Annotated[
+        tuple[Relative, ...],
+        _limited("Files that rerun the commands when they change, e.g. requirements.txt."),
+    ] = ()
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings."""
+
+    cluster: ClusterSpec = ClusterSpec()
+    job: JobSpec = JobSpec()
+    sync: SyncSpec = SyncSpec()
+    setup: SetupSpec = SetupSpec()
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "cluster": ClusterSpec,
+    "job": JobSpec,
+    "sync": SyncSpec,
+    "setup": SetupSpec,
+}
+
+
+def fields(section: str) -> dict[str, Any]:
+    """Return {key: annotated type} of a section, in the order of the reference."""
+    return get_type_hints(SECTIONS[section], include_extras=True)
+
+
+def help_of(section: str, key: str) -> str:
+    """Return the one-sentence description of a setting."""
+    return next((m.description for m in unwrap(fields(section)[key])[1] if m.description), "")
+
+
+def unwrap(hint: Any) -> tuple[Any, list[Meta]]:
+    """Return (the bare type without None, its limits)."""
+    inner, metas = hint, []
+    while True:
+        metas += [m for m in getattr(inner, "__metadata__", ()) if isinstance(m, Meta)]
+        rest = [k for k in get_args(inner) if k is not type(None)]
+        if hasattr(inner, "__metadata__") or (type(None) in get_args(inner) and len(rest) == 1):
+            inner = rest[0] if not hasattr(inner, "__metadata__") else inner.__origin__
+        else:
+            return inner, metas
+
+
+def allowed(hint: Any) -> str:
+    """Return which values a field accepts, in words."""
+    inner, metas = unwrap(hint)
+    for meta in metas:
+        if meta.extra and "allowed" in meta.extra:
+            return str(meta.extra["allowed"])
+    limits = next((m for m in metas if m.ge is not None or m.gt is not None), None)
+    if get_origin(inner) is Literal:
+        return "one of " + ", ".join(map(str, get_args(inner)))
+    if get_origin(inner) is tuple:
+        return f"a list in brackets, each {allowed(get_args(inner)[0])}"
+    if get_origin(inner) is dict:
+        return "a table of NAME = 'value'"
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+    return words[inner] + (_bounds(limits) if limits else "")
+
+
+def _bounds(meta: Meta) -> str:
+    if meta.gt is not None:
+        return f" above {number(meta.gt)}" + (
+            f" and at most {number(meta.le)}" if meta.le is not None else ""
+        )
+    return f" from {number(meta.ge or 0)}" + (f" to {number(meta.le)}" if meta.le is not None else " up")
+
+
+def number(value: float) -> str:
+    """Return a number as a person writes it: 10000000, not 1e+07."""
+    return str(int(value)) if value == int(value) else repr(float(value))
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Return "did you mean 'x'?" with the most similar known names, or the list of all known names."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.7)
+    if not close:
+        return "known: " + ", ".join(sorted(known))
+    return "did you mean " + " or ".join(repr(name) for name in close) + "?"

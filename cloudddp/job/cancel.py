@@ -1,0 +1,80 @@
+"""Stopping a job on every node, and cleaning up after a launch that failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloudddp.agent import client
+from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.training import TrainingStatus
+from cloudddp.errors import Command, NodeError
+
+REPLY_SECONDS = 60.0  # for an agent to answer, beyond the grace
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """What a cancel stopped on all nodes together, and the training's last status."""
+
+    ranks: int
+    processes: int
+    setup: bool  # the job was still in its setup
+    training: TrainingStatus | None
+
+    @property
+    def text(self) -> str:
+        """`3 ranks stopped`, or '' where nothing was running."""
+        if self.ranks:
+            return f"{self.ranks} rank{'s' * (self.ranks != 1)} stopped"
+        if self.setup:
+            return "its setup was stopped"
+        return "processes that its ranks had left behind were stopped" if self.processes else ""
+
+
+def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
+    """Stop every rank of a job on every node, or its setup.
+
+    Raises NodeError where processes survive, or a node cannot be reached.
+    """
+    outcome = runner.each(
+        lambda node: kill(runner, node, job_id, grace=grace, reason=StopReason.CANCEL), fatal=lambda _: False
+    )
+    replies = outcome.all()
+    surviving = {node: reply.left for node, reply in replies.items() if reply.left}
+    if surviving:
+        counts = ", ".join(f"{count} on node {node}" for node, count in surviving.items())
+        raise NodeError(
+            f"processes could not be killed: {counts}",
+            hint=("repeat the cancel; ", Command("down"), " terminates the nodes"),
+        )
+    return Cancelled(
+        ranks=sum(reply.ranks for reply in replies.values()),
+        processes=sum(reply.ended for reply in replies.values()),
+        setup=any(reply.phase is JobPhase.SETUP for reply in replies.values()),
+        training=TrainingStatus.from_replies(reply.training for reply in replies.values()),
+    )
+
+
+def abort_launch(runner: Runner, job_id: str, *, grace: float = 1.0) -> list[int]:
+    """Stop what an interrupted or failed launch has started; return the nodes on which processes may be left.
+
+    It opens new connections, since the failure or the interrupt has closed the old ones.
+    """
+
+    def stop(node: int) -> bool:
+        runner.reconnect(node)
+        return bool(kill(runner, node, job_id, grace=grace, reason=StopReason.CANCEL).left)
+
+    outcome = runner.each(stop, fatal=lambda _: False)
+    return sorted({*outcome.errors, *(node for node, left in outcome.values.items() if left)})
+
+
+def kill(runner: Runner, node: int, job_id: str, *, grace: float, reason: StopReason) -> KillReply:
+    """Kill the processes of a job on one node and verify that they are gone. Raises NodeError.
+
+    `grace`: seconds between SIGTERM and SIGKILL.
+    """
+    request = KillRequest(job=job_id, grace=grace, reason=reason)
+    return client.call(runner, node, request, timeout=grace + REPLY_SECONDS)

@@ -1,0 +1,9 @@
+"""Following a job: an event stream per node, one queue, a state that events are applied to, and a pure decision.
+
+- `stream`: one thread per node reads the agent's frames, reconnects, and emits `events`.
+- `event_queue`: the events of all nodes, in one bounded queue.
+- `state`: `FollowState.apply(event, now)`, pure.
+- `decide`: `decide(state, policy, now)` returns the next action, pure.
+- `verdict`: `verdict(state, job, wall)` returns how the job ended, pure.
+- `follower`: the loop that connects them and executes the actions.
+"""

@@ -1,0 +1,116 @@
+"""The events of a job that is followed. `node` is a node rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.kill import StopReason
+from cloudddp.errors import NodeError
+
+
+@dataclass(frozen=True, slots=True)
+class LogData:
+    """A piece of one rank's log, split anywhere. Rank LAUNCHER_RANK is torchrun's own output.
+
+    It is queued as bytes, since the same data as lines may take twenty times as much memory.
+    """
+
+    node: int
+    rank: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JobUpdate:
+    """The job's state on one node has changed."""
+
+    node: int
+    job: JobState
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFinished:
+    """The job has ended on a node, and all its logs there have been read."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeQuiet:
+    """A node has sent no heartbeat for a while. Its connection may still recover."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResponding:
+    """A quiet node sends heartbeats again."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is no longer followed although the job has not ended there.
+
+    `since` is when it last responded, in seconds since the epoch. `error` is set if the node itself is at fault,
+    not the connection: its replies are not the agent's.
+    """
+
+    node: int
+    reason: str
+    since: float
+    error: NodeError | None = None
+    instance_ended: bool = False  # AWS reports that the instance has ended: nothing of the job runs there
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """How the agents are asked to stop the job."""
+
+    grace: float  # seconds between SIGTERM and SIGKILL
+    reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class StopStarted:
+    """Nodes are being asked to stop the job."""
+
+    request: StopRequest
+    nodes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StopEnded:
+    """Every node has replied or cannot be reached. `surviving`: nodes on which processes could not be killed."""
+
+    confirmed: frozenset[int]
+    surviving: frozenset[int]
+    unreached: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AwsAsked:
+    """AWS is being asked which instances have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwsReport:
+    """AWS's reply: the nodes whose instances have ended. Empty if AWS could not be asked."""
+
+    ended: tuple[NodeLost, ...] = ()
+
+
+Event = (
+    LogData
+    | JobUpdate
+    | NodeFinished
+    | NodeQuiet
+    | NodeResponding
+    | NodeLost
+    | StopStarted
+    | StopEnded
+    | AwsAsked
+    | AwsReport
+)

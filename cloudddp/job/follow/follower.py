@@ -1,0 +1,207 @@
+"""Follows a job on all its nodes: reports its log lines, stops it as the policy requires, and returns how it ended.
+
+A thread per node reads from it; the caller's thread handles the events, so that Ctrl-C takes effect at once. The
+caller decides how lines are shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.kill import KillReply, StopReason
+from cloudddp.job import cancel
+from cloudddp.job.follow import liveness
+from cloudddp.job.follow.decide import (
+    AskAws,
+    Continue,
+    Done,
+    EndExitBarrier,
+    Policy,
+    StopAgain,
+    StopJob,
+    decide,
+)
+from cloudddp.job.follow.event_queue import EventQueue
+from cloudddp.job.follow.events import (
+    AwsAsked,
+    AwsReport,
+    Event,
+    NodeLost,
+    NodeQuiet,
+    NodeResponding,
+    StopEnded,
+    StopRequest,
+    StopStarted,
+)
+from cloudddp.job.follow.liveness import Liveness
+from cloudddp.job.follow.state import FollowState, Line
+from cloudddp.job.follow.stream import Connections, NodeStream
+from cloudddp.job.follow.verdict import JobResult, verdict
+
+POLL = 0.2  # seconds between two looks at the clock while nothing happens
+EXIT_BARRIER_GRACE = 1.0  # seconds that torchrun gets once all its ranks have finished
+
+OnLine = Callable[[int, int, str], None]  # node, rank, line
+OnQuiet = Callable[[int, bool], None]  # node, whether it became quiet (else it responds again)
+EndedInstances = Callable[[], Mapping[int, str]]  # node -> what AWS reports, for instances that have ended
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The position in the queue and the state there, in one record, so that an interrupt cannot separate them."""
+
+    next: int  # the number of the next event in the queue
+    state: FollowState
+    unreported: deque[Line | NodeQuiet | NodeResponding] = field(default_factory=deque)
+
+
+class JobFollower:
+    """Follows one job under a policy."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        job: str,
+        nodes: Iterable[int],
+        policy: Policy,
+        *,
+        on_line: OnLine,
+        on_quiet: OnQuiet = lambda _node, _quiet: None,
+        ended_instances: EndedInstances = dict,
+    ) -> None:
+        """`ended_instances` is called in a thread while nodes are quiet, so that terminated ones are lost at once."""
+        nodes = frozenset(nodes)
+        self._runner = runner
+        self._job = job
+        self._policy = policy
+        self._on_line = on_line
+        self._on_quiet = on_quiet
+        self._ended_instances = ended_instances
+        self._queue = EventQueue()
+        self._liveness = Liveness(nodes, policy.timing)
+        self._connections = Connections(runner, nodes)
+        self._progress = _Progress(0, FollowState.of(nodes))
+        self._streams = [
+            NodeStream(
+                node,
+                job,
+                wait=policy.wait,
+                connections=self._connections,
+                liveness=self._liveness,
+                emit=self._queue.put,
+                timing=policy.timing,
+            )
+            for node in sorted(nodes)
+        ]
+
+    def run(self) -> JobResult:
+        """Follow the job to its end and return how it ended. Can be called again after an interrupt, to continue."""
+        for stream in self._streams:
+            stream.start()
+        while True:
+            self._report()
+            action = decide(self._state, self._policy, time.monotonic())
+            match action:
+                case Continue():
+                    self._advance()
+                case StopJob(grace=grace):
+                    self._stop(StopRequest(grace, StopReason.FAILURE), self._state.nodes)
+                case EndExitBarrier():
+                    self._stop(StopRequest(EXIT_BARRIER_GRACE, StopReason.FINISHED), self._state.nodes)
+                case StopAgain(request, nodes):
+                    self._stop(request, nodes)
+                case AskAws():
+                    self._ask_aws()
+                case Done():
+                    return verdict(self._state, self._job, time.time())
+
+    def close(self) -> None:
+        """Stop replacing connections, since replacing one closes the old one, which the caller may be using."""
+        self._connections.close()
+
+    @property
+    def _state(self) -> FollowState:
+        return self._progress.state
+
+    def _report(self) -> None:
+        """Report lines and quiet nodes to the caller. An interrupt may repeat a line, but loses none."""
+        waiting = self._progress.unreported
+        while waiting:
+            match waiting[0]:
+                case Line(node, rank, text):
+                    self._on_line(node, rank, text)
+                case NodeQuiet(node):
+                    self._on_quiet(node, True)
+                case NodeResponding(node):
+                    self._on_quiet(node, False)
+            waiting.popleft()
+
+    def _advance(self) -> None:
+        """Apply a change of liveness or else the next event, if one arrives in time."""
+        if (change := self._change_of_liveness()) is not None:
+            self._apply(change)
+            return
+        number = self._progress.next
+        event = self._queue.get(number, POLL)
+        if event is not None:
+            self._apply(event, number + 1)
+
+    def _apply(self, event: Event, following: int | None = None) -> None:
+        before = self._progress
+        state = before.state.apply(event, time.monotonic())
+        unreported: deque[Line | NodeQuiet | NodeResponding] = deque(state.lines)
+        if isinstance(event, NodeQuiet | NodeResponding):
+            unreported.append(event)
+        # A single assignment: an interrupt comes before or after it.
+        self._progress = _Progress(before.next if following is None else following, state, unreported)
+
+    def _change_of_liveness(self) -> Event | None:
+        if self._queue.backlogged:
+            return None  # this side is slow: heartbeats wait behind the logs
+        now, wall = time.monotonic(), time.time()
+        last_seen, timing = self._liveness.last_seen, self._policy.timing
+        return next(liveness.changes(self._state, last_seen, now=now, wall=wall, timing=timing), None)
+
+    # -- actions -----------------------------------------------------------------------------------------------
+    # The thread starts before its start is applied to the state: if an interrupt comes in between, the action is
+    # repeated, which is harmless. In the other order the follower would wait for a reply that never comes.
+
+    def _stop(self, request: StopRequest, nodes: Iterable[int]) -> None:
+        """Stop the job on some nodes, while its last lines are being read."""
+        asked = frozenset(nodes)
+        threading.Thread(target=self._stop_nodes, args=(request, asked), daemon=True).start()
+        self._apply(StopStarted(request, asked))
+
+    def _stop_nodes(self, request: StopRequest, nodes: frozenset[int]) -> None:
+        def stop(node: int) -> KillReply | None:
+            if node not in nodes:
+                return None
+            if node in self._state.lost:
+                self._connections.reconnect(node)  # one more attempt: its ranks may still be running
+            return cancel.kill(self._runner, node, self._job, grace=request.grace, reason=request.reason)
+
+        replies: dict[int, KillReply] = {}
+        with contextlib.suppress(Exception):  # a node without a reply is asked again
+            values = self._runner.each(stop, fatal=lambda _: False).values
+            replies = {node: reply for node, reply in values.items() if reply is not None}
+        surviving = frozenset(node for node, reply in replies.items() if reply.left)
+        self._queue.put(StopEnded(frozenset(replies) - surviving, surviving, nodes - frozenset(replies)))
+
+    def _ask_aws(self) -> None:
+        threading.Thread(target=self._learn_ended_instances, daemon=True).start()
+        self._apply(AwsAsked())
+
+    def _learn_ended_instances(self) -> None:
+        ended: list[NodeLost] = []
+        with contextlib.suppress(Exception):  # asked again while it matters
+            for node, report in self._ended_instances().items():
+                if node in self._state.nodes:
+                    since = time.time() - self._liveness.silence(node)
+                    ended.append(NodeLost(node, f"AWS says {report}", since, instance_ended=True))
+        self._queue.put(AwsReport(tuple(ended)))

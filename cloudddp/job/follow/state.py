@@ -1,0 +1,200 @@
+"""What is known about a job that is followed. Immutable: `apply` returns the state after an event. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.errors import NodeError
+from cloudddp.job import outcome
+from cloudddp.job.follow import lines
+from cloudddp.job.follow.events import (
+    AwsAsked,
+    AwsReport,
+    Event,
+    JobUpdate,
+    LogData,
+    NodeFinished,
+    NodeLost,
+    NodeQuiet,
+    NodeResponding,
+    StopEnded,
+    StopRequest,
+    StopStarted,
+)
+
+TAIL_LINES = 20  # of each rank, kept for the report of its failure
+TAIL_LINE_LENGTH = 4096  # characters; a report is bounded whatever a rank writes
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A complete line of a rank's log."""
+
+    node: int
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankLog:
+    """The end of one rank's log: the last complete lines, and the bytes of a line that is not complete."""
+
+    tail: tuple[str, ...] = ()
+    partial: bytes = b""
+
+
+class StopStatus(enum.Enum):
+    """Whether the job has been stopped on a node."""
+
+    NOT_REQUESTED = enum.auto()
+    UNREACHED = enum.auto()  # requested; no reply yet, or the node cannot be reached
+    SURVIVORS = enum.auto()  # some processes could not be killed
+    CONFIRMED = enum.auto()  # no process is left
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What is known about one node. `followed`: its stream has not ended."""
+
+    followed: bool = True
+    quiet: bool = False
+    lost: NodeLost | None = None
+    job: JobState | None = None
+    stop: StopStatus = StopStatus.NOT_REQUESTED
+    logs: Mapping[int, RankLog] = field(default_factory=dict)  # by rank
+
+
+@dataclass(frozen=True, slots=True)
+class FollowState:
+    """What is known about a job. Times (`..._at`) are by the monotonic clock; None means not yet."""
+
+    nodes: Mapping[int, NodeState]
+    lines: tuple[Line, ...] = ()  # completed by the last event
+    stop: StopRequest | None = None  # the last one
+    stop_pending: bool = False  # nodes are being asked
+    stop_ended_at: float | None = None
+    aws_pending: bool = False  # AWS is being asked
+    aws_asked_at: float | None = None
+    ranks_finished_at: float | None = None  # every rank has exited with 0; the job has not ended everywhere
+    closed_at: float | None = None  # the last node stopped being followed
+
+    @classmethod
+    def of(cls, nodes: Iterable[int]) -> FollowState:
+        """Return the initial state."""
+        return cls({node: NodeState() for node in nodes})
+
+    # -- views -----------------------------------------------------------------------------------------------
+
+    @property
+    def followed(self) -> frozenset[int]:
+        return frozenset(node for node, one in self.nodes.items() if one.followed)
+
+    @property
+    def quiet(self) -> frozenset[int]:
+        return frozenset(node for node, one in self.nodes.items() if one.quiet)
+
+    @property
+    def lost(self) -> dict[int, NodeLost]:
+        return {node: one.lost for node, one in self.nodes.items() if one.lost is not None}
+
+    @property
+    def jobs(self) -> dict[int, JobState]:
+        """The job's state on each node that has reported one."""
+        return {node: one.job for node, one in self.nodes.items() if one.job is not None}
+
+    @property
+    def all_lost(self) -> bool:
+        """Whether every node is lost: most likely this computer is offline, unless the instances have ended."""
+        return all(one.lost is not None for one in self.nodes.values())
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether AWS reports that every instance has ended."""
+        return all(one.lost is not None and one.lost.instance_ended for one in self.nodes.values())
+
+    @property
+    def faulty(self) -> NodeError | None:
+        """The error of a node whose replies are not the agent's; None if there is none."""
+        return next((lost.error for lost in self.lost.values() if lost.error is not None), None)
+
+    @property
+    def unverified(self) -> tuple[int, ...]:
+        """The nodes that have not confirmed, after a stop, that no process is left."""
+        unconfirmed = (StopStatus.UNREACHED, StopStatus.SURVIVORS)
+        return tuple(sorted(node for node, one in self.nodes.items() if one.stop in unconfirmed))
+
+    # -- transitions -----------------------------------------------------------------------------------------
+
+    def apply(self, event: Event, now: float) -> FollowState:
+        """Return the state after an event, which is handled at `now` (monotonic clock)."""
+        before = replace(self, lines=()) if self.lines else self
+        match event:
+            case LogData(node, rank, data):
+                return before._with_log(node, rank, data)
+            case JobUpdate(node, job):
+                return before._with(node, job=job)._timed(now)
+            case NodeFinished(node):
+                return before._closed(node)._timed(now)
+            case NodeLost():
+                return before._with_lost([event])._timed(now)
+            case NodeQuiet(node):
+                return before._with(node, quiet=True)
+            case NodeResponding(node):
+                return before._with(node, quiet=False)
+            case StopStarted(request, nodes):
+                asked = replace(before, stop=request, stop_pending=True)
+                return asked._with_stop(nodes, StopStatus.UNREACHED)
+            case StopEnded(confirmed, surviving, unreached):
+                answered = before._with_stop(confirmed, StopStatus.CONFIRMED)
+                answered = answered._with_stop(surviving, StopStatus.SURVIVORS)
+                answered = answered._with_stop(unreached, StopStatus.UNREACHED)
+                return replace(answered, stop_pending=False, stop_ended_at=now)
+            case AwsAsked():
+                return replace(before, aws_pending=True, aws_asked_at=now)
+            case AwsReport(ended):
+                return replace(before, aws_pending=False)._with_lost(ended)._timed(now)
+
+    def _with(self, node: int, **fields: object) -> FollowState:
+        changed = replace(self.nodes[node], **fields)  # type: ignore[arg-type]
+        return replace(self, nodes={**self.nodes, node: changed})
+
+    def _with_stop(self, nodes: Iterable[int], status: StopStatus) -> FollowState:
+        changed = {node: replace(self.nodes[node], stop=status) for node in nodes if node in self.nodes}
+        return replace(self, nodes={**self.nodes, **changed})
+
+    def _with_log(self, node: int, rank: int, data: bytes, *, last: bool = False) -> FollowState:
+        logs = self.nodes[node].logs
+        log = logs.get(rank, RankLog())
+        complete, partial = lines.split(log.partial, data, last=last)
+        tail = (*log.tail, *(text[:TAIL_LINE_LENGTH] for text in complete[-TAIL_LINES:]))[-TAIL_LINES:]
+        changed = self._with(node, logs={**logs, rank: RankLog(tail, partial)})
+        return replace(changed, lines=(*self.lines, *(Line(node, rank, text) for text in complete)))
+
+    def _with_lost(self, lost: Iterable[NodeLost]) -> FollowState:
+        """Return the state after the loss of nodes. One that is no longer followed is not lost."""
+        state = self
+        for event in lost:
+            if state.nodes[event.node].followed:
+                state = state._closed(event.node)._with(event.node, lost=event)
+        return state
+
+    def _closed(self, node: int) -> FollowState:
+        """Return the state in which a node is no longer followed. Incomplete last lines count as lines."""
+        state = self
+        for rank, log in self.nodes[node].logs.items():
+            if log.partial:
+                state = state._with_log(node, rank, b"", last=True)
+        return state._with(node, followed=False, quiet=False)
+
+    def _timed(self, now: float) -> FollowState:
+        """Return the state with `ranks_finished_at` and `closed_at` set or reset."""
+        waiting = bool(self.followed) and self.followed <= self.jobs.keys()
+        finished = waiting and all(outcome.ranks_succeeded(job) for job in self.jobs.values())
+        return replace(
+            self,
+            ranks_finished_at=(self.ranks_finished_at or now) if finished else None,
+            closed_at=(self.closed_at or now) if not self.followed else None,
+        )

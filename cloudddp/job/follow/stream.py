@@ -1,0 +1,168 @@
+"""The event stream of one node: a thread that reads the agent's frames over SSH and survives broken connections."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from cloudddp.agent import client
+from cloudddp.agent.client import Runner
+from cloudddp.agent.frames import FrameDecoder
+from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log
+from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.config.timing import Timing
+from cloudddp.errors import NodeError
+from cloudddp.job.follow.events import Event, JobUpdate, LogData, NodeFinished, NodeLost
+from cloudddp.job.follow.liveness import Liveness
+
+
+class Connections:
+    """Replaces the runner's broken connections until it is closed; one thread at a time per node."""
+
+    def __init__(self, runner: Runner, nodes: Iterable[int]) -> None:
+        self.runner = runner
+        self.closed = False
+        self._locks = {node: threading.Lock() for node in nodes}
+
+    def reconnect(self, node: int) -> None:
+        """Replace a node's connection. Raises NodeError if that fails, or after `close`."""
+        with self._locks[node]:
+            if self.closed:
+                raise NodeError(f"node {node}: no longer followed")
+            self.runner.reconnect(node)
+
+    def close(self) -> None:
+        """Stop replacing connections; return once no replacement is in progress."""
+        self.closed = True
+        for lock in self._locks.values():
+            with lock:
+                pass
+
+
+class NodeStream:
+    """Emits the events of one node until the job has ended there or the node is lost.
+
+    `wait`: until the job ends; otherwise read the logs as they are. `emit` may block, which throttles the node.
+    """
+
+    def __init__(
+        self,
+        node: int,
+        job: str,
+        *,
+        wait: bool,
+        connections: Connections,
+        liveness: Liveness,
+        emit: Callable[[Event], None],
+        timing: Timing,
+    ) -> None:
+        self._node = node
+        self._job = job
+        self._wait = wait
+        self._connections = connections
+        self._liveness = liveness
+        self._emit = emit
+        self._timing = timing
+        self._offsets: dict[int, int] = {}  # of each rank's log: what has been emitted
+        self._ended = False
+        self._broken_since: float | None = None
+        self._claimed = threading.Lock()  # held by the thread that reads
+
+    def start(self) -> None:
+        """Start reading, if that was not done before.
+
+        Ctrl-C may interrupt the start of a thread, and leave it unknown whether it runs. So a second one may be
+        started, and the threads themselves ensure that only one of them reads.
+        """
+        if not self._claimed.locked():
+            threading.Thread(target=self._run, daemon=True, name=f"follow node {self._node}").start()
+
+    def _run(self) -> None:
+        if not self._claimed.acquire(blocking=False):
+            return
+        while True:
+            try:
+                self._read()
+                return
+            except ProtocolError as error:
+                unreadable = client.unreadable(self._node, FollowRequest.STEP, error)
+                self._emit(NodeLost(self._node, str(unreadable), time.time(), unreadable))
+                return
+            except Exception as error:
+                if not self._recover(error):
+                    # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because
+                    # of it long before its connection times out.
+                    since = time.time() - self._liveness.silence(self._node)
+                    self._emit(NodeLost(self._node, _reason(error), since))
+                    return
+
+    def _read(self) -> None:
+        """Follow the job to its end over the current connection. Raises the error that breaks it."""
+        frames = FrameDecoder()
+
+        def received(data: bytes) -> None:
+            self._broken_since = None
+            self._liveness.received(self._node)
+            for frame in frames.feed(data):
+                if not isinstance(frame, Heartbeat):
+                    self._emit(self._event(frame))
+
+        request = FollowRequest(
+            self._job, wait=self._wait, heartbeat=self._timing.heartbeat, offsets=dict(self._offsets)
+        )
+        result = client.run_step(
+            self._connections.runner, self._node, request, timeout=self._timing.silence, on_stdout=received
+        )
+        if not self._ended:
+            raise NodeError(f"node {self._node}: {client.last_words(result)}")
+        self._liveness.finished(self._node)
+
+    def _event(self, frame: Log | JobState | End) -> Event:
+        match frame:
+            case Log():
+                self._offsets[frame.rank] = frame.end
+                return LogData(self._node, frame.rank, frame.data)
+            case JobState():
+                return JobUpdate(self._node, frame)
+            case End():
+                self._ended = True
+                return NodeFinished(self._node)
+
+    def _recover(self, error: Exception) -> bool:
+        """Reconnect after an error; return False if the node is lost."""
+        now = time.monotonic()
+        self._broken_since = self._broken_since or now
+        self._liveness.broken(self._node)
+        refused = isinstance(error, client.RefusedByAgent)
+        if not self._wait or refused or now - self._broken_since > self._timing.offline:
+            return False
+        while True:
+            time.sleep(self._timing.reconnect)
+            self._check_finished_nodes()
+            hopeless = self._liveness.is_hopeless(self._node, self._broken_since)
+            try:
+                self._connections.reconnect(self._node)
+                return True
+            except Exception:
+                if hopeless or self._connections.closed:  # decided before this last attempt
+                    return False
+
+    def _check_finished_nodes(self) -> None:
+        """Check that nodes whose streams have ended still respond. Otherwise a node that is lost after the others have
+        finished would look as if this computer were offline."""
+        for node in self._liveness.finished_nodes:
+            if self._liveness.silence(node) < self._timing.heartbeat:
+                continue
+            try:
+                self._connections.runner.run(node, "true", command_timeout=self._timing.heartbeat)
+                self._liveness.answered(node)
+            except Exception:
+                with contextlib.suppress(Exception):
+                    self._connections.reconnect(node)
+
+
+def _reason(error: Exception) -> str:
+    return (error.reason if isinstance(error, NodeError) else "") or str(error)

@@ -1,0 +1,109 @@
+"""How a job ended, from the last state of following it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from cloudddp.agent.protocol import LAUNCHER_RANK
+from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
+from cloudddp.job import outcome
+from cloudddp.job.follow.state import TAIL_LINE_LENGTH, FollowState
+from cloudddp.job.outcome import JobOutcome, JobStatus, RankFailure
+from cloudddp.text import one_line
+
+CANCELLED_EXIT_CODE = 130
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended, for a person. `exit_code` is what the command exits with."""
+
+    job: str
+    status: JobStatus
+    exit_code: int
+    cause: str = ""  # one sentence
+    last_lines: tuple[str, ...] = ()  # of the rank that failed first, or of the launcher
+    first_failure: RankFailure | None = None
+    ranks: int = 0  # that have ended
+    lost: tuple[int, ...] = ()  # nodes
+    unverified: tuple[int, ...] = ()  # nodes on which processes may be left
+    training: TrainingStatus | None = None  # where the training was, if the script has reported it
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How the job ended: the part of a result that is decided here."""
+
+    status: JobStatus
+    exit_code: int
+    cause: str = ""
+    last_lines: tuple[str, ...] = ()
+
+
+def verdict(state: FollowState, job: str, wall: float) -> JobResult:
+    """Return how the job ended. `wall` is the time now, in seconds since the epoch."""
+    jobs = {node: outcome.as_failed(one) if node in state.lost else one for node, one in state.jobs.items()}
+    found = outcome.outcome(jobs) if jobs else None
+    first = found.failures[0] if found and found.failures else None
+    ending = _connection_ending(state, first, wall) or _job_ending(state, found, first)
+    return JobResult(
+        job,
+        ending.status,
+        ending.exit_code,
+        cause=ending.cause,
+        last_lines=ending.last_lines,
+        first_failure=first,
+        ranks=outcome.ranks_ended(state.jobs.values()),
+        lost=tuple(sorted(state.lost)),
+        unverified=state.unverified,
+        training=found.training if found else None,
+    )
+
+
+def _connection_ending(state: FollowState, first: RankFailure | None, wall: float) -> _Ending | None:
+    """Return how the job ended where that was for the loss of nodes; None where it was not."""
+    if state.faulty is not None:
+        return _Ending(JobStatus.FAILED, 1, state.faulty.message)
+    if state.all_ended:
+        return _Ending(JobStatus.FAILED, 1, "all its nodes have terminated")
+    if state.all_lost:
+        cause = "lost connection to all nodes; the job may still be running"
+        return _Ending(JobStatus.UNKNOWN, 1, cause)
+    lost_at = min((lost.since for lost in state.lost.values()), default=inf)
+    if not state.lost or (first is not None and first.ended < lost_at):
+        return None
+    node = min(state.lost)
+    lost = state.lost[node]
+    cause = f"node {node} was lost: not responding for {wall - lost.since:.0f} s ({lost.reason})"
+    return _Ending(JobStatus.FAILED, 1, cause)
+
+
+def _job_ending(state: FollowState, found: JobOutcome | None, first: RankFailure | None) -> _Ending:
+    """Return how the job ended by what its nodes report."""
+    if found is None or not found.status.ended:
+        return _Ending(JobStatus.RUNNING, 0)
+    if found.status is JobStatus.SUCCEEDED:
+        return _Ending(JobStatus.SUCCEEDED, 0)
+    if found.status is JobStatus.CANCELLED:
+        return _Ending(JobStatus.CANCELLED, CANCELLED_EXIT_CODE)
+    if first is None:
+        return _launcher_ending(state)
+    if found.status is JobStatus.PREEMPTED:
+        return _Ending(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, "its ranks were asked to stop (SIGTERM)")
+    return _Ending(JobStatus.FAILED, first.exit_code, f"{first} first", _tail(state, first.node, first.rank))
+
+
+def _launcher_ending(state: FollowState) -> _Ending:
+    """No rank failed, yet the job did: torchrun itself failed, or the processes could not be started."""
+    node, job = outcome.failed_node(state.jobs)
+    code = "" if job.exit_code is None else f" with code {job.exit_code}"
+    why = one_line(job.error, TAIL_LINE_LENGTH) or f"the launcher exited{code} before its ranks had finished"
+    return _Ending(
+        JobStatus.FAILED, job.exit_code or 1, f"node {node}: {why}", _tail(state, node, LAUNCHER_RANK)
+    )
+
+
+def _tail(state: FollowState, node: int, rank: int) -> tuple[str, ...]:
+    log = state.nodes[node].logs.get(rank)
+    return log.tail if log else ()

@@ -1,0 +1,193 @@
+"""Launching a job: check, sync, set up, start the ranks on every node.
+
+At most three batched steps per node before ranks run: probe (which ships the agent and compares files), apply and
+setup where something has changed, start.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cloudddp.agent import client
+from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.agent.protocol.start import SetupRequest, StartRequest
+from cloudddp.cluster.connect import PROJECT, probe
+from cloudddp.cluster.model import Cluster
+from cloudddp.config.spec import Config
+from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
+from cloudddp.job import project_files, ranks, scripts, sync
+from cloudddp.job.cancel import abort_launch
+from cloudddp.job.ranks import Host, NodePlan, Script
+from cloudddp.job.status import LONGEST_SCRIPT
+from cloudddp.job.sync import Progress
+from cloudddp.text import one_line
+
+CLOCK_SKEW = 5.0  # seconds; more makes it uncertain which rank failed first, and breaks certificates
+SETUP_OUTPUT_LINES = 40  # of a setup command that failed, as shown
+
+
+def prepare(root: Path, here: Path, script: Script, config: Config, *, fresh: bool = False) -> Script:
+    """Check everything that can be checked before a node exists; return the script by its path in the project.
+
+    `here` is the user's current folder. `fresh`: the nodes will be new, so every file will be sent. Raises UsageError;
+    calls nothing.
+    """
+    check_inputs(root, config)
+    files = project_files.of_config(root, config)
+    found = scripts.resolve(root, here, script, files.manifest, config.job.env)
+    if fresh:
+        sync.check_size(files, sync.difference(files.manifest, {}), config.sync.max_mb)
+        _check_rank_counts(config, config.cluster.nodes)
+    return found
+
+
+def check_inputs(root: Path, config: Config) -> None:
+    """Raise UsageError for setup inputs that do not exist. Calls nothing."""
+    for name in config.setup.inputs:
+        if not (root / name).is_file():
+            raise UsageError(f"setup.inputs names {name}, which is not in {root}")
+
+
+def new_id() -> str:
+    """Return a new job's id. Ids sort by time."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def launch(
+    runner: Runner,
+    cluster: Cluster,
+    config: Config,
+    script: Script,
+    *,
+    root: Path,
+    progress: Progress,
+    job_id: str,
+) -> None:
+    """Sync, set up and start the script's ranks on every node; return when all have been started.
+
+    Raises UsageError, NodeError. If a node cannot start, what the others have started is stopped again; after an
+    interrupt that is up to the caller, with `cancel.abort_launch`.
+    """
+    _check_rank_counts(config, len(cluster.nodes))
+    files = project_files.of_config(root, config)
+    probes = probe(runner, cluster, manifest=files.digest, python=config.job.python)
+    _check_nodes(probes, config, progress)  # before the files of a job that still runs are changed
+    ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
+    sync.update(runner, probes, config, files, progress)
+    _set_up(runner, config, script, job_id, progress)
+    hosts = _hosts(cluster, probes, config.job.python)
+    plans = ranks.plan(config.job, hosts, script, job_id=job_id, cluster=cluster.name)
+    total = sum(plan.ranks for plan in plans)
+    progress(
+        f"starting job {job_id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
+    )
+    _start(runner, config, script, job_id, plans)
+
+
+def _check_rank_counts(config: Config, nodes: int) -> None:
+    """Raise UsageError where a list of ranks does not fit the number of nodes; GPUs are not known yet."""
+    ranks.nproc(config.job, [0] * nodes)
+
+
+def _check_nodes(probes: Mapping[int, ProbeReply], config: Config, progress: Progress) -> None:
+    now = datetime.now(UTC).timestamp()
+    for node, reply in probes.items():
+        for job in reply.running:
+            raise CloudDDPError(
+                f"job {job} is still running on node {node}",
+                hint=(Command("logs", "-f", job), " follows it, ", Command("cancel", job), " stops it"),
+            )
+        if not reply.python and not (config.job.python and config.setup.run):  # setup may install it
+            what = f"no {config.job.python}" if config.job.python else "no Python found"
+            raise NodeError(f"node {node}: {what}", hint="set job.python to its path on the nodes")
+        if abs(reply.time - now) > CLOCK_SKEW:
+            progress(
+                f"warning: the clock of node {node} differs from this computer's by {reply.time - now:+.0f} s"
+            )
+    counts = {reply.gpus for reply in probes.values()}
+    if len(counts) > 1:
+        progress(f"warning: the nodes report different numbers of GPUs: {sorted(counts)}")
+
+
+def _hosts(cluster: Cluster, probes: Mapping[int, ProbeReply], python: str) -> list[Host]:
+    return [
+        Host(
+            rank=node,
+            private_ip=cluster.nodes[node].private_ip,
+            interface=reply.interface,
+            gpus=reply.gpus,
+            cpus=reply.cpus,
+            python=reply.python or python,
+            free_port=reply.free_port,
+        )
+        for node, reply in sorted(probes.items())
+    ]
+
+
+def _set_up(runner: Runner, config: Config, script: Script, job_id: str, progress: Progress) -> None:
+    """Run the setup commands on the nodes where they have not run yet. Raises NodeError, Interrupted."""
+    if not config.setup.run:
+        return
+    progress("running the setup commands where they have not run yet")
+
+    def request(node: int) -> SetupRequest:
+        return SetupRequest(
+            job=job_id,
+            node=node,
+            project=PROJECT,
+            script=shown(script),
+            commands=tuple(config.setup.run),
+            inputs=tuple(config.setup.inputs),
+            env=dict(config.job.env),
+        )
+
+    try:
+        replies = client.call_all(runner, request, timeout=None)
+    except Exception:  # the other nodes continue with it
+        abort_launch(runner, job_id)
+        raise
+    if any(reply.cancelled for reply in replies.values()):
+        raise Interrupted(
+            f"job {job_id} was cancelled during its setup", hint=(Command("launch"), " starts it again")
+        )
+    for node, reply in replies.items():
+        if reply.exit_code:
+            output = "\n".join(
+                f"  | {one_line(line)}" for line in reply.output.splitlines()[-SETUP_OUTPUT_LINES:]
+            )
+            raise NodeError(
+                f"node {node}: setup command exited with code {reply.exit_code}: {one_line(reply.command)}\n{output}",
+                hint="fix it in [setup] of cloudddp.toml and repeat the launch; the files are on the nodes already",
+            )
+
+
+def shown(script: Script) -> str:
+    """Return the script and its arguments as lists of jobs show them."""
+    return one_line(shlex.join(script.argv), LONGEST_SCRIPT)
+
+
+def _start(runner: Runner, config: Config, script: Script, job_id: str, plans: Sequence[NodePlan]) -> None:
+    requests = {
+        plan.node: StartRequest(
+            job=job_id,
+            node=plan.node,
+            project=PROJECT,
+            script=shown(script),
+            env=plan.env,
+            processes=plan.processes,
+            ranks=plan.ranks,
+            max_restarts=config.job.max_restarts,
+            stop_grace=config.job.stop_grace,
+        )
+        for plan in plans
+    }
+    try:
+        client.call_all(runner, lambda node: requests[node])
+    except Exception:  # some nodes may have started
+        abort_launch(runner, job_id)
+        raise

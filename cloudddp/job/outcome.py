@@ -1,0 +1,208 @@
+"""The status of a job from its state on each node, for the list of jobs and for the verdict of a followed one. Pure.
+
+Only this module and `status` depend on the fields of JobState.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import inf
+
+from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
+
+# Linux's numbers on x86-64 and arm64: the nodes' numbers, where the laptop's may be those of macOS.
+_SIGNALS = [
+    "SIGHUP",
+    "SIGINT",
+    "SIGQUIT",
+    "SIGILL",
+    "SIGTRAP",
+    "SIGABRT",
+    "SIGBUS",
+    "SIGFPE",
+    "SIGKILL",
+    "SIGUSR1",
+    "SIGSEGV",
+    "SIGUSR2",
+    "SIGPIPE",
+    "SIGALRM",
+    "SIGTERM",
+    "SIGSTKFLT",
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGSTOP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGXCPU",
+    "SIGXFSZ",
+    "SIGVTALRM",
+    "SIGPROF",
+    "SIGWINCH",
+    "SIGIO",
+    "SIGPWR",
+    "SIGSYS",
+]
+
+
+class JobStatus(StrEnum):
+    """The status of a job on all its nodes together. The values are part of `jobs --json`."""
+
+    SETUP = "setup"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"  # a supervisor ended without recording the outcome
+    PREEMPTED = "preempted"  # the ranks were asked to stop (SIGTERM), and have saved a snapshot
+    UNKNOWN = "unknown"  # all connections were lost; the job may still be running
+
+    @classmethod
+    def of(cls, phase: JobPhase) -> JobStatus:
+        """Return the status that corresponds to the phase of a job on one node."""
+        return cls(phase.value)
+
+    @property
+    def ended(self) -> bool:
+        return self not in (JobStatus.SETUP, JobStatus.STARTING, JobStatus.RUNNING, JobStatus.UNKNOWN)
+
+
+# The status of a job is the first of these that any node reports.
+_PRECEDENCE = (
+    JobStatus.RUNNING,
+    JobStatus.STARTING,
+    JobStatus.SETUP,
+    JobStatus.LOST,
+    JobStatus.CANCELLED,
+    JobStatus.FAILED,
+    JobStatus.SUCCEEDED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """A rank that did not exit with 0. `ended` is in seconds since the epoch, by its node's clock."""
+
+    rank: int
+    node: int
+    exit_code: int
+    signal: int | None  # Linux's number of the signal that killed it
+    ended: float
+    stopped: bool = False  # killed by SIGTERM while cloudddp stopped the job: not a cause
+
+    def __str__(self) -> str:
+        how = (
+            f"was killed by {signal_name(self.signal)}"
+            if self.signal
+            else f"exited with code {self.exit_code}"
+        )
+        return f"rank {self.rank} on node {self.node} {how}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """The status of a job. `exit_code` is None while it runs, and where no rank's own failure explains its end."""
+
+    status: JobStatus
+    exit_code: int | None
+    failures: tuple[RankFailure, ...]  # by time
+    training: TrainingStatus | None
+
+
+def outcome(states: Mapping[int, JobState]) -> JobOutcome:
+    """Return the status of a job from its state on each node (at least one).
+
+    A job is not cancelled but failed if a rank failed before the cancel.
+    """
+    reported = {JobStatus.of(state.phase) for state in states.values()}
+    status = next(status for status in _PRECEDENCE if status in reported)
+    failures = _failures(states)
+    cause = next((failure for failure in failures if not failure.stopped), None)
+    if status is JobStatus.CANCELLED:
+        cause = next((failure for failure in failures if failure.ended < cancelled_at(states.values())), None)
+        status = JobStatus.CANCELLED if cause is None else JobStatus.FAILED
+    training = TrainingStatus.from_replies(state.training for state in states.values())
+    exit_code = _exit_code(status, cause, states.values())
+    if status is JobStatus.FAILED and exit_code == PREEMPTED_EXIT_CODE and training and training.preempted:
+        status = JobStatus.PREEMPTED
+    return JobOutcome(status, exit_code, failures, training)
+
+
+def _failures(states: Mapping[int, JobState]) -> tuple[RankFailure, ...]:
+    found = [
+        RankFailure(
+            rank=rank.rank,
+            node=node,
+            exit_code=rank.exit_code,
+            signal=rank.signal,
+            ended=rank.ended,
+            stopped=state.stopping and rank.signal == signal.SIGTERM,
+        )
+        for node, state in states.items()
+        for rank in state.ranks
+        if rank.exit_code and rank.ended is not None
+    ]
+    return tuple(sorted(found, key=lambda failure: failure.ended))
+
+
+def _exit_code(status: JobStatus, cause: RankFailure | None, states: Iterable[JobState]) -> int | None:
+    states = list(states)
+    if not status.ended:
+        return None
+    if status is JobStatus.FAILED and any(state.ranks for state in states):
+        return cause.exit_code if cause else None
+    codes = [state.exit_code for state in states if state.exit_code]
+    return next(iter(codes), 0 if status is JobStatus.SUCCEEDED else None)
+
+
+def cancelled_at(states: Iterable[JobState]) -> float:
+    """Return when a job was cancelled first, in seconds since the epoch by its node's clock; inf if it was not."""
+    return min((state.cancelled for state in states if state.cancelled is not None), default=inf)
+
+
+def as_failed(state: JobState) -> JobState:
+    """Return the state of a job on a node that is lost: if it has not ended there, it has failed."""
+    return state if state.phase.ended else replace(state, phase=JobPhase.FAILED)
+
+
+def has_failed(states: Iterable[JobState]) -> bool:
+    """Whether a job has failed on some node and must be stopped on the others. False while it is being stopped.
+
+    A failed rank counts at once, unless torchrun may restart it.
+    """
+    states = list(states)
+    if any(state.stopping for state in states):
+        return False
+    return any(
+        (state.phase.ended and state.phase is not JobPhase.SUCCEEDED)
+        or (not state.max_restarts and any(rank.exit_code for rank in state.ranks))
+        for state in states
+    )
+
+
+def ranks_succeeded(state: JobState) -> bool:
+    """Whether every rank of a node has started, and exited with 0."""
+    return len(state.ranks) == state.expected and all(rank.exit_code == 0 for rank in state.ranks)
+
+
+def ranks_ended(states: Iterable[JobState]) -> int:
+    """Return how many ranks have ended."""
+    return sum(rank.exit_code is not None for state in states for rank in state.ranks)
+
+
+def failed_node(states: Mapping[int, JobState]) -> tuple[int, JobState]:
+    """Return the node on which the job failed first, and its state there."""
+    failed = [(node, state) for node, state in states.items() if state.phase is not JobPhase.SUCCEEDED]
+    return min(failed, key=lambda item: inf if item[1].ended is None else item[1].ended)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a Linux signal, such as SIGTERM."""
+    return _SIGNALS[number - 1] if 1 <= number <= len(_SIGNALS) else f"signal {number}"

@@ -1,0 +1,193 @@
+"""Which files of the project go to the nodes.
+
+The list is git's own where the project is a repository (tracked and untracked, not ignored), else a walk that obeys
+the .gitignore files found on the way. Files that a job writes on a node are in no manifest, so they are never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import stat
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudddp.agent.protocol.manifest import FILE, Entry, Manifest, entry_of, manifest_digest
+from cloudddp.config.spec import Config
+from cloudddp.errors import UsageError
+
+RESULTS = "results"  # where `pull` puts results; never sent to the nodes
+
+NEVER_SENT = (
+    ".git",
+    "__pycache__/",
+    ".venv/",
+    "venv/",
+    ".cloudddp/",
+    ".cloudddp-incoming-*/",
+    ".DS_Store",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The project's files on this computer, at one moment."""
+
+    root: Path
+    manifest: Manifest
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.manifest.values())
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal manifests; a node computes the same."""
+        return manifest_digest(self.manifest)
+
+
+def of_config(root: Path, config: Config) -> Snapshot:
+    """Return the project's files as the settings want them on the nodes. Raises UsageError where there are none."""
+    project = snapshot(root, exclude=config.sync.exclude, keep_out=(*config.job.outputs, RESULTS))
+    if not project.manifest:
+        raise UsageError(f"{root} has no files to send", hint="run cloudddp in your project's folder")
+    return project
+
+
+def snapshot(root: Path, *, exclude: Sequence[str] = (), keep_out: Sequence[str] = ()) -> Snapshot:
+    """Return the files of a project. `exclude` are .gitignore patterns, `keep_out` exact paths (job outputs).
+
+    Raises UsageError for what cannot be sent: a socket, a pipe, a device, an unreadable file.
+    """
+    excluded = _matcher((*NEVER_SENT, *exclude))
+    outputs = [posixpath.normpath(out) for out in keep_out]  # "./runs/" is "runs"
+    manifest: Manifest = {}
+    for name in sorted(_list(root)):
+        if excluded(name) or any(name == out or name.startswith(out + "/") for out in outputs):
+            continue
+        entry = _describe(root, name)
+        if entry is not None:
+            manifest[name] = entry
+    return Snapshot(root, manifest)
+
+
+def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+    import pathspec
+
+    spec = pathspec.GitIgnoreSpec.from_lines(patterns)
+    return spec.match_file
+
+
+def _list(root: Path) -> Iterator[str]:
+    if _in_repository(root):
+        yield from _git_list(root)
+    else:
+        yield from _walk(root)
+
+
+def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes] | None:
+    try:
+        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
+    except FileNotFoundError:
+        return None
+
+
+def _in_repository(root: Path) -> bool:
+    inside = _git(root, "rev-parse", "--is-inside-work-tree")
+    if inside is None or inside.returncode or inside.stdout.strip() != b"true":
+        return False
+    # A folder that its repository ignores lists nothing: treat it as a project of its own.
+    ignored = _git(root, "check-ignore", "-q", ".")
+    return ignored is None or ignored.returncode != 0
+
+
+def _git_list(root: Path, prefix: str = "") -> Iterator[str]:
+    listing = _git(
+        root / prefix if prefix else root, "ls-files", "-co", "--exclude-standard", "-z", "--", "."
+    )
+    if listing is None or listing.returncode:
+        raise UsageError(
+            f"{root / prefix}: git cannot list its files: "
+            + (listing.stderr.decode(errors="replace").strip() if listing else "git was not found"),
+            hint="fix the repository, or move the project out of it",
+        )
+    for raw in set(listing.stdout.split(b"\0")):
+        name = prefix + os.fsdecode(raw)
+        if raw in (b"", b"./"):  # "./": this folder is itself an entry, a submodule that was never fetched
+            continue
+        path = root / name
+        if path.is_dir() and not path.is_symlink():  # a submodule, or a repository inside this one
+            yield from _git_list(root, name.rstrip("/") + "/")
+        else:
+            yield name
+
+
+def _walk(root: Path) -> Iterator[str]:
+    """Yield the files of a project that is no repository. A folder's .gitignore applies to everything below it."""
+    stack: list[tuple[str, tuple[tuple[str, Callable[[str], bool | None]], ...]]] = [("", ())]
+    excluded = _matcher(NEVER_SENT)
+    while stack:
+        folder, rules = stack.pop()
+        own = _ignore_file(root / folder / ".gitignore")
+        if own is not None:
+            rules = (*rules, (folder, own))
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                name = folder + entry.name
+                is_folder = entry.is_dir(follow_symlinks=False)
+                tested = name + "/" if is_folder else name
+                if excluded(tested) or _ignored(tested, rules):
+                    continue
+                if is_folder:
+                    stack.append((tested, rules))
+                else:
+                    yield name
+
+
+def _ignore_file(path: Path) -> Callable[[str], bool | None] | None:
+    import pathspec
+
+    try:
+        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    spec = pathspec.GitIgnoreSpec.from_lines(lines)
+    return lambda name: spec.check_file(name).include
+
+
+def _ignored(name: str, rules: Sequence[tuple[str, Callable[[str], bool | None]]]) -> bool:
+    """Whether a path is ignored: the deepest .gitignore with a matching rule decides, as in git."""
+    for folder, rule in reversed(rules):
+        verdict = rule(name.removeprefix(folder))
+        if verdict is not None:
+            return verdict
+    return False
+
+
+def _describe(root: Path, name: str) -> Entry | None:
+    path = root / name
+    try:
+        info = path.lstat()
+        entry = entry_of(info, os.fspath(path.readlink()) if stat.S_ISLNK(info.st_mode) else "")
+    except FileNotFoundError:
+        return None  # tracked by git, deleted here
+    except OSError as error:
+        raise UsageError(f"{name!r} cannot be sent to the nodes: {error.strerror}") from None
+    if entry is None:
+        raise UsageError(
+            f"{name!r} cannot be sent to the nodes: it is a {_kind(info.st_mode)}",
+            hint="remove it, or add it to .gitignore or sync.exclude",
+        )
+    if entry.kind == FILE and not os.access(path, os.R_OK):
+        raise UsageError(f"{name!r} cannot be sent to the nodes: permission denied")
+    return entry
+
+
+def _kind(mode: int) -> str:
+    for test, name in ((stat.S_ISSOCK, "socket"), (stat.S_ISFIFO, "named pipe"), (stat.S_ISDIR, "folder")):
+        if test(mode):
+            return name
+    return "device"

@@ -1,0 +1,115 @@
+"""Files that jobs have written on the nodes and nobody has pulled yet.
+
+The nodes remember what was pulled, so that every laptop with the key knows. Only the project's folder counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cloudddp.agent import client
+from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.results import NewFiles, NewFilesReply, NewFilesRequest, PulledRequest
+from cloudddp.config.spec import JobSpec
+from cloudddp.ssh.fleet import Outcome
+from cloudddp.text import one_line, size_of
+
+REPLY_SECONDS = 30.0  # the agent itself searches for 10 at most
+
+
+def find_all(
+    runner: Runner, job: JobSpec, *, project: str, job_id: str = "", retry: bool = False
+) -> Outcome[NewFilesReply]:
+    """Return the new files of one job, or of all, on every node, and why a node did not answer.
+
+    `retry`: ask again over a new connection if the old one fails.
+    """
+
+    def ask(node: int) -> NewFilesReply:
+        try:
+            return find(runner, node, job, project=project, job_id=job_id)
+        except Exception:
+            if not retry:
+                raise
+            runner.reconnect(node)
+            return find(runner, node, job, project=project, job_id=job_id)
+
+    return runner.each(ask, fatal=lambda _: False)
+
+
+def find(
+    runner: Runner,
+    node: int,
+    job: JobSpec,
+    *,
+    project: str,
+    job_id: str = "",
+    timeout: float = REPLY_SECONDS,
+) -> NewFilesReply:
+    """Return the new files on one node. Raises NodeError."""
+    request = NewFilesRequest(
+        project=project, outputs=tuple(job.outputs), scratch=tuple(job.scratch), job=job_id
+    )
+    return client.call(runner, node, request, timeout=timeout)
+
+
+def mark_pulled(runner: Runner, node: int, names: Sequence[str], time_ns: int, *, project: str) -> None:
+    """Have a node remember that these paths have been pulled, as they were at `time_ns` (of a NewFilesReply). Raises
+    NodeError."""
+    client.call(runner, node, PulledRequest(project=project, names=tuple(names), time_ns=time_ns))
+
+
+# -- for a person ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFiles:
+    """The new files of one node, of all jobs together: in job.outputs, and elsewhere in the project.
+
+    `complete` is False where there were too many files to check them all.
+    """
+
+    node: int
+    outputs: tuple[NewFiles, ...]
+    others: tuple[NewFiles, ...]
+    complete: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The paths outside the outputs, as `pull` takes them."""
+        return names_of(self.others)
+
+
+def by_node(replies: Mapping[int, NewFilesReply]) -> list[NodeFiles]:
+    """Return the new files of each node that has some."""
+    found = [
+        NodeFiles(
+            node,
+            tuple(one.outputs for one in reply.jobs if one.outputs.files),
+            tuple(one.others for one in reply.jobs if one.others.files),
+            reply.complete,
+        )
+        for node, reply in sorted(replies.items())
+    ]
+    return [one for one in found if one.outputs or one.others or not one.complete]
+
+
+def names_of(found: Iterable[NewFiles]) -> tuple[str, ...]:
+    """Return the paths of files and folders, each once, as `pull` takes them."""
+    return tuple(dict.fromkeys(path.name.rstrip("/") for one in found for path in one.paths))
+
+
+def describe(found: Sequence[NewFiles]) -> str:
+    """Return `out/ (3 files, 1.2 MiB), model.pt (45.0 MiB)`."""
+    totals: dict[str, list[int]] = {}
+    for path in (path for one in found for path in one.paths):
+        total = totals.setdefault(path.name, [0, 0])
+        total[0] += path.files
+        total[1] += path.size
+    words = [
+        f"{one_line(name, 200)} ({f'{count} files, ' if count > 1 else ''}{size_of(size)})"
+        for name, (count, size) in totals.items()
+    ]
+    more = sum(one.files for one in found) - sum(count for count, _ in totals.values())
+    return ", ".join(words) + (f" and {more} more file{'s' * (more > 1)}" if more > 0 else "")

@@ -1,0 +1,68 @@
+"""Moves complete results into their folder, replacing files."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloudddp import local_state
+from cloudddp.errors import CloudDDPError
+from cloudddp.job.results.notes import Notes
+from cloudddp.safe_files import Folder
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return the device and inode of a file or folder; None if it cannot be reached."""
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
+
+
+@dataclass
+class Move:
+    """Moves the contents of a folder into another one and counts the files. `since`: when the job began."""
+
+    notes: Notes
+    since: int
+    files: int = 0
+    size: int = 0
+    older: int = 0
+    _state: tuple[int, int] | None = field(default_factory=lambda: identity(local_state.home()))
+
+    def contents(self, source: Folder, target: Folder) -> None:
+        """Move everything in `source`. Raises OSError, and CloudDDPError where a folder and a file conflict."""
+        for name in source.names():
+            info = os.stat(name, dir_fd=source.descriptor, follow_symlinks=False)
+            if stat.S_ISDIR(info.st_mode):
+                self._folder(source, target, name, stat.S_IMODE(info.st_mode))
+                continue
+            if target.kind(name) == stat.S_IFDIR:
+                raise _conflict(target.path / name, "is a folder here and a file in the results")
+            os.rename(name, name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
+            self.files += 1
+            self.size += info.st_size
+            self.older += info.st_mtime < self.since
+
+    def _folder(self, source: Folder, target: Folder, name: str, mode: int) -> None:
+        try:
+            inner = target.enter(name, make=mode)
+        except NotADirectoryError:
+            raise _conflict(
+                target.path / name, "is a link or a file here and a folder in the results"
+            ) from None
+        with inner:
+            if inner.identity == self._state:
+                self.notes.left_out(str(inner.path), "it is CLOUDDDP_HOME, which holds cloudddp's own files")
+                return
+            with source.enter(name) as within:
+                self.contents(within, inner)
+
+
+def _conflict(path: Path, why: str) -> CloudDDPError:
+    return CloudDDPError(
+        f"{path} {why}: it was not replaced", hint="remove it, or choose another folder with --to"
+    )

@@ -1,0 +1,97 @@
+"""Which names in a stream of results may be written. Pure.
+
+A name is a relative path, as its components. It must be one that was asked for, or lie below one, and so must the
+target of a link. Files that git or cloudddp would act on are left out, in every spelling that some file system
+treats as the same name.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import unicodedata
+from collections.abc import Sequence
+
+MAX_DEPTH = 64  # folders inside one another: each is held open, and macOS allows 256 open files
+MAX_COMPONENT = 255  # bytes, on every usual file system
+
+Parts = tuple[str, ...]
+
+# Invisible characters, which HFS+ and ext4 ignore when they compare names.
+_IGNORED_LETTERS = "\u115f\u1160\u17b4\u17b5\u3164\uffa0"
+_IGNORED = ("Cc", "Cf", "Cn", "Mn", "Me")
+_GUARDED = re.compile(r"(\.git|git~[0-9]+|cloudddp\.toml|\.cloudddp.*)\Z", re.DOTALL)
+
+
+def asked(names: Sequence[str]) -> tuple[Parts, ...]:
+    """Return the paths of the names that a user asked for, without those that lie below another of them.
+
+    Raises ValueError, with the name, for one that leads out of the project.
+    """
+    found: list[Parts] = []
+    for name in names:
+        plain = posixpath.normpath(name)
+        if not name or name.startswith(("/", "~")) or ".." in name.split("/") or "\0" in name:
+            raise ValueError(name)
+        found.append(() if plain == "." else tuple(plain.split("/")))
+    chosen = sorted(set(found), key=len)
+    return tuple(path for at, path in enumerate(chosen) if not covers(chosen[:at], path))
+
+
+def covers(roots: Sequence[Parts], path: Parts) -> bool:
+    """Return whether a path is one of `roots` or lies below one."""
+    return any(path[: len(root)] == root for root in roots)
+
+
+def split(name: str) -> Parts:
+    """Return the components of a member's name; () is the target folder itself. Raises ValueError, with the reason,
+    for a name that the agent would not write."""
+    if name == ".":
+        return ()
+    if name.startswith("/"):
+        raise ValueError("is an absolute path")
+    parts = tuple(name.split("/"))
+    if ".." in parts:
+        raise ValueError("has '..' in it")
+    if "" in parts or "." in parts or "\0" in name:
+        raise ValueError("is not a plain path")
+    return parts
+
+
+def too_long(path: Parts) -> bool:
+    """Return whether a path is deeper, or a component longer, than this computer supports."""
+    return len(path) > MAX_DEPTH or any(
+        len(part.encode("utf-8", "surrogateescape")) > MAX_COMPONENT for part in path
+    )
+
+
+def link_end(link: Parts, target: str) -> Parts | None:
+    """Return the path that a link points to, by its text alone, or None where it may leave the target folder.
+
+    `..` is allowed at the beginning only, where it applies to real folders. After the name of another link it would
+    apply to that link's target, which is how chains of links escape.
+    """
+    if not target or target.startswith("/") or "\0" in target:
+        return None
+    words = [word for word in target.split("/") if word not in ("", ".")]
+    up = 0
+    while up < len(words) and words[up] == "..":
+        up += 1
+    if ".." in words[up:] or up >= len(link):
+        return None
+    return (*link[: len(link) - 1 - up], *words[up:])
+
+
+def guarded(part: str) -> bool:
+    """Return whether git or cloudddp would take a component for a file of its own, on any file system.
+
+    Some file systems ignore case, invisible characters and the normal form of a letter (ext4, APFS, HFS+), or
+    accept short names, trailing dots and spaces, and streams (NTFS): so all of these are ignored here.
+    """
+    shown = "".join(
+        one
+        for one in unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", part).casefold())
+        if unicodedata.category(one) not in _IGNORED and one not in _IGNORED_LETTERS
+    )
+    plain = re.split(r"[:\\]", shown, maxsplit=1)[0].rstrip(". ")
+    return bool(_GUARDED.match(plain))

@@ -1,0 +1,85 @@
+"""The jobs of a cluster, as its nodes remember them: any laptop with the key sees the same ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cloudddp.agent import client
+from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsRequest, JobState
+from cloudddp.agent.protocol.training import TrainingStatus
+from cloudddp.errors import CloudDDPError, Command
+from cloudddp.job.outcome import JobStatus, outcome
+from cloudddp.text import one_line
+
+LONGEST_SCRIPT = 1000  # characters of a script and its arguments
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job on all its nodes together. Times are seconds since the epoch; `nodes` are node ranks."""
+
+    id: str
+    status: JobStatus
+    exit_code: int | None
+    script: str
+    started: float | None
+    ended: float | None
+    nodes: tuple[int, ...]
+    rank_zero: int | None  # the node that runs rank 0
+    ranks: int  # how many there are when all have started, on the nodes that answered
+    training: TrainingStatus | None = None  # where the training is, if the script reports it
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run, or ran; 0 before it starts."""
+        return max((self.ended or time.time()) - self.started, 0.0) if self.started else 0.0
+
+
+def list_jobs(runner: Runner) -> list[JobRecord]:
+    """Return the jobs that the nodes know, newest last. Raises NodeError."""
+    replies = client.call_all(runner, lambda _: JobsRequest(), ship=True, limit=MAX_LISTING)
+    jobs: dict[str, dict[int, JobState]] = {}
+    for node, reply in replies.items():
+        for state in reply.jobs:
+            jobs.setdefault(state.job, {})[node] = state
+    return [record(job_id, states) for job_id, states in sorted(jobs.items())]
+
+
+def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
+    """Return a job, from its state on each node. Pure."""
+    found = outcome(states)
+    reported = states.values()
+    return JobRecord(
+        id=job_id,
+        status=found.status,
+        exit_code=found.exit_code,
+        script=one_line(next(iter(reported)).script, LONGEST_SCRIPT),
+        started=min((one.started for one in reported if one.started is not None), default=None),
+        ended=max((one.ended or 0.0 for one in reported), default=None) if found.status.ended else None,
+        nodes=tuple(sorted(states)),
+        rank_zero=next(
+            (node for node, one in states.items() if any(rank.rank == 0 for rank in one.ranks)), None
+        ),
+        ranks=sum(one.expected or 0 for one in reported),
+        training=found.training,
+    )
+
+
+def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
+    """Return the job of that id (or of its unique beginning), or the newest. Raises CloudDDPError for none."""
+    if not jobs:
+        raise CloudDDPError(
+            "no job has been launched on this cluster", hint=("start one: ", Command("launch", "SCRIPT"))
+        )
+    if wanted is None:
+        return jobs[-1]
+    matching = [one for one in jobs if one.id.startswith(wanted)]
+    exact = [one for one in matching if one.id == wanted]
+    found = exact or matching
+    if len(found) != 1:
+        what = f"job id {wanted!r} is ambiguous" if found else f"job {wanted!r} not found on this cluster"
+        raise CloudDDPError(what, hint="jobs: " + ", ".join(one.id for one in found or jobs))
+    return found[0]

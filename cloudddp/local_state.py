@@ -1,0 +1,277 @@
+"""State on this computer: keys, known host keys and a journal for each cluster, in one folder.
+
+AWS tags are the truth about what exists; nothing here is needed to find or terminate a cluster. Losing this folder
+loses the private key, and with it SSH, but never the ability to stop the bill. Knows files, not AWS, SSH or the
+command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cloudddp import safe_files
+from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.safe_files import Folder
+from cloudddp.tags import parse_cluster_id
+
+
+def home() -> Path:
+    """Return the state folder: CLOUDDDP_HOME if set, else the platform's state folder of the user."""
+    if chosen := os.environ.get("CLOUDDDP_HOME"):
+        return Path(chosen).absolute()
+    import platformdirs  # takes 10 ms, which `--help` does not need
+
+    # Without a home folder (no HOME, no account with that uid) platformdirs raises, or returns a relative path.
+    with contextlib.suppress(RuntimeError):
+        if (found := Path(platformdirs.user_state_dir("cloudddp"))).is_absolute():
+            return found
+    raise UsageError("there is no home folder for cloudddp's state", hint="set HOME, or CLOUDDDP_HOME")
+
+
+def user_config() -> Path | None:
+    """Return the path of the user's configuration file, whether or not it exists; None without a home folder."""
+    import platformdirs
+
+    with contextlib.suppress(RuntimeError):
+        if (found := Path(platformdirs.user_config_dir("cloudddp"))).is_absolute():
+            return found / "config.toml"
+    return None
+
+
+def check_home() -> None:
+    """Raise UsageError if the state folder exists and other users can write to it. Changes nothing."""
+    safe_files.check(home())
+
+
+def write_atomic(path: Path, data: bytes | str, mode: int = 0o600) -> None:
+    """Replace `path` so that a reader, or a crash, sees the old file or the new one, never a part.
+
+    Its folder becomes private, and no symbolic link inside the state folder is followed. Raises UsageError, OSError.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    with _private(path.parent) as folder:
+        folder.replace(path.name, content, mode)
+
+
+def _private(path: Path) -> Folder:
+    root = home() if path.is_relative_to(home()) else path
+    return safe_files.private(root, *path.relative_to(root).parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord:
+    """What `up` records about a cluster before its first AWS call that creates something."""
+
+    id: str
+    name: str
+    region: str
+    endpoint: str  # "" for AWS itself, otherwise the simulator's address
+    expires: str
+
+
+def known_clusters() -> list[ClusterRecord]:
+    """Return the clusters that were created on this computer and not seen to be gone."""
+    records = [folder.record() for folder in _folders() if folder.private_key.exists()]
+    return [record for record in records if record is not None]
+
+
+def created_instances() -> frozenset[str]:
+    """Return the ids of all instances that the journals of this computer say it created."""
+    found: set[str] = set()
+    for folder in _folders():
+        with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
+            found.update(folder.created_instances())
+    return frozenset(found)
+
+
+def _folders() -> list[ClusterFolder]:
+    paths = (home() / "clusters").glob("c-*")
+    return [ClusterFolder(path.name) for path in paths if parse_cluster_id(path.name)]
+
+
+class ClusterFolder:
+    """The folder of one cluster id: cluster.json, id_ed25519, host_key.pub, host_keys.json, known_hosts and
+    journal.jsonl."""
+
+    def __init__(self, cluster_id: str, *, root: Path | None = None) -> None:
+        """Raises ValueError for an invalid cluster id: the id comes from a tag and becomes part of a path."""
+        if parse_cluster_id(cluster_id) is None:
+            raise ValueError(f"not a cluster id: {cluster_id!r}")
+        self.id = cluster_id
+        self.root = root or home()
+        self.path = self.root / "clusters" / cluster_id
+
+    def _open(self, *, make: bool = True) -> Folder:
+        """Return the open folder; no part of its path is a symbolic link. Raises UsageError, OSError."""
+        return safe_files.private(self.root, "clusters", self.id, make=make)
+
+    def _read(self, path: Path) -> str:
+        """Return the text of one of its files. Raises OSError, also for a symbolic link; ValueError; UsageError."""
+        with self._open(make=False) as folder:
+            return folder.read(path.name).decode()
+
+    def read(self, path: Path) -> str | None:
+        """Return the text of one of its files, or None if it does not exist. Raises as _read does."""
+        try:
+            return self._read(path)
+        except FileNotFoundError:
+            return None
+
+    def _has(self, path: Path) -> bool:
+        """Return whether the path is a regular file in this folder, not a symbolic link. Raises UsageError."""
+        try:
+            with self._open(make=False) as folder:
+                return stat.S_ISREG(folder.kind(path.name))
+        except FileNotFoundError:
+            return False
+
+    def write(self, path: Path, text: str) -> None:
+        """Replace one of its files atomically and durably. Raises OSError, UsageError."""
+        with self._open() as folder:
+            folder.replace(path.name, text.encode())
+
+    @property
+    def exists(self) -> bool:
+        """Whether this computer has a folder for the cluster; if not, there is no journal to write to."""
+        return self.path.is_dir()
+
+    @property
+    def private_key(self) -> Path:
+        return self.path / "id_ed25519"
+
+    @property
+    def host_key(self) -> Path:
+        """The public host key that the nodes boot with, as `ssh-ed25519 AAAA...`; removed once each has its own."""
+        return self.path / "host_key.pub"
+
+    @property
+    def host_keys(self) -> Path:
+        """The nodes' own host keys: see host_keys.py."""
+        return self.path / "host_keys.json"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The nodes' host keys by address, for OpenSSH clients (`cloudddp ssh`)."""
+        return self.path / "known_hosts"
+
+    def create(self, record: ClusterRecord, *, private_key: str, host_public: str) -> None:
+        """Write everything that must exist before the first AWS call."""
+        with self._open() as folder:
+            folder.replace(self.private_key.name, private_key.encode())
+            folder.replace(self.host_key.name, f"{host_public}\n".encode(), 0o644)
+            folder.replace("cluster.json", f"{json.dumps(asdict(record), indent=2)}\n".encode())
+
+    def record(self) -> ClusterRecord | None:
+        """Return what `create` wrote, or None if the cluster was not created on this computer.
+
+        Unknown keys are ignored: other versions of cloudddp write more or fewer of them.
+        """
+        try:
+            found = json.loads(self._read(self.path / "cluster.json"))
+            return ClusterRecord(**{field.name: found[field.name] for field in fields(ClusterRecord)})
+        except (OSError, ValueError, TypeError, LookupError):
+            return None
+
+    def login_key(self) -> Path:
+        """Return the path of the private login key. Raises CloudDDPError if this computer does not have it."""
+        if not (self._has(self.private_key) and (self._has(self.host_key) or self._has(self.host_keys))):
+            raise CloudDDPError(
+                f"this computer has no key for cluster {self.id}: it was created elsewhere, or the key was lost",
+                hint=(
+                    "use the computer that ran ",
+                    Command("up"),
+                    ", or stop the bill with ",
+                    Command("down"),
+                ),
+            )
+        return self.private_key
+
+    @contextlib.contextmanager
+    def being_created(self) -> Iterator[None]:
+        """Mark the cluster as being created by this process. The mark goes when the process ends, however it ends."""
+        with self._open() as folder:
+            descriptor = folder.append(self._lock.name)
+        try:
+            # File systems without locks: is_being_created() then returns True.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits only for another process's is_being_created()
+            yield
+        finally:
+            os.close(descriptor)
+
+    def is_being_created(self) -> bool:
+        """Return whether a process of this computer may be creating the cluster right now."""
+        try:
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / "lock"
+
+    def journal(self, event: str, **fields: Any) -> None:
+        """Append one line to the journal and fsync it: called before each call that creates or deletes something."""
+        line = json.dumps(
+            {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
+        )
+        with self._open() as folder:
+            descriptor = folder.append("journal.jsonl")
+        try:
+            os.write(descriptor, line.encode() + b"\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def journal_created(self, instances: list[str]) -> None:
+        """Record the instances that RunInstances returned."""
+        self.journal(_CREATED, instances=instances)
+
+    def created_instances(self) -> frozenset[str]:
+        """Return the ids of the instances that AWS returned to `up`; empty if no answer arrived."""
+        lines = (self.read(self.path / "journal.jsonl") or "").splitlines()
+        ids: set[str] = set()
+        for line in lines:  # the last one may be incomplete
+            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
+                event = json.loads(line)
+                if event.get("event") == _CREATED:
+                    ids.update(one for one in event["instances"] if isinstance(one, str))
+        return frozenset(ids)
+
+    @contextlib.contextmanager
+    def exclusive(self, on_wait: Callable[[], None]) -> Iterator[None]:
+        """Let one cloudddp command of this computer at a time run the body; `on_wait` is called if it has to wait."""
+        with self._open(make=False) as folder:
+            try:
+                fcntl.flock(folder.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(folder.descriptor, fcntl.LOCK_EX)
+            except OSError as error:  # some network file systems have no locks
+                raise OSError(error.errno, f"cannot be locked: {error.strerror}", str(self.path)) from None
+            yield
+
+    def forget(self) -> None:
+        """Remove the keys of a cluster that is gone; the journal and the record stay as history."""
+        with contextlib.suppress(FileNotFoundError), self._open(make=False) as folder:
+            for path in (self.private_key, self.host_key, self.host_keys, self.known_hosts, self._lock):
+                folder.remove(path.name)
+
+
+_CREATED = "made"  # the word in the journals of all versions

@@ -1,0 +1,117 @@
+"""The one policy for Ctrl-C (SIGINT), SIGTERM and SIGHUP.
+
+| phase                                                  | first signal                    | further signals |
+|--------------------------------------------------------|---------------------------------|-----------------|
+| `arm()`: normal work                                   | raises                          | dropped, until the next `arm()` |
+| `deferred()`: a call to AWS that creates something     | a notice; raises after the call | dropped         |
+| `protected()`: a teardown, the cancelling of a job     | a notice; dropped               | dropped         |
+| `ignore()`: the work is done, nothing can be undone    | dropped                         | dropped         |
+
+Signals often come in pairs (Ctrl-C, then the window is closed). If the second one raised as well, it would raise in
+the first lines of the teardown that the first one began. A signal that was ignored when the process started (nohup, a
+background job of a shell) stays ignored in every phase. Python runs handlers in the main thread only, so in other
+threads `deferred` and `protected` do nothing. The simulator's server and its nodes are processes of their own, with
+handlers of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+Notice = Callable[[], None]
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. Like Ctrl-C, except that there is nobody to ask."""
+
+
+class HungUp(Terminated):
+    """SIGHUP: the terminal was closed."""
+
+
+EXCEPTIONS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, signal.SIGHUP: HungUp}
+
+
+def arm() -> None:
+    """Let the next signal raise KeyboardInterrupt, Terminated or HungUp."""
+    _handle(_raise)
+
+
+def ignore() -> None:
+    """Ignore signals from now on."""
+    _handle(signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def protected(notice: Notice) -> Iterator[None]:
+    """Keep signals from interrupting the block: a teardown takes a minute, skipping it costs dollars an hour.
+
+    `notice` is called at the first signal, from the signal handler.
+    """
+    with _handled(_notify_once(notice)):
+        yield
+
+
+@contextlib.contextmanager
+def deferred(notice: Notice) -> Iterator[None]:
+    """Deliver a signal that comes during the block after it.
+
+    An interrupt in the middle of RunInstances would leave us not knowing what it created. `notice` is called at the
+    first signal, from the signal handler.
+    """
+    received: list[int] = []
+    notify = _notify_once(notice)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        notify(number, frame)
+
+    try:
+        with _handled(handler):
+            yield
+    finally:
+        if received:
+            signal.raise_signal(received[0])
+
+
+def _raise(number: int, _: FrameType | None) -> None:
+    _handle(_drop)
+    raise EXCEPTIONS[signal.Signals(number)]
+
+
+def _drop(_: int, __: FrameType | None) -> None:
+    """An earlier signal was raised and is being handled."""
+
+
+def _notify_once(notice: Notice) -> Callable[[int, FrameType | None], None]:
+    pending = [notice]
+
+    def handler(_: int, __: FrameType | None) -> None:
+        if pending:
+            pending.pop()()
+
+    return handler
+
+
+def _handle(handler: Any) -> dict[signal.Signals, Any]:
+    """Install a handler for every signal that is not ignored; return the handlers it replaces."""
+    numbers = [number for number in EXCEPTIONS if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
+@contextlib.contextmanager
+def _handled(handler: Any) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = _handle(handler)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

@@ -1,0 +1,163 @@
+"""The simulator's admin API, /_cloudddp/..., for `control` and the command line.
+
+    GET  health      "ok"
+    GET  address     the caller's address as the nodes see it
+    GET  nodes       see control.nodes
+    GET  conditions  see conditions.model
+    POST conditions  see conditions.model
+    POST fault       {"kind": "cut", "nodes": ["i-..."], "cluster": null}; see faults.FAULTS
+    POST interrupt   {"node": "i-...", "cluster": null, "seconds": 120}
+
+A node is named as in node_names.py; `cluster` is the one that ranks refer to. Responses are JSON; a 400 has
+{"error": "...", "hint": "..."}.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cloudddp.sim.api import node_names
+from cloudddp.sim.api.faults import FaultInjector, InvalidFault
+from cloudddp.sim.api.proxy import read_body
+from cloudddp.sim.api.wsgi import Environ, StartResponse, respond
+from cloudddp.sim.conditions.model import InvalidCondition
+from cloudddp.sim.conditions.store import Store
+from cloudddp.sim.hosts.host_backend import HostBackend
+from cloudddp.sim.hosts.lifecycle import Lifecycle
+from cloudddp.sim.metadata.tree import Notice
+
+PREFIX = "/_cloudddp/"
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_MAX_NOTICE = 86400  # seconds
+
+
+class BadRequest(Exception):
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class AdminApi:
+    """A WSGI application for paths that start with PREFIX."""
+
+    def __init__(self, backend: HostBackend, lifecycle: Lifecycle, conditions: Store) -> None:
+        self._backend = backend
+        self._lifecycle = lifecycle
+        self._conditions = conditions
+        self._faults = FaultInjector(backend)
+        self.notices: dict[str, Notice] = {}  # by instance id, of spot instances that will be interrupted
+
+    def serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        page = environ["PATH_INFO"].removeprefix(PREFIX)
+        try:
+            status, answer = self._route(environ["REQUEST_METHOD"], page, environ)
+        except (BadRequest, node_names.AmbiguousName) as error:
+            status, answer = 400, {"error": str(error), "hint": error.hint}
+        except InvalidFault as error:
+            status, answer = 400, {"error": str(error), "hint": ""}
+        except InvalidCondition as error:
+            status, answer = 400, {"error": str(error), "known": list(error.known)}
+        if isinstance(answer, str):
+            return respond(start_response, status, "text/plain", answer)
+        return respond(start_response, status, "application/json", json.dumps(answer))
+
+    def _route(self, method: str, page: str, environ: Environ) -> tuple[int, Any]:
+        """Return status and answer: text, or an object for JSON."""
+        match method, page:
+            case "GET", "health":
+                return 200, "ok\n"
+            case "GET", "address":
+                return 200, f"{self._backend.caller or environ['REMOTE_ADDR']}\n"
+            case "GET", "nodes":
+                return 200, self._nodes()
+            case "GET", "conditions":
+                return 200, self._conditions.read().to_json()
+            case "POST", "conditions":
+                return 200, self._set_conditions(environ)
+            case "POST", "fault":
+                return 200, self._inject_fault(_json_object(environ))
+            case "POST", "interrupt":
+                return 200, self._interrupt(_json_object(environ))
+            case _, "conditions":
+                return 405, {"error": "expected GET or POST", "known": ["GET", "POST"]}
+        return 404, "not found\n"
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        """Return every node by cluster and rank, with its faults; see control.nodes."""
+        described = self._lifecycle.describe()
+        ids = [node["instance_id"] for node in described]
+        nodes = node_names.ranked(
+            described, {one: self._tags(one) for one in ids}, {one: self._launch(one) for one in ids}
+        )
+        addresses = {node["private_ip"]: node["instance_id"] for node in nodes}
+        for node in nodes:
+            notice = self.notices.get(node["instance_id"])
+            node["faults"] = self._faults.of_node(node, addresses)
+            node["interruption"] = notice.ends.strftime(_TIME) if notice else None
+        return nodes
+
+    def _tags(self, instance_id: str) -> dict[str, str]:
+        try:
+            return {tag["key"]: tag["value"] for tag in self._lifecycle.instance(instance_id).get_tags()}
+        except KeyError:  # removed meanwhile
+            return {}
+
+    def _launch(self, instance_id: str) -> tuple[str, int]:
+        """Return the reservation of an instance, and its launch index."""
+        try:
+            instance = self._lifecycle.instance(instance_id)
+        except KeyError:  # removed meanwhile
+            return "", 0
+        return str(instance.reservation_id), int(instance.ami_launch_index)
+
+    def _find(self, name: object, cluster: object) -> dict[str, Any]:
+        return node_names.find(self._nodes(), name, None if cluster is None else str(cluster))
+
+    def _set_conditions(self, environ: Environ) -> dict[str, Any]:
+        try:
+            body = json.loads(read_body(environ) or b"null")
+        except ValueError as error:
+            raise InvalidCondition(f"the body is not valid JSON: {error}") from None
+        return self._conditions.update(body).to_json()
+
+    def _inject_fault(self, request: dict[str, Any]) -> dict[str, Any]:
+        kind, names = request.get("kind"), request.get("nodes", [])
+        self._faults.check(kind, names)
+        nodes = [self._find(name, request.get("cluster")) for name in names]
+        healed = self._faults.inject(str(kind), nodes)
+        return {"kind": kind, "nodes": [node["instance_id"] for node in nodes], "healed": healed}
+
+    def _interrupt(self, request: dict[str, Any]) -> dict[str, Any]:
+        node = self._find(request.get("node"), request.get("cluster"))
+        instance = self._lifecycle.instance(node["instance_id"])
+        if instance.lifecycle != "spot":
+            raise BadRequest(
+                f"{instance.id} is not a spot instance", "the nodes of a cluster created with --spot are"
+            )
+        if notice := self.notices.get(instance.id):
+            raise BadRequest(f"{instance.id} already has its notice: it ends at {notice.ends:%H:%M:%S} UTC")
+        seconds = request.get("seconds", 120)
+        is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not is_number or not 0 <= seconds <= _MAX_NOTICE:
+            raise BadRequest(f"seconds must be a number from 0 to {_MAX_NOTICE}, not {seconds!r}")
+        now = datetime.now(UTC)
+        ends = now + timedelta(seconds=seconds)
+        self.notices[instance.id] = Notice(now, ends)
+        timer = threading.Timer(seconds, self._lifecycle.interrupt, (instance.id,))
+        timer.daemon = True
+        timer.start()
+        return {"node": instance.id, "time": ends.strftime(_TIME)}
+
+
+def _json_object(environ: Environ) -> dict[str, Any]:
+    try:
+        found = json.loads(read_body(environ))
+    except ValueError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BadRequest("the body is not a JSON object")
+    return found

@@ -1,0 +1,190 @@
+"""The simulator's server process: `python -m cloudddp.sim.api.server --home DIR`.
+
+moto's EC2 and the admin API on a loopback port, and the nodes behind it, in one process. control/ starts and stops it,
+and does all that has to work without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cloudddp.sim.api.admin_api import PREFIX, AdminApi
+from cloudddp.sim.api.firewall import Firewall
+from cloudddp.sim.api.proxy import with_conditions
+from cloudddp.sim.api.wsgi import Application, Environ, StartResponse
+from cloudddp.sim.control import record
+from cloudddp.sim.control.options import KINDS
+from cloudddp.sim.control.process import CANNOT_START
+from cloudddp.sim.control.record import INTERFACE, TIMING, Simulator
+from cloudddp.sim.ec2 import install
+from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.hosts import host_backend
+from cloudddp.sim.hosts.host_backend import HostBackend
+from cloudddp.sim.hosts.lifecycle import Lifecycle, Timing
+from cloudddp.sim.linux import processes
+from cloudddp.sim.linux.socket_owner import SocketOwners
+from cloudddp.sim.metadata.server import MetadataServer
+from cloudddp.sim.metadata.service import Metadata
+
+_REGION = "us-east-1"
+_ACCOUNT = "123456789012"  # moto's default
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until SIGTERM. Returns an exit code; errors are on stderr."""
+    options = _parse(arguments)
+    os.umask(0o022)  # with the user's umask, the login user might be unable to read the node's files
+    if os.environ.get(processes.HOME_MARK) != str(options.home):
+        # Started by hand. The mark by which `stop` finds this process has to be in its initial environment.
+        marked = {**os.environ, processes.HOME_MARK: str(options.home)}
+        os.execve(sys.executable, sys.orig_argv, marked)  # noqa: S606
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    stop_requested = _on_signals(signal.SIGTERM, signal.SIGINT)
+    try:
+        listener = _listen(
+            options.port
+        )  # before the lab is entered: this one is on the computer's own loopback
+        owners = SocketOwners()
+        backend = host_backend.select(
+            options.home,
+            options.nodes,
+            port=listener.getsockname()[1],
+            ssh_port=options.ssh_port,
+            interfaces=tuple(options.interface),
+        )
+        servers, lifecycle = _build(options, backend, listener, owners)
+    except (OSError, host_backend.Unavailable) as error:
+        print(f"{CANNOT_START}{error}", file=sys.stderr)
+        return 1
+    gc.freeze()  # moto's data is permanent: 100,000 objects that the garbage collector need not visit
+    for server in servers:
+        threading.Thread(target=server.serve_forever, name="api", daemon=True).start()
+    record.write(_describe(options, backend, listener))
+    os.read(stop_requested, 1)
+    for server in servers:
+        server.shutdown()
+    lifecycle.end_all()
+    processes.kill(options.home)
+    record.record_path(options.home).unlink(missing_ok=True)
+    return 0
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="cloudddp.sim.api.server", description=__doc__)
+    parser.add_argument("--home", type=lambda value: Path(value).resolve(), required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--ssh-port", type=int, default=0)
+    parser.add_argument("--nodes", choices=KINDS, default="auto")
+    parser.add_argument("--interface", action="append", default=[])
+    for name, value in TIMING.items():
+        parser.add_argument(f"--{name}-seconds", type=float, default=value)
+    options = parser.parse_args(arguments)
+    options.interface = options.interface or [INTERFACE]
+    return options
+
+
+def _timing(options: argparse.Namespace) -> dict[str, float]:
+    """Return the values of the --NAME-seconds options, by name."""
+    return {name: getattr(options, f"{name.replace('-', '_')}_seconds") for name in TIMING}
+
+
+def _on_signals(*numbers: signal.Signals) -> int:
+    """Return a descriptor that becomes readable when one of the signals arrives.
+
+    Only the main thread runs Python's signal handlers, and the kernel may deliver the signal to another one. An Event
+    would then not wake up the main thread: this happened in 3 of 60 stops on a busy computer.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    return reader
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", port), backlog=256)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OSError(errno.EADDRINUSE, f"port {port} of 127.0.0.1 is in use") from error
+        raise
+
+
+def _describe(options: argparse.Namespace, backend: HostBackend, listener: socket.socket) -> Simulator:
+    return Simulator(
+        pid=os.getpid(),
+        endpoint=f"http://127.0.0.1:{listener.getsockname()[1]}",
+        region=_REGION,
+        network=backend.network,
+        ssh_port=backend.ssh_port,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        home=options.home,
+        nodes=backend.kind,
+        why=backend.why,
+        interfaces=tuple(options.interface),
+        timing=_timing(options),
+    )
+
+
+def _build(
+    options: argparse.Namespace, backend: HostBackend, listener: socket.socket, owners: SocketOwners
+) -> tuple[list[Any], Lifecycle]:
+    """Return the servers, ready to serve, and the lifecycle of the instances."""
+    from moto.backends import get_backend
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+
+    from cloudddp.sim.api.access_control import GuardedServer  # slow to import: werkzeug
+
+    install.install()
+    timing = Timing(**{name.replace("-", "_"): value for name, value in _timing(options).items()})
+    lifecycle = Lifecycle(backend.hosts, timing)
+    lifecycle.install()
+    # Created now, so that the first call is as fast as others, and an unsupported moto fails here.
+    get_backend("ec2")[_ACCOUNT][_REGION]
+    firewall = Firewall(backend.router, lifecycle)
+    lifecycle.on_change = firewall.update
+    admin = AdminApi(backend, lifecycle, CONDITIONS)
+    moto = with_conditions(DomainDispatcherApplication(create_backend_app), CONDITIONS)
+    application = _combine(admin, moto, lifecycle, firewall)
+    lab_owners = SocketOwners()  # of the network that this process is in now
+    sockets = [(listener, owners), *((other, lab_owners) for other in backend.listeners)]
+    servers: list[Any] = [GuardedServer(application, one, of, MotoRequestHandler) for one, of in sockets]
+    if backend.router:
+        servers.append(MetadataServer(Metadata(lifecycle.instance_at, admin.notices)))
+    return servers, lifecycle
+
+
+def _combine(admin: AdminApi, moto: Application, lifecycle: Lifecycle, firewall: Firewall) -> Application:
+    def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path.startswith(PREFIX):
+            return admin.serve(environ, start_response)
+        if path == "/moto-api/reset":
+            lifecycle.end_all()
+        try:
+            return moto(environ, start_response)
+        finally:  # also if the response is lost
+            firewall.update()  # a changed rule is in effect when the response is sent
+
+    return serve
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""The record of all conditions, and its JSON form.
+
+The JSON, in a POST to /_cloudddp/conditions (GET returns the same with all keys present). A body is merged into the
+current conditions; `null` removes one entry; `"clear": true` first removes all:
+
+    {"clear": true,
+     "capacity":       {"us-east-1a": {"p5.48xlarge": 2}},   how many more fit; stopped and terminated ones free a place
+     "quota":          {"on-demand-g": 64, "addresses": 5},  vCPUs at once in a region (names: QUOTAS); Elastic IPs
+     "free_addresses": {"subnet-0123456789abcdef0": 3},      how many more private addresses the subnet has
+     "throttle":       {"RunInstances": 2},                  the next calls fail with RequestLimitExceeded, no effect
+     "lose":           {"RunInstances": 1},                  the next calls take effect, and their response is lost
+     "latency":        {"*": 0.1, "RunInstances": 2.5},      seconds before a call starts; "*" for all others
+     "reject":         {"RunInstances": {"code": "UnauthorizedOperation", "message": "", "status": 403, "calls": 1}}}
+
+Conditions that count calls end by themselves and disappear from the response. A body that is invalid in any part
+changes nothing and is answered with HTTP 400 and {"error": MESSAGE, "known": [NAMES]}.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+QUOTAS = (
+    "on-demand-g",  # G and VT
+    "on-demand-p",
+    "on-demand-standard",
+    "spot-g",
+    "spot-p",  # P2, P3, P4
+    "spot-p5",  # P5, P6
+    "spot-standard",
+    "addresses",  # Elastic IPs, not vCPUs
+)
+EXAMPLES: Mapping[str, Any] = {
+    "capacity": {"us-east-1a": {"p5.48xlarge": 2}},
+    "quota": {"on-demand-g": 64},
+    "free_addresses": {"subnet-0123456789abcdef0": 3},
+    "throttle": {"RunInstances": 2},
+    "lose": {"RunInstances": 1},
+    "latency": {"*": 0.2},
+    "reject": {"RunInstances": {"code": "UnauthorizedOperation", "status": 403}},
+}
+"""One example of each condition, for error messages."""
+
+_MAX_LISTED = 12  # names in an error message
+
+
+class InvalidCondition(ValueError):
+    """A condition that cannot be set. `known` lists valid names, the closest first (not all of a long list)."""
+
+    def __init__(self, message: str, known: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.known = tuple(known)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names that conditions may refer to."""
+
+    zones: frozenset[str]
+    types: frozenset[str]
+    actions: frozenset[str]
+    subnets: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """An error response for the next `calls` calls of an action, which have no effect."""
+
+    code: str
+    message: str = ""
+    status: int = 400
+    calls: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """All conditions; see the module docstring."""
+
+    capacity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    quota: Mapping[str, int] = field(default_factory=dict)
+    free_addresses: Mapping[str, int] = field(default_factory=dict)
+    throttle: Mapping[str, int] = field(default_factory=dict)
+    lose: Mapping[str, int] = field(default_factory=dict)
+    latency: Mapping[str, float] = field(default_factory=dict)
+    reject: Mapping[str, Rejection] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form; `merge(Conditions(), to_json(), names)` returns the same conditions."""
+        plain = {entry.name: dict(getattr(self, entry.name)) for entry in fields(self)}
+        plain["capacity"] = {zone: dict(types) for zone, types in self.capacity.items()}
+        plain["reject"] = {
+            action: {name: getattr(rule, name) for name in ("code", "message", "status", "calls")}
+            for action, rule in self.reject.items()
+        }
+        return plain
+
+
+def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
+    """Return the conditions with a JSON body merged in. Raises InvalidCondition."""
+    if not isinstance(body, dict):
+        raise InvalidCondition(
+            f"conditions must be a JSON object, not {json.dumps(body)}; {_example('latency')}"
+        )
+    changes = dict(body)
+    if changes.pop("clear", False):
+        conditions = Conditions()
+    readers: dict[str, Callable[[Any, Any], Any]] = {
+        "capacity": lambda old, new: _capacity(old, new, names),
+        "quota": lambda old, new: _entries("quota", old, new, QUOTAS, _count),
+        "free_addresses": lambda old, new: _entries("subnet", old, new, names.subnets, _count),
+        "throttle": lambda old, new: _entries("action", old, new, names.actions, _calls),
+        "lose": lambda old, new: _entries("action", old, new, names.actions, _calls),
+        "latency": lambda old, new: _entries("action", old, new, {"*", *names.actions}, _seconds),
+        "reject": lambda old, new: _entries("action", old, new, names.actions, _rejection),
+    }
+    for key, value in changes.items():
+        _check_name("condition", key, readers)
+        try:
+            read = readers[key](getattr(conditions, key), value)
+        except InvalidCondition as error:
+            raise InvalidCondition(f"{key}: {error}; {_example(key)}", error.known) from None
+        conditions = replace(conditions, **{key: read})
+    return conditions
+
+
+def _example(key: str) -> str:
+    return f"for example {json.dumps({key: EXAMPLES[key]})}"
+
+
+def _capacity(old: Mapping[str, Mapping[str, int]], new: Any, names: Names) -> dict[str, Any]:
+    def types(zone: str, value: Any) -> dict[str, int]:
+        return _entries("instance type", old.get(zone, {}), value, names.types, _count)
+
+    merged = {**old, **_entries("zone", {}, new, names.zones, types)}
+    removed = [zone for zone, value in new.items() if value is None]
+    return {zone: value for zone, value in merged.items() if value and zone not in removed}
+
+
+def _entries(
+    kind: str, old: Mapping[str, Any], new: Any, known: Iterable[str], read: Callable[[str, Any], Any]
+) -> dict[str, Any]:
+    if not isinstance(new, dict):
+        raise InvalidCondition(f"expected an object with a key per {kind}, not {json.dumps(new)}")
+    merged = dict(old)
+    for name, value in new.items():
+        _check_name(kind, name, known)
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = read(name, value)
+    return merged
+
+
+def _check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    names = sorted(known)
+    if name in names:
+        return
+    close = difflib.get_close_matches(name, names, n=_MAX_LISTED, cutoff=0.4)
+    likely = [*close, *(one for one in names if one[:2] == name[:2])]
+    others = [] if likely and len(names) > _MAX_LISTED else names
+    shown = list(dict.fromkeys([*likely, *others]))[:_MAX_LISTED]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    raise InvalidCondition(f"unknown {kind} {name!r}; known: {', '.join(shown) or 'none'}{more}", shown)
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidCondition(f"{name}: expected a whole number of at least 0, not {json.dumps(value)}")
+    return value
+
+
+def _calls(name: str, value: Any) -> int:
+    if not _count(name, value):
+        raise InvalidCondition(f"{name}: expected at least 1 call (null removes the condition)")
+    return int(value)
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
+        raise InvalidCondition(f"{name}: expected seconds from 0 to 3600, not {json.dumps(value)}")
+    return float(value)
+
+
+def _rejection(name: str, value: Any) -> Rejection:
+    keys = {"code", "message", "status", "calls"}
+    if not isinstance(value, dict) or not value.get("code") or not value.keys() <= keys:
+        raise InvalidCondition(
+            f'{name}: expected {{"code": CODE}}, with optional "message", "status" and "calls"'
+        )
+    rule = Rejection(
+        code=str(value["code"]),
+        message=str(value.get("message") or ""),
+        status=_count(name, value.get("status", 400)),
+        calls=_calls(name, value.get("calls", 1)),
+    )
+    if not 400 <= rule.status <= 599:
+        raise InvalidCondition(f"{name}: expected an HTTP status from 400 to 599, not {rule.status}")
+    return rule

@@ -1,0 +1,83 @@
+"""The current conditions of a process. Calls and launches use up the counted ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cloudddp.sim.conditions.model import Conditions, Names, Rejection, merge
+
+THROTTLED = Rejection("RequestLimitExceeded", "Request limit exceeded.", 503)
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """What the conditions do to one call. `rejection` and `lose` are never both set."""
+
+    latency: float = 0.0  # seconds
+    rejection: Rejection | None = None
+    lose: bool = False
+
+
+class Store:
+    """Safe to use from any thread. `names` returns the names that conditions may refer to now."""
+
+    def __init__(self, names: Callable[[], Names]) -> None:
+        self._names = names
+        self._conditions = Conditions()
+        self._lock = threading.Lock()
+
+    def read(self) -> Conditions:
+        return self._conditions
+
+    def update(self, body: object) -> Conditions:
+        """Merge a JSON body and return the result. Raises InvalidCondition, with nothing changed."""
+        names = self._names()
+        with self._lock:
+            self._conditions = merge(self._conditions, body, names)
+            return self._conditions
+
+    def call(self, action: str) -> CallOutcome:
+        """Return the outcome of one call of `action`, and count it against the condition that applies."""
+        with self._lock:
+            now = self._conditions
+            latency = now.latency.get(action, now.latency.get("*", 0.0))
+            if rule := now.reject.get(action):
+                left = replace(rule, calls=rule.calls - 1) if rule.calls > 1 else None
+                self._conditions = replace(now, reject=_with(now.reject, action, left))
+                return CallOutcome(latency, rule)
+            if calls := now.throttle.get(action, 0):
+                self._conditions = replace(now, throttle=_with(now.throttle, action, calls - 1))
+                return CallOutcome(latency, THROTTLED)
+            if calls := now.lose.get(action, 0):
+                self._conditions = replace(now, lose=_with(now.lose, action, calls - 1))
+                return CallOutcome(latency, lose=True)
+            return CallOutcome(latency)
+
+    def capacity(self, zone: str, instance_type: str) -> int | None:
+        """Return how many more instances of the type fit in the zone; None for no limit."""
+        return self._conditions.capacity.get(zone, {}).get(instance_type)
+
+    def use_capacity(self, zone: str, instance_type: str, count: int) -> None:
+        """Use `count` places in a zone, or free them if negative."""
+        with self._lock:
+            left = self.capacity(zone, instance_type)
+            if left is None:
+                return
+            types = {**self._conditions.capacity[zone], instance_type: max(0, left - count)}
+            self._conditions = replace(self._conditions, capacity={**self._conditions.capacity, zone: types})
+
+    def use_addresses(self, subnet: str, count: int) -> None:
+        """Use `count` private addresses of a subnet, or free them if negative."""
+        with self._lock:
+            free = self._conditions.free_addresses.get(subnet)
+            if free is not None:
+                left = {**self._conditions.free_addresses, subnet: max(0, free - count)}
+                self._conditions = replace(self._conditions, free_addresses=left)
+
+
+def _with(entries: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """Return the entries with one replaced, or removed if `value` is falsy."""
+    return {key: value if key == name else old for key, old in entries.items() if key != name or value}

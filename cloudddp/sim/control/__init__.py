@@ -1,0 +1,26 @@
+"""Starts, finds and stops the simulator's server process, and points AWS clients at it.
+
+Standard library only, since every command with `--sim` imports it. It knows the server by the record in `sim/sim.json`,
+the marks on processes and the admin API, and imports none of its code. The caller passes in the home folder.
+"""
+
+from cloudddp.sim.control.admin_client import conditions, fault, interrupt, nodes
+from cloudddp.sim.control.environment import HIDDEN, enter, environment
+from cloudddp.sim.control.process import start, stop
+from cloudddp.sim.control.record import INTERFACE, TIMING, Simulator, find
+
+__all__ = [
+    "HIDDEN",
+    "INTERFACE",
+    "TIMING",
+    "Simulator",
+    "conditions",
+    "enter",
+    "environment",
+    "fault",
+    "find",
+    "interrupt",
+    "nodes",
+    "start",
+    "stop",
+]

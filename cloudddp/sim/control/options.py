@@ -1,0 +1,70 @@
+"""The options of `start`: validates them, and compares them with a simulator that is already running."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cloudddp.errors import UsageError
+from cloudddp.sim.control.record import Simulator
+
+KINDS = ("auto", "namespace", "process")
+
+_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")  # valid for Linux, and not misread by `ip`
+_RESERVED = ("lo", "all", "default")  # the last two are in /proc/sys/net
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Port 0 means any. `interfaces` are the names that the nodes' interfaces get in turn. `timing` overrides TIMING."""
+
+    port: int = 0
+    ssh_port: int = 0
+    nodes: str = "auto"
+    interfaces: tuple[str, ...] = ()
+    timing: Mapping[str, float] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise UsageError for an unknown kind of nodes, or an interface name that is invalid or has no effect."""
+        if self.nodes not in KINDS:
+            raise UsageError(
+                f"unknown kind of nodes {self.nodes!r}",
+                hint=f"--nodes, or CLOUDDDP_SIM_NODES: {', '.join(KINDS)}",
+            )
+        for name in self.interfaces:
+            if not _INTERFACE.fullmatch(name) or name in _RESERVED:
+                raise UsageError(
+                    f"invalid interface name {name!r}",
+                    hint="1 to 15 letters, digits, '.', '_' or '-', as in --interface enp71s0; not lo, all or default",
+                )
+        if self.interfaces and self.nodes == "process":
+            raise UsageError(
+                "process nodes have no interface of their own, so it cannot be named",
+                hint="leave out --interface, or use --nodes namespace",
+            )
+
+    def arguments(self) -> list[str]:
+        """Return the arguments for the server."""
+        return [
+            *("--port", str(self.port), "--ssh-port", str(self.ssh_port), "--nodes", self.nodes),
+            *(word for name in self.interfaces for word in ("--interface", name)),
+            *(word for name, value in self.timing.items() for word in (f"--{name}-seconds", str(value))),
+        ]
+
+    def differences(self, running: Simulator) -> list[str]:
+        """Return the options of a running simulator that differ from those requested here, as text."""
+        port = int(running.endpoint.rpartition(":")[2])
+        found = []
+        if self.nodes not in ("auto", running.nodes):
+            found.append(f"{running.nodes} nodes")
+        if self.port not in (0, port):
+            found.append(f"--port {port}")
+        if self.ssh_port not in (0, running.ssh_port):
+            found.append(f"SSH port {running.ssh_port}")
+        if self.interfaces and self.interfaces != running.interfaces:
+            found.append(" ".join(f"--interface {name}" for name in running.interfaces))
+        for name, value in self.timing.items():
+            if value != (actual := running.timing.get(name, 0.0)):
+                found.append(f"--{name}-seconds {actual:g}")
+        return found

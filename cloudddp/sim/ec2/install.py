@@ -1,0 +1,52 @@
+"""Patches moto with all modules of this package."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from cloudddp.sim.ec2 import (
+    filters,
+    images,
+    interfaces,
+    ip_addresses,
+    key_pairs,
+    placement,
+    run_instances,
+    security_group_rules,
+    security_groups,
+    spot,
+    stop_start,
+    tags,
+    termination,
+    volumes,
+    xml_characters,
+)
+from cloudddp.sim.ec2.patch import wrap
+
+# The order matters where two modules wrap the same method: the later one is the outer one.
+_MODULES: tuple[ModuleType, ...] = (
+    images, volumes, ip_addresses, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
+    filters, run_instances, stop_start, termination, xml_characters, tags,
+)  # fmt: skip
+_VALIDATIONS = (
+    "ENABLE_AMI_VALIDATION", "EC2_ENABLE_INSTANCE_TYPE_VALIDATION", "ENABLE_KEYPAIR_VALIDATION",
+)  # fmt: skip
+
+_installed = False
+
+
+def install() -> None:
+    """Patch moto, once per process and before any of its backends exists.
+
+    Raises RuntimeError if the installed moto lacks something that is patched.
+    """
+    global _installed
+    if _installed:
+        return
+    from moto import settings
+
+    for name in _VALIDATIONS:
+        wrap(settings, name, lambda _original: True)
+    for module in _MODULES:
+        module.install()
+    _installed = True

@@ -1,0 +1,39 @@
+"""Whether this process runs on a simulated node, and what the simulator tells the node about itself.
+
+Code that powers a machine off must not run anywhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+STATE_FOLDER = Path("/run/cloudddp")
+SOCKET = STATE_FOLDER / "init.socket"
+# The login user. In a lab that root started, the uid is the same outside the node, where no user may have it: users
+# can trace processes of their own uid. Distributions assign no uids to users from 1879048192 on.
+USER_ID = 1_900_001_000
+SSHD_ID = USER_ID + 1  # sshd's unprivileged user before login
+EXIT_STATUS = {"poweroff": 40, "reboot": 41}  # of pid 1: it needs no disk, and no other process can forge it
+
+
+def is_node() -> bool:
+    """Return whether this is the pid namespace that the node's pid 1 recorded, which no other process is ever in."""
+    try:
+        return (STATE_FOLDER / "namespace").read_text() == os.readlink("/proc/self/ns/pid")  # noqa: PTH115 (a string)
+    except OSError:
+        return False
+
+
+def require() -> None:
+    """Exit with an error unless this is a simulated node."""
+    if not is_node():
+        sys.exit(f"{Path(sys.argv[0]).name}: refused: this stand-in acts on simulated nodes only")
+
+
+def facts() -> dict[str, Any]:
+    """Return the simulator's description of this node: instance_id, gpus, cloud_config, script, login_keys."""
+    return dict(json.loads((STATE_FOLDER / "node.json").read_text()))

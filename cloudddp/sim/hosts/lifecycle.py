@@ -1,0 +1,320 @@
+"""Ties moto's instances to hosts, so that their states take time and mean something.
+
+An instance is `pending` until its host is up and `shutting-down` until every process on it has ended, and it ends when
+its host powers off, for example at the deadline that its user data sets.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from cloudddp.sim.ec2 import spot
+from cloudddp.sim.ec2.patch import LOCK
+from cloudddp.sim.guest import log
+from cloudddp.sim.hosts import moto_hooks
+from cloudddp.sim.hosts.host_backend import Hosts
+from cloudddp.sim.hosts.instance_state import require_state, set_reason, set_state, set_user_initiated
+from cloudddp.sim.hosts.node_spec import spec_of
+
+VISIBLE_SECONDS = 3600.0  # EC2 shows a terminated instance for about an hour
+_END_SECONDS = 45.0  # longer than processes.kill may take
+_INTERRUPTED = "Server.SpotInstanceTermination: Instance terminated due to spot interruption"
+_POWERED_OFF = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
+_DEADLINE_INTERVAL = 0.2  # seconds between two checks
+_WITH_HOST = ("pending", "running", "stopping", "shutting-down")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Minimum times in seconds that EC2 takes: to run an instance, to answer SSH after that, to end an instance, to
+    know a new one everywhere (InvalidInstanceID.NotFound before), and to forget a terminated one.
+    """
+
+    pending: float = 0.0
+    booting: float = 0.0
+    shutting_down: float = 0.0
+    unknown: float = 0.0
+    visible: float = VISIBLE_SECONDS
+
+
+@dataclass(slots=True)
+class _Record:
+    """One instance. `turn` is held while its host changes; `hurry` ends the waiting of a boot."""
+
+    instance: Any
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    hurry: threading.Event = field(default_factory=threading.Event)
+    deadline: datetime | None = None
+    reason: str = ""  # why it ends, "code: message" of EC2; '' if the user requested it
+    created: float = field(default_factory=time.monotonic)
+    ended: float | None = None
+
+
+class Lifecycle:
+    """The instances of all regions and their hosts. Call `install` once, before the first request."""
+
+    def __init__(self, hosts: Hosts, timing: Timing) -> None:
+        self._hosts = hosts
+        self._timing = timing
+        self.on_change: Callable[[], None] = lambda: None  # called when a host has come up or is gone
+        self._records: dict[str, _Record] = {}
+        self._moto_terminate: Callable[[Any], Any] = lambda _instance: None
+        self._moto_stop: Callable[[Any], Any] = lambda _instance: None
+
+    def install(self) -> None:
+        """Install the hooks, and start the thread that watches deadlines if the hosts do not."""
+        self._moto_terminate, self._moto_stop = moto_hooks.install(self)
+        self._hosts.on_end = self._host_ended
+        if not self._hosts.runs_timers:
+            threading.Thread(target=self._watch_deadlines, name="deadlines", daemon=True).start()
+
+    # -- queries -------------------------------------------------------------------------------------------
+
+    def live(self) -> list[Any]:
+        """Return moto's instances that have, or will have, a host on the network."""
+        instances = [record.instance for record in list(self._records.values())]
+        return [instance for instance in instances if instance.state in _WITH_HOST]
+
+    def instance_at(self, private_ip: str) -> Any | None:
+        """Return moto's instance that has this address now, or None."""
+        return next((instance for instance in self.live() if instance.private_ip == private_ip), None)
+
+    def instance(self, instance_id: str) -> Any:
+        """Return moto's instance. Raises KeyError."""
+        return self._records[instance_id].instance
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return a record for each instance that is not terminated; see control.nodes."""
+        records = [one for one in list(self._records.values()) if one.instance.state != "terminated"]
+        hosts = self._hosts.describe([record.instance.id for record in records])
+        return [
+            {
+                "instance_id": record.instance.id,
+                "state": record.instance.state,
+                "private_ip": record.instance.private_ip,
+                "public_ip": record.instance.public_ip,
+                "deadline": record.deadline.strftime("%Y-%m-%dT%H:%M:%SZ") if record.deadline else None,
+                **host,
+            }
+            for record, host in zip(records, hosts, strict=True)
+        ]
+
+    def visible(self, reservation: Any) -> Any | None:
+        """Return the reservation without instances that EC2 does not know yet, or no longer; None if none is left."""
+        now = time.monotonic()
+        instances = []
+        for instance in reservation.instances:
+            record = self._records.get(instance.id)
+            too_new = record is not None and now - record.created < self._timing.unknown
+            forgotten = (
+                record is not None and record.ended is not None and now - record.ended > self._timing.visible
+            )
+            if not too_new and not forgotten:
+                instances.append(instance)
+        reservation.instances = instances
+        return reservation if instances else None
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def launched(self, instances: list[Any]) -> None:
+        for instance in instances:
+            self._records[instance.id] = _Record(instance)
+        for instance in instances:
+            self._in_background(self._boot, instance.id)
+
+    def terminate(self, instance: Any, reason: str = "") -> Any:
+        with LOCK:
+            previous = instance._state
+            if previous.name in ("shutting-down", "terminated"):
+                return previous
+            record = self._records.get(instance.id)
+            if record is None:  # moto undoes a launch that failed
+                return self._moto_terminate(instance)
+            set_state(instance, "shutting-down")
+            record.reason = reason
+            if not reason:
+                set_user_initiated(instance)
+            record.hurry.set()
+        self._in_background(self._end, instance.id)
+        return previous
+
+    def stop(self, instance: Any, reason: str = "") -> Any:
+        with LOCK:
+            previous, record = instance._state, self._records[instance.id]
+            if previous.name not in ("pending", "running"):
+                return previous
+            set_state(instance, "stopping")
+            record.reason = reason
+            record.hurry.set()
+        self._in_background(self._halt, instance.id)
+        return previous
+
+    def start(self, instance: Any) -> Any:
+        with LOCK:
+            previous = instance._state
+            if previous.name != "stopped":
+                return previous
+            for interface in instance.nics.values():
+                interface.start()
+            set_reason(instance, "")
+            set_state(instance, "pending")
+            self._records[instance.id].hurry.clear()
+        self._in_background(self._boot, instance.id)
+        return previous
+
+    def reboot(self, instance: Any) -> None:
+        with LOCK:
+            require_state(instance, ("pending", "running"), "rebooted")
+        self._in_background(self._reboot, instance.id)
+
+    def interrupt(self, instance_id: str) -> None:
+        """Terminate a spot instance whose notice has expired. No error if it has ended already."""
+        record = self._records.get(instance_id)
+        if record is not None and record.instance.state not in ("shutting-down", "terminated"):
+            spot.close(record.instance, spot.NO_CAPACITY)
+            self.terminate(record.instance, _INTERRUPTED)
+
+    def end_all(self) -> None:
+        """Remove all hosts and forget the instances."""
+        for instance_id in list(self._records):
+            self.terminate(self._records[instance_id].instance)
+        deadline = time.monotonic() + _END_SECONDS
+        while any(record.instance.state != "terminated" for record in self._records.values()):
+            if time.monotonic() > deadline:
+                log.write("some nodes do not end")
+                break
+            time.sleep(0.01)
+        self._records.clear()
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    def _host_ended(self, instance_id: str, ending: str) -> None:
+        """React to the end of a host that was not requested: poweroff, reboot or crash."""
+        record = self._records.get(instance_id)
+        if record is None or record.instance.state not in ("pending", "running"):
+            return
+        log.write(f"{instance_id} ended by itself: {ending}")
+        if ending == "reboot":
+            self._in_background(self._reboot, instance_id)
+        elif ending == "poweroff":
+            self._powered_off(record)
+        else:
+            self._in_background(lambda failed: self._fail(failed, "the machine failed"), instance_id)
+
+    def _powered_off(self, record: _Record) -> None:
+        """Apply the instance's shutdown behavior."""
+        log.write(f"{record.instance.id} powered off")
+        behavior = record.instance.instance_initiated_shutdown_behavior
+        if behavior == "terminate" or spot.is_one_time(record.instance):
+            self.terminate(record.instance, _POWERED_OFF)
+        else:
+            self.stop(record.instance, _POWERED_OFF)
+
+    def _watch_deadlines(self) -> None:
+        while True:
+            time.sleep(_DEADLINE_INTERVAL)
+            now = datetime.now(UTC)
+            for record in list(self._records.values()):
+                if record.deadline and record.deadline <= now and record.instance.state == "running":
+                    try:
+                        self._powered_off(record)
+                    except Exception:  # the other deadlines, and the next attempt, must not be lost
+                        log.write(f"{record.instance.id}: {traceback.format_exc()}")
+
+    # -- transitions, each in a thread of its own ----------------------------------------------------------
+
+    def _in_background(self, transition: Callable[[_Record], None], instance_id: str) -> None:
+        record = self._records[instance_id]
+
+        def run() -> None:
+            with record.turn:
+                try:
+                    transition(record)
+                except Exception:  # no caller would see it
+                    log.write(f"{instance_id}: {traceback.format_exc()}")
+
+        threading.Thread(target=run, name=f"lifecycle of {instance_id}", daemon=True).start()
+
+    def _boot(self, record: _Record) -> None:
+        if record.instance.state != "pending":
+            return
+        running_at = time.monotonic() + self._timing.pending
+        try:
+            spec = spec_of(record.instance)
+            record.deadline = spec.user_data.deadline
+            if not self._timing.booting:
+                self._hosts.boot(spec)
+            record.hurry.wait(max(0.0, running_at - time.monotonic()))
+            with LOCK:
+                if record.instance.state == "pending":
+                    set_state(record.instance, "running")
+            if self._timing.booting and not record.hurry.wait(self._timing.booting):
+                self._hosts.boot(spec)
+        except Exception as error:  # whatever it is, the instance must not stay pending
+            log.write(f"{record.instance.id} does not boot: {error}")
+            self._fail(record, str(error))
+            return
+        self.on_change()
+
+    def _reboot(self, record: _Record) -> None:
+        if record.instance.state != "running":
+            return
+        try:
+            self._hosts.halt(record.instance.id)
+            self._hosts.boot(spec_of(record.instance))
+        except Exception as error:  # as in _boot: it must not be shown as running without a host
+            log.write(f"{record.instance.id} does not reboot: {error}")
+            self._fail(record, str(error))
+
+    def _halt(self, record: _Record) -> None:
+        if record.instance.state != "stopping":
+            return
+        self._hosts.halt(record.instance.id)
+        with LOCK:
+            if record.instance.state != "stopping":
+                return
+            set_state(record.instance, "stopped")
+            self._moto_stop(record.instance)
+            if record.reason:
+                set_reason(record.instance, record.reason)
+
+    def _fail(self, record: _Record, why: str) -> None:
+        with LOCK:
+            if record.instance.state not in ("pending", "running"):
+                return  # it is ending already, for another reason
+            set_state(record.instance, "shutting-down")
+            record.reason = f"Server.InternalError: Internal error on launch ({why})"
+        self._remove(record)
+
+    def _end(self, record: _Record) -> None:
+        ended_at = time.monotonic() + self._timing.shutting_down
+        try:
+            self._hosts.halt(record.instance.id)
+        finally:  # whatever it is, the instance must not stay shutting-down
+            time.sleep(max(0.0, ended_at - time.monotonic()))
+            self._remove(record)
+
+    def _remove(self, record: _Record) -> None:
+        try:
+            self._hosts.remove(record.instance.id)
+        finally:
+            self._terminated(record)
+
+    def _terminated(self, record: _Record) -> None:
+        with LOCK:
+            reason_of_call = record.instance._reason
+            self._moto_terminate(record.instance)
+            if record.reason:  # moto has set its own, which says that the user requested it
+                set_reason(record.instance, record.reason)
+            else:
+                record.instance._reason = (
+                    reason_of_call  # has the time of the call; moto's has the time of the end
+                )
+            record.ended = time.monotonic()
+        self.on_change()

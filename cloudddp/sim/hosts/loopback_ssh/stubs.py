@@ -1,0 +1,152 @@
+"""Stubs on a loopback node's PATH for commands that need a machine of their own.
+
+They answer queries about GPUs, the deadline's timer and cloud-init as the instance would, and refuse whatever would
+change the machine: a loopback node shares it with the user.
+"""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime
+
+from cloudddp.sim.hosts.user_data import UserData
+
+_REFUSED = ("poweroff", "shutdown", "reboot", "halt")
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+_REFUSAL = """#!/bin/sh
+echo "simulated node: $(basename "$0") is refused: the node shares this computer" >&2
+exit 1
+"""
+
+# `sudo` allows only the two steps of infra/node/host-key.sh, applied to the host key of the node's server: the script
+# itself would change this computer's /etc/ssh.
+_SUDO = r"""#!/bin/sh
+cd "$(dirname "$0")/../run" || exit 1
+same() { [ "$(cut -d ' ' -f 1,2 "$1")" = "$2" ]; }
+case "$1 $2 $3 $4 $5" in
+"-n sh -s -- make-host-key")
+    cat > /dev/null
+    if [ -e fresh_host_key ]; then cut -d ' ' -f 1,2 fresh_host_key.pub; else cut -d ' ' -f 1,2 host_key.pub; fi
+    ;;
+"-n sh -s -- install-host-key")
+    cat > /dev/null
+    if [ -e fresh_host_key ] && same fresh_host_key.pub "$6"; then
+        cp fresh_host_key.pub host_key.pub
+        mv fresh_host_key host_key
+    fi
+    same host_key.pub "$6" || exit 1
+    echo > reload
+    ;;
+*)
+    echo "simulated node: sudo is refused: the node shares this computer" >&2
+    exit 1
+    ;;
+esac
+"""
+
+_CLOUD_INIT = """#!/bin/sh
+[ "$1" = status ] && { echo "status: done"; exit 0; }
+echo "simulated node: cloud-init supports only status" >&2
+exit 1
+"""
+
+_NO_GPU = """#!/bin/sh
+echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver (simulated node: no GPU)."
+exit 9
+"""
+
+_GPUS = """#!/bin/sh
+case "$1" in
+-L | --list-gpus) cat <<'LIST'
+{list}
+LIST
+    ;;
+*)
+    echo "simulated node: nvidia-smi supports only -L" >&2
+    exit 1
+    ;;
+esac
+"""
+
+# For an unknown unit, as systemd 255 does: `show` succeeds, `is-active` exits with 3, `is-enabled` with 4.
+_SYSTEMCTL = r"""#!/bin/sh
+timer={timer}
+verb= unit= props= value=no
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --value) value=yes ;;
+    -P) shift; props="$props,$1"; value=yes ;;
+    -p | --property) shift; props="$props,$1" ;;
+    -p*) props="$props,${{1#-p}}" ;;
+    --property=*) props="$props,${{1#--property=}}" ;;
+    -q | --quiet | --no-pager | --no-legend | --plain | --all | -a) ;;
+    -*) verb=unknown ;;
+    *) if [ -z "$verb" ]; then verb=$1; else unit=$1; fi ;;
+    esac
+    shift
+done
+known() {{ [ -n "$timer" ] && [ "$unit" = "$timer" ]; }}
+property() {{
+    if known; then
+        case "$1" in
+        ActiveState) echo active ;;
+        SubState) echo waiting ;;
+        LoadState) echo loaded ;;
+        UnitFileState) echo enabled ;;
+        Result) echo success ;;
+        Id) echo "$unit" ;;
+        NextElapseUSecRealtime) echo {elapse} ;;
+        *) return 1 ;;
+        esac
+    else
+        case "$1" in
+        ActiveState) echo inactive ;;
+        SubState) echo dead ;;
+        LoadState) echo not-found ;;
+        UnitFileState | NextElapseUSecRealtime) echo ;;
+        Result) echo success ;;
+        Id) echo "$unit" ;;
+        *) return 1 ;;
+        esac
+    fi
+}}
+case "$verb" in
+is-active) if known; then echo active; else echo inactive; exit 3; fi ;;
+is-enabled) if known; then echo enabled; else echo not-found; exit 4; fi ;;
+show)
+    [ -n "$props" ] || props=Id,LoadState,ActiveState,SubState,UnitFileState,Result,NextElapseUSecRealtime
+    for name in $(echo "$props" | tr , ' '); do
+        answer=$(property "$name") || continue
+        if [ "$value" = yes ]; then echo "$answer"; else echo "$name=$answer"; fi
+    done
+    ;;
+list-timers)
+    echo "NEXT UNIT"
+    if [ -n "$timer" ]; then echo {elapse} "$timer"; fi
+    ;;
+*)
+    echo "simulated node: unsupported: systemctl $verb" >&2
+    exit 1
+    ;;
+esac
+"""
+
+
+def scripts(*, gpus: tuple[str, ...], user_data: UserData) -> dict[str, str]:
+    """Return name and text of each command, for a node with these GPUs and user data."""
+    elapse = _systemd_time(user_data.deadline) if user_data.deadline else ""
+    systemctl = _SYSTEMCTL.format(timer=shlex.quote(user_data.timer), elapse=shlex.quote(elapse))
+    lines = "\n".join(f"GPU {index}: {name} (simulated)" for index, name in enumerate(gpus))
+    return {
+        **dict.fromkeys(_REFUSED, _REFUSAL),
+        "cloud-init": _CLOUD_INIT,
+        "sudo": _SUDO,
+        "nvidia-smi": _GPUS.format(list=lines) if gpus else _NO_GPU,
+        "systemctl": systemctl,
+    }
+
+
+def _systemd_time(moment: datetime) -> str:
+    # Not strftime's %a: systemd prints English whatever the locale.
+    return f"{_DAYS[moment.weekday()]} {moment:%Y-%m-%d %H:%M:%S} UTC"

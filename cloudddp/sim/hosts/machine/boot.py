@@ -1,0 +1,146 @@
+"""Boots one node in namespaces of its own: `python -m cloudddp.sim.hosts.machine.boot`, with a Machine on stdin.
+
+It creates the namespaces, prints `namespaces ready`, waits for `network ready` (the simulator attaches the interface
+meanwhile), and forks the node's pid 1. With pid 1 everything on the node ends; this process exits with its exit
+status (on_node.EXIT_STATUS). Standard library only; it never returns to the lab's own namespaces.
+
+What the node's owner wrote, such as bootcmd, runs only when no process in the node's pid namespace has more privileges
+than the node may have: root of the node controls every process there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from cloudddp.sim.guest import cloud_init, init, log, on_node, sshd
+from cloudddp.sim.hosts.machine import rootfs
+from cloudddp.sim.hosts.machine.rootfs import USER_ID, Machine
+from cloudddp.sim.linux import kernel, seccomp
+
+_OOM_SCORE = "500"  # of 1000, so that the kernel kills nodes before the user's own programs
+_MAX_MESSAGE = 2000  # bytes of an error
+
+
+def main() -> int:
+    machine = Machine.from_json(sys.stdin.readline())
+    Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    kernel.unshare(
+        kernel.CLONE_NEWNET
+        | kernel.CLONE_NEWNS
+        | kernel.CLONE_NEWUTS
+        | kernel.CLONE_NEWIPC
+        | kernel.CLONE_NEWCGROUP
+    )
+    kernel.set_hostname(machine.name)
+    print("namespaces ready", flush=True)
+    if sys.stdin.readline().strip() != "network ready":
+        return 1
+    _configure_network(machine)
+    kernel.unshare(kernel.CLONE_NEWPID)  # the next process that is forked is its pid 1
+    errors, report = os.pipe()
+    first = os.fork()
+    if first == 0:
+        os.close(errors)
+        _run_init(machine, report)
+    os.close(report)
+    print(f"pid {first}", flush=True)
+    _drop_privileges(())
+    seccomp.install_filter()
+    if error := os.read(errors, _MAX_MESSAGE).decode(errors="replace"):
+        print("".join(c if c.isprintable() else "?" for c in error), file=sys.stderr, flush=True)
+    return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
+
+
+def _run_init(machine: Machine, report: int) -> None:
+    """Be pid 1 of the node. Never returns: writes an error of the boot to `report`, and exits."""
+    try:
+        kernel.die_with_parent(signal.SIGKILL)
+        _redirect(os.devnull)  # from the simulator's pipes, to which root of the node could write
+        rootfs.build(machine)
+        _drop_privileges(
+            kernel.NODE_CAPABILITIES
+        )  # before any file is opened that the node's owner may have created
+        _redirect("/var/log/init.log")
+        ssh = sshd.Sshd(
+            prepare=lambda: _confine_sshd(machine, report),
+            redirect=lambda: _redirect("/var/log/auth.log", mode=0o600),
+        )
+        seccomp.install_filter()
+        ssh.await_ready()
+        facts = on_node.facts()
+        cloud_init.early(facts["cloud_config"], facts["login_keys"], chown_to_user=rootfs.chown_to_user)
+        if problem := ssh.start():
+            raise RuntimeError(problem)
+        os.close(report)
+        _close_descriptors(keep=ssh.descriptors)
+        os.environ.clear()
+        os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", HOME="/root", LANG="C.UTF-8")
+    except Exception as error:
+        os.write(report, f"{machine.name}: {error}".encode(errors="replace"))
+        os._exit(1)
+    try:
+        init.main(ssh)  # without execve: a second interpreter would take most of the boot time
+    except Exception as error:
+        log.write(f"init: {error!r}")
+    finally:
+        os._exit(1)
+
+
+def _confine_sshd(machine: Machine, report: int) -> None:
+    os.close(report)
+    if not machine.as_root:
+        # As root, sshd requires other users, which the lab of an ordinary user does not have.
+        kernel.unshare_user_as(USER_ID)
+    seccomp.install_filter()
+
+
+def _close_descriptors(*, keep: Iterable[int]) -> None:
+    for descriptor in set(range(3, 256)) - set(keep):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def _configure_network(machine: Machine) -> None:
+    """Configure the interface, which was moved here from the lab."""
+    subprocess.run(["ip", "-batch", "-"], input=machine.network_commands, text=True, check=True)
+    settings = Path("/proc/sys/net/ipv4")
+    if not machine.as_root:
+        (settings / "ip_unprivileged_port_start").write_text("0")  # there, sshd runs as the login user
+    last_group = USER_ID if machine.as_root else 0  # the lab of an ordinary user has a single group
+    (settings / "ping_group_range").write_text(f"0 {last_group}")  # ping has no capability here
+
+
+def _drop_privileges(kept: Iterable[int]) -> None:
+    """Drop all capabilities but `kept`. Until now, this is root of the computer or an ordinary user's root."""
+    kernel.limit_capabilities(kept)
+    kernel.no_new_privileges()
+
+
+def _redirect(path: str, *, mode: int = 0o644) -> None:
+    """Redirect stdout and stderr to a file, and stdin from /dev/null."""
+    if path != os.devnull and not _is_regular(path):
+        Path(path).unlink()  # a named pipe, for one, would block the boot
+    null = os.open(os.devnull, os.O_RDWR)
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, mode)
+    for target, source in ((0, null), (1, output), (2, output)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(output)
+
+
+def _is_regular(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""The folder with the stand-ins of guest/, which is mounted over every node's /usr."""
+
+from __future__ import annotations
+
+import compileall
+import shutil
+import sys
+from pathlib import Path
+
+from cloudddp.sim import guest
+from cloudddp.sim.guest import dispatch
+from cloudddp.sim.hosts.machine import rootfs
+
+_COMMAND = """#!{python} -IS
+import sys
+sys.path.insert(0, "/{folder}")
+sys.argv[0] = {name!r}
+from guest import dispatch
+sys.exit(dispatch.main())
+"""
+
+
+def create(overlay: Path) -> None:
+    """Replace the folder with the current stand-ins."""
+    shutil.rmtree(overlay, ignore_errors=True)
+    package = overlay / rootfs.GUEST.relative_to("usr") / "guest"
+    package.mkdir(parents=True)
+    for source in Path(guest.__file__).parent.glob("*.py"):
+        shutil.copy(source, package / source.name)
+    # A node's /usr is read-only: without this, each command would spend half of its time compiling.
+    compileall.compile_dir(package, quiet=2)
+    python = Path(sys.base_prefix) / "bin" / "python3"
+    for folder, names in (("bin", dispatch.BIN), ("sbin", dispatch.SBIN)):
+        (overlay / folder).mkdir()
+        for name in names:
+            path = overlay / folder / name
+            path.write_text(_COMMAND.format(python=python, folder=rootfs.GUEST, name=name))
+            path.chmod(0o755)
+    for path in (overlay, *overlay.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)

@@ -1,0 +1,115 @@
+"""Starts boot.py for a node and exchanges lines with it while it boots."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from cloudddp.sim.hosts.machine.rootfs import Machine
+from cloudddp.sim.linux import processes
+
+BOOT_MODULE = "cloudddp.sim.hosts.machine.boot"
+_BOOT_SECONDS = 20.0  # for one step of the boot; only a computer that swaps takes so long
+_HALT_SECONDS = 10.0  # for a killed node to be gone, before another way is tried
+_PACKAGE_PARENT = Path(__file__).parents[4]  # the folder that has the package `cloudddp`
+
+
+class MachineProcess:
+    """A node that has booted: the process of boot.py, which holds the namespaces, and its child, the node's pid 1."""
+
+    def __init__(self, process: subprocess.Popen[bytes], init: processes.Handle) -> None:
+        self.process = process
+        self.init = init
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def wait(self) -> int:
+        """Return the exit status of the node, which is that of its pid 1."""
+        status = self.process.wait()
+        self.init.close()
+        return status
+
+    def kill(self) -> None:
+        """Kill pid 1, with which the kernel ends the node; if that takes too long, its parent. Raises TimeoutError."""
+        self.init.kill()
+        try:
+            self.process.wait(_HALT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            try:
+                self.process.wait(_HALT_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise TimeoutError(f"process {self.init.pid} does not end") from None
+
+
+def boot(
+    machine: Machine, *, home: Path, instance_id: str, log: Path, attach: Callable[[int], None]
+) -> MachineProcess:
+    """Boot a node. `attach` connects the network namespace of a pid. Raises OSError with the last line of `log`."""
+    process = _start(home, instance_id, log)
+    try:
+        _send(process, machine.to_json())
+        _expect(process, "namespaces ready")
+        attach(process.pid)
+        _send(process, "network ready")
+        init = processes.Handle(int(_expect(process, "pid ")), parent=process.pid)
+    except BaseException as error:
+        if isinstance(error, ProcessLookupError):  # pid 1 has failed, and its error is being logged
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_HALT_SECONDS)
+        process.kill()
+        process.wait()
+        if isinstance(error, OSError):
+            raise OSError(error.errno or errno.EIO, f"{error}: {last_line(log)}") from None
+        raise
+    return MachineProcess(process, init)
+
+
+def last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "no reason was logged"
+
+
+def _start(home: Path, instance_id: str, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as stderr:
+        return subprocess.Popen(
+            [sys.executable, "-S", "-P", "-m", BOOT_MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env={
+                "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+                "PYTHONPATH": str(_PACKAGE_PARENT),
+                processes.HOME_MARK: str(home),
+                processes.NODE_MARK: instance_id,
+            },
+            cwd="/",
+            start_new_session=True,
+        )
+
+
+def _send(process: subprocess.Popen[bytes], line: str) -> None:
+    assert process.stdin is not None  # noqa: S101
+    process.stdin.write(line.encode() + b"\n")
+    process.stdin.flush()
+
+
+def _expect(process: subprocess.Popen[bytes], prefix: str) -> str:
+    """Read a line that starts with `prefix`, and return the rest of it. Raises OSError for anything else."""
+    assert process.stdout is not None  # noqa: S101
+    if not select.select([process.stdout], [], [], _BOOT_SECONDS)[0]:
+        raise OSError(errno.ETIMEDOUT, "the node does not boot")
+    line = process.stdout.readline().decode().rstrip("\n")
+    if not line.startswith(prefix):
+        raise OSError(errno.EIO, "the node cannot boot")
+    return line.removeprefix(prefix)

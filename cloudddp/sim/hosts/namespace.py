@@ -1,0 +1,272 @@
+"""Namespace nodes: each instance is a host of its own with OpenSSH, on the lab's network.
+
+Requires Linux, `sshd`, `ip` and `nft`, and namespaces of root or of an ordinary user. machine/ is the node itself; this
+module boots it, attaches it to the network, injects faults, and ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudddp.sim.guest import log, on_node
+from cloudddp.sim.hosts.machine import memory, overlay, process, rootfs
+from cloudddp.sim.hosts.node_folder import nodes_folder
+from cloudddp.sim.hosts.node_spec import NodeSpec
+from cloudddp.sim.linux import kernel, processes
+from cloudddp.sim.net.router import Router, node_commands
+
+_ENDINGS = {status: ending for ending, status in on_node.EXIT_STATUS.items()}
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # what Ubuntu's PAM sets at login
+_SITE_PACKAGES = f"/home/{rootfs.USER}/.site-packages"
+
+
+@dataclass(slots=True)
+class _Host:
+    """A node that is up."""
+
+    spec: NodeSpec
+    machine: process.MachineProcess
+    interface: str
+    stopping: bool = False  # set by whoever ends it, so that its end is not reported
+
+
+class NamespaceHosts:
+    """Implements host_backend.Hosts. Create it inside the lab's namespaces."""
+
+    runs_timers = True
+
+    def __init__(self, home: Path, router: Router, *, interfaces: tuple[str, ...], as_root: bool) -> None:
+        self.on_end: Callable[[str, str], None] = lambda _id, _ending: None
+        self._folder = nodes_folder(home)
+        self._home = home
+        self._router = router
+        self._interfaces = interfaces
+        self._as_root = as_root
+        self._hosts: dict[str, _Host] = {}
+        self._lock = threading.Lock()
+        self._count = 0
+        # By instance id, until the instance is removed:
+        self._interface_names: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
+        self._disk_sizes: dict[str, int] = {}
+        self._overlay = home / "sim" / "overlay"
+        self._hosts_file = home / "sim" / "hosts"
+        overlay.create(self._overlay)
+        self._hosts_file.write_text("127.0.0.1 localhost\n")
+
+    def boot(self, spec: NodeSpec) -> None:
+        """Return when the node's pid 1 runs; its SSH server answers some time later. Raises OSError, ValueError."""
+        folder = self._folder / spec.instance_id
+        self._prepare(folder, spec)
+        with self._lock:
+            interface = self._interface_names.setdefault(
+                spec.instance_id, self._interfaces[self._count % len(self._interfaces)]
+            )
+            self._count += 1
+            self._addresses[spec.instance_id] = spec.private_ip
+        host = self._start(folder, spec, interface)
+        with self._lock:
+            self._hosts[spec.instance_id] = host
+            self._update_hosts_file()
+        threading.Thread(
+            target=self._await_end, args=(host,), name=f"wait {spec.instance_id}", daemon=True
+        ).start()
+
+    def halt(self, instance_id: str) -> None:
+        """End every process of the node and keep its disk. Raises TimeoutError."""
+        with self._lock:
+            host = self._hosts.pop(instance_id, None)
+        if host is None:
+            return
+        host.stopping = True
+        try:
+            host.machine.kill()
+        except TimeoutError as error:
+            raise TimeoutError(f"{instance_id}: {error}") from None
+        finally:
+            self._router.detach(host.spec.private_ip)
+            with self._lock:
+                self._update_hosts_file()
+
+    def remove(self, instance_id: str) -> None:
+        """As `halt`, and remove its disk and its network faults."""
+        self.halt(instance_id)
+        folder = self._folder / instance_id
+        for name in ("disk", "state"):
+            with contextlib.suppress(OSError):
+                kernel.unmount(folder / name)
+        shutil.rmtree(folder, ignore_errors=True)
+        with self._lock:
+            self._interface_names.pop(instance_id, None)
+            self._disk_sizes.pop(instance_id, None)
+            address = self._addresses.pop(instance_id, None)
+        if address is not None:
+            try:
+                self._router.detach(address, heal=True)
+            except OSError as error:
+                log.write(f"{instance_id} is removed, but not its network fault: {error}")
+
+    def describe(self, instance_ids: list[str]) -> list[dict[str, Any]]:
+        """Return ssh_port, home (a path), interface and processes (pids) of each node."""
+        pids = processes.by_node(self._home)
+        found = []
+        for instance_id in instance_ids:
+            host = self._hosts.get(instance_id)
+            found.append(
+                {
+                    "ssh_port": 22,
+                    "home": f"/proc/{host.machine.init.pid}/root/home/{rootfs.USER}" if host else "",
+                    "interface": self._interface_names.get(instance_id, ""),
+                    "processes": pids.get(instance_id, []) if host else [],
+                }
+            )
+        return found
+
+    # -- faults --------------------------------------------------------------------------------------------
+
+    def kill(self, instance_id: str) -> None:
+        """End the node as a hardware failure would: no signal to a process, no packet on a connection."""
+        host = self._find(instance_id)
+        self._router.detach(
+            host.spec.private_ip
+        )  # first: the kernel closes the connections of dead processes
+        host.machine.init.kill()
+
+    def freeze(self, instance_id: str) -> None:
+        """Stop every process of the node; its connections stay open."""
+        boot_process = self._find(instance_id).machine.pid  # which reports the node's end
+        try:
+            processes.stop(self._home, instance_id, spare=boot_process)
+        except TimeoutError as error:
+            raise ValueError(f"{instance_id}: {error}") from None
+
+    def thaw(self, instance_id: str) -> None:
+        self._find(instance_id)
+        processes.resume(self._home, instance_id)
+
+    def fill_disk(self, instance_id: str) -> None:
+        """Leave no free space on the node's disk, by shrinking it to what is on it."""
+        disk = self._folder / instance_id / "disk"
+        usage = os.statvfs(disk)
+        used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        kernel.mount("tmpfs", disk, "tmpfs", kernel.MS_REMOUNT, f"size={max(used, 4096)}")
+
+    def restore_disk(self, instance_id: str) -> None:
+        """Give a filled disk its size again."""
+        self._find(instance_id)
+        disk = self._folder / instance_id / "disk"
+        kernel.mount("tmpfs", disk, "tmpfs", kernel.MS_REMOUNT, f"size={self._disk_sizes[instance_id]}")
+
+    def _find(self, instance_id: str) -> _Host:
+        host = self._hosts.get(instance_id)
+        if host is None:
+            raise ValueError(f"{instance_id} is not up")
+        return host
+
+    # -- booting -------------------------------------------------------------------------------------------
+
+    def _prepare(self, folder: Path, spec: NodeSpec) -> None:
+        """Mount the node's disk, and a folder with its description."""
+        for name in ("disk", "state"):
+            (folder / name).mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not os.path.ismount(folder / "disk"):
+            size = self._disk_sizes[spec.instance_id] = memory.disk_size(spec.disk_gib << 30)
+            options = memory.tmpfs_options(size, "755")
+            kernel.mount("tmpfs", folder / "disk", "tmpfs", kernel.MS_NODEV, options)
+        # Not on this computer's disk: root of the node writes here, and could leave a setuid program. New at each
+        # boot, which must not depend on what the node has left there.
+        if os.path.ismount(folder / "state"):
+            kernel.unmount(folder / "state")
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        kernel.mount("tmpfs", folder / "state", "tmpfs", flags, "mode=755,size=1m,nr_inodes=256")
+        (folder / "state" / "node.json").write_text(json.dumps(_facts(spec)))
+
+    def _start(self, folder: Path, spec: NodeSpec, interface: str) -> _Host:
+        def attach(pid: int) -> None:
+            self._router.attach(pid, interface=interface, private=spec.private_ip, mac=spec.mac)
+
+        try:
+            machine = process.boot(
+                self._machine(folder, spec, interface),
+                home=self._home,
+                instance_id=spec.instance_id,
+                log=folder / "boot.log",
+                attach=attach,
+            )
+        except BaseException:
+            self._router.detach(spec.private_ip)
+            raise
+        return _Host(spec, machine, interface)
+
+    def _machine(self, folder: Path, spec: NodeSpec, interface: str) -> rootfs.Machine:
+        network = ipaddress.ip_interface(f"{spec.private_ip}/{spec.prefix_length}").network
+        commands = node_commands(
+            interface=interface,
+            private=spec.private_ip,
+            prefix_length=spec.prefix_length,
+            gateway=str(network.network_address + 1),
+        )
+        return rootfs.Machine(
+            name=_hostname(spec.private_ip),
+            disk=folder / "disk",
+            overlay=self._overlay,
+            state_folder=folder / "state",
+            hosts_file=self._hosts_file,
+            prefix=Path(sys.prefix),
+            base_prefix=Path(sys.base_prefix),
+            shared_memory=memory.shared_memory_size(),
+            network_commands="\n".join(commands),
+            environment={"PATH": _PATH, "PIP_TARGET": _SITE_PACKAGES, "PYTHONPATH": _SITE_PACKAGES},
+            as_root=self._as_root,
+        )
+
+    def _await_end(self, host: _Host) -> None:
+        status = host.machine.wait()
+        if host.stopping:
+            return
+        instance_id = host.spec.instance_id
+        ending = _ENDINGS.get(status, "crash")
+        if ending == "crash":
+            log.write(f"{instance_id}: {process.last_line(self._folder / instance_id / 'boot.log')}")
+        self.on_end(instance_id, ending)
+
+    def _update_hosts_file(self) -> None:
+        """Write what the VPC's DNS would answer, in place: the nodes have mounted this very file."""
+        lines = ["127.0.0.1 localhost"]
+        for host in self._hosts.values():
+            private, name = host.spec.private_ip, _hostname(host.spec.private_ip)
+            # PyTorch's sockets look up the IPv4-mapped address.
+            lines += [f"{address} {name}.ec2.internal {name}" for address in (private, f"::ffff:{private}")]
+        text = "".join(f"{line}\n" for line in lines).encode()
+        try:
+            with self._hosts_file.open("r+b", buffering=0) as file:
+                os.pwrite(file.fileno(), text, 0)  # before truncating: a node may be reading
+                file.truncate(len(text))
+        except OSError as error:
+            log.write(f"the nodes' /etc/hosts is out of date: {error}")
+
+
+def _hostname(private_ip: str) -> str:
+    return f"ip-{private_ip.replace('.', '-')}"
+
+
+def _facts(spec: NodeSpec) -> dict[str, Any]:
+    """Return the node's description, which on_node.facts reads."""
+    seed = int(spec.instance_id[-8:], 16)
+    return {
+        "instance_id": spec.instance_id,
+        "gpus": [{"name": name, "memory_mib": memory_mib, "seed": seed} for name, memory_mib in spec.gpus],
+        "cloud_config": spec.user_data.config,
+        "script": spec.user_data.script,
+        "login_keys": list(spec.login_keys),
+    }

@@ -1,0 +1,80 @@
+"""Translates moto's security groups to the router's policy. Reads moto's objects and changes none.
+
+The policy becomes part of the text that `nft` parses, so only ids, addresses and numbers pass: a malformed rule must
+neither inject anything nor prevent the others from taking effect.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from cloudddp.sim.net.policy import Member, Policy, Rule
+
+_ID = re.compile(r"[A-Za-z0-9-]+")
+_PROTOCOL = re.compile(r"-1|tcp|udp|icmp|[0-9]{1,3}")  # not icmpv6: nodes have no IPv6
+
+
+def policy_for(instances: Iterable[Any]) -> Policy:
+    """Return the policy for these instances of moto: their groups, and the rules of those.
+
+    A rule that names a group allows the private addresses of that group's members, as on EC2. A node has its primary
+    interface only, so the groups of other interfaces are ignored.
+    """
+    members, groups = [], {}
+    for instance in instances:
+        primary = instance.nics.get(0)
+        if primary is None:
+            continue
+        for group in primary.group_set:
+            groups[group.id] = group
+        names = tuple(sorted(group.id for group in primary.group_set))
+        members.append(Member(instance.private_ip, instance.public_ip, names, instance.vpc_id or ""))
+    return Policy(
+        members=tuple(sorted(members, key=lambda member: member.private)),
+        ingress={name: _rules(group.ingress_rules) for name, group in sorted(groups.items())},
+        egress={name: _rules(group.egress_rules) for name, group in sorted(groups.items())},
+    )
+
+
+def _rules(listed: Iterable[Any]) -> tuple[Rule, ...]:
+    rules = (_rule(rule) for rule in listed)
+    return tuple(rule for rule in rules if rule is not None)
+
+
+def _rule(rule: Any) -> Rule | None:
+    """Return None for peers that the lab does not have (IPv6, prefix lists), and for rules that EC2 would reject."""
+    network, group = _network(rule.cidr_ipv4), (rule.source_group or {}).get("GroupId")
+    protocol, first, last = str(rule.ip_protocol), rule.from_port, rule.to_port
+    if not _PROTOCOL.fullmatch(protocol) or not _valid_ports(protocol, first, last):
+        return None
+    if group and not _ID.fullmatch(str(group)):
+        return None
+    if not network and not group:
+        return None
+    return Rule(
+        protocol=protocol,
+        from_port=first,
+        to_port=last,
+        networks=(network,) if network else (),
+        groups=(group,) if group else (),
+    )
+
+
+def _valid_ports(protocol: str, first: Any, last: Any) -> bool:
+    if first is None and last is None:
+        return True
+    if not isinstance(first, int) or not isinstance(last, int):
+        return False
+    if protocol in ("tcp", "udp"):
+        return 0 <= first <= last <= 65535
+    return all(-1 <= number <= 255 for number in (first, last))
+
+
+def _network(text: Any) -> str:
+    try:
+        return str(ipaddress.IPv4Network(text, strict=False)) if text else ""
+    except ValueError:
+        return ""

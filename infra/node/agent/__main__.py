@@ -1,0 +1,56 @@
+"""The command line of the agent: `STEP [REQUEST]`, `supervisor JOB`, `rank JOB COMMAND...`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from agent import version
+from cloudddp.agent.protocol import ExitCode
+from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, encode, encode_utf8
+
+STEPS = (
+    "probe", "apply", "setup", "start", "follow", "kill", "jobs", "new_files", "pulled", "pack",
+)  # fmt: skip
+
+
+def main() -> int:
+    command, arguments = sys.argv[1], sys.argv[2:]
+    try:
+        if command in ("supervisor", "rank"):
+            return int(import_module(f"agent.{command}").main(*arguments))
+        if command not in STEPS:
+            raise SystemExit(f"not a step: {command!r}")
+        return run(command, arguments)
+    except BrokenPipeError:  # the laptop disconnected: the job goes on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        text = "no space is left on this node's disk: `df -h` and `du -xh` there show what uses it"
+        raise SystemExit(text) from None
+
+
+def run(step: str, arguments: Any) -> int:
+    """Read a step's request, do it, write its reply; return the exit code."""
+    module = import_module(f"agent.{step}")
+    data = arguments[0].encode() if arguments else sys.stdin.buffer.readline(MAX_REQUEST + 1)
+    try:
+        request = decode(data, module.REQUEST)
+    except ProtocolError as error:
+        raise SystemExit(f"bad request: {error}") from None
+    conflict = version.conflict(step)
+    if conflict is not None:
+        sys.stderr.write(encode(conflict).decode() + "\n")
+        return int(ExitCode.OTHER_VERSION)
+    reply = module.step(request)
+    if isinstance(reply, int):
+        return reply
+    if reply is not None:
+        sys.stdout.buffer.write(encode_utf8(reply) + b"\n")
+        sys.stdout.buffer.flush()
+    return 0

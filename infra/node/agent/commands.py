@@ -1,0 +1,30 @@
+"""Other programs on this node, and this one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def run_quietly(argv: list[str], timeout: float = 20.0) -> str:
+    """Return a program's stdout, or '' where it is missing, fails, or takes longer than `timeout` seconds."""
+    import subprocess  # 2 ms: most steps need none
+
+    try:
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=timeout, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def program(word: str, folder: Path) -> str:
+    """Return the path of a program: `~` is the home folder, and a relative path is below `folder`."""
+    return os.path.join(folder, os.path.expanduser(word)) if "/" in word else word
+
+
+def agent_command(*words: str) -> list[str]:
+    """Return the command that runs this agent: isolated from the user's environment and without site-packages."""
+    return [sys.executable, "-IS", "-X", "utf8", os.path.abspath(sys.argv[0]), *words]

@@ -1,0 +1,58 @@
+"""The project's files on this node: which of them a sync wrote, and paths that stay inside the project."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Optional
+
+from agent import store
+from cloudddp.agent.protocol.codec import ProtocolError, decode_mapping
+from cloudddp.agent.protocol.manifest import Entry, Manifest, entry_of
+
+
+def manifest_file(folder: Path) -> Path:
+    return store.ROOT / f"manifest-{folder.name}.json"
+
+
+def recorded_manifest(folder: Path) -> Manifest:
+    """Return what the last sync wrote."""
+    try:
+        return decode_mapping(manifest_file(folder).read_bytes(), Entry)
+    except (OSError, ProtocolError):
+        return {}
+
+
+def current_manifest(folder: Path) -> Manifest:
+    """Return what the last sync wrote and is still there, unchanged in size, time and mode."""
+    known = recorded_manifest(folder)
+    return {path: entry for path, entry in known.items() if describe(folder / path) == entry}
+
+
+def describe(path: Path) -> Optional[Entry]:
+    """Return the manifest's entry for a file or a link, None for anything else."""
+    try:
+        info = os.lstat(path)
+        return entry_of(info, os.readlink(path) if stat.S_ISLNK(info.st_mode) else "")
+    except OSError:
+        return None
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return folder/name. Refuses a name that leaves the folder."""
+    parts = name.split("/")
+    if not name or name.startswith("/") or ".." in parts or "" in parts:
+        raise SystemExit(f"refused a name outside the project: {name!r}")
+    return folder / name
+
+
+def replaceable(folder: Path, name: str) -> Path:
+    """Return folder/name for writing. A link on the way, which may lead out of the folder, is removed."""
+    target = inside(folder, name)
+    path = folder
+    for part in name.split("/")[:-1]:
+        path = path / part
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            path.unlink()  # it was a link or a file before, and is a folder now
+    return target

@@ -1,0 +1,67 @@
+"""`follow`: write a job's logs and states to stdout as frames, until it has ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from agent import jobs, phases, store
+from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
+from cloudddp.agent.protocol.frames import MAX_PIECE, End, FollowRequest, Heartbeat, Log, encode_frame
+
+REQUEST = FollowRequest
+PAUSE = 0.1  # seconds between two looks
+
+
+def step(request: FollowRequest) -> int:
+    folder = store.job_folder(request.job)
+    if not (folder / phases.JOB_FILE).exists():
+        sys.stderr.write(f"no job {request.job} on this node\n")
+        return int(ExitCode.NO_JOB)
+    out = sys.stdout.buffer
+    offsets = dict(request.offsets)
+    last_state = b""
+    last_heartbeat = time.monotonic()
+    while True:
+        if time.monotonic() - last_heartbeat > request.heartbeat:
+            last_heartbeat = time.monotonic()
+            out.write(encode_frame(Heartbeat()))
+        state = jobs.state_of(folder)  # before the logs: all that was written until now is read below
+        for rank, path in _log_files(folder):
+            for offset, data in _new_bytes(path, offsets.get(rank, 0)):
+                out.write(encode_frame(Log(rank, offset, data)))
+                offsets[rank] = offset + len(data)
+        frame = encode_frame(state)
+        if frame != last_state:
+            last_state = frame
+            out.write(frame)
+        if state.phase.ended or not request.wait:
+            out.write(encode_frame(End()))
+            out.flush()
+            return 0
+        out.flush()
+        time.sleep(PAUSE)
+
+
+def _log_files(folder: Path) -> list[tuple[int, Path]]:
+    logs = [(int(path.stem), path) for path in (folder / "ranks").glob("*.log")]
+    return [(LAUNCHER_RANK, folder / "launcher.log"), *sorted(logs)]
+
+
+def _new_bytes(path: Path, offset: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, data) of what was added, in pieces."""
+    try:
+        file: BinaryIO = open(path, "rb")  # noqa: SIM115
+    except OSError:
+        return
+    with file:
+        file.seek(offset)
+        while True:
+            data = file.read(MAX_PIECE)
+            if not data:
+                return
+            yield offset, data
+            offset += len(data)

@@ -1,0 +1,64 @@
+"""`kill`: end every process of a job on this node."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from agent import jobs, phases, processes, store
+from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
+from cloudddp.agent.protocol.phases import JobPhase
+
+REQUEST = KillRequest
+LOOKS, PAUSE = 100, 0.05  # for the supervisor to record the end, which it notices within 50 ms; seconds
+FINAL = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED)
+
+
+def step(request: KillRequest) -> KillReply:
+    """A job that is not known yet may be about to start, over another connection: it is marked, so that it does not."""
+    folder = store.job_folder(request.job)
+    with store.locked("jobs"):  # not in the middle of a start
+        job = store.read(folder / phases.JOB_FILE, phases.JobFile)
+        if job is None:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if request.reason is not StopReason.FINISHED and phases.phase_of(folder) not in FINAL:
+            cancelled = request.reason is StopReason.CANCEL
+            mark = folder / (phases.CANCEL_MARK if cancelled else phases.STOPPED_MARK)
+            if not mark.exists():
+                mark.touch()
+    return _end_setup(folder, request.grace) if job is None else _end_job(folder, job, request.grace)
+
+
+def _end_job(folder: Path, job: phases.JobFile, grace: float) -> KillReply:
+    task = phases.task(folder, job.node)
+    records = jobs.rank_records(folder)
+    ranks = sum(one.exit_code is None and bool(processes.born(one.pid or 0)) for one in records)
+    ended, left = processes.end(task, grace)
+    for _ in range(LOOKS):
+        if phases.phase_of(folder).ended:
+            break
+        time.sleep(PAUSE)
+        late, left = processes.end(task, 0)  # what the supervisor was about to start when this began
+        ended += late
+    state = phases.recorded(folder)
+    if state is not None and state.state is JobPhase.LOST and not left:
+        outcome = jobs.outcome(folder, job.ranks, [137])
+        store.write(folder / phases.STATE_FILE, replace(state, ended=time.time(), **outcome))
+    return KillReply(
+        known=True, ended=ended, left=left, ranks=ranks, phase=phases.phase_of(folder),
+        training=jobs.training_status(folder),
+    )  # fmt: skip
+
+
+def _end_setup(folder: Path, grace: float) -> KillReply:
+    """End a job's setup if it runs, and reply once the next one may begin."""
+    setup = phases.running_setup(folder)
+    if setup is None:
+        return KillReply(known=False)
+    ended, left = processes.end(phases.setup_task(folder, setup.node), grace)
+    for _ in range(LOOKS):  # the step that runs it notices that its command has ended
+        if phases.running_setup(folder) is None:
+            break
+        time.sleep(PAUSE)
+    return KillReply(known=True, ended=ended, left=left, phase=JobPhase.SETUP)

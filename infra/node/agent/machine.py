@@ -1,0 +1,84 @@
+"""What the agent finds out about the machine: interface, GPUs, Python, ports, boot."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+from agent.commands import program, run_quietly
+
+SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B  # linux/sockios.h
+NVIDIA_SMI_SECONDS = 120.0  # the first call on a cold node loads the driver, which may take seconds per GPU
+DEEP_LEARNING_AMI_PYTHON = "/opt/pytorch/bin/python"
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has an IPv4 address, or ''.
+
+    Asks the kernel, so that it needs no iproute2. A loopback interface has all addresses of its network: 127.77.0.4 is
+    on `lo` though `lo` lists 127.0.0.1/8.
+    """
+    wanted = struct.unpack("!I", socket.inet_aton(address))[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                own = struct.unpack("!I", fcntl.ioctl(asked, SIOCGIFADDR, request)[20:24])[0]
+                mask = struct.unpack("!I", fcntl.ioctl(asked, SIOCGIFNETMASK, request)[20:24])[0]
+            except OSError:
+                continue  # an interface without an IPv4 address
+            if own == wanted or (own >> 24 == 127 and own & mask == wanted & mask):
+                return name
+    return _secondary_interface_of(address)
+
+
+def _secondary_interface_of(address: str) -> str:
+    """SIOCGIFADDR returns only the first address of an interface, `ip` all."""
+    for line in run_quietly(["ip", "-o", "-4", "addr", "show"]).splitlines():
+        words = line.split()
+        if len(words) > 3 and words[3].split("/")[0] == address:
+            return words[1]
+    return ""
+
+
+def count_gpus(expected: int, seconds: float) -> int:
+    """Return how many GPUs `nvidia-smi -L` lists. While it lists fewer than `expected`, it is asked again for up to
+    `seconds`: drivers show GPUs one after another."""
+    deadline = time.monotonic() + seconds
+    while True:
+        listed = run_quietly(["nvidia-smi", "-L"], NVIDIA_SMI_SECONDS).splitlines()
+        count = sum(line.startswith("GPU ") for line in listed)
+        if count >= expected or shutil.which("nvidia-smi") is None or time.monotonic() > deadline:
+            return count
+        time.sleep(min(2.0, seconds))
+
+
+def find_python(wanted: str, folder: Path) -> str:
+    """Return the Python for the ranks, or '': the one that was asked for, or the Deep Learning AMI's, or the one on
+    PATH."""
+    if wanted:
+        return shutil.which(program(wanted, folder)) or ""
+    image = DEEP_LEARNING_AMI_PYTHON
+    return image if os.access(image, os.X_OK) else (shutil.which("python3") or "")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_for_boot(seconds: float) -> None:
+    """Wait until cloud-init has finished: SSH answers before the deadline timer is armed."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(
+            ["cloud-init", "status", "--wait"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, timeout=seconds, check=False,
+        )  # fmt: skip

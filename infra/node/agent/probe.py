@@ -1,0 +1,54 @@
+"""`probe`: everything that the laptop must know about a node before a job, in one reply."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Optional
+
+from agent import machine, phases, store
+from agent.commands import run_quietly
+from agent.files import current_manifest
+from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.manifest import Manifest, manifest_digest, manifest_to_wire
+
+REQUEST = ProbeRequest
+TIMER = "cloudddp-deadline.timer"
+
+
+def step(request: ProbeRequest) -> ProbeReply:
+    folder = store.project_folder(request.project)
+    store.create_root()
+    if request.boot_seconds:
+        machine.wait_for_boot(request.boot_seconds)
+    timer = _deadline_timer()
+    return ProbeReply(
+        hostname=socket.gethostname(),
+        interface=machine.interface_of(request.private_ip),
+        gpus=machine.count_gpus(request.gpus, request.gpu_seconds),
+        cpus=len(os.sched_getaffinity(0)),
+        python=machine.find_python(request.python, folder),
+        free_port=machine.free_port(),
+        time=time.time(),
+        disk_free=shutil.disk_usage(str(Path.home())).free,
+        timer_state=timer.get("ActiveState", ""),
+        timer_next=timer.get("NextElapseUSecRealtime", ""),
+        running=tuple(phases.running_jobs()),
+        manifest=_different_manifest(folder, request.manifest_digest),
+    )
+
+
+def _deadline_timer() -> dict[str, str]:
+    shown = run_quietly(["systemctl", "show", TIMER, "-p", "ActiveState,NextElapseUSecRealtime"])
+    return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+
+
+def _different_manifest(folder: Path, digest: str) -> Optional[Manifest]:
+    """Return the project's manifest in wire form, or None where it has this digest or none was given."""
+    if not digest:
+        return None
+    manifest = current_manifest(folder)
+    return None if manifest_digest(manifest) == digest else manifest_to_wire(manifest)

@@ -1,0 +1,162 @@
+"""The processes of a job on this node: find them all, and end them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional
+
+from agent import store
+from agent.commands import run_quietly
+from cloudddp.agent.protocol import TASK_VARIABLE
+
+if TYPE_CHECKING:
+    import subprocess
+
+GIVE_UP_SECONDS = 10.0  # of SIGKILL without effect
+PAUSE = 0.05  # seconds between two looks
+NOBODY = -1  # is no pid, and nobody's parent
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The process that adopts a task's orphans: the supervisor, or the setup step. Part of the record of each."""
+
+    pid: int
+    born: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job on this node, or its setup. `mark` is in the environment of its processes; `record` is the file that
+    names its Leader."""
+
+    mark: str
+    record: Path
+
+
+def adopt_orphans() -> None:
+    """Have orphans come to this process instead of pid 1, so that those with a cleared environment are found, too."""
+    import ctypes  # 2 ms, which the other steps need not take
+
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def find(task: Task) -> list[int]:
+    """Return the processes of a task, but for its leader: all that carry its mark, or descend from one that does.
+
+    Process groups and parents are not enough: torchrun's ranks have sessions of their own, and when torchrun and the
+    supervisor are killed they go on under pid 1 and keep training. A process that has cleared its environment is found
+    by descent, from a marked process or from the leader.
+    """
+    parents = _parents()
+    marked = set(_marked(parents, f"{TASK_VARIABLE}={task.mark}".encode()))
+    leader = _leader(task)
+    roots = marked | {leader}
+    found = set(marked)
+    fresh = roots
+    while fresh:
+        fresh = {pid for pid, its_parent in parents.items() if its_parent in fresh and pid not in found}
+        found |= fresh
+    return sorted(found - {leader, os.getpid()})
+
+
+def _leader(task: Task) -> int:
+    """Return the pid of a task's leader, NOBODY if it has ended or the record names none.
+
+    The descendants of pid 0 and 1 are all processes of the machine: a damaged record must not end those.
+    """
+    record = store.read(task.record, Leader)
+    if record is None or record.pid <= 1 or not record.born or born(record.pid) != record.born:
+        return NOBODY
+    return record.pid
+
+
+def any_of_job(job: str) -> bool:
+    """Return whether any process carries the mark of a job, whatever its node: for a job whose record is unreadable."""
+    return any(_marked(_parents(), f"{TASK_VARIABLE}={job}/".encode(), whole=False))
+
+
+def _parents() -> dict[int, int]:
+    """Return pid -> parent of all processes that run."""
+    parents = {}
+    for entry in os.listdir("/proc"):
+        fields = _stat(int(entry)) if entry.isdigit() else []
+        if len(fields) > 1 and fields[0] not in ("Z", "X"):
+            parents[int(entry)] = int(fields[1])
+    return parents
+
+
+def _marked(pids: Iterable[int], mark: bytes, *, whole: bool = True) -> Iterable[int]:
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
+            variables = environ.read().split(b"\0")
+            if mark in variables if whole else any(one.startswith(mark) for one in variables):
+                yield pid
+
+
+def _stat(pid: int) -> list[str]:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
+        # The name may be cut in the middle of a character; only what follows it matters.
+        return stat.read().rsplit(b")", 1)[1].decode().split()
+    return []
+
+
+def born(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot, so that a reused pid is not mistaken for it.
+
+    '' if it has ended, also while it is a zombie (a container without an init).
+    """
+    fields = _stat(pid)
+    return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
+
+
+def parent(pid: int) -> Optional[int]:
+    fields = _stat(pid)
+    return int(fields[1]) if len(fields) > 1 else None
+
+
+def end(task: Task, grace: float, children: Sequence[subprocess.Popen[bytes]] = ()) -> tuple[int, int]:
+    """SIGTERM, wait up to `grace` seconds, SIGKILL until none is left. Return how many were ended, and how many are
+    left. `children` are this process's own, which it must collect."""
+    ended: set[int] = set()
+    asked: set[int] = set()
+    deadline = time.monotonic() + grace
+    while True:
+        pids = find(task)
+        if not pids or time.monotonic() > deadline + GIVE_UP_SECONDS:
+            return len(ended), len(pids)
+        ended.update(pids)
+        if time.monotonic() > deadline:
+            _send(pids, signal.SIGKILL)
+        else:
+            # Only to the topmost: torchrun forwards it to its ranks, a rank wrapper to its rank.
+            topmost = [pid for pid in pids if parent(pid) not in pids and pid not in asked]
+            _send(topmost, signal.SIGTERM)
+            asked.update(topmost)
+        for child in children:
+            child.poll()
+        time.sleep(PAUSE)
+
+
+def _send(pids: list[int], number: signal.Signals) -> None:
+    denied = [str(pid) for pid in pids if _denied(pid, number)]
+    if denied:  # where sudo asks for a password they count as left
+        run_quietly(["sudo", "-n", "kill", f"-{int(number)}", *denied])
+
+
+def _denied(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; return whether the process is another user's: setup commands often use sudo."""
+    try:
+        os.kill(pid, number)
+    except PermissionError:
+        return True
+    except OSError:
+        pass  # it has ended
+    return False

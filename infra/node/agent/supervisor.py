@@ -1,0 +1,88 @@
+"""The process of a job that starts its launchers, waits for them, leaves no process behind and records how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from agent import jobs, phases, processes, store
+from agent.commands import agent_command, program
+from cloudddp.agent.protocol import TASK_VARIABLE
+from cloudddp.agent.protocol.codec import decode
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import Process, StartRequest
+
+PAUSE = 0.05  # seconds between two looks at the children
+NOT_STARTED = 127  # the exit code of a command that cannot be started, as in a shell
+
+Child = subprocess.Popen  # of bytes
+
+
+def main(job: str) -> int:
+    """Run the job whose StartRequest is on stdin."""
+    request = decode(sys.stdin.buffer.read(), StartRequest)
+    folder = store.job_folder(job)
+    state = phases.StateFile(
+        job, request.node, JobPhase.RUNNING, started=time.time(), pid=os.getpid(),
+        born=processes.born(os.getpid()), script=request.script, expected=request.ranks,
+        max_restarts=request.max_restarts,
+    )  # fmt: skip
+    store.write(folder / phases.STATE_FILE, state)
+    processes.adopt_orphans()
+    task = phases.task(folder, request.node)
+    children: list[Child[bytes]] = []
+    try:
+        children.extend(
+            _launch(folder, request, process, task)
+            for process in request.processes
+            if not phases.is_stopping(folder)
+        )
+        codes = _wait(children, task, request.stop_grace)
+    except OSError as error:
+        state = replace(state, error=f"{error.filename or 'process'}: {error.strerror}")
+        codes = [NOT_STARTED]
+    processes.end(task, request.stop_grace, children)
+    ended = jobs.outcome(folder, request.ranks, codes)
+    store.write(folder / phases.STATE_FILE, replace(state, ended=time.time(), **ended))
+    return 0
+
+
+def _launch(folder: Path, request: StartRequest, process: Process, task: processes.Task) -> Child[bytes]:
+    project = store.project_folder(request.project)
+    argv = [program(word, project) for word in process.launcher[:1]] + list(process.launcher[1:])
+    if process.rank:
+        argv += agent_command("rank", request.job, program(process.rank[0], project), *process.rank[1:])
+    env = {**os.environ, **request.env, **process.env, TASK_VARIABLE: task.mark}
+    with open(folder / "launcher.log", "ab") as log:
+        return subprocess.Popen(
+            argv, cwd=str(project), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def _wait(children: list[Child[bytes]], task: processes.Task, grace: float) -> list[int]:
+    """Wait for all; once one has failed, stop the others (without torchrun nothing else would)."""
+    while True:
+        codes = [child.poll() for child in children]
+        if all(code is not None for code in codes):
+            return [int(code or 0) for code in codes]
+        if any(codes):
+            processes.end(task, grace, children)
+        _collect_orphans(children)
+        time.sleep(PAUSE)
+
+
+def _collect_orphans(children: list[Child[bytes]]) -> None:
+    """Reap orphans that have ended, but no child that Popen waits for."""
+    known = {child.pid for child in children}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in known:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)

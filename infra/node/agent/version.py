@@ -1,0 +1,58 @@
+"""The version of the agent that the store belongs to.
+
+A job is served by one version of the agent: files and processes of another one might be misread, and a rank left
+running. So the store of another version is taken over while no job runs, and refused while one does. Before version 2
+no version was recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Optional
+
+from agent import store
+from cloudddp.agent.protocol import SAFE_STEPS, VERSION
+
+if TYPE_CHECKING:
+    from cloudddp.agent.protocol.version import VersionConflict
+
+FILE = "version"
+UNRECORDED = 1
+UNREADABLE = 0
+
+
+def stored() -> int:
+    try:
+        text = (store.ROOT / FILE).read_text()
+    except FileNotFoundError:
+        return UNRECORDED
+    except (OSError, ValueError):
+        return UNREADABLE
+    return int(text) if text.strip().isdigit() and len(text) < 10 else UNREADABLE
+
+
+def conflict(step: str) -> Optional[VersionConflict]:
+    """Return why a step must not run now, or None once the store is of this version."""
+    if step in SAFE_STEPS or stored() == VERSION:
+        return None
+    from agent import phases  # needed once in the life of a store
+    from cloudddp.agent.protocol.version import VersionConflict
+
+    with store.locked("jobs"):
+        found = stored()
+        if found == VERSION:
+            return None
+        running = phases.running_jobs()
+        if running:
+            return VersionConflict(found, VERSION, tuple(running))
+        take_over()
+    return None
+
+
+def take_over() -> None:
+    """Record this version, and remove the agents of others, which nothing runs any more."""
+    with contextlib.suppress(OSError):  # on a full disk the next step tries again
+        store.write_private(store.ROOT / FILE, f"{VERSION}\n".encode())
+    for path in store.ROOT.glob("agent-*.py"):
+        with contextlib.suppress(OSError):
+            path.unlink()

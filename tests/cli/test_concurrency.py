@@ -1,0 +1,314 @@
+"""Concurrent commands: two `up`s create one cluster, `up` with `down` leaves a whole cluster or none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import TIMEOUT, CommandLine, Remains, wait_for
+from support.terminal import Terminal
+
+# The two commands run on one computer or on two; the offset between them is in seconds.
+COMPUTERS = ["one", "two"]
+OFFSETS = [0.0, 0.3, 0.6, 1.0, 1.5, 2.0, 3.0]
+
+
+@pytest.fixture
+def other(cli: CommandLine, tmp_path: Path) -> CommandLine:
+    """The same user's second computer: another state folder, the same account."""
+    return CommandLine(
+        cli.cwd, cli.cluster, {**cli.env, "CLOUDDDP_HOME": str(tmp_path / "second")}, cli.started
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=TIMEOUT)
+    return process.returncode, out, err
+
+
+def cluster_ids(ec2: Any, name: str) -> set[str]:
+    """The cluster ids of all resources of that name, except terminated instances."""
+    where = [{"Name": "tag:cloudddp:cluster", "Values": [name]}]
+    found = [
+        *(
+            i
+            for r in ec2.describe_instances(Filters=where)["Reservations"]
+            for i in r["Instances"]
+            if i["State"]["Name"] != "terminated"
+        ),
+        *ec2.describe_security_groups(Filters=where)["SecurityGroups"],
+        *ec2.describe_key_pairs(Filters=where)["KeyPairs"],
+    ]
+    return {tag["Value"] for one in found for tag in one["Tags"] if tag["Key"] == "cloudddp:cluster-id"}
+
+
+def names_the_holder(text: str, cluster_id: str) -> bool:
+    """Whether the second `up` says who has the name, in its error or in its report on the existing cluster."""
+    taken = f"cluster {cluster_id} of user/moto, since 20" in text
+    return taken or re.search(r"is already up, created by user/moto on 20\d\d-", text) is not None
+
+
+def refused_after_confirmation(
+    cli: CommandLine, winner: CommandLine, ec2: Any, remains: Callable[[], Remains], *flags: str
+) -> tuple[str, str, Remains]:
+    """Keep an `up` at its question until `winner` has created as many nodes, then answer yes: it must fail.
+
+    Returns its output, the winner's cluster id, and what existed before the answer.
+    """
+    waiting = Terminal(cli, "up", *flags)
+    try:
+        waiting.read_until(b"Start these nodes? [y/N]")
+        winner.ok("up", "-y", *flags[:2])
+        before = remains()
+        (cluster_id,) = cluster_ids(ec2, cli.cluster)
+        os.write(waiting.ours, b"y\n")
+        with contextlib.suppress(OSError):  # the terminal closes with the command
+            waiting.read_until(b"-> ")
+        assert waiting.process.wait(TIMEOUT) == 1
+    finally:
+        waiting.process.kill()
+        waiting.process.wait()
+    return " ".join(waiting.seen.decode().split()), cluster_id, before
+
+
+# -- two `up`s ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("computers", COMPUTERS)
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_two_ups_create_one_cluster(
+    cli: CommandLine, other: CommandLine, ec2: Any, remains: Any, offset: float, computers: str
+) -> None:
+    first = cli.start("up", "-y", "-n", "2")
+    time.sleep(offset)
+    second = (cli if computers == "one" else other).start("up", "-y", "-n", "2")
+    ends = [finish(first), finish(second)]
+    assert all(code in (0, 1) for code, _, _ in ends), ends
+    assert any(code == 0 and "is ready" in out for code, out, _ in ends), ends
+    (cluster_id,) = cluster_ids(ec2, cli.cluster)
+    found = remains()
+    assert len(found.instances) == 2
+    assert (len(found.groups), len(found.keys)) == (1, 1)
+    late = [out + err for _, out, err in ends if "is ready" not in out]
+    assert len(late) == 1
+    assert names_the_holder(late[0], cluster_id), late[0]
+    kept = [p.parent.name for p in Path(cli.env["CLOUDDDP_HOME"]).glob("clusters/*/id_ed25519")]
+    kept += [p.parent.name for p in Path(other.env["CLOUDDDP_HOME"]).glob("clusters/*/id_ed25519")]
+    assert kept.count(cluster_id) == 1
+
+
+@pytest.mark.parametrize("computers", COMPUTERS)
+def test_up_confirmed_after_another_up_creates_nothing(
+    cli: CommandLine, other: CommandLine, ec2: Any, remains: Any, computers: str
+) -> None:
+    del cli.env["CLOUDDDP_YES"]
+    winner = cli if computers == "one" else other
+    output, cluster_id, before = refused_after_confirmation(cli, winner, ec2, remains, "-n", "2")
+    assert names_the_holder(output, cluster_id), output
+    assert "nothing was created" in output
+    assert remains() == before
+
+
+def test_name_lock_holds_across_vpcs(cli: CommandLine, other: CommandLine, ec2: Any, remains: Any) -> None:
+    """The name of a security group is unique in its VPC only; the lock must hold in another VPC, too."""
+    vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.77.0.0/20", AvailabilityZone="us-east-1a")
+    del cli.env["CLOUDDDP_YES"]
+    flags = ("-n", "1", "--subnet", subnet["Subnet"]["SubnetId"])
+    try:
+        output, cluster_id, _ = refused_after_confirmation(cli, other, ec2, remains, *flags)
+    finally:
+        ec2.delete_subnet(SubnetId=subnet["Subnet"]["SubnetId"])
+        ec2.delete_vpc(VpcId=vpc)
+    assert names_the_holder(output, cluster_id)
+    assert len(remains().instances) == 1
+    other.ok("down", "-y")
+
+
+# -- killed commands, and `down` ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["ImportKeyPair", "CreateSecurityGroup", "RunInstances"])
+def test_up_after_killed_up_creates_one_cluster(
+    cli: CommandLine, faults: Any, ec2: Any, remains: Any, action: str
+) -> None:
+    reached, release = faults.hold(action)
+    killed = cli.start("up", "-y", "-n", "2")
+    assert reached.wait(60)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=TIMEOUT)
+    release.set()
+    assert remains().keys
+    cli.ok("up", "-y", "-n", "2")
+    found = remains()
+    assert len(found.instances) == 2
+    assert (len(found.groups), len(found.keys)) == (1, 1)
+    assert len(cluster_ids(ec2, cli.cluster)) == 1
+
+
+def test_name_held_by_another_computer_is_not_taken_over(
+    cli: CommandLine, other: CommandLine, faults: Any, ec2: Any, remains: Any
+) -> None:
+    """Whether the `up` of another computer was killed or still runs cannot be known."""
+    reached, release = faults.hold("CreateSecurityGroup")
+    killed = cli.start("up", "-y", "-n", "1")
+    assert reached.wait(60)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=TIMEOUT)
+    release.set()
+    (cluster_id,) = cluster_ids(ec2, cli.cluster)
+    done = other("up", "-y", "-n", "1")
+    assert done.returncode == 1
+    assert names_the_holder(done.stderr, cluster_id), done.stderr
+    assert "cloudddp down" in done.stderr
+    assert not remains().instances
+    other.ok("down", "-y")
+    assert remains().nothing
+    assert "is ready" in other.ok("up", "-y", "-n", "1")
+    other.ok("down", "-y")
+
+
+@pytest.mark.parametrize("computers", COMPUTERS)
+def test_name_is_free_after_the_deadline(
+    cli: CommandLine, other: CommandLine, ec2: Any, remains: Any, computers: str
+) -> None:
+    (cli if computers == "one" else other).ok("up", "-y", "-n", "1")
+    before = cluster_ids(ec2, cli.cluster)
+    ec2.terminate_instances(InstanceIds=remains().instances)
+    wait_for(lambda: not remains().instances, "the node has ended")
+    if computers == "two":  # here only the tag shows that it is no longer in use
+        assert cli("up", "-y", "-n", "1").returncode == 1
+        (key,) = ec2.describe_key_pairs(KeyNames=[f"cloudddp-{cli.cluster}"])["KeyPairs"]
+        past = [{"Key": "cloudddp:expires", "Value": "2026-01-01T00:00:00Z"}]
+        ec2.create_tags(Resources=[key["KeyPairId"]], Tags=past)
+    assert "is ready" in cli.ok("up", "-y", "-n", "1")
+    assert not cluster_ids(ec2, cli.cluster) & before
+
+
+def test_foreign_key_pair_is_named_and_kept(cli: CommandLine, ec2: Any) -> None:
+    created = ec2.create_key_pair(KeyName=f"cloudddp-{cli.cluster}")["KeyPairId"]
+    try:
+        done = cli("up", "-y", "-n", "1")
+        assert done.returncode == 1
+        assert f"is taken in us-east-1 by key pair {created}" in done.stderr
+        assert ec2.describe_key_pairs(KeyNames=[f"cloudddp-{cli.cluster}"])["KeyPairs"]
+    finally:
+        ec2.delete_key_pair(KeyPairId=created)
+
+
+def test_lost_answer_of_the_name_lock(cli: CommandLine, faults: Any, remains: Any) -> None:
+    """botocore repeats the call: a Duplicate, whose tag is this cluster's id."""
+    faults.lose_answer("ImportKeyPair")
+    assert "is ready" in cli.ok("up", "-y", "-n", "1")
+    assert faults.count("ImportKeyPair") == 2
+    assert len(remains().keys) == 1
+
+
+def test_down_releases_the_name_last(cli: CommandLine, faults: Any) -> None:
+    cli.ok("up", "-y", "-n", "1")
+    faults.calls.clear()
+    cli.ok("down", "-y")
+    deletes = [call for call in faults.calls if call.startswith(("Delete", "Terminate"))]
+    assert deletes == ["TerminateInstances", "DeleteSecurityGroup", "DeleteKeyPair"]
+
+
+# -- `up` with `down` --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("computers", COMPUTERS)
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_up_and_down_leave_a_whole_cluster_or_none(
+    cli: CommandLine, other: CommandLine, ec2: Any, remains: Any, offset: float, computers: str
+) -> None:
+    up = cli.start("up", "-y", "-n", "2")
+    time.sleep(offset)
+    down = (cli if computers == "one" else other).start("down", "-y")
+    created, removed = finish(up), finish(down)
+    check_whole_or_none(cli, created, removed, remains())
+
+
+ACTIONS = [
+    "ImportKeyPair",
+    "CreateSecurityGroup",
+    "AuthorizeSecurityGroupIngress",
+    "AuthorizeSecurityGroupEgress",
+    "RunInstances",
+]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_down_between_two_calls_of_up_leaves_nothing(
+    cli: CommandLine, other: CommandLine, faults: Any, remains: Any, action: str
+) -> None:
+    """`up` is held after the call has had its effect; meanwhile `down` runs from start to end."""
+    other.env["AWS_ENDPOINT_URL"] = faults.upstream
+    reached, release = faults.hold(action)
+    up = cli.start("up", "-y", "-n", "2")
+    assert reached.wait(60)
+    removed = finish(other.start("down", "-y"))
+    release.set()
+    created = finish(up)
+    assert created[0] == 1, created
+    assert "removed by another command" in created[2]
+    check_whole_or_none(cli, created, removed, remains())
+    assert remains().nothing
+
+
+def test_down_terminates_nodes_that_start_meanwhile(
+    cli: CommandLine, other: CommandLine, faults: Any, remains: Any
+) -> None:
+    """RunInstances has its effect after `down` has listed the instances and found none."""
+    faults.calls.clear()
+    reached, release = faults.hold("CreateSecurityGroup")
+    up = cli.start("up", "-y", "-n", "2")
+    assert reached.wait(60)
+    with delayed(faults, other, "DescribeSecurityGroups") as (listed, release_listing):
+        down = other.start("down", "-y")
+        assert listed.wait(60)
+        release.set()
+        wait_for(lambda: remains().instances, "RunInstances")
+        release_listing.set()
+        removed = finish(down)
+    created = finish(up)
+    check_whole_or_none(cli, created, removed, remains())
+
+
+@contextlib.contextmanager
+def delayed(faults: Any, other: CommandLine, action: str) -> Any:
+    """Give the other computer an endpoint of its own, which holds back the answer to one action."""
+    with type(faults)(faults.upstream) as endpoint:
+        other.env["AWS_ENDPOINT_URL"] = endpoint.url
+        yield endpoint.hold(action)
+
+
+def check_whole_or_none(
+    cli: CommandLine, created: tuple[int, str, str], removed: tuple[int, str, str], found: Any
+) -> None:
+    """`created` and `removed`: exit code, stdout, stderr of `up` and of `down`."""
+    (up, ready, error), (down, report, _) = created, removed
+    assert down == 0, removed
+    if found.instances:
+        assert len(found.instances) == 2
+        assert (len(found.groups), len(found.keys)) == (1, 1)
+        assert up == 0, created
+        assert "is ready" in ready
+        (shown,) = json.loads(cli.ok("status", "--json"))
+        assert len(shown["nodes"]) == 2
+        assert "nothing to do" in report
+        return
+    assert found.nothing
+    if up == 0:  # the cluster was ready before `down` started
+        assert "2 nodes terminated" in report
+    else:
+        assert up == 1, created
+        assert "removed by another command while it was being created; nothing of it is left" in error
+        assert "nothing is left" in report or "nothing to do" in report

@@ -1,0 +1,142 @@
+"""The cost of a cluster so far: it never falls, and includes nodes that have ended."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.harness import wait_for
+
+from cloudddp.aws.inventory import Instance
+from cloudddp.cluster.cost import Cost, so_far, total
+from cloudddp.tags import Tags
+
+START = datetime(2026, 11, 20, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def member(
+    number: int = 0,
+    *,
+    state: str = "running",
+    ended: datetime | None = None,
+    nodes: int | None = 2,
+    price: float | None = 1.0,
+    created: datetime | None = START,
+    launched: datetime | None = START,
+) -> Instance:
+    return Instance(
+        id=f"i-{number}",
+        state=state,
+        reason="",
+        reason_code="",
+        type="g5.xlarge",
+        zone="",
+        spot=False,
+        private_ip="",
+        public_ip="",
+        reservation="r-0",
+        launch_index=number,
+        client_token="",
+        launched=launched,
+        ended=ended,
+        tags=Tags("demo", "c-0123456789", "me", created, None, None, nodes, price),
+    )
+
+
+def test_live_nodes_count_until_now() -> None:
+    assert so_far([member(0), member(1)], START + 2 * HOUR) == Cost(4.0)
+
+
+def test_ended_node_counts_until_its_end() -> None:
+    found = so_far([member(0), member(1, state="terminated", ended=START + HOUR)], START + 3 * HOUR)
+    assert found.usd == pytest.approx(4.0, abs=0.001)
+    assert not found.at_most
+
+
+def test_node_with_unknown_end_counts_until_now() -> None:
+    assert so_far([member(0), member(1, state="terminated")], START + 3 * HOUR) == Cost(6.0, at_most=True)
+
+
+def test_node_forgotten_by_aws_still_counts() -> None:
+    assert so_far([member(0, nodes=3)], START + 2 * HOUR) == Cost(6.0, at_most=True)
+
+
+def test_unknown_price_or_start_is_unknown_cost() -> None:
+    assert so_far([member(price=None)], START + HOUR) == Cost(None)
+    assert so_far([member(created=None, launched=None)], START + HOUR) == Cost(None)
+    assert total([Cost(1.0), Cost(None)]) == Cost(None)
+    assert total([Cost(1.0), Cost(2.0, at_most=True)]) == Cost(3.0, at_most=True)
+    assert total([]) == Cost(0)
+
+
+def test_one_changed_tag_does_not_change_the_cost() -> None:
+    three = [member(0, nodes=3), member(1, nodes=3, price=None), member(2, nodes=9999, price=99999.0)]
+    assert so_far([*three, member(3, nodes=3)], START + HOUR) == Cost(4.0)
+
+
+def test_node_without_tag_counts_from_its_launch() -> None:
+    assert so_far([member(created=None, nodes=1)], START + HOUR) == Cost(1.0)
+
+
+SECONDS = st.integers(0, 20 * 3600)
+
+
+@given(st.lists(st.tuples(SECONDS, st.booleans(), SECONDS), min_size=1, max_size=6), SECONDS, SECONDS)
+def test_cost_never_falls(lives: list[tuple[int, bool, int]], first: int, second: int) -> None:
+    """`lives`, per node: when it ends, whether AWS gives that time, and when AWS forgets it afterwards."""
+
+    def shown(at: int) -> list[Instance]:
+        found = [member(99, nodes=len(lives) + 1)]
+        for number, (ends, known, kept) in enumerate(lives):
+            if at < ends:
+                found.append(member(number, nodes=len(lives) + 1))
+            elif at < ends + kept:
+                when = START + timedelta(seconds=ends) if known else None
+                found.append(member(number, state="terminated", ended=when, nodes=len(lives) + 1))
+        return found
+
+    early, late = sorted((first, second))
+    before = so_far(shown(early), START + timedelta(seconds=early)).usd
+    after = so_far(shown(late), START + timedelta(seconds=late)).usd
+    assert before is not None
+    assert after is not None
+    assert after >= before - 1e-9
+
+
+# -- through the command line ----------------------------------------------------------------------------------
+
+
+def test_status_and_down_include_a_lost_node(cli: Any, ec2: Any, remains: Any) -> None:
+    """The cost was once reported as $0.92 instead of about $1.28."""
+    cli.ok("up", "-n", "2")
+    before_loss = remains()
+    early = datetime.now(UTC) - timedelta(hours=10)
+    tags = [{"Key": "cloudddp:created", "Value": f"{early:%Y-%m-%dT%H:%M:%SZ}"}]
+    ec2.create_tags(Resources=[*before_loss.instances], Tags=tags)
+    (before,) = json.loads(cli.ok("status", "--json"))
+    assert before["usd_so_far"] == pytest.approx(20.55, abs=0.1)
+    ec2.terminate_instances(InstanceIds=before_loss.instances[:1])
+    wait_for(lambda: len(remains().instances) == 1, "one node has ended")
+    (after,) = json.loads(cli.ok("status", "--json"))
+    assert len(after["nodes"]) == 1
+    assert after["usd_so_far"] >= before["usd_so_far"]
+    assert not after["usd_so_far_is_at_most"]
+    report = cli.ok("down", "-y")
+    assert float(report.split("$")[1].split()[0]) >= before["usd_so_far"] - 0.005
+
+
+def test_status_after_down(cli: Any) -> None:
+    cli.ok("up", "-n", "1")
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    cli.ok("down", "-y")
+    done = cli("status")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert f"the last one, {cluster['cluster_id']}, ended on 20" in done.stderr
+    as_json = cli("status", "--json")
+    assert (as_json.returncode, json.loads(as_json.stdout)) == (1, [])

@@ -1,0 +1,55 @@
+"""A job and the deadline of its cluster: the warning before it, and the report after it."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from support.harness import TIMEOUT
+
+WAIT = "import time; print('began', flush=True); time.sleep(600)"
+
+
+def up_until(cli: Any, ec2: Any, remains: Any, **left: float) -> list[str]:
+    """Start two nodes whose tags give that deadline, relative to now; return their instance ids."""
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
+    cli.ok("up", "-n", "2")
+    ids: list[str] = remains().instances
+    moment = f"{datetime.now(UTC) + timedelta(**left):%Y-%m-%dT%H:%M:%SZ}"
+    ec2.create_tags(Resources=ids, Tags=[{"Key": "cloudddp:expires", "Value": moment}])
+    return ids
+
+
+def test_launch_warns_of_a_near_deadline(cli: Any, ec2: Any, remains: Any) -> None:
+    up_until(cli, ec2, remains, minutes=20)
+    cli.write("ok.py", "")
+    near = cli("launch", "ok.py").stderr
+    assert re.search(r"warning: the nodes terminate in 1\d min", near), near
+    assert "results that are not pulled by then are lost" in near
+
+
+def test_launch_does_not_warn_of_a_distant_deadline(cli: Any, ec2: Any, remains: Any) -> None:
+    up_until(cli, ec2, remains, minutes=40)
+    cli.write("ok.py", "")
+    assert "the nodes terminate" not in cli("launch", "ok.py").stderr
+
+
+def test_job_ended_by_the_deadline_is_reported(cli: Any, ec2: Any, remains: Any) -> None:
+    ids = up_until(cli, ec2, remains, seconds=0)
+    cli.write("wait.py", WAIT)
+    process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.2")
+    assert process.stdout is not None
+    for _ in range(2):
+        assert "began" in process.stdout.readline()
+    ec2.terminate_instances(InstanceIds=ids)  # as the deadline's own shutdown does
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1
+    assert "all its nodes have terminated" in err
+    assert "may still be running" not in err
+    assert f"the deadline of cluster {cli.cluster}" in err
+    assert 'results in ["runs"] that nobody had pulled are lost' in err
+    for verb in ("jobs", "logs", "pull"):
+        done = cli(verb)
+        assert done.returncode == 1
+        assert "reached its deadline" in done.stderr

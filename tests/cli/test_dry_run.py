@@ -1,0 +1,99 @@
+"""--dry-run runs the same code against moto in this process. It needs no account and no network, and leaves no files."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import clean_environment
+
+pytest.importorskip("moto")
+
+
+@pytest.fixture
+def dry_run(tmp_path: Path, project: Path) -> Any:
+    """Run a command without credentials and with a dead proxy for every connection."""
+    home = tmp_path / "home"
+    dead = "http://127.0.0.1:1"
+    env = clean_environment(CLOUDDDP_HOME=str(home), HTTP_PROXY=dead, HTTPS_PROXY=dead, NO_PROXY="")
+
+    def run(*words: str, **more: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "cloudddp", *words], cwd=project, env={**env, **more}, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert not home.exists()  # nothing of a rehearsal stays on the disk
+        return done.stdout
+
+    return run
+
+
+def test_up_prints_calls_parameters_and_price(dry_run: Any) -> None:
+    out = dry_run("-c", "demo", "up", "-n", "3", "-t", "p5.48xlarge", "--max-hours", "2", "--dry-run")
+    for expected in (
+        "aws ec2 RunInstances", "MinCount: 3", "MaxCount: 3", "InstanceType: \"p5.48xlarge\"", "aws ssm GetParameter",
+        "aws ec2 AuthorizeSecurityGroupEgress", '"HttpTokens": "required"', "8 x NVIDIA H100", "in 2 h 00 min",
+        "203.0.113.7/32", "$165.", "$330.",
+    ):  # fmt: skip
+        assert expected in out, expected
+    assert "PRIVATE KEY" not in out
+
+
+def test_dry_run_ignores_profile_and_endpoints(dry_run: Any) -> None:
+    out = dry_run(
+        "up", "-n", "1", "--dry-run",
+        AWS_PROFILE="nobody", AWS_ENDPOINT_URL_EC2="http://127.0.0.1:1", AWS_USE_FIPS_ENDPOINT="true",
+    )  # fmt: skip
+    assert "aws ec2 RunInstances" in out
+
+
+def test_up_prints_how_each_node_gets_its_own_host_key(dry_run: Any) -> None:
+    out = dry_run("-c", "demo", "up", "-n", "2", "--dry-run")
+    made = re.findall(r"node (\d) .* sudo -n sh -s -- make-host-key 'ssh-ed25519 (\S+)'", out)
+    installed = re.findall(r"node (\d) .* sudo -n sh -s -- install-host-key 'ssh-ed25519 (\S+)'", out)
+    assert [node for node, _ in made] == [node for node, _ in installed] == ["0", "1"]
+    assert len({key for _, key in made}) == 1
+    assert len({key for _, key in made + installed}) == 3
+    assert out.count("bytes: infra/node/host-key.sh") == 4
+    assert out.rindex("make-host-key") < out.index("install-host-key") < out.index(" probe ")
+
+
+def test_launch_prints_commands_of_each_node_without_secrets(dry_run: Any, project: Path) -> None:
+    (project / "train.py").write_text("print('hi')\n")
+    (project / "cloudddp.toml").write_text('[job]\nenv = { FROM_FILE = "hunter2", NCCL_DEBUG = "hunter2" }\n')
+    out = dry_run("launch", "--dry-run", "--env", "A=hunter2", "train.py", "--lr", "0.1")
+    assert out.count("torch.distributed.run") == 2
+    for expected in (
+        "train.py --lr 0.1",
+        "--local-addr=172.31.",
+        "NCCL_SOCKET_IFNAME==ens5",
+        "A=****",
+        "FROM_FILE=****",
+        "NCCL_DEBUG=****",
+        "GLOO_SOCKET_IFNAME=ens5",
+        "an hour",
+        "2 files,",
+    ):
+        assert expected in out, expected
+    assert "hunter2" not in out
+    assert '"private_ip": "172.31.' in out  # the request of `probe`, in its command
+
+
+def test_down_prints_the_teardown_in_order(dry_run: Any) -> None:
+    out = dry_run("down", "--dry-run")
+    assert out.index("TerminateInstances") < out.index("DeleteSecurityGroup") < out.index("DeleteKeyPair")
+    assert "nothing is left" in out
+
+
+def test_dry_run_refuses_bad_settings(project: Path, tmp_path: Path) -> None:
+    env = clean_environment(CLOUDDDP_HOME=str(tmp_path / "home"))
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudddp", "up", "-n", "0", "--dry-run"], cwd=project, env=env, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2

@@ -1,0 +1,224 @@
+"""Five hundred random command lines and configuration files: each ends with an exit code and a message."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import fuzz
+from support.harness import ROOT, clean_environment
+
+COUNT, AT_ONCE = 500, 125
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+CODES = {0, 1, 2, 3, 130}
+CRASHES = re.compile(r"a bug in cloudddp|Traceback|Exception ignored|Fatal Python error")
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+ERROR = "<Response><Errors><Error><Code>{}</Code><Message>{}</Message></Error></Errors><RequestID>1</RequestID></Response>"
+ANSWERS = [  # status, body; one for each case, by its seed. All of them are refusals
+    (403, ERROR.format("UnauthorizedOperation", "You are not authorized.").encode()),
+    (400, ERROR.format("InvalidParameterValue", "&#27;? \u202e \u0085 " + "m" * 5000).encode()),
+    (400, ERROR.format("", "").encode()),
+    (400, b""),
+    (403, b"<html>proxy"),
+    (403, b"\xff\xfe\x00"),
+    (401, ERROR.format("AuthFailure", "x").encode()),
+    (404, b'{"__type": "x"}'),
+]
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """An endpoint that refuses every call, with hostile answers."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        seed = self.path.strip("/").split("/")[0]
+        status, body = ANSWERS[int(seed) % len(ANSWERS) if seed.isdecimal() else 0]
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("first", range(0, COUNT, AT_ONCE))
+def test_every_command_line_ends_with_an_exit_code_and_a_message(
+    tmp_path: Path, refusing: str, first: int
+) -> None:
+    program = [
+        sys.executable,
+        str(Path(fuzz.__file__)),
+        str(first),
+        str(first + AT_ONCE),
+        str(tmp_path),
+        refusing,
+    ]
+    done = subprocess.run(
+        program, env=clean_environment(PYTHONPATH=PATHS), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [fault for outcome in fuzz.outcomes(tmp_path) for fault in faults(*outcome)] == []
+    # Nothing was started, neither a simulator nor a cluster.
+    assert not list(tmp_path.glob("*/state/sim/sim.json"))
+    assert not list(tmp_path.glob("*/state/clusters/*/id_ed25519"))
+
+
+def faults(case: fuzz.Case, code: int, out: bytes, err: bytes) -> Iterator[str]:
+    about = f"seed {case.seed}, {case.words!r:.300}"
+    if code not in CODES:
+        yield f"{about}: exit {code}: {err[-500:]!r}"
+    shown = (out + err).decode(errors="surrogateescape")
+    if found := CRASHES.search(shown):
+        yield f"{about}: {shown[found.start() :][-700:]!r}"
+    if found := UNSAFE.search(shown) or re.search("[\udc80-\udcff]", shown):
+        yield f"{about}: shows {found.group()!r}: {shown[max(found.start() - 80, 0) : found.end() + 40]!r}"
+    if code in (1, 2) and not err.strip():
+        yield f"{about}: exit {code} without a message"
+
+
+# -- processes of their own, for what a forked one cannot have ----------------------------------------------------
+
+
+def whole(
+    tmp_path: Path,
+    refusing: str,
+    words: list[str],
+    *,
+    before: str = "",
+    redirect: str = "",
+    **environment: str,
+) -> tuple[int, str]:
+    """Return the exit code and the output of `cloudddp WORDS`, started by a shell that has run `before`."""
+    project = tmp_path / "project"
+    project.mkdir()
+    env = clean_environment(
+        PYTHONPATH=str(ROOT), CLOUDDDP_HOME=str(tmp_path / "state"), AWS_ENDPOINT_URL=refusing, AWS_REGION="us-east-1",
+        AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x",
+    )  # fmt: skip
+    shell = f'{before}\nexec "$0" -m cloudddp "$@" {redirect}'
+    done = subprocess.run(
+        ["sh", "-c", shell, sys.executable, *words], cwd=project, env={**env, **environment}, timeout=120,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape", check=False,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode in CODES, said
+    assert not CRASHES.search(said), said
+    assert not UNSAFE.search(said), said
+    return done.returncode, said
+
+
+@pytest.mark.parametrize(
+    "verb", ["ls", "up -y", "down -y", "--version", "--help", "init", "jobs --json", "nosuch"]
+)
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "> /dev/full", "2> /dev/full"])
+def test_closed_and_full_streams(tmp_path: Path, refusing: str, verb: str, redirect: str) -> None:
+    whole(tmp_path, refusing, verb.split(), redirect=redirect)
+
+
+@pytest.mark.parametrize("verb", ["status", "up -y", "sim status"])
+def test_deleted_current_folder(tmp_path: Path, refusing: str, verb: str) -> None:
+    gone = "mkdir gone; cd gone; rmdir ../gone"
+    code, said = whole(tmp_path, refusing, verb.split(), before=gone, CLOUDDDP_HOME="state")
+    assert (code, "the current folder no longer exists" in said) == (2, True), said
+
+
+def test_help_in_a_deleted_folder(tmp_path: Path, refusing: str) -> None:
+    assert whole(tmp_path, refusing, ["--help"], before="mkdir gone; cd gone; rmdir ../gone")[0] == 0
+
+
+@pytest.mark.parametrize("verb", ["ls", "sim status", "up -y"])
+@pytest.mark.parametrize("home", ["unset HOME", "HOME=", "HOME=relative", "HOME=/dev/null"])
+def test_user_without_a_home(tmp_path: Path, refusing: str, verb: str, home: str) -> None:
+    """Run by a uid without an account, as in a container, so that only HOME names the home."""
+    (tmp_path / "project").mkdir()
+    before = f"unset CLOUDDDP_HOME; {home}; export HOME" if "=" in home else f"unset CLOUDDDP_HOME; {home}"
+    script = f'{before}\nexec "$0" -c "{AS_NOBODY}" "$@"'
+    env = clean_environment(PYTHONPATH=str(ROOT), AWS_ENDPOINT_URL=refusing, AWS_REGION="us-east-1")
+    done = subprocess.run(
+        ["sh", "-c", script, sys.executable, *verb.split()], cwd=tmp_path / "project", env=env, timeout=120,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    assert done.returncode in CODES, said
+    assert not CRASHES.search(said), said
+    assert list((tmp_path / "project").iterdir()) == []
+
+
+# The modules may lie where that user cannot read them, so they are imported before the uid changes.
+AS_NOBODY = """
+import os, sys, click, boto3, moto, msgspec, platformdirs, cloudddp.cli.edge, cloudddp.aws.client, cloudddp.__main__, cloudddp.config.settings
+import cloudddp.cli.actions.up, cloudddp.cli.actions.status, cloudddp.cli.actions.simulator, cloudddp.cli.commands.clusters
+import cloudddp.cli.commands.simulator
+if os.getuid() == 0: os.setgroups([]); os.setgid(54321); os.setuid(54321)
+sys.argv[0] = 'cloudddp'
+cloudddp.__main__.main()
+"""
+
+
+@pytest.mark.parametrize(
+    "locale",
+    [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii:strict"}],
+)
+def test_ascii_terminal(tmp_path: Path, refusing: str, locale: dict[str, str]) -> None:
+    code, said = whole(tmp_path, refusing, ["-c", "ünï\udcff", "status"], **locale)
+    assert (code, "is not allowed" in said) == (2, True)
+
+
+# -- defects that the random cases found --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", ["mkfifo", "mkdir", "ln -s /dev/zero", "ln -s odd", "truncate -s 2M"])
+@pytest.mark.parametrize("name", ["cloudddp.toml", "odd"])
+def test_configuration_that_is_not_a_regular_file(
+    tmp_path: Path, refusing: str, name: str, make: str
+) -> None:
+    if (make, name) == ("ln -s odd", "cloudddp.toml"):
+        name = "odd"  # a loop
+    code, said = whole(tmp_path, refusing, ["--config", name, "ls"], before=f"{make} {name}")
+    assert (code, name in said) == (2, True), said
+
+
+def test_state_folder_that_is_a_symlink_loop(tmp_path: Path, refusing: str) -> None:
+    before = 'ln -s loop loop; export CLOUDDDP_HOME="$PWD/loop"'
+    for verb in (["sim", "status"], ["ls"], ["up", "-y"]):
+        assert whole(tmp_path, refusing, verb, before=before)[0] in (1, 2)
+        (tmp_path / "project" / "loop").unlink()
+        (tmp_path / "project").rmdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CLOUDDDP_RENDEZVOUS", "A=\udcff"),
+        ("CLOUDDDP_OUTPUTS", "runs,\udcff"),
+        ("CLOUDDDP_CLUSTER", "\udcff"),
+        ("AWS_ENDPOINT_URL", "\udcff"),
+        ("AWS_ENDPOINT_URL", "nonsense"),
+        ("AWS_SECRET_ACCESS_KEY", "\udcff"),
+    ],
+)
+def test_variable_that_cannot_be_encoded_is_a_usage_error(
+    tmp_path: Path, refusing: str, name: str, value: str
+) -> None:
+    assert whole(tmp_path, refusing, ["ls"], **{name: value})[0] == 2

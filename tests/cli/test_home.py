@@ -1,0 +1,337 @@
+"""CLOUDDDP_HOME is private for any umask, and no link in it redirects a write."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.harness import CommandLine, cannot, clean_environment
+
+from cloudddp import local_state, safe_files
+from cloudddp.cluster import host_keys
+from cloudddp.errors import UsageError
+from cloudddp.local_state import ClusterFolder, ClusterRecord
+
+ID = "c-0123456789"
+RECORD = ClusterRecord(ID, "demo", "us-east-1", "", "2026-11-20T14:00:00Z")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "state" / "home"
+    monkeypatch.setenv("CLOUDDDP_HOME", str(path))
+    return path
+
+
+@contextlib.contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def everything() -> list[Callable[[], object]]:
+    """Return every operation that writes into the state folder."""
+    folder = ClusterFolder(ID)
+    return [
+        lambda: folder.create(RECORD, private_key="PRIVATE\n", host_public="ssh-ed25519 AAAA"),
+        lambda: folder.journal("first", step="key-pair"),
+        lambda: local_state.write_atomic(folder.known_hosts, "host key\n"),
+        folder.forget,
+        lambda: local_state.write_atomic(local_state.home() / "debug.log", "traceback\n"),
+    ]
+
+
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077, 0o277])
+def test_new_folders_are_private_for_any_umask(home: Path, mask: int) -> None:
+    home.parent.mkdir()
+    with umask(mask):
+        for write in everything():
+            write()
+        everything()[0]()
+    for path in (home, *home.rglob("*")):
+        assert mode(path) == (0o700 if path.is_dir() else 0o644 if path.suffix == ".pub" else 0o600), path
+
+
+def test_readable_folders_are_made_private(home: Path) -> None:
+    (home / "clusters" / ID).mkdir(parents=True)
+    for path in (home, home / "clusters", home / "clusters" / ID):
+        path.chmod(0o755)
+    everything()[1]()
+    for path in (home, home / "clusters", home / "clusters" / ID):
+        assert mode(path) == 0o700
+
+
+@pytest.mark.parametrize("open_to", [0o777, 0o1777, 0o775, 0o757])
+def test_home_writable_by_others_is_refused(home: Path, open_to: int) -> None:
+    home.mkdir(parents=True)
+    home.chmod(open_to)
+    for write in everything():
+        with pytest.raises(UsageError, match="other users") as caught:
+            write()
+        assert "chmod 700" in caught.value.hint
+        assert "CLOUDDDP_HOME" in caught.value.hint
+    with pytest.raises(UsageError):
+        ClusterFolder(ID).login_key()
+    assert list(home.iterdir()) == []
+
+
+def _owned_by_another(path: Path) -> None:
+    if os.geteuid():
+        cannot("only root can give files away")
+    os.chown(path, 65534, 65534, follow_symlinks=False)
+
+
+@pytest.mark.parametrize("part", ["", "clusters", f"clusters/{ID}"])
+def test_folder_of_another_user_is_refused(home: Path, part: str) -> None:
+    (home / "clusters" / ID).mkdir(parents=True)
+    _owned_by_another(home / part)
+    for write in everything()[: 4 if part else 5]:
+        with pytest.raises(UsageError, match="another user"):
+            write()
+    assert list((home / "clusters" / ID).iterdir()) == []
+
+
+def test_home_behind_a_link_of_another_user_is_refused(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "ssh").mkdir(0o700)
+    home.parent.mkdir()
+    home.symlink_to(tmp_path / "ssh")
+    everything()[1]()  # the user's own link
+    assert (tmp_path / "ssh" / "clusters").is_dir()
+    _owned_by_another(home)
+    with pytest.raises(UsageError, match="another user"):
+        everything()[1]()
+
+
+@pytest.mark.parametrize("part", ["clusters", f"clusters/{ID}"])
+def test_link_in_place_of_a_folder_is_not_followed(home: Path, tmp_path: Path, part: str) -> None:
+    away = tmp_path / "away"
+    (away / ID).mkdir(parents=True)
+    for folder in (away, away / ID):
+        (folder / "id_ed25519").write_text("unharmed")
+    away.chmod(0o755)
+    (home / part).parent.mkdir(parents=True)
+    (home / part).symlink_to(away)
+    for write in everything()[:4]:
+        with pytest.raises(UsageError, match="is not a folder"):
+            write()
+    assert {str(path.relative_to(away)) for path in away.rglob("*")} == {
+        ID,
+        f"{ID}/id_ed25519",
+        "id_ed25519",
+    }
+    assert mode(away) == 0o755
+
+
+@pytest.mark.parametrize(
+    "name", ["id_ed25519", "host_key.pub", "cluster.json", "known_hosts", "../../debug.log"]
+)
+def test_link_in_place_of_a_file_is_replaced_not_followed(home: Path, tmp_path: Path, name: str) -> None:
+    folder = home / "clusters" / ID
+    folder.mkdir(parents=True)
+    (tmp_path / "bait").write_text("unharmed")
+    (folder / name).symlink_to(tmp_path / "bait")
+    for write in everything():
+        write()
+    assert (tmp_path / "bait").read_text() == "unharmed"
+    assert not (folder / name).is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "hard", "fifo", "folder", "other"])
+def test_journal_must_be_a_regular_file_of_the_user(home: Path, tmp_path: Path, kind: str) -> None:
+    folder = home / "clusters" / ID
+    folder.mkdir(parents=True)
+    bait, journal = tmp_path / "bait", folder / "journal.jsonl"
+    bait.write_text("unharmed")
+    if kind == "link":
+        journal.symlink_to(bait)
+    elif kind == "dangling":
+        journal.symlink_to(tmp_path / "new")
+    elif kind == "hard":
+        journal.hardlink_to(bait)
+    elif kind == "fifo":
+        os.mkfifo(journal)
+    elif kind == "folder":
+        journal.mkdir()
+    else:
+        journal.write_text("")
+        _owned_by_another(journal)
+    with pytest.raises(UsageError, match=r"journal\.jsonl"):
+        ClusterFolder(ID).journal("first")
+    assert bait.read_text() == "unharmed"
+    assert not (tmp_path / "new").exists()
+
+
+def test_keys_and_records_behind_links_are_not_read(home: Path, tmp_path: Path) -> None:
+    """A host key chosen by somebody else would let their machine pose as a node."""
+    everything()[0]()
+    folder = ClusterFolder(ID)
+    (tmp_path / "theirs").write_text("ssh-ed25519 BBBB")
+    folder.host_key.unlink()
+    folder.host_key.symlink_to(tmp_path / "theirs")
+    with pytest.raises(Exception, match="no key for cluster"):
+        folder.login_key()
+    folder.host_key.unlink()
+    folder.host_keys.symlink_to(tmp_path / "theirs")
+    with pytest.raises(Exception, match="no key for cluster"):
+        folder.login_key()
+    with pytest.raises(OSError, match=r"host_keys\.json"):
+        host_keys.read(folder)
+    (tmp_path / "record").write_bytes((folder.path / "cluster.json").read_bytes())
+    (folder.path / "cluster.json").unlink()
+    (folder.path / "cluster.json").symlink_to(tmp_path / "record")
+    assert folder.record() is None
+
+
+def test_folder_replaced_by_a_link_during_a_write_is_not_followed(home: Path, tmp_path: Path) -> None:
+    """A link that appears between the look-up and the write changes nothing."""
+    away = tmp_path / "away"
+    away.mkdir()
+    clusters = home / "clusters"
+    stop = threading.Event()
+    ClusterFolder(ID).journal("first")
+    swapped = 0
+
+    def swap() -> None:
+        nonlocal swapped
+        while not stop.is_set():
+            try:
+                clusters.rename(home / "aside")
+                clusters.symlink_to(away)
+                swapped += 1
+                clusters.unlink()
+                (home / "aside").rename(clusters)
+            except OSError:  # the writer came in between and created a folder: remove it for the next round
+                shutil.rmtree(home / "aside", ignore_errors=True)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        for number in range(300):
+            with contextlib.suppress(UsageError, OSError):
+                ClusterFolder(ID).journal("again", number=number)
+                local_state.write_atomic(ClusterFolder(ID).known_hosts, "x")
+    finally:
+        stop.set()
+        thread.join()
+    assert swapped
+    assert list(away.iterdir()) == []
+
+
+# -- the command line --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def line(home: Path, project: Path) -> Iterator[CommandLine]:
+    made = CommandLine(project, "none", clean_environment(CLOUDDDP_HOME=str(home)))
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("words", [("status",), ("up", "-y"), ("down", "-y"), ("ls",), ("pull",), ("--sim", "ls"), ("sim", "start"), ("sim", "status"), ("sim", "stop")])  # fmt: skip
+def test_every_verb_refuses_a_home_writable_by_others(
+    line: CommandLine, home: Path, words: tuple[str, ...]
+) -> None:
+    home.mkdir(parents=True)
+    home.chmod(0o777)
+    done = line(*words, AWS_REGION="us-east-1")
+    assert done.returncode == 2, done.stderr
+    assert "CLOUDDDP_HOME" in done.stderr
+    assert "chmod 700" in done.stderr
+    assert list(home.iterdir()) == []
+
+
+def test_simulator_folders_and_log_are_private(line: CommandLine, home: Path, tmp_path: Path) -> None:
+    pytest.importorskip("moto")
+    pytest.importorskip("asyncssh")
+    (tmp_path / "bait").write_text("unharmed")
+    for name in ("server.log", "lock", "sim.json"):
+        (home / "sim").mkdir(parents=True, exist_ok=True)
+        (home / "sim").chmod(0o755)
+        (home / "sim" / name).unlink(missing_ok=True)
+        (home / "sim" / name).symlink_to(tmp_path / "bait")
+        code = (
+            "import os, sys\nos.umask(0)\n"
+            "sys.argv = ['cloudddp', 'sim', 'start', '--nodes', 'process']\nfrom cloudddp.__main__ import main\nmain()\n"
+        )
+        started = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=line.cwd, env=line.env, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        try:
+            assert (tmp_path / "bait").read_text() == "unharmed"
+            if name == "sim.json":  # replaced
+                assert started.returncode == 0, started.stderr
+                assert json.loads((home / "sim" / "sim.json").read_text())["pid"]
+                folders = [p for p in (home, home / "sim", *(home / "sim").glob("*")) if p.is_dir()]
+                assert {mode(path) for path in folders} == {0o700}
+                files = [p for p in (home / "sim").glob("*") if p.is_file()]
+                assert {mode(path) for path in files} == {0o600}
+            else:
+                assert started.returncode == 2, started.stderr
+                assert name in started.stderr
+        finally:
+            (home / "sim" / name).unlink(missing_ok=True)
+            line("sim", "stop")
+
+
+def test_variables_stay_out_of_the_debug_log(line: CommandLine, home: Path) -> None:
+    code = (
+        "import sys\nfrom cloudddp.job import launch\nfrom cloudddp.__main__ import main\n"
+        "def broken(*_, **__): raise RuntimeError('a defect')\n"
+        "launch.prepare = broken\n"
+        "sys.argv = ['cloudddp', 'launch', '-e', 'TOKEN=hunter2', '--env=OTHER=hunter2', '-eTHIRD=hunter2', 'x.py']\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=line.cwd, env={**line.env, "AWS_REGION": "us-east-1"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "a bug in cloudddp: RuntimeError" in done.stderr
+    text = (home / "debug.log").read_text()
+    assert "hunter2" not in text + done.stderr
+    assert "TOKEN=****" in text
+
+
+# -- open folders --------------------------------------------------------------------------------------
+
+
+def open_files() -> list[Path]:
+    """Return the files this process has open (on Linux)."""
+    found = []
+    for handle in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists, and other threads'
+            found.append(handle.readlink())
+    return found
+
+
+def test_descent_keeps_shared_folders_open(tmp_path: Path) -> None:
+    with safe_files.Folder.at(tmp_path) as root, safe_files.Descent(root) as descent:
+        for parts in (["a", "b", "c"], ["a", "b", "d"], ["a"], [], ["e", "f"]):
+            descent.to(parts, make=0o700)
+        with pytest.raises(FileNotFoundError):
+            descent.to(["e", "missing"])
+        (tmp_path / "link").symlink_to("a")
+        with pytest.raises(NotADirectoryError):
+            descent.to(["link", "b"])
+        assert descent.to(["a", "b"]).path == tmp_path / "a" / "b"
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*")) == [
+        "a", "a/b", "a/b/c", "a/b/d", "e", "e/f", "link",
+    ]  # fmt: skip
+    assert [path for path in open_files() if path.is_relative_to(tmp_path)] == []

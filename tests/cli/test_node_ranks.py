@@ -1,0 +1,141 @@
+"""Every command names a node by the same rank after another one has ended, and leaves foreign instances alone."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from typing import Any
+
+import pytest
+from support.harness import CommandLine, wait_for
+
+
+def members(cli: CommandLine) -> dict[int | None, str]:
+    """Instance ids by node rank, as `status` shows them; None for a foreign instance."""
+    return {node["node"]: node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]}
+
+
+def row(text: str, instance: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if instance in line]
+    return line.split()
+
+
+def test_ranks_stay_after_node_0_has_ended(cli: CommandLine, ec2: Any) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
+    cli.ok("up", "-n", "2", "-t", "g5.xlarge")
+    before = members(cli)
+    cli.write(
+        "name.py",
+        "import os, pathlib\npathlib.Path('runs').mkdir()\n"
+        "pathlib.Path('runs/node').write_text(os.environ['CLOUDDDP_NODE_RANK'])\nprint('rank', os.environ['RANK'])\n",
+    )
+    cli.ok("launch", "name.py")
+    ec2.terminate_instances(InstanceIds=[before[0]])
+    wait_for(lambda: members(cli) == {1: before[1]}, "only node 1 is left, and is still node 1")
+
+    shown = cli.ok("status")
+    assert row(shown, before[1])[0] == "1"
+    assert "1 node of it has ended" in shown
+    assert cli.ok("exec", "--", "echo here") == "[node 1] here\n"
+    assert cli.ok("exec", "--node", "1", "--", "echo here") == "[node 1] here\n"
+    assert cli.ok("ssh", "1", "--", "echo here") == "here\n"
+    assert cli.ok("logs") == "[rank 1 | node 1] rank 1\n"
+    assert "node 1: 1 file" in cli.ok("pull", "--node", "1", "--to", "one")
+    assert (cli.cwd / "one/runs/node").read_text() == "1"
+    assert "node 1: 1 file" in cli.ok("pull", "--all-nodes", "--to", "all")
+    assert (cli.cwd / "all/node1/runs/node").read_text() == "1"
+    assert "node 1: 1 file" in cli.ok("pull", "--to", "default")
+    assert f"freeze: {before[1]}\n" == cli.ok("sim", "fault", "freeze", "1", "-c", cli.cluster)
+    cli.ok("sim", "fault", "heal", "1", "-c", cli.cluster)
+    for command in (
+        ("exec", "--node", "0", "--", "true"),
+        ("ssh", "0", "--", "true"),
+        ("pull", "--node", "0"),
+    ):
+        refused = cli(*command)
+        assert refused.returncode == 1, command
+        assert "node 0 has ended" in refused.stderr
+        assert "live nodes: 1" in refused.stderr
+    assert "there is no node 2" in cli("exec", "--node", "2", "--", "true").stderr
+    refused = cli("launch", "name.py")
+    assert refused.returncode == 1
+    assert "1 of 2 nodes" in refused.stderr
+
+
+def launch_copy(ec2: Any, instance: str) -> str:
+    """Launch an instance with image, key, user data and tags of another one, as the AWS console can."""
+    where = [{"Name": "instance-id", "Values": [instance]}]
+    ((ours,),) = [r["Instances"] for r in ec2.describe_instances(Filters=where)["Reservations"]]
+    data = ec2.describe_instance_attribute(InstanceId=instance, Attribute="userData")
+    tags = [tag for tag in ours["Tags"] if tag["Key"].startswith("cloudddp:")]
+    copy = ec2.run_instances(
+        ImageId=ours["ImageId"], InstanceType=ours["InstanceType"], KeyName=ours["KeyName"], MinCount=1, MaxCount=1,
+        UserData=base64.b64decode(data["UserData"]["Value"]).decode(),
+        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+    )  # fmt: skip
+    return str(copy["Instances"][0]["InstanceId"])
+
+
+def test_foreign_instance_is_shown_and_terminated_but_never_used(
+    cli: CommandLine, ec2: Any, remains: Any
+) -> None:
+    cli.ok("up", "-n", "2")
+    nodes = members(cli)
+    foreign = launch_copy(ec2, nodes[0])
+    wait_for(lambda: members(cli) == {**nodes, None: foreign}, "it is listed")
+    warning = f"instance {foreign} has the tags of cluster '{cli.cluster}' but is not one of its nodes: "
+
+    shown = cli("status")
+    assert f"warning: {warning}it was launched separately" in shown.stderr
+    assert row(shown.stdout, foreign)[0] == "-"
+    assert [row(shown.stdout, nodes[rank])[0] for rank in (0, 1)] == ["0", "1"]
+    (billed,) = json.loads(cli.ok("ls", "--json"))[-1:]
+    assert billed["usd_per_hour"] > 3.0  # 3 x 1.006, with disks and addresses
+    used = cli("exec", "--", "echo here")
+    assert used.returncode == 0, used.stderr
+    assert sorted(used.stdout.splitlines()) == ["[node 0] here", "[node 1] here"]
+    assert warning in used.stderr
+    # Its rank tag may claim a node's rank: it is still not that node.
+    ec2.create_tags(Resources=[foreign], Tags=[{"Key": "cloudddp:node-rank", "Value": "0"}])
+    claimed = cli("exec", "--node", "0", "--", "echo here")
+    assert claimed.stdout == "[node 0] here\n"
+    assert f"{warning}node 0 is {nodes[0]}" in claimed.stderr
+    assert members(cli) == {**nodes, None: foreign}
+
+    ended = cli("down", "-y")
+    assert "3 nodes terminated" in ended.stdout
+    assert warning in ended.stderr
+    assert remains().nothing
+
+
+def test_replacement_without_recorded_host_key_is_not_contacted(cli: CommandLine, ec2: Any) -> None:
+    """It claims the rank of a node that has ended, so that it has a rank; but `up` did not start it."""
+    cli.ok("up", "-n", "1")
+    node = members(cli)[0]
+    claimant = launch_copy(ec2, node)
+    ec2.create_tags(Resources=[claimant], Tags=[{"Key": "cloudddp:node-rank", "Value": "0"}])
+    ec2.terminate_instances(InstanceIds=[node])
+    wait_for(lambda: members(cli) == {0: claimant}, "it is node 0")
+    done = cli("exec", "--", "true")
+    assert done.returncode == 1
+    assert f"({claimant}): no host key is recorded for it, so it cannot be verified: refused" in done.stderr
+    assert "this cluster's `up` did not start it" in done.stderr
+
+
+@pytest.mark.parametrize("number", [b"0", b"7"])
+def test_nodes_are_tagged_where_ec2_has_not_numbered_them(
+    cli: CommandLine, faults: Any, ec2: Any, number: bytes
+) -> None:
+    """EC2 documents unique launch indexes for RunInstances, and always 0 for Auto Scaling and fleets."""
+    for action in ("RunInstances", "DescribeInstances"):
+        faults.rewrite(
+            action,
+            lambda body: re.sub(rb"<amiLaunchIndex>\d+<", b"<amiLaunchIndex>" + number + b"<", body),
+        )
+    cli.ok("up", "-n", "3")
+    assert faults.count("CreateTags") == 3
+    before = members(cli)
+    assert sorted(before) == [0, 1, 2]
+    ec2.terminate_instances(InstanceIds=[before[0]])
+    wait_for(lambda: members(cli) == {1: before[1], 2: before[2]}, "the other two keep their ranks")

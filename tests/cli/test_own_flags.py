@@ -1,0 +1,124 @@
+"""Options of cloudddp after the script are refused, not passed to the script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+from support.commands import verb as command_of
+
+from cloudddp.cli.main import main
+from cloudddp.errors import UsageError, render
+
+FOR_THE_SCRIPT = {"-v", "--verbose", "-h", "--help"}
+
+
+def spellings() -> Iterator[tuple[str, str, click.Option]]:
+    """Yield every verb, spelling and option of `launch` and `run`, the global ones included."""
+    for verb in ("launch", "run"):
+        for option in command_of(verb).params:
+            if isinstance(option, click.Option):
+                for name in (*option.opts, *option.secondary_opts):
+                    if name not in FOR_THE_SCRIPT:
+                        yield verb, name, option
+
+
+EVERY = list(spellings())
+
+
+def refusal(*words: str) -> UsageError:
+    with pytest.raises(UsageError) as refused:
+        main.main(list(words), standalone_mode=False, prog_name="cloudddp")
+    return refused.value
+
+
+def hint(error: UsageError) -> str:
+    return render(error.hint)
+
+
+def forms(name: str, option: click.Option) -> Iterator[tuple[str, ...]]:
+    yield (name,) if option.is_flag else (name, "4")
+    if not option.is_flag:
+        yield (f"{name}=4",) if name.startswith("--") else (f"{name}4",)
+
+
+@pytest.mark.parametrize(("verb", "name", "option"), EVERY, ids=[f"{v} {n}" for v, n, _ in EVERY])
+def test_option_after_the_script_is_refused(verb: str, name: str, option: click.Option) -> None:
+    for form in forms(name, option):
+        error = refusal(verb, "train.py", "--lr", "0.1", *form)
+        assert error.message.startswith(f"{name} comes after the script"), form
+        assert "put it before train.py" in hint(error)
+        assert f"`cloudddp {verb} -- train.py --lr 0.1 {' '.join(form)}`" in hint(error)
+
+
+def test_options_that_cost_money_are_covered() -> None:
+    names = {name for verb, name, _ in EVERY if verb == "run"}
+    assert {"--max-cost", "--max-hours", "-n", "--nproc-per-node", "--sim", "-c", "--region"} <= names
+    assert {"-d", "--detach", "--dry-run"} <= {name for verb, name, _ in EVERY if verb == "launch"}
+
+
+@pytest.mark.parametrize(
+    ("words", "owners"),
+    [(("run", "t.py", "--dry-run"), "launch and up"), (("launch", "t.py", "--max-cost=5"), "run and up")],
+)
+def test_option_of_another_verb_is_refused(words: tuple[str, ...], owners: str) -> None:
+    error = refusal(*words)
+    assert owners in error.message
+    assert f"cloudddp {words[0]} -- t.py {words[2]}" in hint(error)
+
+
+def test_combined_short_flags_are_refused() -> None:
+    assert refusal("run", "train.py", "-yn4").message.startswith("-y comes after the script")
+
+
+def test_hint_repeats_options_before_the_script() -> None:
+    error = refusal("run", "-n", "2", "--spot", "-eA=b c", "--sim", "t.py", "--max-cost", "5")
+    assert "cloudddp run -n 2 --spot --env 'A=b c' -- t.py --max-cost 5" in hint(error)
+
+
+@pytest.mark.parametrize("value", ["-c", "--config", "-e"])
+def test_double_dash_as_a_value_does_not_end_options(value: str) -> None:
+    assert "--max-cost comes after" in refusal("run", value, "--", "train.py", "--max-cost", "5").message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--", "args.py", "--sim", "-n4", "--detach"),
+        ("args.py", "--", "--sim", "-n4", "--detach"),
+        ("args.py", "-v", "--help", "-lr", "3", "-", "--max-costs"),
+    ],
+)
+def test_script_arguments_reach_the_script(cli: Any, words: tuple[str, ...]) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
+    cli.ok("up", "-n", "1")
+    cli.write("args.py", "import sys; print(*sys.argv[1:])")
+    own = " ".join(words).partition("args.py ")[2]
+    assert cli.ok("launch", *words).strip().endswith(f"] {own}")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("launch", "train.py", "--max-cost", "5"), "every word belongs to the script"),
+        (("run", "train.py", "--max-cost", "5"), "put it before train.py"),
+        (("launch", "--epochs", "3", "train.py"), "go after it: `cloudddp launch train.py --epochs`"),
+        (("launch", "--detatch", "train.py"), "did you mean --detach?"),
+        (("launch", "-m"), "-m needs the name of a module"),
+    ],
+)
+def test_misplaced_option_is_a_usage_error_before_any_call(
+    cli: Any, faults: Any, words: tuple[str, ...], said: str
+) -> None:
+    cli.write("train.py", "")
+    done = cli(*words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Usage:" not in done.stderr
+    assert faults.calls == []
+
+
+def test_unknown_script_option_gets_no_suggestion(cli: Any) -> None:
+    assert "did you mean" not in cli("launch", "--epochs", "3", "train.py").stderr

@@ -1,0 +1,132 @@
+"""Generated pages are up to date, every command has help, and nothing is described twice without a check."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+from support.commands import commands
+
+from cloudddp.cli import reference
+from cloudddp.cli.verbs import LazyGroup, SettingOption, Verb, load
+from cloudddp.config import example, settings, spec
+
+ROOT = Path(__file__).parents[2]
+EVERY = dict(commands())
+VERBS = {path: command for path, command in EVERY.items() if isinstance(command, Verb)}
+GROUPS = [command for command in EVERY.values() if isinstance(command, LazyGroup)]
+SHORT = 12  # characters of a default that is shown in an option's help
+
+
+@pytest.mark.parametrize("page", sorted(reference.PAGES))
+def test_generated_page_is_up_to_date(page: str) -> None:
+    path = ROOT / page
+    assert path.exists(), "write it with: python -m cloudddp.cli.reference"
+    assert path.read_text() == reference.PAGES[page](), "update it with: python -m cloudddp.cli.reference"
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_command_has_help_and_is_in_the_manual(path: str) -> None:
+    assert EVERY[path].help
+    titles = [line.lstrip("#").strip() for line in (ROOT / "docs" / "commands.md").read_text().splitlines()]
+    assert path in titles
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_options_have_help(path: str) -> None:
+    options = [option for option in EVERY[path].params if isinstance(option, click.Option)]
+    assert [option.name for option in options if not option.help and not option.hidden] == []
+
+
+def listed(group: LazyGroup) -> dict[str, str]:
+    """Return the short helps of a group's commands, as `--help` lists them."""
+    return {name: short for name, (_, short) in group.table.items()}
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=[str(group.name) for group in GROUPS])
+def test_table_of_a_group_matches_its_commands(group: LazyGroup) -> None:
+    context = click.Context(group)
+    found = {name: group.get_command(context, name) for name in group.table}
+    assert {name: command.name for name, command in found.items() if command} == {n: n for n in group.table}
+    own = {name: command.get_short_help_str(limit=1000) for name, command in found.items() if command}
+    assert listed(group) == own
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=[str(group.name) for group in GROUPS])
+def test_short_helps_fit_a_terminal(group: LazyGroup) -> None:
+    context = click.Context(group, info_name=group.name, terminal_width=reference.WIDTH)
+    lines = group.get_help(context).split("Commands:\n")[1].splitlines()
+    assert [line.split()[0] for line in lines] == sorted(listed(group))  # one line for each
+    assert max(map(len, lines)) <= reference.WIDTH
+
+
+@pytest.mark.parametrize("path", VERBS)
+def test_parameters_of_a_verb_match_its_function(path: str) -> None:
+    verb = VERBS[path]
+    function = load(verb.action)
+    values = {str(parameter.name): None for parameter in verb.params}
+    inspect.signature(function).bind(None, None, **verb.arguments(values))  # raises TypeError
+
+
+def test_options_that_are_settings_have_the_help_and_default_of_the_setting() -> None:
+    options = [one for verb in VERBS.values() for one in verb.params if isinstance(one, SettingOption)]
+    assert options
+    for option in options:
+        default = example.defaults(option.section)[option.key]
+        shown = (
+            ""
+            if default is None or isinstance(default, (bool, tuple))
+            else f"{default:g}"
+            if isinstance(default, float)
+            else str(default)
+        )
+        assert option.description == spec.help_of(option.section, option.key), option.opts
+        assert option.standard == (shown if len(shown) <= SHORT else ""), option.opts
+        assert option.standard in str(option.help)
+
+
+def test_written_configuration_sets_only_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "cloudddp.toml"
+    path.write_text(example.toml("demo"))
+    assert settings.read_toml(path).values == {
+        "cluster": {"name": "demo"},
+        "job": {},
+        "sync": {},
+        "setup": {},
+    }
+    assert settings.resolve([settings.read_toml(path)]).cluster.name == "demo"
+
+
+def test_written_configuration_shows_the_defaults(tmp_path: Path) -> None:
+    lines = []
+    for line in example.toml("default").splitlines():
+        key, is_setting, _ = line.removeprefix("# ").partition(" = ")
+        known = is_setting and any(key in spec.fields(section) for section in spec.SECTIONS)
+        lines.append(line.removeprefix("# ") if known else line)
+    text = "\n".join(lines)
+    defaults = {section: example.defaults(section) for section in spec.SECTIONS}
+    shown = {section: set(table) for section, table in tomllib.loads(text).items()}
+    assert shown == {name: {k for k, v in table.items() if v is not None} for name, table in defaults.items()}
+    path = tmp_path / "cloudddp.toml"
+    path.write_text(text)
+    assert settings.resolve([settings.read_toml(path)]) == spec.Config()
+
+
+def test_every_setting_is_documented() -> None:
+    written = example.toml("demo")
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    for section in spec.SECTIONS:
+        for key in spec.fields(section):
+            assert f"\n# {key} =" in written or f"\n{key} =" in written, key
+            assert f"| `{key}` |" in page, key
+
+
+@pytest.mark.parametrize(
+    "folder", ["My Project", "UPPER", "a" * 60, "...", "\u65e5\u672c", "a_b.c", "-x-", "a" * 39 + "-b"]
+)
+def test_name_made_from_a_folder_is_valid(tmp_path: Path, folder: str) -> None:
+    name = example.name_for(tmp_path / folder)
+    assert settings.resolve([settings.Layer("here", {"cluster": {"name": name}})]).cluster.name == name

@@ -1,0 +1,83 @@
+"""--region with --sim applies to every verb, and is validated before anything is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from support.harness import CommandLine, clean_environment
+
+from cloudddp.sim import control
+
+OTHER = "eu-central-1"
+
+
+@pytest.fixture
+def own(simulator: Any, project: Path) -> Iterator[CommandLine]:
+    """The command line with --sim, whose simulator is running."""
+    env = clean_environment(
+        CLOUDDDP_HOME=str(simulator.home), CLOUDDDP_YES="1", CLOUDDDP_SIM_NODES="process", CLOUDDDP_PRICE="1"
+    )
+    line = CommandLine(project, "regions", env)
+    yield line
+    line.end()
+    for region in (OTHER, "us-east-1"):
+        line("--sim", "--region", region, "-c", "regions", "down", "-y")
+
+
+def where(simulator: Any) -> dict[str, int]:
+    """Count the running instances of the test's cluster by region, with plain boto3."""
+    found = {}
+    for region in (OTHER, "us-east-1"):
+        ec2 = boto3.client(
+            "ec2",
+            endpoint_url=simulator.endpoint,
+            region_name=region,
+            aws_access_key_id="x",
+            aws_secret_access_key="x",
+        )
+        answer = ec2.describe_instances(Filters=[{"Name": "tag:cloudddp:cluster", "Values": ["regions"]}])
+        found[region] = sum(
+            i["State"]["Name"] == "running" for r in answer["Reservations"] for i in r["Instances"]
+        )
+    return found
+
+
+def test_region_option_applies_to_every_verb(simulator: Any, own: CommandLine) -> None:
+    own.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
+    here = ("--sim", "-c", "regions")
+    there = (*here, "--region", OTHER)
+    own.ok(*here, "up", "-n", "1")
+    own.ok(*there, "up", "-n", "2")
+    assert where(simulator) == {OTHER: 2, "us-east-1": 1}
+    (shown,) = json.loads(own.ok(*there, "status", "--json"))
+    assert (shown["region"], len(shown["nodes"])) == (OTHER, 2)
+    assert shown["nodes"][0]["zone"].startswith(OTHER)
+    (shown,) = json.loads(own.ok(*here, "status", "--json"))
+    assert (shown["region"], len(shown["nodes"])) == ("us-east-1", 1)
+    own.write("ok.py", "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    assert "rank 1 of 2" in own.ok(*there, "launch", "ok.py")
+    assert "node 1" in own.ok(*there, "exec", "true; echo ran")
+    assert "2 nodes terminated" in own.ok(*there, "down", "-y")
+    assert where(simulator) == {OTHER: 0, "us-east-1": 1}
+
+
+@pytest.mark.parametrize("verb", ["up", "down", "status", "ls", "jobs", "allow-me"])
+def test_unknown_region_is_refused_before_the_simulator_starts(
+    own: CommandLine, tmp_path: Path, verb: str
+) -> None:
+    done = own("--sim", "--region", "eu-centrall-1", verb, CLOUDDDP_HOME=str(tmp_path / "home"))
+    assert done.returncode == 2
+    assert "unknown AWS region 'eu-centrall-1'" in done.stderr
+    assert "'eu-central-1'" in done.stderr
+    assert control.find(tmp_path / "home") is None
+
+
+def test_region_in_a_file_does_not_apply_to_the_simulator(simulator: Any, own: CommandLine) -> None:
+    own.write("cloudddp.toml", f'[cluster]\nname = "regions"\nregion = "{OTHER}"\n')
+    own.ok("--sim", "up", "-n", "1")
+    assert where(simulator) == {OTHER: 0, "us-east-1": 1}

@@ -1,0 +1,165 @@
+"""Results that nobody has pulled: `run` keeps the nodes that have them, `launch`, `pull` and `down` name them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support.harness import TIMEOUT, interrupt
+
+WRITE = (
+    "import os\n"
+    "def write(name, text='x'):\n"
+    "    os.makedirs(os.path.dirname(name) or '.', exist_ok=True)\n"
+    "    with open(name, 'w') as file: file.write(text)\n"
+    "rank = os.environ['RANK']\n"
+)
+
+
+def configure(cli: Any, script: str) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
+    cli.write("train.py", WRITE + script)
+
+
+def pulled_files(cli: Any) -> set[str]:
+    """Return the files in results/, by their paths below the job's folder."""
+    folders = list((cli.cwd / "results").glob("*"))
+    return {p.relative_to(f).as_posix() for f in folders for p in f.rglob("*") if p.is_file()}
+
+
+def test_run_keeps_the_cluster_if_files_are_outside_the_outputs(cli: Any, remains: Any) -> None:
+    configure(
+        cli, "write('runs/log'); write('out/model.pt', 'w' * 2048); write('out/deep/er'); write('note.txt')"
+    )
+    done = cli("run", "-n", "1", "train.py")
+    assert done.returncode == 3, done.stderr
+    assert len(remains().instances) == 1
+    assert "is kept until its deadline" in done.stderr
+    assert " an hour: not all files that the job wrote were pulled" in done.stderr
+    assert "node 0: out/ (2 files, 2.0 KiB), note.txt (1 byte)" in done.stderr
+    assert "`cloudddp pull out note.txt`, then `cloudddp down`" in done.stderr
+    assert '[job] outputs of cloudddp.toml (now ["runs"])' in done.stderr
+    assert pulled_files(cli) == {"runs/log"}
+    cli.ok("pull", "out", "note.txt")
+    assert pulled_files(cli) == {"runs/log", "out/model.pt", "out/deep/er", "note.txt"}
+    down = cli("down", "-y")
+    assert down.returncode == 0
+    assert "not pulled" not in down.stderr
+    assert remains().nothing
+
+
+def test_run_pulls_the_outputs_of_every_node(cli: Any, remains: Any) -> None:
+    configure(cli, "write('runs/' + rank); write('__pycache__/x.pyc'); write('data/set')")
+    cli.write("cloudddp.toml", '[job]\nscratch = ["data"]\n')
+    done = cli("run", "-n", "2", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert pulled_files(cli) == {"runs/0", "node1/runs/1"}
+    assert remains().nothing
+
+
+def test_run_discard_names_the_discarded_files(cli: Any, remains: Any) -> None:
+    configure(cli, "write('out/model.pt'); raise SystemExit(7)")
+    done = cli("run", "-n", "1", "--discard", "train.py")
+    assert done.returncode == 7, done.stderr
+    assert "discarded with the nodes:\n  node 0: out/ (" in done.stderr
+    assert remains().nothing
+
+
+def test_run_keeps_the_cluster_if_results_cannot_be_written(cli: Any, remains: Any) -> None:
+    configure(
+        cli,
+        "import time; write('runs/a'); print('began', flush=True)\n"
+        "while not os.path.exists('go'): time.sleep(0.05)\n",
+    )
+    process = cli.start("run", "-n", "1", "train.py")
+    assert process.stdout is not None
+    assert "began" in process.stdout.readline()
+    cli.write("results", "a file, where the folder of results was possible at the start")
+    cli.ok("exec", "mkdir go")
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 3, err
+    assert "node 0: results were not pulled" in err
+    assert len(remains().instances) == 1
+
+
+def test_interrupted_run_keeps_files_outside_the_outputs(cli: Any, remains: Any) -> None:
+    configure(
+        cli,
+        "import time; write('runs/log'); write('out/best.pt'); print('began', flush=True); time.sleep(600)",
+    )
+    process = cli.start("run", "-n", "1", "train.py")
+    assert process.stdout is not None
+    assert "began" in process.stdout.readline()
+    code, _, err = interrupt(process)
+    assert code == 3, err
+    assert "node 0: out/ (" in err
+    assert pulled_files(cli) == {"runs/log"}, err
+    assert len(remains().instances) == 1
+    (job,) = json.loads(cli.ok("jobs", "--json"))
+    assert job["state"] == "cancelled"
+
+
+def test_job_without_results_is_reported(cli: Any, remains: Any) -> None:
+    configure(cli, "print('nothing')")
+    done = cli("run", "-n", "1", "train.py")
+    assert done.returncode == 0
+    assert "the job wrote nothing to runs (job.outputs)" in done.stderr
+    assert remains().nothing
+
+
+def test_file_names_are_shown_as_text(cli: Any) -> None:
+    configure(cli, "write('evil\\x1b]0;owned\\x07.txt')")
+    done = cli("run", "-n", "1", "train.py")
+    assert done.returncode == 3
+    assert "\x1b" not in done.stderr
+    assert "evil\\x1b]0;owned\\x07.txt" in done.stderr
+
+
+def test_file_names_are_no_options_in_the_suggested_command(cli: Any) -> None:
+    configure(cli, "write('--to=..'); write('fine')")
+    cli.ok("up", "-n", "1")
+    done = cli("launch", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "pull -- --to=.. fine" in done.stderr or "pull -- fine --to=.." in done.stderr
+
+
+def test_launch_names_new_files_and_the_command_that_pulls_them(cli: Any) -> None:
+    configure(cli, "write('runs/log') if rank == '1' else write('out/' + rank)")
+    cli.ok("up", "-n", "2")
+    launched = cli("launch", "train.py")
+    assert "results: node 1: runs (1 byte); next: `cloudddp pull --all-nodes`" in launched.stderr
+    assert "node 0: out/ (1 byte)" in launched.stderr
+    assert '`cloudddp pull out` copies them; or set outputs = ["runs", "out"]' in launched.stderr
+    nothing = cli("pull")
+    assert nothing.returncode == 1
+    assert "nothing to pull: no runs on the nodes" in nothing.stderr
+    assert '[job] outputs in cloudddp.toml (now ["runs"])' in nothing.stderr
+    assert "`cloudddp pull out` copies them" in nothing.stderr
+    assert "results: node 1: runs (1 byte); next: `cloudddp pull --all-nodes`" in nothing.stderr
+    assert not (cli.cwd / "results").exists()
+    cli.ok("pull", "--all-nodes", "runs", "out")
+    assert "not pulled" not in cli("down", "-y").stderr
+
+
+def test_down_names_running_jobs_and_unpulled_results(cli: Any, remains: Any) -> None:
+    configure(
+        cli, "import time; write('runs/log'); write('out/x'); print('began', flush=True); time.sleep(600)"
+    )
+    cli.ok("up", "-n", "2")
+    job = cli.ok("launch", "-d", "train.py").strip()
+    while cli.ok("logs").count("began") < 2:
+        pass
+    done = cli.patient(60, "down", "-y")
+    assert done.returncode == 0
+    assert f"job {job} is running on nodes 0, 1" in done.stderr
+    assert "not pulled from node 0: runs (1 byte), out/ (1 byte) of job " + job in done.stderr
+    assert "to keep them, first: `cloudddp pull --all-nodes runs out`" in done.stderr
+    assert remains().nothing
+
+
+def test_down_without_the_key_cannot_check_for_results(cli: Any, tmp_path: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "1")
+    done = cli("down", "-y", CLOUDDDP_HOME=str(tmp_path / "elsewhere"))
+    assert done.returncode == 0, done.stderr
+    assert "this computer has no key for its nodes" in done.stderr
+    assert remains().nothing

@@ -1,0 +1,109 @@
+"""On a terminal: its width, its colours, a question answered with no."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import TIMEOUT, interrupt, wait_for
+
+COLUMNS = 80
+
+
+def at_terminal(cli: Any, *words: str, answer: bytes = b"", **env: str) -> tuple[int, str]:
+    """Run a command on a terminal of 80 columns; return its exit code and everything it printed."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    environment = {k: v for k, v in {**cli.env, "TERM": "xterm", **env}.items() if k != "COLUMNS"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cloudddp", *words],
+        cwd=cli.cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    os.write(ours, answer)
+    seen = b""
+    try:
+        while piece := os.read(ours, 1 << 16):
+            seen += piece
+    except OSError:  # EIO: the other end was closed
+        pass
+    finally:
+        os.close(ours)
+    return process.wait(TIMEOUT), seen.decode()
+
+
+def test_tables_fit_the_terminal(cli: Any) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
+    cli.ok("up", "-n", "1", "-t", "g5.12xlarge")
+    cli.write(
+        "tell.py",
+        "import json, os\n"
+        "with open(os.environ['CLOUDDDP_STATUS_FILE'], 'w') as file:\n"
+        "    json.dump({'state': 'finished', 'step': 120000, 'steps': 300000, 'best_accuracy': 0.9312}, file)\n",
+    )
+    cli.ok("launch", "tell.py", "--learning-rate", "0.1", "--name", "a-rather-long-name-of-a-run")
+    for words in (("status",), ("jobs",), ("ls",)):
+        code, shown = at_terminal(cli, *words)
+        table = shown[shown.index("NODE" if words != ("jobs",) else "JOB") :].splitlines()
+        assert code == 0
+        assert max(map(len, table)) <= COLUMNS, shown
+    assert "step 120000 of" in at_terminal(cli, "jobs")[1]
+    assert "a-rather-long-name-of-a-run" in cli.ok("jobs")  # whole in a pipe
+    assert "ZONE" in cli.ok("status")
+
+
+@pytest.mark.parametrize(
+    ("value", "colours"), [("1", False), ("0", False), ("", True)], ids=["set", "zero", "empty"]
+)
+def test_no_color_is_honoured_unless_empty(cli: Any, value: str, colours: bool) -> None:
+    code, shown = at_terminal(cli, "up", "-n", "0", NO_COLOR=value)
+    assert code == 2
+    assert "cloudddp: " in shown
+    assert ("\x1b[" in shown) == colours
+
+
+def test_answering_no_changes_nothing(cli: Any, faults: Any) -> None:
+    del cli.env["CLOUDDDP_YES"]
+    code, shown = at_terminal(cli, "up", "-n", "1", answer=b"n\n")
+    assert "Start these nodes?" in shown
+    assert code == 1
+    assert "nothing was changed" in shown
+    assert "interrupted" not in shown
+    assert "RunInstances" not in faults.calls
+
+
+def test_large_numbers_are_written_out(cli: Any) -> None:
+    done = cli("up", "--max-cost", "-1")
+    assert done.returncode == 2
+    assert "at most 10000000" in done.stderr
+
+
+def test_init_names_every_file_it_writes(cli: Any) -> None:
+    written = {line.removeprefix("wrote ").split("/", 1)[1] for line in cli.ok("init", "new").splitlines()}
+    assert written == {path.name for path in (cli.cwd / "new").iterdir()}
+
+
+def test_manual_lists_the_short_form_of_help() -> None:
+    from cloudddp.cli import reference
+
+    page = reference.PAGES["docs/commands.md"]()
+    assert page.count("-h, --help") == page.count("```text")
+
+
+def test_ctrl_c_during_imports_shows_no_traceback(cli: Any, tmp_path: Path) -> None:
+    """Imports may take seconds, from a cold disk."""
+    seen = tmp_path / "imports"
+    (tmp_path / "click.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(seen)!r}).touch()\ntime.sleep(600)\n"
+    )
+    process = cli.start("ls", PYTHONPATH=str(tmp_path), cold=True)
+    wait_for(seen.exists, "click is imported")
+    assert interrupt(process) == (130, "", "cloudddp: interrupted\n")

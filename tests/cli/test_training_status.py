@@ -1,0 +1,126 @@
+"""The training status, from the file that rank 0 writes to what the commands show."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import wait_for
+
+from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
+
+REPORT = """
+import json, os, sys, time
+def report(**fields):
+    if path := os.environ.get("CLOUDDDP_STATUS_FILE"):
+        with open(path + ".tmp", "w") as file:
+            json.dump(fields, file)
+        os.replace(path + ".tmp", path)
+"""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def status(**fields: Any) -> TrainingStatus:
+    return TrainingStatus(**{"reported": 0.0, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "stopped"),
+    [
+        ({"step": 0, "steps": 9}, "step 0 of 9", "last reported step 0 of 9"),
+        ({"step": 7}, "step 7", "last reported step 7"),
+        (
+            {"state": TrainingState.PREEMPTED, "step": 7, "steps": 9, "best_accuracy": 0.5},
+            "step 7 of 9, best accuracy 0.5000",
+            "stopped after step 7 of 9, with a snapshot",
+        ),
+        ({"best_accuracy": 0.98765}, "best accuracy 0.9877", "last reported best accuracy 0.9877"),
+        ({"state": TrainingState.PREEMPTED}, "", "stopped, with a snapshot"),
+        ({"state": TrainingState.RUNNING}, "", ""),
+    ],
+)
+def test_training_status_as_text(fields: dict[str, Any], text: str, stopped: str) -> None:
+    assert status(**fields).text == text
+    assert status(**fields).stopped == stopped
+
+
+def test_status_comes_from_the_node_that_runs_rank_0() -> None:
+    found = status(step=3, reported=1.5)
+    assert TrainingStatus.from_replies([None, None, found]) == found
+    assert TrainingStatus.from_replies([None, None]) is None
+
+
+@pytest.fixture
+def one_node(cli: Any) -> Any:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="60")
+    cli.ok("up", "-n", "1")
+    return cli
+
+
+def test_training_status_is_shown(one_node: Any) -> None:
+    cli = one_node
+    cli.write("work.py", REPORT + "report(state='running', step=12, steps=30)\ntime.sleep(600)\n")
+    cli.ok("launch", "-d", "work.py")
+    wait_for(lambda: json.loads(cli.ok("jobs", "--json"))[0]["training"], "the job reports")
+    training = json.loads(cli.ok("jobs", "--json"))[0]["training"]
+    assert training.pop("told").endswith("+00:00")
+    assert training == {"state": "running", "step": 12, "steps": 30, "best_accuracy": None}
+    assert "step 12 of 30" in cli.ok("jobs")
+    done = cli("cancel")
+    assert done.returncode == 0
+    assert "the training last reported step 12 of 30" in done.stderr
+    ended = cli("logs", "-f")
+    assert ended.returncode == 130
+    assert "cancelled: cancelled" not in ended.stderr
+    assert "the training last reported step 12 of 30" in ended.stderr
+
+
+def test_job_that_saved_a_snapshot_after_sigterm_is_preempted(one_node: Any) -> None:
+    cli = one_node
+    cli.write("work.py", REPORT + "report(state='preempted', step=12, steps=30)\nsys.exit(143)\n")
+    done = cli("launch", "work.py")
+    assert done.returncode == 143
+    assert "preempted: its ranks were asked to stop (SIGTERM)" in done.stderr
+    assert "the training stopped after step 12 of 30, with a snapshot" in done.stderr
+    (shown,) = json.loads(cli.ok("jobs", "--json"))
+    assert (shown["state"], shown["exit_code"]) == ("preempted", 143)
+    assert "step 12 of 30, snapshot saved" in cli.ok("jobs")
+
+
+def test_exit_code_decides_whatever_the_script_reports(one_node: Any) -> None:
+    cli = one_node
+    cli.write("work.py", REPORT + "report(state=sys.argv[1], step=12)\nsys.exit(int(sys.argv[2]))\n")
+    for state, code, expected in (
+        ("preempted", 7, "failed"),
+        ("finished", 1, "failed"),
+        ("failed", 0, "succeeded"),
+    ):
+        before = {job["id"] for job in json.loads(cli.ok("jobs", "--json"))}
+        assert cli("launch", "work.py", state, str(code)).returncode == code
+        (job,) = [job for job in json.loads(cli.ok("jobs", "--json")) if job["id"] not in before]
+        assert job["state"] == expected
+
+
+@pytest.mark.torch
+def test_cancelled_training_resumes_from_its_snapshot(one_node: Any) -> None:
+    pytest.importorskip("torch")
+    cli = one_node
+    shutil.copytree(ROOT / "train", cli.cwd / "train", ignore=shutil.ignore_patterns("__pycache__"))
+    flags = ["--dataset", "synthetic", "--synthetic-size", "64", "--image-size", "8", "--no-tensorboard"]
+    run = ["-m", "train.main", *flags, "--batch-size", "8", "--log-every", "1"]
+    cli.ok("launch", "-d", *run, "--epochs", "100000")
+    wait_for(
+        lambda: ((json.loads(cli.ok("jobs", "--json"))[0]["training"] or {}).get("step") or 0) > 3,
+        "it trains",
+    )
+    assert ", with a snapshot" in cli("cancel").stderr
+    stopped = json.loads(cli.ok("jobs", "--json"))[0]["training"]
+    assert stopped["state"] == "preempted"
+    epochs = stopped["step"] // 8 + 2
+    done = cli("launch", *run, "--epochs", str(epochs))
+    assert done.returncode == 0, done.stderr
+    assert f"step {8 * epochs} of {8 * epochs}, best accuracy" in done.stderr
+    assert f"resumed at step {stopped['step']}" in done.stdout

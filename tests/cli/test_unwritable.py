@@ -1,0 +1,142 @@
+"""Folders that cannot be created or written, and absurd numbers: a message and a hint, never a bug."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import CommandLine, cannot, clean_environment
+
+
+@pytest.fixture
+def line(tmp_path: Path, project: Path) -> Iterator[CommandLine]:
+    """The command line without any endpoint."""
+    made = CommandLine(project, "none", clean_environment(CLOUDDDP_HOME=str(tmp_path / "home")))
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def sealed() -> Iterator[Callable[[Path], Path]]:
+    """Make folders that even root cannot change."""
+    done: list[Path] = []
+
+    def seal(folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.geteuid():
+            folder.chmod(0o500)
+        elif not shutil.which("chattr") or subprocess.run(["chattr", "+i", folder], check=False).returncode:
+            cannot("root, on a file system without `chattr +i`")
+        done.append(folder)
+        return folder
+
+    yield seal
+    for folder in done:
+        if os.geteuid():
+            folder.chmod(0o700)
+        else:
+            subprocess.run(["chattr", "-i", folder], check=True)
+
+
+def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """It exits 2 with a message that has these words and a hint, and reports no bug."""
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    assert "bug" not in done.stderr
+    assert "\n  -> " in done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+def test_init_in_an_unwritable_folder(line: CommandLine, sealed: Callable[[Path], Path]) -> None:
+    folder = sealed(line.cwd / "sealed")
+    refused(line("init", "sealed/new"), "sealed/new")
+    refused(line("init", "sealed"), "sealed")
+    refused(line("init", "--example", "digits", "sealed/new"), "sealed/new")
+    assert list(folder.iterdir()) == []
+
+
+def test_init_below_a_file(line: CommandLine) -> None:
+    line.write("file", "x")
+    refused(line("init", "file/new"), "file/new")
+
+
+def test_pull_into_an_unwritable_folder(line: CommandLine, sealed: Callable[[Path], Path]) -> None:
+    """Reported before any call: there are no credentials here."""
+    sealed(line.cwd / "sealed")
+    line.write("file", "x")
+    refused(line("pull", "--to", "sealed"), "sealed", "--to")
+    refused(line("pull", "--to", "sealed/new/deep"), "sealed", "--to")
+    refused(line("pull", "--to", "file/new"), "file", "--to")
+    (line.cwd / "loop").symlink_to("loop/x")
+    assert "bug" not in line("pull", "--to", "loop/y").stderr
+    assert "bug" not in line("pull", "--to", "x" * 300).stderr
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "~/x", "runs/../../x", ""])
+def test_path_outside_the_project_is_refused_before_any_call(line: CommandLine, name: str) -> None:
+    refused(line("pull", "runs", name), "not a path inside the project")
+
+
+@pytest.mark.parametrize("verb", [("pull",), ("run", "train.py")])
+def test_results_folder_must_be_writable(
+    line: CommandLine, sealed: Callable[[Path], Path], verb: tuple[str, ...]
+) -> None:
+    line.write("train.py", "")
+    line.write("results", "notes on my results")
+    refused(line(*verb), "results", "--to" if verb[0] == "pull" else "is not a folder")
+    (line.cwd / "results").unlink()
+    sealed(line.cwd / "results")
+    refused(line(*verb), "results", "cannot write")
+
+
+def test_results_that_cannot_replace_what_is_there(cli: Any, sealed: Callable[[Path], Path]) -> None:
+    """Found only while files are moved into place: the error names the file, and nothing else is written."""
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
+    cli.ok("up", "-n", "1")
+    cli.write("write.py", "import os\nos.makedirs('runs/a')\nopen('runs/a/x', 'w').write('1')\n")
+    cli.ok("launch", "write.py")
+    cli.write("file/runs", "a file")
+    done = cli("pull", "--to", "file")
+    assert done.returncode == 1
+    assert "file/runs" in done.stderr
+    cli.write("folder/runs/a/x/y", "a folder")
+    done = cli("pull", "--to", "folder")
+    assert done.returncode == 1
+    assert "folder/runs/a/x" in done.stderr
+    sealed(cli.cwd / "to" / "runs" / "a")
+    done = cli("pull", "--to", "to")
+    assert done.returncode == 1, done.stderr
+    assert "cannot write" in done.stderr
+    assert "bug" not in done.stderr
+    assert sorted(path.name for path in (cli.cwd / "to").iterdir()) == ["runs"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[cluster]\nnodes = {'1' * 5000}\n",
+        f"[cluster]\nnodes = {'1' * 4000}\n",
+        f"[cluster]\nnodes = 0x{'f' * 5000}\n",
+        f"[cluster]\nmax_cost = {'9' * 5000}.0\n",
+        f"[cluster]\nname = {'[' * 5000}{']' * 5000}\n",
+        f"x = {'{a=' * 5000}\n",
+        "[" * 5000,
+    ],
+    ids=["decimal", "long", "hexadecimal", "float", "nested", "tables", "brackets"],
+)
+def test_huge_numbers_and_deep_nesting_are_refused(line: CommandLine, text: str) -> None:
+    line.write("cloudddp.toml", text)
+    done = line("up", "--dry-run")
+    refused(done, "cloudddp.toml")
+    assert len(done.stderr) < 2000
+
+
+def test_huge_environment_variable_is_refused(line: CommandLine) -> None:
+    done = line("up", "--dry-run", CLOUDDDP_NODES="1" * 5000)
+    refused(done, "CLOUDDDP_NODES")
+    assert len(done.stderr) < 2000

@@ -1,0 +1,35 @@
+"""A simulator with namespace nodes, for the tests of the product that need one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.harness import TIMEOUT, CommandLine, cannot, clean_environment
+
+from cloudddp.sim import control
+from cloudddp.sim.hosts import lab_namespaces
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
+    """One simulator for the tests of a module."""
+    if why := lab_namespaces.unavailable_reason():
+        cannot(why)
+    home = tmp_path_factory.mktemp("lab")
+    yield control.start(home, nodes="namespace", timeout=TIMEOUT)
+    control.stop(home)
+
+
+@pytest.fixture
+def lab_cli(lab: control.Simulator, project: Path, request: pytest.FixtureRequest) -> Iterator[CommandLine]:
+    """The command line with CLOUDDDP_SIM set, as a user runs it: it enters the lab's network by itself."""
+    cluster = f"t{abs(hash(request.node.nodeid)) % 10**9}"
+    env = clean_environment(
+        CLOUDDDP_HOME=str(lab.home), CLOUDDDP_CLUSTER=cluster, CLOUDDDP_YES="1", CLOUDDDP_SIM="1"
+    )
+    line = CommandLine(project, cluster, env)
+    yield line
+    line.end()
+    line.ok("down", "-y")

@@ -1,0 +1,345 @@
+"""The whole product on namespace nodes, which have their own network, processes and disk, and with faults."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.harness import CommandLine, cannot, wait_for
+
+from cloudddp.sim import control
+from cloudddp.sim.hosts import lab_namespaces
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
+    if why := lab_namespaces.unavailable_reason():
+        cannot(why)
+    home = tmp_path_factory.mktemp("lab")
+    yield control.start(home, nodes="namespace", interfaces=("ens5", "enp71s0"))
+    control.stop(home)
+
+
+@pytest.fixture
+def cli(lab_cli: CommandLine) -> CommandLine:
+    return lab_cli
+
+
+def nodes(cli: CommandLine) -> list[dict[str, Any]]:
+    return list(json.loads(cli.ok("status", "--json"))[0]["nodes"])
+
+
+def direct(cli: CommandLine, *options: str) -> None:
+    """Start two nodes, and let jobs start ranks without torchrun."""
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
+
+
+IDLE = 7  # processes of a node without a job: machine, init, sshd and its starter, and those of a connection
+WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
+
+
+def running(cli: CommandLine, script: str = "wait.py") -> Any:
+    """Start a job in the foreground, one rank on each of two nodes; return its process once both ranks run."""
+    process = cli.start("launch", script)
+    assert process.stdout is not None
+    begun: set[str] = set()
+    # The ranks print it themselves: a process count would include those that prepare the job.
+    while len(begun) < 2:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        begun |= {line} if "began" in line else set()
+    return process
+
+
+def counted(cli: CommandLine) -> list[dict[str, Any]]:
+    listed = json.loads(cli.ok("sim", "status", "--json"))["nodes"]
+    mine = {node["instance_id"] for node in nodes(cli)}
+    return [{**n, "processes": len(n["processes"])} for n in listed if n["instance_id"] in mine]
+
+
+@pytest.mark.torch
+def test_torchrun_across_hosts_with_different_interface_names(cli: CommandLine) -> None:
+    pytest.importorskip("torch")
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.write(
+        "reduce.py",
+        "import os, socket, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(1) * dist.get_rank()\n"
+        "dist.all_reduce(x)\n"
+        "print(int(x), socket.gethostname(), os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'],"
+        " torch.cuda.is_available(), flush=True)\n"
+        "dist.barrier()\n"
+        "os._exit(0)\n",  # gloo's threads sometimes abort the interpreter's shutdown
+    )
+    said = cli.ok("launch", "--nproc-per-node", "2", "reduce.py")
+    names = {node["private_ip"]: f"ip-{node['private_ip'].replace('.', '-')}" for node in nodes(cli)}
+    for name, interface in zip(sorted(names.values()), interfaces(cli), strict=True):
+        assert said.count(f"6 {name} {interface} ={interface} False") == 2, said
+    assert set(interfaces(cli)) == {"ens5", "enp71s0"}
+
+
+def interfaces(cli: CommandLine) -> list[str]:
+    """The name of each node's interface, in the order of host names."""
+    host, found = {}, {}
+    for line in cli.ok(
+        "exec", "--", "hostname; ls /sys/class/net"
+    ).splitlines():  # lines of the nodes are mixed
+        node, word = line.split("] ", 1)
+        if word.startswith(("ip-", "en")):
+            (host if word.startswith("ip-") else found)[node] = word
+    return [found[node] for node in sorted(host, key=host.__getitem__)]
+
+
+def test_sync_and_pull(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write(
+        "make.py",
+        "import os, pathlib\n"
+        "pathlib.Path('runs').mkdir(exist_ok=True)\n"
+        "pathlib.Path('runs/' + os.environ['RANK']).write_text(pathlib.Path('data.txt').read_text())\n",
+    )
+    cli.write("data.txt", "seven")
+    cli.ok("launch", "make.py")
+    cli.ok("pull")
+    (brought,) = (cli.cwd / "results").rglob("runs/0")
+    assert brought.read_text() == "seven"
+
+
+def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("wait.py", WAIT)
+    process = running(cli)
+    cli.ok("sim", "fault", "kill", nodes(cli)[1]["instance_id"])
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 1
+    assert "node 1 was lost: not responding for " in err
+    assert "node 1: AWS says that i-" in err
+    assert "is terminated: Server.InternalError" in err
+    assert "status`; with the remaining nodes: " in err
+    wait_for(
+        lambda: [n["processes"] <= IDLE for n in counted(cli)] == [True],
+        "nothing of the job on the other node",
+    )
+    refused = cli("launch", "wait.py")
+    assert refused.returncode == 1
+    assert "1 of 2 nodes" in refused.stderr
+    (job,) = json.loads(cli.ok("jobs", "--json"))
+    assert (job["state"], job["exit_code"]) == (
+        "failed",
+        None,
+    )  # the remaining rank was stopped and did not fail
+
+
+def test_silent_node_is_reported_before_it_is_lost(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("wait.py", WAIT)
+    process = running(cli)
+    assert process.stderr is not None
+    shown = []
+    for act, said in (
+        ("freeze", "node 1 is not responding; retrying"),
+        ("heal", "node 1 is responding again"),
+    ):
+        cli.ok("sim", "fault", act, "1")
+        shown.append(act)
+        while said not in shown[-1]:
+            shown.append(process.stderr.readline())
+            assert shown[-1], shown
+    cli.ok("cancel")
+    process.communicate(timeout=110)
+    assert process.returncode == 130
+
+
+def test_lost_node_is_found_after_the_other_has_finished(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write(
+        "until.py",
+        "import os, time\nprint('began', flush=True)\n"
+        "while not os.path.exists('enough'): time.sleep(0.05)\nraise SystemExit(3)\n",
+    )
+    process = running(cli, "until.py")
+    cli.ok("sim", "fault", "kill", nodes(cli)[1]["instance_id"])
+    cli.ok("exec", "--node", "0", "touch enough")
+    _, err = process.communicate(timeout=110)  # once, it gave up only after a long time without any node
+    assert process.returncode == 1
+    assert "node 1 was lost" in err
+    assert "agent" not in err
+
+
+def test_spot_interruption_ends_the_job(cli: CommandLine) -> None:
+    direct(cli, "--spot")
+    cli.write("wait.py", WAIT)
+    process = running(cli)
+    cli.ok("sim", "interrupt", nodes(cli)[0]["instance_id"], "--seconds", "1")
+    _, err = process.communicate(timeout=110)
+    assert process.returncode == 1
+    assert "node 0 was lost" in err
+    assert "is terminated: Server.SpotInstanceTermination" in err
+    assert "nothing is left" in cli.ok("down")
+
+
+def test_full_disk_is_reported_at_launch(cli: CommandLine) -> None:
+    direct(cli)
+    cli.ok("sim", "fault", "fill-disk", nodes(cli)[0]["instance_id"])
+    (cli.cwd / "data.bin").write_bytes(os.urandom(1 << 20))
+    cli.write("wait.py", WAIT)
+    done = cli("launch", "wait.py")
+    assert done.returncode == 1
+    assert "node 0: " in done.stderr
+    assert "node 0: not enough disk space for the project: 0 MiB free" in done.stderr
+
+
+@pytest.mark.parametrize(("kind", "verbs"), [("freeze", ("jobs", "logs", "cancel")), ("cut", ("jobs",))])
+def test_job_commands_with_a_silent_node(cli: CommandLine, kind: str, verbs: tuple[str, ...]) -> None:
+    direct(cli)
+    cli.write("wait.py", WAIT)
+    cli.ok("launch", "-d", "wait.py")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    cli.ok("sim", "fault", kind, "1")
+    shown = {"jobs": " running ", "logs": "[rank 0 | node 0] began", "cancel": "stopped\n"}
+    for verb in verbs:
+        done = cli(verb)
+        assert done.returncode == 1, (verb, done)
+        assert shown[verb] in done.stdout
+        assert "rank 1" not in done.stdout
+        assert f"node 1 ({nodes(cli)[1]['instance_id']}) at " in done.stderr
+        assert "node 1 could not be asked" in done.stderr
+        assert "the node itself" in done.stderr
+        assert "booting" not in done.stderr
+    refused = cli("launch", "wait.py")
+    assert refused.returncode == 1
+    assert "the node itself" in refused.stderr
+    cli.ok("sim", "fault", "heal", "1")
+    assert "stopped" in cli.ok("cancel")
+
+
+def test_down_reports_unpulled_results_without_a_silent_node(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("wait.py", "open('model.pt', 'w').write('w')\n" + WAIT)
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    cli.ok("sim", "fault", "freeze", "1")
+    done = cli.patient(15, "down")
+    assert done.returncode == 0, done.stderr
+    assert f"job {job} is running on node 0" in done.stderr
+    assert f"not pulled from node 0: model.pt (1 byte) of job {job}" in done.stderr
+    assert "node 1 did not answer" in done.stderr
+    assert "nothing is left" in done.stdout
+
+
+def test_cancel_ends_a_setup_with_sudo(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("cloudddp.toml", "[setup]\nrun = [\"sudo sh -c 'sleep 987; true'\"]\n")
+    cli.write("wait.py", WAIT)
+    process = cli.start("launch", "wait.py")
+    sleeping = "pgrep -x sleep -a || true"
+    wait_for(lambda: cli.ok("exec", sleeping).count("987") == 2, "the setup has begun on both nodes")
+    assert "its setup was stopped" in cli.ok("cancel")
+    process.communicate(timeout=110)
+    assert process.returncode == 130
+    assert "987" not in cli.ok("exec", sleeping)
+
+
+def test_jobs_of_a_node_with_full_disk(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("quick.py", "print('seen')\n")
+    cli.ok("launch", "quick.py")
+    cli.ok("sim", "fault", "fill-disk", "1")
+    assert " succeeded " in cli.ok("jobs")
+    assert "[rank 1 | node 1] seen" in cli.ok("logs")
+
+
+def test_rank_that_fails_on_a_full_disk_is_named(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("mark", "")
+    cli.write(
+        "fill.py",
+        "import os, time\nprint('began', flush=True)\n"
+        "while os.path.exists('mark') or os.environ['RANK'] == '0': time.sleep(0.05)\nopen('model.pt', 'wb', 0).write(bytes(9))\n",
+    )
+    process = running(cli, "fill.py")
+    cli.ok("sim", "fault", "fill-disk", "1")
+    cli.ok("exec", "--node", "1", "rm mark; dd if=/dev/zero of=rest bs=4096 2>&- || true")
+    _, err = process.communicate(timeout=110)
+    assert process.returncode == 1
+    assert "rank 1 on node 1 exited with code 1 first" in err
+
+
+def test_sim_status_shows_faults_until_healed(cli: CommandLine) -> None:
+    direct(cli)
+    faults = (
+        ("cut-between", "0", "1"),
+        ("fill-disk", "1"),
+        ("slow-ssh", "1"),
+        ("drop-ssh", "0"),
+        ("freeze", "0"),
+    )
+    for words in faults:
+        cli.ok("sim", "fault", *words)
+    first, second = counted(cli)
+    assert first["faults"] == ["freeze", "drop-ssh", f"cut-between {second['instance_id']}"]
+    assert second["faults"] == ["fill-disk", "slow-ssh", f"cut-between {first['instance_id']}"]
+    table = cli.ok("sim", "status")
+    assert "frozen, no ssh, cut from node 1\n" in table
+    assert "disk full, slow ssh, cut from node 0\n" in table
+    for rank in ("0", "1"):
+        cli.ok("sim", "fault", "heal", rank)
+    assert [node["faults"] for node in counted(cli)] == [[], []]
+
+
+def test_reboot_ends_a_freeze(cli: CommandLine, lab: control.Simulator) -> None:
+    boto3 = pytest.importorskip("boto3")
+    direct(cli)
+    cli.ok("sim", "fault", "freeze", "0")
+    (node, _) = counted(cli)
+    where = {"region_name": lab.region, "aws_access_key_id": "x", "aws_secret_access_key": "x"}
+    boto3.client("ec2", endpoint_url=lab.endpoint, **where).reboot_instances(
+        InstanceIds=[node["instance_id"]]
+    )
+    wait_for(lambda: counted(cli)[0]["faults"] == [], "the frozen machine is gone")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("fault", "explode", "0"), "faults: kill, cut"),
+        (("fault", "cut", "i-nowhere"), "nodes: "),
+        (("interrupt", "i-nowhere"), "nodes: "),
+        (("conditions", "{"), "not JSON"),
+    ],
+)
+def test_unknown_fault_or_node_is_a_usage_error(
+    cli: CommandLine, words: tuple[str, ...], message: str
+) -> None:
+    done = cli("sim", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_sim_start_refuses_another_node_kind(cli: CommandLine, tmp_path: Any) -> None:
+    asked = cli("sim", "start", "--nodes", "process")
+    assert asked.returncode == 1
+    assert "is already running, with namespace nodes" in asked.stderr
+
+
+def test_deadline_holds_without_the_supervisor(cli: CommandLine, lab: control.Simulator) -> None:
+    direct(cli)
+    cli.write("wait.py", WAIT)
+    cli.ok("launch", "-d", "wait.py")
+    cli.ok(
+        "exec",
+        "--",
+        'pkill -9 -f "[s]upervise --job"; while pgrep -f "[s]upervise --job"; do sleep 0.05; done',
+    )
+    ours = {node["instance_id"] for node in nodes(cli)}
+    moment = "$(date -u -d '+3 seconds' '+%F %T UTC')"
+    timer = "/etc/systemd/system/cloudddp-deadline.timer"
+    arm = f'sudo sed -i "s/^OnCalendar=.*/OnCalendar={moment}/" {timer}'
+    # a node that takes longer shuts down before it has answered
+    cli("exec", "--", f"{arm} && sudo systemctl restart cloudddp-deadline.timer")
+    wait_for(lambda: not ours & {n["instance_id"] for n in control.nodes(lab)}, "the nodes end")

@@ -1,0 +1,152 @@
+"""Parsing of unit files, compared with systemd where it is installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cloudddp import payload
+from cloudddp.cluster.plan import Identity, user_data
+from cloudddp.sim.guest import units
+from cloudddp.sim.hosts import user_data as parser
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
+HOUR = 3600.0
+
+
+def timer(*lines: str) -> units.Unit:
+    return units.parse("x.timer", "[Timer]\n" + "\n".join(lines))
+
+
+def our_units() -> dict[str, units.Unit]:
+    """The units in cloudddp's user data, for a deadline at noon, two hours after the start."""
+    texts = [payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
+    ends = datetime.fromtimestamp(NOON, UTC)
+    text = user_data(Identity("c", "k", "p", "q"), ends - timedelta(hours=2), ends, (texts[0], texts[1]))
+    files = parser.parse(text.encode()).config["write_files"]
+    return {
+        name: units.parse(name, file["content"])
+        for file in files
+        for name in [file["path"].rpartition("/")[2]]
+        if name.endswith((".timer", ".service"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        ("90", 90),
+        ("2h", 7200),
+        ("1h 30min", 5400),
+        ("1min30s", 90),
+        ("500ms", 0.5),
+        ("1.5h", 5400),
+        ("2 days", 172800),
+    ],
+)
+def test_time_spans_as_in_systemd(span: str, expected: float) -> None:
+    assert units.seconds(span) == expected
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(
+            ["systemd-analyze", "timespan", span],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={"LC_ALL": "C.UTF-8"},
+        )
+        assert f"{int(expected * 1e6)}" in done.stdout, done
+
+
+@pytest.mark.parametrize("span", ["", "soon", "2 fortnights", "h", "-3s"])
+def test_invalid_time_span_is_rejected(span: str) -> None:
+    with pytest.raises(ValueError, match="unsupported time span"):
+        units.seconds(span)
+
+
+def test_calendar_time_must_be_absolute_utc() -> None:
+    assert units.timestamp("2026-11-20 12:00:00 UTC") == NOON
+    for other in ("daily", "*-*-* 12:00:00", "2026-11-20 12:00:00", "2026-13-01 00:00:00 UTC", "Mon 12:00"):
+        with pytest.raises(ValueError):
+            units.timestamp(other)
+
+
+def test_time_passed_before_first_start_is_missed() -> None:
+    late = timer("OnCalendar=2026-11-20 12:00:00 UTC", "Persistent=true")
+    assert units.elapses(late, booted=NOON, armed=NOON + 5, since=NOON + 5).all == []
+
+
+def test_time_passed_while_down_elapses_at_once() -> None:
+    missed = timer("OnCalendar=2026-11-20 12:00:00 UTC", "Persistent=true")
+    assert units.elapses(missed, booted=NOON + 60, armed=NOON + 61, since=NOON - HOUR).all == [NOON + 61]
+
+
+def test_on_boot_sec_counts_from_boot() -> None:
+    found = units.elapses(
+        timer("OnBootSec=1h", "OnActiveSec=2h"), booted=NOON, armed=NOON + 10, since=NOON + 10
+    )
+    assert list(found.monotonic) == [NOON + HOUR, NOON + 10 + 2 * HOUR]
+    assert list(found.realtime) == []
+
+
+@pytest.mark.parametrize("line", ["OnUnitActiveSec=5min", "OnStartupSec=1h", "AccuracySec=1s"])
+def test_unsupported_timer_is_rejected(line: str) -> None:
+    with pytest.raises(ValueError, match=r"not supported|never elapses"):
+        units.elapses(timer(line), booted=0, armed=0, since=0)
+
+
+def test_our_timer_elapses_at_the_deadline() -> None:
+    found_units = our_units()
+    found = units.elapses(
+        found_units["cloudddp-deadline.timer"], booted=NOON - HOUR, armed=NOON - HOUR, since=NOON - HOUR
+    )
+    assert list(found.realtime) == [NOON]
+    assert list(found.monotonic) == [NOON + HOUR]
+    assert found_units["cloudddp-deadline.timer"].service == "cloudddp-deadline.service"
+    assert found_units["cloudddp-deadline.timer"].persistent
+
+
+def test_our_units_are_fully_supported() -> None:
+    assert {name: unit.unsupported for name, unit in our_units().items()} == {
+        "cloudddp-deadline.timer": [],
+        "cloudddp-deadline.service": [],
+    }
+
+
+def test_our_service_powers_off_despite_failures() -> None:
+    (first, first_ignored), *_, (last, last_ignored) = units.commands(
+        our_units()["cloudddp-deadline.service"]
+    )
+    assert (first[-1], first_ignored) == ("poweroff", True)
+    assert (last[-2:], last_ignored) == (["--force", "--force"], False)
+
+
+def test_empty_assignment_resets_the_key() -> None:
+    unit = units.parse(
+        "x.service", "[Service]\nType=oneshot\nExecStart=/bin/a\nExecStart=\nExecStart=-/bin/b 'c d'\n"
+    )
+    assert units.commands(unit) == [(["/bin/b", "c d"], True)]
+
+
+def test_comments_and_line_continuations() -> None:
+    unit = units.parse("x.service", "# c\n; c\n[Service]\nExecStart=/bin/a \\\n  b\n")
+    assert units.commands(unit) == [(["/bin/a", "b"], False)]
+
+
+@pytest.mark.parametrize("text", ["Key=value\n", "[Unit]\nnonsense\n"])
+def test_invalid_unit_error_does_not_quote_content(text: str) -> None:
+    with pytest.raises(ValueError) as error:
+        units.parse("x.service", text)
+    assert "nonsense" not in str(error.value)
+
+
+def test_simple_service_has_one_command() -> None:
+    with pytest.raises(ValueError, match="more than one ExecStart"):
+        units.commands(units.parse("x.service", "[Service]\nExecStart=/bin/a\nExecStart=/bin/b\n"))
+
+
+@pytest.mark.parametrize("name", ["../../etc/shadow", "a/b.service", "x.mount", "x"])
+def test_invalid_unit_name_is_not_found(name: str) -> None:
+    assert units.find(name) is None

@@ -1,0 +1,204 @@
+"""A node's deadline fires despite faults on the node: disk, sshd, killed processes, the state of the timer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import paramiko
+import pytest
+from support.labnode import LabLaptop, attempt, reachable, shell
+from support.simlab import until
+
+from cloudddp import payload
+from cloudddp.cluster.plan import Identity, user_data
+from cloudddp.sim import control
+from cloudddp.sim.linux import processes
+
+AHEAD = timedelta(seconds=15)  # time to boot a node and to inject the fault
+UNIT = "cloudddp-deadline"
+STAMP = f"/var/lib/systemd/timers/stamp-{UNIT}.timer"
+
+
+def comm(pid: int) -> str:
+    """Return the name of a process, or '' if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+Rest = Callable[[], None]  # the rest of a fault, run shortly before or after the deadline
+
+
+@dataclass
+class Case:
+    """A node with a fault that is about to reach its deadline."""
+
+    laptop: LabLaptop
+    node: dict[str, Any]
+    ssh: paramiko.SSHClient
+    expires: datetime
+    rest: Rest | None = None
+
+    @property
+    def id(self) -> str:
+        return str(self.node["InstanceId"])
+
+    def processes(self, name: str) -> list[int]:
+        """Return the pids of the node's processes with that name, as seen from the host."""
+        found = processes.belonging(self.laptop.sim.home, self.id)
+        return [p.pid for p in found if comm(p.pid) == name]
+
+    def detached(self, script: str) -> None:
+        """Run a script as root in its own session, since it may end the connection."""
+        attempt(self.ssh, f"nohup sudo setsid sh -c '{script}' > /dev/null 2>&1 < /dev/null &")
+
+    def await_port_closed(self) -> None:
+        """Return when the node's SSH port is closed."""
+        until(lambda: not reachable(self.laptop.sim, self.node["PublicIpAddress"], 22))
+
+    def reboot(self) -> None:
+        """Reboot through EC2, and wait until the node has booted."""
+        before = self.home
+        self.laptop.ec2.reboot_instances(InstanceIds=[self.id])
+        until(lambda: self.home not in ("", before))
+
+    @property
+    def home(self) -> str:
+        listed = control.nodes(self.laptop.sim)
+        return next((str(n["home"]) for n in listed if n["instance_id"] == self.id), "")
+
+
+def full_disk(case: Case) -> None:
+    control.fault(case.laptop.sim, "fill-disk", [case.id])
+    assert attempt(case.ssh, "echo word > file").status != 0
+
+
+def full_disk_and_reboot(case: Case) -> None:
+    full_disk(case)
+    case.reboot()
+
+
+def full_state_folder(case: Case) -> None:
+    case.detached("cat /dev/zero > /run/cloudddp/filler; touch /run/filled")
+    until(lambda: attempt(case.ssh, "test -e /run/filled").status == 0)
+
+
+def sshd_stopped_by_systemctl(case: Case) -> None:
+    case.detached("systemctl stop ssh")
+    case.await_port_closed()
+
+
+def sshd_killed(case: Case) -> None:
+    case.detached("pkill -9 -x sshd")
+    case.await_port_closed()
+
+
+def sshd_frozen(case: Case) -> None:
+    for pid in case.processes("sshd"):
+        os.kill(pid, signal.SIGSTOP)
+
+
+def all_python_processes_killed(case: Case) -> None:
+    case.detached("pkill -9 -f [c]loudddp; pkill -9 python; touch /run/killed")
+    until(lambda: attempt(case.ssh, "test -e /run/killed").status == 0)
+
+
+def all_processes_killed(case: Case) -> None:
+    case.detached("kill -9 -1")
+    case.await_port_closed()
+
+
+def stamp_in_the_future(case: Case) -> None:
+    shell(case.ssh, f"sudo touch -d '+1 day' {STAMP}")
+    case.reboot()
+
+
+def rebooting_at_the_deadline(case: Case) -> Rest:
+    def rest() -> None:
+        pause(case.expires - timedelta(seconds=1))
+        while datetime.now(UTC) < case.expires + timedelta(seconds=1):
+            if case.laptop.state(case.id) == "running":
+                case.laptop.ec2.reboot_instances(InstanceIds=[case.id])
+            time.sleep(0.1)
+
+    return rest
+
+
+def stopped_after_firing(case: Case) -> Rest:
+    """The stamp file says that the timer has fired, but the machine was stopped before the service ran."""
+    fired = case.expires + timedelta(seconds=1)
+    shell(case.ssh, f"sudo touch -d @{fired.timestamp():.0f} {STAMP}")
+    case.laptop.ec2.stop_instances(InstanceIds=[case.id])
+    until(lambda: case.laptop.state(case.id) == "stopped")
+
+    def rest() -> None:
+        pause(fired + timedelta(seconds=1))
+        case.laptop.ec2.start_instances(InstanceIds=[case.id])
+
+    return rest
+
+
+def pause(end: datetime) -> None:
+    while datetime.now(UTC) < end:
+        time.sleep(0.05)
+
+
+FAULTS: list[Callable[[Case], Rest | None]] = [
+    full_disk,
+    full_disk_and_reboot,
+    full_state_folder,
+    sshd_stopped_by_systemctl,
+    sshd_killed,
+    sshd_frozen,
+    all_python_processes_killed,
+    all_processes_killed,
+    stamp_in_the_future,
+    stopped_after_firing,
+    rebooting_at_the_deadline,
+]
+
+
+def launch(laptop: LabLaptop) -> Case:
+    """Launch a node with cloudddp's user data, and wait until its deadline is armed."""
+    expires = datetime.now(UTC).replace(microsecond=0) + AHEAD
+    texts = [payload.text(f"infra/node/{UNIT}.{kind}") for kind in ("timer", "service")]
+    identity = Identity("c", "k", laptop.host_key.private, laptop.host_key.public)
+    data = user_data(identity, expires - timedelta(hours=1), expires, (texts[0], texts[1]))
+    (node,) = laptop.launch(UserData=data, InstanceInitiatedShutdownBehavior="terminate")
+    case = Case(laptop, node, laptop.login(node), expires)
+    assert shell(case.ssh, "cloud-init status --wait") == "status: done"
+    assert shell(case.ssh, f"systemctl is-active {UNIT}.timer") == "active"
+    return case
+
+
+@pytest.fixture(scope="module")
+def broken(shared_lab_laptop: LabLaptop) -> dict[str, Case | Exception]:
+    """One node per fault. All are launched before the first test waits for its deadline."""
+    cases: dict[str, Case | Exception] = {}
+    for fault in FAULTS:
+        try:
+            cases[fault.__name__] = case = launch(shared_lab_laptop)
+            case.rest = fault(case)
+        except Exception as error:  # reported by the test of this fault
+            cases[fault.__name__] = error
+    return cases
+
+
+@pytest.mark.parametrize("fault", [fault.__name__ for fault in FAULTS])
+def test_deadline_ends_a_node_with(broken: dict[str, Case | Exception], fault: str) -> None:
+    case = broken[fault]
+    assert isinstance(case, Case), case
+    if case.rest:
+        case.rest()
+    until(lambda: case.laptop.state(case.id) == "terminated")
+    assert datetime.now(UTC) >= case.expires
+    (shown,) = case.laptop.describe(case.id)
+    assert shown["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"

@@ -1,0 +1,292 @@
+"""Nodes that end and boot again: reliably, and without trusting what root of the node has left on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import paramiko
+import pytest
+from support.labnode import LabLaptop, attempt, inside, reachable, shell
+from support.simlab import until
+
+from cloudddp.sim import control
+from cloudddp.sim.linux import processes
+
+LISTEN = """
+import socket, time
+line = socket.create_connection(("{address}", 22), 10)
+print(line.recv(4).decode(), flush=True)
+line.settimeout(0.2)
+end = time.monotonic() + 4
+received = "nothing"
+while time.monotonic() < end and received == "nothing":
+    try:
+        line.sendall(b"x")
+        received = {{b"": "EOF"}}.get(line.recv(99), "nothing")
+    except TimeoutError:
+        pass
+    except OSError as error:
+        received = str(error)
+print(received, flush=True)
+"""
+
+
+def record(laptop: LabLaptop, node: dict[str, Any]) -> dict[str, Any]:
+    return next(n for n in control.nodes(laptop.sim) if n["instance_id"] == node["InstanceId"])
+
+
+def pids(laptop: LabLaptop, node: dict[str, Any]) -> list[int]:
+    return [process.pid for process in processes.belonging(laptop.sim.home, node["InstanceId"])]
+
+
+def comm(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def reboot(laptop: LabLaptop, node: dict[str, Any]) -> None:
+    """Reboot through EC2, and wait until the node has booted."""
+    before = record(laptop, node)["home"]
+    laptop.ec2.reboot_instances(InstanceIds=[node["InstanceId"]])
+    until(lambda: record(laptop, node)["home"] not in ("", before))
+
+
+def reconnect(laptop: LabLaptop, node: dict[str, Any]) -> paramiko.SSHClient:
+    """Connect to a node that is rebooting."""
+
+    def fresh() -> paramiko.SSHClient | None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            client = laptop.login_unverified(node)
+            return client if attempt(client, "test -e /run/before").status == 1 else None
+        return None
+
+    return until(fresh)
+
+
+# -- files left by root of a node --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", ["/opt", "/tmp", "/etc/ssl", "/srv"])
+def test_links_on_the_disk_are_not_followed_at_reboot(
+    lab_laptop: LabLaptop, tmp_path: Path, link: str
+) -> None:
+    (node,) = lab_laptop.launch()
+    ssh = lab_laptop.login(node)
+    outside = tmp_path / "of this computer"
+    outside.mkdir()
+    (outside / "kept").touch()
+    shell(ssh, "sudo touch /run/before")
+    shell(ssh, f"sudo mv {link} {link}.old && sudo ln -s {shlex.quote(str(outside))} {link}")
+    attempt(ssh, "sudo reboot")
+    ssh = reconnect(lab_laptop, node)
+    assert [path.name for path in outside.iterdir()] == ["kept"]
+    assert shell(ssh, "test -w /tmp; test -s /etc/hosts; ls /opt/pytorch/bin/python") != ""
+
+
+def test_link_on_the_path_to_python_is_not_followed(lab_laptop: LabLaptop, tmp_path: Path) -> None:
+    (node,) = lab_laptop.launch()
+    ssh = lab_laptop.login(node)
+    shell(ssh, f"sudo touch /run/before; sudo mkdir -p /opt.new; sudo mv /opt /x; sudo ln -s {tmp_path} /opt")
+    shell(ssh, "sudo mv /etc/ssl /etc/x; sudo touch /etc/ssl")  # also with a file in its place
+    attempt(ssh, "sudo reboot")
+    assert shell(reconnect(lab_laptop, node), "readlink -e /opt /etc/ssl/certs") == "/opt\n/etc/ssl/certs"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("planted", ["ln -s /etc/hostname", "mkfifo"])
+def test_log_file_is_opened_with_node_privileges(lab_laptop: LabLaptop, planted: str) -> None:
+    (node,) = lab_laptop.launch()
+    ssh = lab_laptop.login(node)
+    shell(ssh, f"sudo touch /run/before; sudo rm /var/log/init.log; sudo {planted} /var/log/init.log")
+    reboot(lab_laptop, node)
+    again = reconnect(lab_laptop, node)
+    assert shell(again, "sudo readlink /proc/2/fd/1") == "/var/log/init.log"
+    assert shell(again, "sudo stat -c %F /var/log/init.log").startswith("regular")
+
+
+def test_reboot_despite_files_in_the_state_folder(lab_laptop: LabLaptop) -> None:
+    (node,) = lab_laptop.launch()
+    ssh = lab_laptop.login(node)
+    shell(ssh, "sudo touch /run/before; sudo mkdir -p /run/cloudddp/a/b; sudo touch /run/cloudddp/a/c")
+    attempt(ssh, "sudo reboot")
+    assert attempt(reconnect(lab_laptop, node), "test -e /run/cloudddp/a").status == 1
+    assert lab_laptop.state(node["InstanceId"]) == "running"
+
+
+def test_node_cannot_forge_how_it_ended(lab_laptop: LabLaptop) -> None:
+    (node,) = lab_laptop.launch()
+    shell(lab_laptop.login(node), "echo poweroff | sudo tee /run/cloudddp/power")
+    (first,) = [p for p in pids(lab_laptop, node) if comm(p) == "init"]
+    os.kill(first, signal.SIGKILL)  # from the host: signals of the node do not reach it
+    until(lambda: lab_laptop.state(node["InstanceId"]) == "terminated")
+    shown = lab_laptop.describe(node["InstanceId"])[0]
+    assert shown["StateReason"]["Code"] == "Server.InternalError"
+
+
+def test_init_ignores_signals(lab_laptop: LabLaptop) -> None:
+    (node,) = lab_laptop.launch()
+    ssh = lab_laptop.login(node)
+    for name in ("TERM", "INT", "HUP", "KILL", "STOP", "USR1", "PIPE"):
+        shell(ssh, f"sudo kill -{name} 1")
+    assert shell(ssh, "sudo systemctl is-system-running") == "running"
+
+
+# -- sshd --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["ssh", "sshd.service"])
+def test_sshd_can_be_stopped_started_and_reloaded(lab_laptop: LabLaptop, unit: str) -> None:
+    (node,) = lab_laptop.launch()
+    ssh = lab_laptop.login(node)
+    before = shell(ssh, "pgrep -f '^sshd: .*listener'")
+    shell(ssh, f"sudo systemctl reload {unit}; sudo systemctl start {unit}")
+    # Still the same process; it has no title until it has read its configuration again.
+    assert shell(ssh, "until pgrep -f '^sshd: .*listener'; do sleep 0.05; done") == before
+    shell(ssh, f"sudo systemctl stop {unit}")
+    assert attempt(ssh, f"systemctl is-active {unit}").out == b"inactive\n"
+    assert not reachable(lab_laptop.sim, node["PublicIpAddress"], 22)
+    assert attempt(ssh, f"sudo systemctl reload {unit}").status == 1
+    shell(ssh, f"sudo systemctl start {unit}; systemctl is-active {unit}")
+    assert shell(lab_laptop.login(node), "pgrep -f '^sshd: .*listener'") != before
+
+
+def test_orphans_are_reaped_and_exit_codes_kept(lab_laptop: LabLaptop) -> None:
+    (node,) = lab_laptop.launch()
+    ssh = lab_laptop.login(node)
+    shell(ssh, "for n in $(seq 20); do (sleep 0.2 &); done; sudo sh -c '(sleep 0.2 &) ; (sleep 0.3 &)'")
+    codes = "for n in $(seq 40); do (sleep 0.01 &); sudo sh -c 'exit 7' || echo $?; done"
+    assert shell(ssh, codes).split() == ["7"] * 40
+    until(lambda: attempt(ssh, "ps -e -o stat= | grep -q Z").status == 1)
+
+
+# -- ending ------------------------------------------------------------------------------------------------------
+
+
+def test_frozen_nodes_can_be_terminated_and_restarted(lab_laptop: LabLaptop) -> None:
+    ending, stopping = lab_laptop.launch(2)
+    for node in (ending, stopping):
+        control.fault(lab_laptop.sim, "freeze", [node["InstanceId"]])
+    lab_laptop.terminate(ending["InstanceId"])
+    lab_laptop.ec2.stop_instances(InstanceIds=[stopping["InstanceId"]])
+    until(lambda: lab_laptop.state(stopping["InstanceId"]) == "stopped")
+    lab_laptop.ec2.start_instances(InstanceIds=[stopping["InstanceId"]])
+    until(lambda: lab_laptop.state(stopping["InstanceId"]) == "running")
+    (again,) = lab_laptop.describe(stopping["InstanceId"])
+    assert shell(lab_laptop.login(again), "echo alive") == "alive"
+
+
+def test_freeze_stops_detached_processes(lab_laptop: LabLaptop) -> None:
+    (node,) = lab_laptop.launch()
+    away = "sudo env -i setsid sh -c 'sleep 54321 > /dev/null 2>&1 &' > /dev/null 2>&1"
+    shell(lab_laptop.login(node), f"{away}; until pgrep -x sleep && ! pgrep -x sh; do sleep 0.05; done")
+
+    def states() -> list[tuple[bytes, str]]:
+        return [
+            (Path(f"/proc/{p.pid}/cmdline").read_bytes(), Path(f"/proc/{p.pid}/stat").read_text().rpartition(")")[2][1])
+            for p in processes.belonging(lab_laptop.sim.home, node["InstanceId"])
+        ]  # fmt: skip
+
+    control.fault(lab_laptop.sim, "freeze", [node["InstanceId"]])
+    until(
+        lambda: {state for line, state in states() if b"cloudddp.sim.hosts.machine.boot" not in line} == {"T"}
+    )
+    assert [state for line, state in states() if b"54321" in line] == ["T"]
+
+
+def test_simulator_with_frozen_nodes_stops(home: Path) -> None:
+    laptop = LabLaptop(control.start(home, nodes="namespace"), "key")
+    for node in laptop.launch(2):
+        control.fault(laptop.sim, "freeze", [node["InstanceId"]])
+    assert control.stop(home) > 0
+
+
+def test_killed_node_sends_no_packet_to_its_peers(lab_laptop: LabLaptop) -> None:
+    failing, peer = lab_laptop.launch(2)
+    ssh = lab_laptop.login(peer)
+    code = shlex.quote(LISTEN.format(address=failing["PrivateIpAddress"]))
+    shell(ssh, f"nohup python3 -c {code} > received 2>&1 & until [ -s received ]; do sleep 0.05; done")
+    with inside(lab_laptop.sim):
+        line = socket.create_connection((failing["PublicIpAddress"], 22), timeout=10)
+    with line:
+        assert line.recv(4) == b"SSH-"
+        time.sleep(0.2)
+        line.settimeout(0.1)
+        with contextlib.suppress(TimeoutError):
+            line.recv(1 << 16)
+        control.fault(lab_laptop.sim, "kill", [failing["InstanceId"]])
+        line.settimeout(2)
+        with pytest.raises(TimeoutError):
+            line.recv(1)
+    assert until(lambda: len(lines := shell(ssh, "cat received").split("\n")) == 2 and lines) == ["SSH-", "nothing"]  # fmt: skip
+    until(lambda: lab_laptop.state(failing["InstanceId"]) == "terminated")
+
+
+def test_handle_never_signals_a_reused_pid() -> None:
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+        os._exit(0)
+    held = processes.Handle(child, parent=os.getpid())
+    held.kill()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
+    held.kill()
+    held.close()
+    held.close()
+    held.kill()
+    with pytest.raises(ProcessLookupError):
+        processes.Handle(os.getppid(), parent=os.getpid())
+
+
+# -- faults ----------------------------------------------------------------------------------------------------
+
+
+def test_network_fault_outlives_a_reboot(lab_laptop: LabLaptop) -> None:
+    (node,) = lab_laptop.launch()
+    lab_laptop.login(node)
+    control.fault(lab_laptop.sim, "cut", [node["InstanceId"]])
+    reboot(lab_laptop, node)
+    lab_laptop.launch()  # replaces the firewall rules
+    assert not reachable(lab_laptop.sim, node["PublicIpAddress"], 22)
+    control.fault(lab_laptop.sim, "heal", [node["InstanceId"]])
+    until(lambda: reachable(lab_laptop.sim, node["PublicIpAddress"], 22))
+
+
+def test_reused_address_has_no_fault(lab_laptop: LabLaptop) -> None:
+    (node,) = lab_laptop.launch()
+    control.fault(lab_laptop.sim, "cut", [node["InstanceId"]])
+    lab_laptop.terminate(node["InstanceId"])
+    (other,) = lab_laptop.launch(PrivateIpAddress=node["PrivateIpAddress"])
+    assert other["PrivateIpAddress"] == node["PrivateIpAddress"]
+    until(lambda: reachable(lab_laptop.sim, other["PublicIpAddress"], 22))
+
+
+# -- names -----------------------------------------------------------------------------------------------------
+
+READER = """
+import os, signal
+seen, over = set(), []
+signal.signal(signal.SIGTERM, lambda *_: over.append(1))
+print("up", flush=True)
+while not over:
+    handle = os.open("/etc/hosts", os.O_RDONLY)
+    seen.add(os.read(handle, 20))
+    os.close(handle)
+print(seen, flush=True)
+"""
+
+
+def test_hosts_file_is_readable_during_changes(lab_laptop: LabLaptop) -> None:
+    (node,) = lab_laptop.launch()
+    ssh = lab_laptop.login(node)
+    shell(ssh, f"nohup python3 -c {shlex.quote(READER)} > seen 2>&1 & until [ -s seen ]; do sleep 0.05; done")
+    for _ in range(2):
+        lab_laptop.terminate(*(one["InstanceId"] for one in lab_laptop.launch(6)))
+    shell(ssh, "pkill -TERM -f O_RDONLY")
+    shown = until(lambda: len(lines := shell(ssh, "cat seen").splitlines()) == 2 and lines)
+    assert shown == ["up", str({b"127.0.0.1 localhost\n"})]

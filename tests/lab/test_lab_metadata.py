@@ -1,0 +1,342 @@
+"""The instance metadata service at 169.254.169.254, as namespace nodes see it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import paramiko
+import pytest
+from support.labnode import LabLaptop, attempt, inside, shell
+from support.simlab import until
+
+from cloudddp.errors import UsageError
+from cloudddp.sim import control
+
+# Runs on the node: METHOD PATH HEADER=VALUE ... -> status, body, headers.
+ASK = """
+import http.client, json, sys
+line = http.client.HTTPConnection("169.254.169.254", timeout=30)
+line.request(sys.argv[1], sys.argv[2], headers=dict(h.split("=", 1) for h in sys.argv[3:]))
+answer = line.getresponse()
+print(json.dumps([answer.status, answer.read().decode(), {k.lower(): v for k, v in answer.getheaders()}]))
+"""
+TTL, TOKEN = "X-aws-ec2-metadata-token-ttl-seconds", "X-aws-ec2-metadata-token"
+SPOT = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
+
+
+class MetadataClient:
+    """Sends requests from a node, with a token unless told otherwise."""
+
+    def __init__(self, client: paramiko.SSHClient) -> None:
+        self._client = client
+        self._token = ""
+
+    def raw(self, method: str, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
+        words = [f"{name.replace('_', '-')}={value}" for name, value in headers.items()]
+        command = shlex.join(["/opt/pytorch/bin/python", "-c", ASK, method, path, *words])
+        status, body, response_headers = json.loads(shell(self._client, command))
+        return status, body, response_headers
+
+    def token(self, seconds: int | str = 21600) -> str:
+        status, token, _ = self.raw("PUT", "/latest/api/token", **{TTL: str(seconds)})
+        assert status == 200
+        return token
+
+    def get(self, path: str) -> tuple[int, str]:
+        self._token = self._token or self.token()
+        return self.raw("GET", f"/latest/{path}", **{TOKEN: self._token})[:2]
+
+    def __call__(self, path: str) -> str:
+        status, body = self.get(path)
+        assert status == 200, (path, status)
+        return body
+
+
+@pytest.fixture(scope="module")
+def instance(shared_lab_laptop: LabLaptop) -> dict[str, Any]:
+    tags = [{"Key": "Name", "Value": "one"}, {"Key": "cloudddp:cluster", "Value": "c"}]
+    return shared_lab_laptop.launch(
+        MetadataOptions={"HttpTokens": "required", "InstanceMetadataTags": "enabled"},
+        TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+    )[0]
+
+
+@pytest.fixture(scope="module")
+def client(shared_lab_laptop: LabLaptop, instance: dict[str, Any]) -> paramiko.SSHClient:
+    return shared_lab_laptop.login(instance)
+
+
+@pytest.fixture(scope="module")
+def ask(client: paramiko.SSHClient) -> MetadataClient:
+    return MetadataClient(client)
+
+
+def test_token_is_required(ask: MetadataClient) -> None:
+    assert ask.raw("GET", "/latest/meta-data/instance-id")[0] == 401
+    assert ask.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: "nonsense"})[0] == 401
+    forged = ask.token()[:-5] + "AAAA="
+    assert ask.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: forged})[0] == 401
+
+
+@pytest.mark.parametrize("seconds", ["0", "21601", "-1", "soon", "1.5"])
+def test_token_ttl_limits(ask: MetadataClient, seconds: str) -> None:
+    assert ask.raw("PUT", "/latest/api/token", **{TTL: seconds})[0] == 400
+
+
+def test_token_needs_ttl_header_and_no_proxy(ask: MetadataClient) -> None:
+    assert ask.raw("PUT", "/latest/api/token")[0] == 400
+    assert ask.raw("PUT", "/latest/api/token", **{TTL: "60", "X-Forwarded-For": "1.2.3.4"})[0] == 403
+    assert ask.raw("GET", "/latest/api/token")[0] == 405
+
+
+def test_token_expires(ask: MetadataClient) -> None:
+    token = ask.token(1)
+    until(lambda: ask.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: token})[0] == 401)
+
+
+def test_remaining_ttl_is_returned(ask: MetadataClient) -> None:
+    token = ask.token(600)
+    status, _, headers = ask.raw("GET", "/latest/meta-data/", **{TOKEN: token})
+    assert status == 200
+    assert 0 < int(headers[TTL.lower()]) <= 600
+
+
+def test_token_of_another_node_is_invalid(lab_laptop: LabLaptop, ask: MetadataClient) -> None:
+    other = MetadataClient(lab_laptop.login(lab_laptop.launch()[0]))
+    assert ask.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: other.token()})[0] == 401
+
+
+def test_metadata_matches_the_api(
+    ask: MetadataClient, instance: dict[str, Any], shared_lab_laptop: LabLaptop
+) -> None:
+    expected = {
+        "ami-id": instance["ImageId"],
+        "ami-launch-index": "0",
+        "hostname": instance["PrivateDnsName"],
+        "instance-id": instance["InstanceId"],
+        "instance-life-cycle": "on-demand",
+        "instance-type": "g5.12xlarge",
+        "local-hostname": instance["PrivateDnsName"],
+        "local-ipv4": instance["PrivateIpAddress"],
+        "placement/availability-zone": instance["Placement"]["AvailabilityZone"],
+        "placement/region": "us-east-1",
+        "public-ipv4": instance["PublicIpAddress"],
+        "public-keys/": f"0={shared_lab_laptop.name}",
+        "public-keys/0/": "openssh-key",
+        "public-keys/0/openssh-key": shared_lab_laptop.key.public,
+        "security-groups": shared_lab_laptop.name,
+    }
+    assert {path: ask(f"meta-data/{path}") for path in expected} == expected
+    (reservation,) = shared_lab_laptop.ec2.describe_instances(InstanceIds=[instance["InstanceId"]])[
+        "Reservations"
+    ]
+    assert ask("meta-data/reservation-id") == reservation["ReservationId"]
+
+
+def test_interface_by_mac_address(
+    ask: MetadataClient, instance: dict[str, Any], client: paramiko.SSHClient
+) -> None:
+    mac = ask("meta-data/mac")
+    assert mac == shell(client, "cat /sys/class/net/ens5/address")
+    assert ask("meta-data/network/interfaces/macs/") == f"{mac}/"
+    here = f"meta-data/network/interfaces/macs/{mac}"
+    assert ask(f"{here}/device-number") == "0"
+    assert ask(f"{here}/subnet-id") == instance["SubnetId"]
+    assert ask(f"{here}/vpc-id") == instance["VpcId"]
+    assert ask(f"{here}/local-ipv4s") == instance["PrivateIpAddress"]
+    assert ask(f"{here}/security-group-ids") == instance["SecurityGroups"][0]["GroupId"]
+    assert ask(f"{here}/ipv4-associations/{instance['PublicIpAddress']}") == instance["PrivateIpAddress"]
+
+
+def test_every_listed_path_exists(ask: MetadataClient, client: paramiko.SSHClient) -> None:
+    walk = r"""
+import sys, urllib.request
+def get(path):
+    request = urllib.request.Request("http://169.254.169.254/latest/" + path, headers={"X-aws-ec2-metadata-token": sys.argv[1]})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return answer.read().decode()
+def visit(path):
+    for line in get(path).splitlines():
+        name = line.partition("=")[0] + "/" if path.endswith("public-keys/") else line
+        visit(path + name) if name.endswith("/") else print(path + name, len(get(path + name)) > 0)
+visit("")
+"""
+    seen = shell(client, shlex.join(["/opt/pytorch/bin/python", "-c", walk, ask.token()])).splitlines()
+    assert {"meta-data/placement/region True", "dynamic/instance-identity/document True"} <= set(seen)
+    assert [line for line in seen if not line.endswith(" True")] == []
+
+
+def test_identity_document(ask: MetadataClient, instance: dict[str, Any]) -> None:
+    document = json.loads(ask("dynamic/instance-identity/document"))
+    assert (document["instanceId"], document["privateIp"]) == (
+        instance["InstanceId"],
+        instance["PrivateIpAddress"],
+    )
+    assert (document["region"], document["accountId"]) == ("us-east-1", "123456789012")
+    assert ask.get("dynamic/instance-identity/signature")[0] == 404  # only AWS can create one
+
+
+def test_user_data_is_unchanged(ask: MetadataClient, shared_lab_laptop: LabLaptop) -> None:
+    assert ask("user-data") == shared_lab_laptop.user_data()
+
+
+def test_instance_tags_in_metadata(ask: MetadataClient) -> None:
+    assert ask("meta-data/tags/instance/Name") == "one"
+    assert ask("meta-data/tags/instance/cloudddp:cluster") == "c"
+    assert ask("meta-data/tags/instance/").splitlines() == ["Name", "cloudddp:cluster"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "meta-data/nothing",
+        "meta-data/instance-id/x",
+        "meta-data/spot/instance-action",
+        "x",
+        "../latest/user-data",
+    ],
+)
+def test_unknown_path_is_404(ask: MetadataClient, path: str) -> None:
+    assert ask.get(path)[0] == 404
+
+
+def test_boto3_finds_its_region_in_metadata(client: paramiko.SSHClient) -> None:
+    """botocore's metadata client on the node: an independent witness."""
+    code = "import botocore.utils; print(botocore.utils.InstanceMetadataRegionFetcher(timeout=30).retrieve_region())"
+    environment = "env -u AWS_EC2_METADATA_DISABLED"
+    assert shell(client, f"{environment} /opt/pytorch/bin/python -c {shlex.quote(code)}") == "us-east-1"
+
+
+def test_version_1_without_tags_and_user_data(
+    lab_laptop: LabLaptop,
+) -> None:
+    node = lab_laptop.launch(MetadataOptions={"HttpTokens": "optional"}, UserData="")[0]
+    ask = MetadataClient(lab_laptop.login_unverified(node))
+    assert ask.raw("GET", "/latest/meta-data/instance-id")[:2] == (200, node["InstanceId"])
+    assert ask.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: "nonsense"})[0] == 401
+    assert ask.raw("GET", "/latest/meta-data/tags/instance/")[0] == 404
+    assert ask.raw("GET", "/latest/user-data")[0] == 404
+
+
+def test_disabled_endpoint_is_403(lab_laptop: LabLaptop) -> None:
+    ask = MetadataClient(lab_laptop.login(lab_laptop.launch(MetadataOptions={"HttpEndpoint": "disabled"})[0]))
+    assert ask.raw("PUT", "/latest/api/token", **{TTL: "60"})[0] == 403
+    assert ask.raw("GET", "/latest/meta-data/")[0] == 403
+
+
+def test_changed_metadata_options_are_effective(lab_laptop: LabLaptop) -> None:
+    node = lab_laptop.launch(MetadataOptions={"HttpTokens": "optional"})[0]
+    ask = MetadataClient(lab_laptop.login(node))
+    assert ask.raw("GET", "/latest/meta-data/instance-id")[0] == 200
+    lab_laptop.ec2.modify_instance_metadata_options(InstanceId=node["InstanceId"], HttpTokens="required")
+    assert ask.raw("GET", "/latest/meta-data/instance-id")[0] == 401
+
+
+def test_laptop_is_disconnected(lab: control.Simulator) -> None:
+    with inside(lab), socket.create_connection(("169.254.169.254", 80), timeout=30) as line:
+        line.sendall(b"GET /latest/meta-data/ HTTP/1.0\r\n\r\n")
+        try:
+            assert line.recv(100) == b""
+        except ConnectionResetError:
+            pass
+
+
+def test_spot_interruption_notice_and_termination(lab_laptop: LabLaptop) -> None:
+    node, other = lab_laptop.launch(2, InstanceMarketOptions=SPOT)
+    ask = MetadataClient(lab_laptop.login(node))
+    assert ask("meta-data/instance-life-cycle") == "spot"
+    assert [ask.get(f"meta-data/{path}")[0] for path in NOTICES] == [404, 404, 404]
+    interruption = control.interrupt(lab_laptop.sim, node["InstanceId"], seconds=3600)
+    action, termination, rebalance = (ask(f"meta-data/{path}") for path in NOTICES)
+    assert json.loads(action) == {"action": "terminate", "time": interruption["time"]}
+    assert termination == interruption["time"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", interruption["time"])
+    assert json.loads(rebalance)["noticeTime"] <= interruption["time"]
+    assert lab_laptop.state(node["InstanceId"]) == "running"
+    interruption = control.interrupt(lab_laptop.sim, other["InstanceId"], seconds=1)
+    until(lambda: lab_laptop.state(other["InstanceId"]) == "terminated")
+    assert datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") >= interruption["time"]
+    (gone,) = lab_laptop.describe(other["InstanceId"])
+    assert gone["StateReason"]["Code"] == "Server.SpotInstanceTermination"
+    (request,) = lab_laptop.ec2.describe_spot_instance_requests(
+        SpotInstanceRequestIds=[gone["SpotInstanceRequestId"]]
+    )["SpotInstanceRequests"]
+    assert (request["State"], request["Status"]["Code"]) == ("closed", "instance-terminated-no-capacity")
+
+
+NOTICES = ("spot/instance-action", "spot/termination-time", "events/recommendations/rebalance")
+
+
+def test_only_a_spot_node_can_be_interrupted_once(lab_laptop: LabLaptop, ask: MetadataClient) -> None:
+    fixed, spot = lab_laptop.launch()[0], lab_laptop.launch(InstanceMarketOptions=SPOT)[0]
+    with pytest.raises(UsageError, match="is not a spot instance"):
+        control.interrupt(lab_laptop.sim, fixed["InstanceId"], seconds=5)
+    with pytest.raises(UsageError, match="no node"):
+        control.interrupt(lab_laptop.sim, "i-nobody", seconds=5)
+    for seconds in (-1, 1e12):
+        with pytest.raises(UsageError, match="seconds must be"):
+            control.interrupt(lab_laptop.sim, spot["InstanceId"], seconds=seconds)
+    control.interrupt(lab_laptop.sim, spot["InstanceId"], seconds=3600)
+    with pytest.raises(UsageError, match="already has its notice"):
+        control.interrupt(lab_laptop.sim, spot["InstanceId"], seconds=3600)
+
+
+def test_reason_of_user_termination_during_notice(lab_laptop: LabLaptop) -> None:
+    node = lab_laptop.launch(InstanceMarketOptions=SPOT)[0]
+    control.interrupt(lab_laptop.sim, node["InstanceId"], seconds=3600)
+    lab_laptop.terminate(node["InstanceId"])
+    assert lab_laptop.describe(node["InstanceId"])[0]["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
+
+
+def test_metadata_is_not_subject_to_rules_and_faults(lab_laptop: LabLaptop) -> None:
+    lab_laptop.ec2.revoke_security_group_egress(
+        GroupId=lab_laptop.group, IpPermissions=[{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+    )
+    client = lab_laptop.login(lab_laptop.launch()[0])
+    assert MetadataClient(client)("meta-data/placement/region") == "us-east-1"
+    assert attempt(client, "timeout 2 bash -c '</dev/tcp/169.254.169.254/22'").status != 0
+
+
+FLOOD = """
+import socket, time
+lines = [socket.create_connection(("169.254.169.254", 80), 30) for _ in range(200)]
+print("up", flush=True)
+end = time.monotonic() + 120
+left = []
+for line in lines[:1] + lines[-1:]:
+    line.settimeout(0.5)
+    while time.monotonic() < end:
+        try:
+            line.sendall(b"G")  # never completes the request, but stays active
+            if not line.recv(1):
+                break
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    else:
+        left.append(line)
+print(f"left: {len(left)}", flush=True)
+"""
+
+
+def test_node_cannot_exhaust_the_metadata_server(lab_laptop: LabLaptop, lab: control.Simulator) -> None:
+    greedy, other = lab_laptop.launch(2)
+    ssh, ask = lab_laptop.login(greedy), MetadataClient(lab_laptop.login(other))
+    shell(
+        ssh,
+        f"nohup python3 -c {shlex.quote(FLOOD)} > crowd 2>&1 & until grep -q up crowd; do sleep 0.05; done",
+    )
+    assert ask("meta-data/instance-id") == other["InstanceId"]
+    assert threads(lab) < 120  # connections are accepted in order, so the 200 have been seen
+    assert until(lambda: "left: 0" in shell(ssh, "cat crowd"), 120)
+
+
+def threads(lab: control.Simulator) -> int:
+    return len(list(Path(f"/proc/{lab.pid}/task").iterdir()))

@@ -1,0 +1,259 @@
+"""Another user of the computer, with a real second uid, can neither reach, read nor stop a simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import stranger
+from support.harness import ROOT, cannot
+
+from cloudddp.sim.guest import on_node
+from cloudddp.sim.hosts import lab_namespaces
+from cloudddp.sim.linux import processes
+
+OWNER, OTHER = 54321, 54322  # uids that no computer assigns
+SCRIPT = Path(stranger.__file__)
+PYTHONS = (sys.executable, f"/usr/bin/python3.{sys.version_info[1]}")
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def python_of(user: int, *candidates: str) -> str:
+    """Return the first interpreter that this user may run."""
+    for candidate in candidates:
+        try:
+            subprocess.run([candidate, "-S", "-c", ""], cwd="/", capture_output=True, check=True, **_as(user))
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return candidate
+    return cannot(f"no Python that user {user} may run among {', '.join(candidates)}")
+
+
+def _as(user: int) -> dict[str, Any]:
+    return {"user": user, "group": user, "extra_groups": []}
+
+
+@dataclass
+class Owner:
+    """The user who has started a simulator with one node and a process on it."""
+
+    uid: int
+    nodes: str
+    folder: Path
+    python: str
+    umask: int = 0
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "state"
+
+    def __call__(self, *words: str) -> str:
+        done = self.run(*words)
+        assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        env = {
+            "PATH": SYSTEM_PATH, "HOME": str(self.folder), "CLOUDDDP_HOME": str(self.home), "CLOUDDDP_CLUSTER": "mine",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]), "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        return subprocess.run(
+            [self.python, "-m", "cloudddp", *words], cwd=self.folder, env=env, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=120, check=False, umask=self.umask, **_as(self.uid),
+        )  # fmt: skip
+
+    def start(self) -> None:
+        self("sim", "start", "--nodes", self.nodes)
+        self("--sim", "up", "-n", "1", "-t", "g5.xlarge")
+        self("--sim", "exec", "--", "nohup sleep 4321 > /dev/null 2>&1 < /dev/null & echo begun")
+
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads(self("sim", "status", "--json")))
+
+    def pids(self) -> list[int]:
+        return [process.pid for process in processes.belonging(self.home)]
+
+    def exposed(self, network: int) -> dict[str, Any]:
+        """Return the targets for the other user. `network` is the pid of a process in the other user's network."""
+        pids = self.pids()
+        return {
+            "endpoint": int(self.status()["endpoint"].rpartition(":")[2]),
+            "tcp": listening(pids, network),
+            "patience": 60,
+            "unix": unix_sockets(pids, network),
+            "paths": [str(path) for path in (self.home, *self.home.rglob("*"))],
+            "pids": pids,
+        }
+
+
+def sockets(pids: list[int]) -> set[str]:
+    """Return the inodes of the processes' sockets."""
+    found = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = os.readlink(descriptor)  # noqa: PTH115  not a path
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                found.add(target[8:-1])
+    return found
+
+
+def listening(pids: list[int], network: int) -> list[tuple[str, int]]:
+    ours, found = sockets(pids), []
+    for line in Path(f"/proc/{network}/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A" and words[9] in ours:
+            address, port = words[1].split(":")
+            octets = bytes.fromhex(address)[::-1]
+            found.append((".".join(map(str, octets)), int(port, 16)))
+    return found
+
+
+def unix_sockets(pids: list[int], network: int) -> list[str]:
+    ours = sockets(pids)
+    lines = [line.split() for line in Path(f"/proc/{network}/net/unix").read_text().splitlines()[1:]]
+    return [words[7] for words in lines if words[6] in ours and len(words) > 7]
+
+
+def attempt(user: int, wanted: dict[str, Any]) -> list[str]:
+    """Return what the other user succeeds in."""
+    # Not from the tests' folder, which another user may be unable to read.
+    python = python_of(user, "/usr/bin/python3", sys.executable)
+    done = subprocess.run(
+        [python, "-I", "-c", SCRIPT.read_text()], input=json.dumps(wanted), capture_output=True, text=True, cwd="/",
+        timeout=300, check=False, env={"PATH": SYSTEM_PATH}, **_as(user),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(0, "process"), (0, "namespace"), (OWNER, "process"), (OWNER, "namespace")],
+    ids=["root-process", "root-namespace", "user-process", "user-namespace"],
+)
+def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
+    uid, nodes = request.param
+    if os.getuid():
+        cannot("needs root to become another user")
+    python = python_of(uid, *PYTHONS)
+    if nodes == "namespace" and (why := unavailable_reason(uid, python)):
+        cannot(f"no namespaces for user {uid}: {why}")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, uid, uid)
+        Path(folder).chmod(0o755)  # like a home folder that others may read
+        found = Owner(uid, nodes, Path(folder), python)
+        try:
+            found.start()
+            yield found
+        finally:
+            found("sim", "stop")
+
+
+def unavailable_reason(uid: int, python: str) -> str:
+    if not uid:
+        return lab_namespaces.unavailable_reason()
+    asked = subprocess.run(
+        [python, "-c", "from cloudddp.sim.hosts import lab_namespaces as lab; print(lab.unavailable_reason())"], cwd="/", capture_output=True,
+        text=True, check=False, **_as(uid),
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]), "PATH": SYSTEM_PATH},
+    )  # fmt: skip
+    return asked.stdout.strip() or asked.stderr[-300:]
+
+
+def test_other_users_have_no_access(owner: Owner) -> None:
+    wanted = owner.exposed(os.getpid())
+    assert wanted["tcp"]
+    assert len(wanted["paths"]) > 5
+    assert len(wanted["pids"]) > 1
+    before = owner.status()
+    assert attempt(OTHER, wanted) == []
+    assert owner.status() == before
+
+
+def test_owner_has_access(owner: Owner) -> None:
+    """So that the test above can fail."""
+    wanted = owner.exposed(os.getpid())
+    wanted["endpoint"] = 0  # without the requests, which would end it
+    wanted["patience"] = 5  # a connection that is accepted stays open
+    achieved = " ".join(attempt(owner.uid, wanted))
+    server = owner.status()["pid"]
+    for needed in (
+        "answers b",
+        "can be read",
+        "can be written",
+        "can be planted",
+        f"{server}: environ can be",
+    ):
+        assert needed in achieved, needed
+
+
+@pytest.mark.parametrize("uid", [100, 1000, 1001, 1500, 65534])
+def test_node_uids_belong_to_no_user(owner: Owner, uid: int) -> None:
+    """A user can trace processes with the same uid, also in other namespaces."""
+    assert attempt(uid, {**owner.exposed(os.getpid()), "endpoint": 0, "tcp": [], "paths": []}) == []
+    assert on_node.USER_ID >= 1879048192  # systemd.io/UIDS-GIDS: never assigned
+
+
+def test_nodes_are_unreachable_from_outside_the_lab(owner: Owner) -> None:
+    listeners = [address for address, _ in listening(owner.pids(), os.getpid())]
+    assert {address.partition(".")[0] for address in listeners} == {"127"}
+    (node,) = owner.status()["nodes"]
+    shown = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True).stdout
+    for address in (node["private_ip"], node["public_ip"]) if owner.nodes == "namespace" else ():
+        assert address not in shown
+        way = subprocess.run(
+            ["ip", "-4", "route", "get", address], capture_output=True, text=True, check=False
+        )
+        assert way.returncode != 0 or "via" in way.stdout  # no route, or one away from this computer
+
+
+def test_simulator_of_another_user_is_not_used() -> None:
+    """In a folder that both users can write, one could make the other run commands."""
+    if os.getuid():
+        cannot("needs root to become another user")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        other = Owner(OWNER, "process", Path(folder), python_of(OWNER, *PYTHONS))
+        other("sim", "start", "--nodes", "process")
+        other.home.chmod(0o777)
+        try:
+            mine = Owner(0, "process", Path(folder), sys.executable)
+            for words in (("sim", "status"), ("sim", "start"), ("--sim", "up", "-n", "1", "-t", "g5.xlarge")):
+                done = mine.run(*words)
+                assert done.returncode in (1, 2), words
+                assert "belongs to another user" in done.stderr or "is not running" in done.stderr
+        finally:
+            other.home.chmod(0o700)
+            other("sim", "stop")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_umask_does_not_affect_nodes(umask: int) -> None:
+    if why := lab_namespaces.unavailable_reason():
+        cannot(why)
+    with tempfile.TemporaryDirectory() as folder:
+        owner = Owner(0, "namespace", Path(folder), sys.executable, umask=umask)
+        try:
+            owner.start()
+            seen = owner(
+                "--sim", "exec", "--", "id -un; nvidia-smi -L; stat -c %a /etc/passwd /etc/hosts /tmp"
+            )
+            assert [line.partition("] ")[2] for line in seen.splitlines() if "GPU" not in line] == [
+                "ubuntu", "644", "644", "1777",
+            ]  # fmt: skip
+            assert "A10G (simulated)" in seen
+            assert {path.stat().st_mode & 0o077 for path in (owner.home, owner.home / "sim")} == {0}
+        finally:
+            owner("sim", "stop")

@@ -1,0 +1,359 @@
+"""Starting, finding and stopping the simulator, also after crashes, and access to its API."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from support.simlab import Laptop, execute, until
+
+import cloudddp
+from cloudddp.errors import CloudDDPError
+from cloudddp.sim import control
+from cloudddp.sim.linux import processes
+
+PACKAGE = Path(cloudddp.__file__).parent
+
+
+def started(code: str, *arguments: str, **more: object) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,  # type: ignore[call-overload]
+    )
+
+
+def test_control_imports_no_heavy_package() -> None:
+    code = "import sys, cloudddp.sim.control; print(*sys.modules)"
+    output, errors = started(code).communicate(timeout=60)
+    assert "cloudddp.sim.control" in output.split(), errors
+    assert not {"moto", "asyncssh", "boto3", "botocore", "werkzeug"} & set(output.split())
+
+
+def test_find_and_stop_before_the_first_start(home: Path) -> None:
+    assert control.find(home) is None
+    assert control.stop(home) == 0
+
+
+def test_second_start_returns_the_same_simulator(home: Path) -> None:
+    first = control.start(home, nodes="process")
+    assert control.start(home, nodes="process") == first
+    assert control.find(home) == first
+    assert control.stop(home) == 1
+    assert control.find(home) is None
+    assert control.stop(home) == 0
+
+
+def test_concurrent_starts_give_one_server(home: Path) -> None:
+    code = "import sys; from pathlib import Path; from cloudddp.sim import control; print(control.start(Path(sys.argv[1]), nodes='process').pid)"
+    starters = [started(code, str(home)) for _ in range(3)]
+    pids = {starter.communicate(timeout=100)[0].strip() for starter in starters}
+    assert pids == {str(control.find(home).pid)}
+    assert len(processes.belonging(home)) == 1
+
+
+def test_server_outlives_its_starter_and_terminal(home: Path) -> None:
+    code = "import sys; from pathlib import Path; from cloudddp.sim import control; control.start(Path(sys.argv[1]), nodes='process')"
+    starter = started(code, str(home), start_new_session=True)
+    starter.communicate(timeout=60)
+    assert starter.returncode == 0
+    simulator = control.find(home)
+    assert simulator
+    assert os.getsid(simulator.pid) == simulator.pid
+    assert control.nodes(simulator) == []
+
+
+def test_stop_ends_node_processes_after_the_server_was_killed(home: Path) -> None:
+    laptop = Laptop(control.start(home, nodes="process"), "key")
+    (instance,) = laptop.launch()
+    client = laptop.connect(instance["PublicIpAddress"])
+    execute(client, "setsid sh -c 'echo $$ > pid; exec sleep 3600' >/dev/null 2>&1 </dev/null &")
+    pid = int(until(lambda: execute(client, "cat pid 2>/dev/null").out))
+    os.kill(laptop.sim.pid, signal.SIGKILL)
+    until(lambda: control.find(home) is None)
+    assert processes.read(pid)
+    assert control.stop(home) == 1
+    assert processes.read(pid) is None
+    assert list((home / "sim" / "nodes").iterdir()) == []
+    client.close()
+
+
+def test_start_after_a_crash_is_clean(home: Path) -> None:
+    laptop = Laptop(control.start(home, nodes="process"), "key")
+    (instance,) = laptop.launch()
+    client = laptop.connect(instance["PublicIpAddress"])
+    execute(client, "setsid sh -c 'echo $$ > pid; exec sleep 3600' >/dev/null 2>&1 </dev/null &")
+    pid = int(until(lambda: execute(client, "cat pid 2>/dev/null").out))
+    os.kill(laptop.sim.pid, signal.SIGKILL)
+    until(lambda: control.find(home) is None)
+    again = control.start(home, nodes="process")
+    assert again.pid != laptop.sim.pid
+    assert processes.read(pid) is None
+    assert control.nodes(again) == []
+    client.close()
+
+
+def test_sigterm_ends_the_server_and_its_nodes(home: Path) -> None:
+    laptop = Laptop(control.start(home, nodes="process"), "key")
+    (instance,) = laptop.launch()
+    client = laptop.connect(instance["PublicIpAddress"])
+    client.exec_command("sleep 3600")
+    until(lambda: control.nodes(laptop.sim)[0]["processes"])
+    os.kill(laptop.sim.pid, signal.SIGTERM)
+    until(lambda: processes.belonging(home) == [])
+    assert not (home / "sim" / "sim.json").exists()
+    client.close()
+
+
+def test_sigterm_to_another_thread_ends_the_server(home: Path) -> None:
+    server = control.start(home, nodes="process").pid
+    # Sorted by start time (field 22 of stat), since thread ids wrap around. The second thread is permanent.
+    began = []
+    for thread in Path(f"/proc/{server}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            began.append(
+                (int((thread / "stat").read_text().rpartition(")")[2].split()[19]), int(thread.name))
+            )
+    main, other, *_ = (thread for _, thread in sorted(began))
+    assert main == server
+    assert ctypes.CDLL(None).tgkill(server, other, signal.SIGTERM) == 0
+    until(lambda: processes.belonging(home) == [])
+
+
+def test_two_simulators_are_independent(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other_home = tmp_path_factory.mktemp("other")
+    first, second = (
+        Laptop(control.start(home, nodes="process"), "key"),
+        Laptop(control.start(other_home, nodes="process"), "key"),
+    )
+    assert first.sim.network != second.sim.network
+    (here,), (there,) = first.launch(), second.launch()
+    assert len({i[a] for i in (here, there) for a in ("PrivateIpAddress", "PublicIpAddress")}) == 4
+    first.connect(here["PublicIpAddress"])
+    client = second.connect(there["PublicIpAddress"])
+    control.stop(home)
+    assert execute(client, "echo alive").out == b"alive\n"
+    second.leave()
+    assert control.stop(other_home) == 1
+
+
+def test_ssh_port_option(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    laptop = Laptop(control.start(home, nodes="process", ssh_port=port), "key")
+    assert laptop.sim.ssh_port == port
+    assert control.environment(laptop.sim)["CLOUDDDP_SSH_PORT"] == str(port)
+    (instance,) = laptop.launch()
+    assert execute(laptop.connect(instance["PrivateIpAddress"]), "echo here").out == b"here\n"
+    laptop.leave()
+
+
+def test_reused_pid_is_not_mistaken_for_the_server(home: Path) -> None:
+    simulator = control.start(home, nodes="process")
+    path = home / "sim" / "sim.json"
+    record = json.loads(path.read_text())
+    control.stop(home)
+    others = [
+        subprocess.Popen(["sleep", "3600"]),
+        subprocess.Popen(["sleep", "3600"], env={**os.environ, processes.HOME_MARK: str(home)}),
+    ]
+    try:
+        unmarked, marked = map(lambda process: until(lambda: processes.read(process.pid)), others)
+        path.write_text(json.dumps({**record, "pid": unmarked.pid, "ticks": unmarked.started}))
+        assert control.find(home) is None
+        path.write_text(json.dumps({**record, "pid": marked.pid, "ticks": record["ticks"]}))
+        assert control.find(home) is None
+        control.stop(home)
+        assert others[0].poll() is None, "stop killed a process that is not the simulator's"
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+    assert simulator.home == home
+
+
+def test_missing_keys_of_the_record_have_defaults(home: Path) -> None:
+    simulator = control.start(home, nodes="process")
+    path = home / "sim" / "sim.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in record.items() if k not in ("interfaces", "timing")}))
+    assert control.find(home) == simulator
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"pid": "x", "ticks": 1}', '{"pid": 1'])
+def test_damaged_record_is_ignored(home: Path, content: str) -> None:
+    (home / "sim").mkdir()
+    (home / "sim" / "sim.json").write_text(content)
+    assert control.find(home) is None
+
+
+def test_port_in_use_is_reported(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CloudDDPError) as error:
+        port = taken.getsockname()[1]
+        control.start(home, nodes="process", port=port)
+    assert error.value.message.endswith(f"port {port} of 127.0.0.1 is in use")
+    assert "cloudddp sim stop" in error.value.hint
+    assert control.find(home) is None
+    assert processes.belonging(home) == []
+
+
+def test_missing_extra_is_reported(tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "cloudddp", ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        "from pathlib import Path; from cloudddp.errors import CloudDDPError; from cloudddp.sim import control\n"
+        "try: control.start(Path('home'))\n"
+        "except CloudDDPError as error: print(error.message, '|', error.hint)"
+    )
+    # -S: no site-packages, so neither moto nor asyncssh can be found.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60
+    )
+    assert "the simulator needs moto and asyncssh" in done.stdout, done.stderr
+    assert "pip install 'cloudddp[sim]'" in done.stdout
+
+
+def test_environment_is_enough_for_a_client(sim: control.Simulator) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in control.HIDDEN}
+    code = (
+        "import boto3; print(boto3.client('ec2').describe_vpcs()['Vpcs'][0]['CidrBlock'])\n"
+        "try: boto3.Session(profile_name='real')\n"
+        "except Exception as error: print(type(error).__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, **control.environment(sim)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == [sim.network, "ProfileNotFound"], done.stderr
+
+
+def test_checkip_returns_the_callers_address(sim: control.Simulator) -> None:
+    url = control.environment(sim)["CLOUDDDP_CHECKIP_URL"]
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as answer:
+        assert answer.read() == b"127.0.0.1\n"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("service", ["api", "ssh"])
+def test_other_user_is_refused(laptop: Laptop, service: str) -> None:
+    (instance,) = laptop.launch()
+    if service == "api":
+        address, port = "127.0.0.1", laptop.sim.endpoint.rsplit(":", 1)[1]
+        greeting, expected = r"GET /_cloudddp/health HTTP/1.0\r\n\r\n", {0: b"200 OK", 65534: None}
+    else:
+        address, port = instance["PublicIpAddress"], str(laptop.sim.ssh_port)
+        greeting, expected = r"SSH-2.0-test\r\n", {0: b"curve25519", 65534: None}
+    script = f"exec 3<>/dev/tcp/{address}/{port}; printf '{greeting}' >&3; timeout 10 head -c 1000 <&3"
+    for user, answer in expected.items():
+        done = subprocess.run(["bash", "-c", script], user=user, cwd="/", capture_output=True, timeout=60)
+        if answer:
+            assert answer in done.stdout
+        else:
+            assert done.stdout == b""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_socket_in_time_wait_grants_no_access(sim: control.Simulator) -> None:
+    """A connection in TIME_WAIT shows root as its owner, and its port can be reused."""
+    code = (
+        "import socket, sys\n"
+        "def made():\n"
+        "    s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); return s\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "first = made(); first.bind(('127.0.0.1', 0)); port = first.getsockname()[1]\n"
+        "first.connect(server.getsockname()); there, _ = server.accept()\n"
+        "first.close(); there.recv(1); there.close()\n"
+        "again = made(); again.bind(('127.0.0.1', port)); again.connect(('127.0.0.1', int(sys.argv[1])))\n"
+        "again.sendall(b'GET /_cloudddp/nodes HTTP/1.0\\r\\n\\r\\n'); print(again.recv(100))\n"
+    )
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-c", code, sim.endpoint.rsplit(":", 1)[1]],
+        user=65534, cwd="/", capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "b''"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_own_socket_on_the_same_port_grants_no_access(sim: control.Simulator) -> None:
+    """Sockets of several users can share an address and port if their peers differ."""
+    endpoint = urlsplit(sim.endpoint)
+    with socket.socket() as ours:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        ours.bind(("127.0.0.1", 0))
+        with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+            ours.connect(elsewhere.getsockname())
+            code = (
+                "import socket, sys\n"
+                "s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
+                "s.bind(('127.0.0.1', int(sys.argv[1]))); s.connect(('127.0.0.1', int(sys.argv[2])))\n"
+                "s.sendall(b'GET /_cloudddp/nodes HTTP/1.0\\r\\n\\r\\n'); print(s.recv(100))\n"
+            )
+            done = subprocess.run(
+                ["/usr/bin/python3", "-I", "-c", code, str(ours.getsockname()[1]), str(endpoint.port)],
+                user=65534, cwd="/", capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+    assert "b''" in done.stdout or "Address already in use" in done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_connections_of_others_are_closed(sim: control.Simulator) -> None:
+    code = (
+        "import socket, sys\n"
+        "connections = []\n"
+        "for _ in range(300):\n"
+        "    one = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 10)\n"
+        "    one.settimeout(10); connections.append(one)\n"
+        "def ended(one):\n"
+        "    try: return one.recv(1) == b''\n"
+        "    except ConnectionResetError: return True\n"
+        "print(all(map(ended, connections)))\n"
+    )
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-c", code, str(urlsplit(sim.endpoint).port)],
+        user=65534, cwd="/", capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://example.com"},
+        {"Origin": "null"},
+        {"Origin": "http://[::1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": "rebound.example.com"},
+    ],
+)
+def test_web_page_cannot_use_the_api(sim: control.Simulator, headers: dict[str, str]) -> None:
+    """Any page that the user opens may send forms to loopback addresses."""
+    for path, body in (("/", b"Action=DescribeInstances"), ("/_cloudddp/nodes", None)):
+        request = urllib.request.Request(sim.endpoint + path, data=body, headers=headers)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=30)
+        assert refused.value.code == 403
+
+
+def test_stopped_simulator_is_reported(home: Path) -> None:
+    simulator = control.start(home, nodes="process")
+    control.stop(home)
+    with pytest.raises(CloudDDPError, match="does not respond"):
+        control.nodes(simulator)

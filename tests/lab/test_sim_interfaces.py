@@ -1,0 +1,180 @@
+"""Network interfaces: several cards, EFA, the limits of a type, and clean-up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.account import Account, refused
+
+
+def cards(count: int, kind: str = "efa-only", index: int = 1) -> list[dict[str, Any]]:
+    """AWS's layout: an ordinary interface on card 0, and one on each further card."""
+    first = {"DeviceIndex": 0, "NetworkCardIndex": 0, "InterfaceType": "interface"}
+    more = [
+        {"DeviceIndex": index, "NetworkCardIndex": card, "InterfaceType": kind} for card in range(1, count)
+    ]
+    return [first, {"DeviceIndex": 1, "NetworkCardIndex": 0, "InterfaceType": kind}, *more]
+
+
+def layout(instance: dict[str, Any]) -> list[tuple[int, int, str]]:
+    return [
+        (nic["Attachment"]["NetworkCardIndex"], nic["Attachment"]["DeviceIndex"], nic["InterfaceType"])
+        for nic in instance["NetworkInterfaces"]
+    ]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_interfaces_have_cards_and_end_with_the_instance(account: Account, index: int) -> None:
+    request = cards(4, index=index)
+    (instance,) = account.running(InstanceType="p4d.24xlarge", NetworkInterfaces=request)
+    wanted = [(nic["NetworkCardIndex"], nic["DeviceIndex"], nic["InterfaceType"]) for nic in request]
+    assert layout(instance) == wanted
+    listed = account.ec2.describe_network_interfaces()["NetworkInterfaces"]
+    assert sorted(
+        (nic["Attachment"]["NetworkCardIndex"], nic["Attachment"]["DeviceIndex"], nic["InterfaceType"])
+        for nic in listed
+    ) == sorted(wanted)
+    account.end(instance["InstanceId"])
+    assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
+    assert account.describe(instance["InstanceId"]).get("NetworkInterfaces", []) == []
+
+
+def test_efa_only_interfaces_have_no_address(account: Account) -> None:
+    subnet = account.subnet("us-east-1a")
+    before = account.ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["AvailableIpAddressCount"]
+    request = [{**nic, "SubnetId": subnet} for nic in cards(32)]
+    (instance,) = account.launch(InstanceType="p5.48xlarge", NetworkInterfaces=request)
+    primary, *others = instance["NetworkInterfaces"]
+    assert primary["PrivateIpAddress"] == instance["PrivateIpAddress"]
+    assert len(others) == 32
+    assert {nic.get("PrivateIpAddress") for nic in others} == {None}
+    assert all(nic.get("PrivateIpAddresses", []) == [] for nic in others)
+    after = account.ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["AvailableIpAddressCount"]
+    assert before - after == 1
+
+
+def test_interfaces_have_one_address_each(account: Account) -> None:
+    (instance,) = account.launch(
+        InstanceType="p4d.24xlarge", NetworkInterfaces=cards(4, "efa")[:1] + cards(4, "efa")[2:]
+    )
+    found = [nic["PrivateIpAddress"] for nic in instance["NetworkInterfaces"]]
+    assert len(set(found)) == 4
+    assert found[0] == instance["PrivateIpAddress"]
+
+
+def test_instance_with_several_interfaces_has_no_public_address(account: Account) -> None:
+    (single,) = account.launch(NetworkInterfaces=[{"DeviceIndex": 0}])
+    (several,) = account.launch(InstanceType="p4d.24xlarge", NetworkInterfaces=cards(4))
+    assert account.describe(single["InstanceId"]).get("PublicIpAddress")
+    assert not account.describe(several["InstanceId"]).get("PublicIpAddress")
+    asking = cards(4)
+    asking[0]["AssociatePublicIpAddress"] = True
+    with refused("InvalidParameterCombination") as refusal:
+        account.launch(InstanceType="p4d.24xlarge", NetworkInterfaces=asking)
+    assert "associatePublicIPAddress" in refusal.message
+
+
+EFA = {"InterfaceType": "efa"}
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "nics", "code"),
+    [
+        (
+            "g5.xlarge",
+            [{"DeviceIndex": 0}, {"DeviceIndex": 1, "NetworkCardIndex": 1}],
+            "InvalidParameterValue",
+        ),
+        ("g5.xlarge", [{"DeviceIndex": 0, **EFA}], "UnsupportedOperation"),
+        ("g5.xlarge", [{"DeviceIndex": index} for index in range(5)], "AttachmentLimitExceeded"),
+        ("g5.12xlarge", [{"DeviceIndex": 0, **EFA}, {"DeviceIndex": 1, **EFA}], "AttachmentLimitExceeded"),
+        ("p5.48xlarge", [{"DeviceIndex": index} for index in range(3)], "AttachmentLimitExceeded"),
+        ("p6-b300.48xlarge", [{"DeviceIndex": 0, **EFA}], "UnsupportedOperation"),
+        ("g5.12xlarge", [{"DeviceIndex": 0, "InterfaceType": "efa-only"}], "InvalidParameterCombination"),
+        ("g5.12xlarge", [{"DeviceIndex": 0}, {"DeviceIndex": 0}], "InvalidParameterValue"),
+        ("g5.12xlarge", [{"DeviceIndex": 1}], "InvalidParameterValue"),
+        ("g5.12xlarge", [{"DeviceIndex": 0, "InterfaceType": "wire"}], "InvalidParameterValue"),
+    ],
+)
+def test_interfaces_beyond_the_type_limits_are_rejected(
+    account: Account, instance_type: str, nics: list[dict[str, Any]], code: str
+) -> None:
+    with refused(code):
+        account.launch(InstanceType=instance_type, NetworkInterfaces=nics)
+    assert account.instances() == []
+    assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
+
+
+def test_groups_with_interfaces_are_rejected(account: Account) -> None:
+    group = account.ec2.describe_security_groups(GroupNames=["default"])["SecurityGroups"][0]["GroupId"]
+    with refused("InvalidParameterCombination"):
+        account.launch(SecurityGroupIds=[group], NetworkInterfaces=[{"DeviceIndex": 0}])
+
+
+def test_existing_interface_survives_the_instance(account: Account) -> None:
+    made = account.ec2.create_network_interface(SubnetId=account.subnet("us-east-1a"))["NetworkInterface"]
+    interface = made["NetworkInterfaceId"]
+    nics = [{"DeviceIndex": 0, "NetworkInterfaceId": interface}]
+    (instance,) = account.running(NetworkInterfaces=nics)
+    assert instance["PrivateIpAddress"] == made["PrivateIpAddress"]
+    with refused("InvalidParameterValue") as refusal:
+        account.ec2.delete_network_interface(NetworkInterfaceId=interface)
+    assert "currently in use" in refusal.message
+    with refused("InvalidNetworkInterface.InUse"):
+        account.launch(NetworkInterfaces=nics)
+    account.end(instance["InstanceId"])
+    (left,) = account.ec2.describe_network_interfaces()["NetworkInterfaces"]
+    assert (left["NetworkInterfaceId"], left["Status"]) == (interface, "available")
+    account.ec2.delete_network_interface(NetworkInterfaceId=interface)
+
+
+def test_address_in_use_is_rejected(account: Account) -> None:
+    (instance,) = account.launch(SubnetId=account.subnet("us-east-1a"))
+    taken = {"SubnetId": instance["SubnetId"], "PrivateIpAddress": instance["PrivateIpAddress"]}
+    with refused("InvalidIPAddress.InUse"):
+        account.launch(**taken)
+    account.end(instance["InstanceId"])
+    (again,) = account.launch(**taken)
+    assert again["PrivateIpAddress"] == instance["PrivateIpAddress"]
+
+
+def test_address_outside_the_subnet_is_rejected(account: Account) -> None:
+    outside = {"SubnetId": account.subnet("us-east-1a"), "PrivateIpAddress": "203.0.113.9"}
+    with refused("InvalidParameterValue"):
+        account.launch(**outside)
+    with refused("InvalidParameterValue"):
+        account.ec2.create_network_interface(**outside)
+    assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
+
+
+def test_interfaces_by_type(account: Account) -> None:
+    account.launch(InstanceType="p4d.24xlarge", NetworkInterfaces=cards(4))
+    wanted = [{"Name": "interface-type", "Values": ["efa-only"]}]
+    assert len(account.ec2.describe_network_interfaces(Filters=wanted)["NetworkInterfaces"]) == 4
+
+
+def test_interface_can_be_attached_up_to_the_limit(account: Account) -> None:
+    (instance,) = account.running()
+    made = [
+        account.ec2.create_network_interface(SubnetId=instance["SubnetId"])["NetworkInterface"][
+            "NetworkInterfaceId"
+        ]
+        for _ in range(4)
+    ]
+    for index, interface in enumerate(made[:3], start=1):
+        account.ec2.attach_network_interface(
+            DeviceIndex=index, InstanceId=instance["InstanceId"], NetworkInterfaceId=interface
+        )
+    with refused("AttachmentLimitExceeded"):
+        account.ec2.attach_network_interface(
+            DeviceIndex=4, InstanceId=instance["InstanceId"], NetworkInterfaceId=made[3]
+        )
+    shown = account.describe(instance["InstanceId"])["NetworkInterfaces"]
+    assert [nic["Attachment"]["DeviceIndex"] for nic in shown] == [0, 1, 2, 3]
+    account.ec2.detach_network_interface(AttachmentId=shown[2]["Attachment"]["AttachmentId"])
+    shown = account.describe(instance["InstanceId"])["NetworkInterfaces"]
+    assert [nic["Attachment"]["DeviceIndex"] for nic in shown] == [0, 1, 3]
+    account.end(instance["InstanceId"])
+    left = account.ec2.describe_network_interfaces()["NetworkInterfaces"]
+    assert sorted(nic["NetworkInterfaceId"] for nic in left) == sorted(made)

@@ -1,0 +1,243 @@
+"""Validation and normalization of security group rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from support.account import Account, refused
+
+from cloudddp.sim.aws import CONDITIONS, rehearse
+from cloudddp.sim.net.faults import Faults
+from cloudddp.sim.net.nftables import ruleset
+from cloudddp.sim.net.security_groups import policy_for
+
+ANYONE = [{"CidrIp": "0.0.0.0/0"}]
+
+
+@pytest.fixture
+def group(account: Account) -> Iterator[str]:
+    """A group without ingress rules."""
+    made = account.ec2.create_security_group(GroupName="ruled", Description="d")["GroupId"]
+    yield made
+    account.ec2.delete_security_group(GroupId=made)
+
+
+def rule(protocol: Any, first: int | None = None, last: int | None = None, **more: Any) -> dict[str, Any]:
+    ports = {"FromPort": first, "ToPort": last}
+    given = {name: port for name, port in ports.items() if port is not None}
+    return {"IpProtocol": protocol, **given, "IpRanges": ANYONE, **more}
+
+
+def shown(account: Account, group: str) -> list[dict[str, Any]]:
+    return account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
+
+
+@pytest.mark.parametrize(
+    ("permission", "message"),
+    [
+        (rule("tcp", 90, 9), "Invalid TCP/UDP port range (90:9)"),
+        (rule("tcp", 22, 70000), "port (70000) out of range"),
+        (rule("udp", -1, -1), "port (-1) out of range"),
+        (rule("udp"), "Must specify both from and to ports with TCP/UDP."),
+        (rule("tcp", 22), "Must specify both from and to ports with TCP/UDP."),
+        (rule("icmp"), "Must specify both from and to ports with ICMP."),
+        (rule("icmp", 8, 65535), "ICMP code (65535) out of range"),
+        (rule("icmp", -1, 0), "ICMP code (0)"),
+        (rule("warp", 1, 2), "Invalid value 'warp' for IP protocol. Unknown protocol."),
+        (rule("256"), "Invalid value '256' for IP protocol. Unknown protocol."),
+        (rule("tcp", 1, 2, IpRanges=[{"CidrIp": "10.0.0.0/33"}]), "CIDR block 10.0.0.0/33 is malformed"),
+        (rule("tcp", 1, 2, IpRanges=[{"CidrIp": "10.0.0.1"}]), "CIDR block 10.0.0.1 is malformed"),
+        (rule("-1", IpRanges=[], Ipv6Ranges=[{"CidrIpv6": "::/129"}]), "CIDR block ::/129 is malformed"),
+    ],
+)
+def test_invalid_rule_is_rejected(
+    account: Account, group: str, permission: dict[str, Any], message: str
+) -> None:
+    for authorize in (
+        account.ec2.authorize_security_group_ingress,
+        account.ec2.authorize_security_group_egress,
+    ):
+        with refused("InvalidParameterValue") as answer:
+            authorize(GroupId=group, IpPermissions=[permission])
+        assert message in answer.message
+        assert answer.status == 400
+    assert shown(account, group) == []
+
+
+def test_rule_needs_a_source(account: Account, group: str) -> None:
+    with refused("MissingParameter"):
+        account.ec2.authorize_security_group_ingress(
+            GroupId=group, IpPermissions=[rule("tcp", 1, 2, IpRanges=[])]
+        )
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        (("6", 1, 2), ("tcp", 1, 2)),
+        (("17", 1, 2), ("udp", 1, 2)),
+        (("1", 8, -1), ("icmp", 8, -1)),
+        (("50",), ("50", None, None)),
+        (("50", 0, 0), ("50", None, None)),
+        (("58",), ("icmpv6", -1, -1)),
+        (("icmpv6",), ("icmpv6", -1, -1)),
+        (("-1",), ("-1", None, None)),
+        (("-1", 22, 22), ("-1", None, None)),
+    ],
+)
+def test_protocols_and_ports_are_normalized(
+    account: Account, group: str, asked: tuple[Any, ...], kept: tuple[Any, ...]
+) -> None:
+    account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule(*asked)])
+    (permission,) = shown(account, group)
+    assert (permission["IpProtocol"], permission.get("FromPort"), permission.get("ToPort")) == kept
+    account.ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=[rule(*asked)])
+    assert shown(account, group) == []
+
+
+def test_host_bits_are_cleared(account: Account, group: str) -> None:
+    ranges = [{"CidrIp": "100.68.0.18/18"}]
+    account.ec2.authorize_security_group_ingress(
+        GroupId=group, IpPermissions=[rule("tcp", 1, 2, IpRanges=ranges)]
+    )
+    assert shown(account, group)[0]["IpRanges"] == [{"CidrIp": "100.68.0.0/18"}]
+
+
+def test_authorize_is_all_or_none(account: Account, group: str) -> None:
+    one, two, three = (rule("tcp", port, port) for port in (1, 2, 3))
+    authorize = account.ec2.authorize_security_group_ingress
+    made = authorize(GroupId=group, IpPermissions=[one, two])
+    assert [r["FromPort"] for r in made["SecurityGroupRules"]] == [1, 2]
+    with refused("InvalidPermission.Duplicate"):
+        authorize(GroupId=group, IpPermissions=[three, two])
+    with refused("InvalidParameterValue") as refusal:
+        authorize(GroupId=group, IpPermissions=[three, three])
+    assert "must not appear multiple times" in refusal.message
+    assert [r["FromPort"] for r in shown(account, group)] == [1, 2]
+
+
+def test_revoke_returns_the_rule(account: Account, group: str) -> None:
+    account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule("tcp", 5, 6)])
+    answer = account.ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=[rule("6", 5, 6)])
+    (revoked,) = answer["RevokedSecurityGroupRules"]
+    assert answer["Return"] is True
+    assert (revoked["GroupId"], revoked["FromPort"], revoked["CidrIpv4"]) == (group, 5, "0.0.0.0/0")
+
+
+def test_update_descriptions(account: Account, group: str) -> None:
+    made = account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule("50")])
+    by_id = {"SecurityGroupRuleId": made["SecurityGroupRules"][0]["SecurityGroupRuleId"], "Description": "a"}
+    update = account.ec2.update_security_group_rule_descriptions_ingress
+    update(GroupId=group, SecurityGroupRuleDescriptions=[by_id])
+    update(GroupId=group, IpPermissions=[rule("50", IpRanges=[{**ANYONE[0], "Description": "b"}])])
+    assert shown(account, group)[0]["IpRanges"] == [{**ANYONE[0], "Description": "b"}]
+
+
+def test_modify_rule_is_validated(account: Account, group: str) -> None:
+    made = account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule("tcp", 5, 6)])
+    (kept,) = made["SecurityGroupRules"]
+
+    def change(**new: Any) -> None:
+        wanted = {"SecurityGroupRuleId": kept["SecurityGroupRuleId"], "SecurityGroupRule": new}
+        account.ec2.modify_security_group_rules(GroupId=group, SecurityGroupRules=[wanted])
+
+    with refused("InvalidParameterValue"):
+        change(IpProtocol="tcp", FromPort=9, ToPort=8, CidrIpv4="0.0.0.0/0")
+    with refused("InvalidParameterValue"):
+        change(IpProtocol="tcp", FromPort=8, ToPort=9, CidrIpv4="0.0.0.0/40")
+    change(IpProtocol="17", FromPort=8, ToPort=9, CidrIpv4="10.1.2.3/8")
+    (permission,) = shown(account, group)
+    assert (permission["IpProtocol"], permission["FromPort"]) == ("udp", 8)
+    assert permission["IpRanges"] == [{"CidrIp": "10.0.0.0/8"}]
+    change(IpProtocol="-1", CidrIpv4="10.0.0.0/8")
+    assert shown(account, group)[0]["IpProtocol"] == "-1"
+
+
+def test_default_group_has_a_self_referencing_rule(account: Account) -> None:
+    vpc = account.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    wanted = [{"Name": "group-name", "Values": ["default"]}]
+    groups = account.ec2.describe_security_groups(Filters=wanted)["SecurityGroups"]
+    assert {group["VpcId"] for group in groups} >= {vpc}
+    for group in groups:
+        pairs = group["IpPermissions"][0]["UserIdGroupPairs"]
+        assert [(r["IpProtocol"], r["IpRanges"]) for r in group["IpPermissions"]] == [("-1", [])]
+        assert [(pair["GroupId"], pair["UserId"]) for pair in pairs] == [(group["GroupId"], group["OwnerId"])]
+    account.ec2.delete_vpc(VpcId=vpc)
+
+
+def test_group_of_another_vpc_is_rejected(account: Account) -> None:
+    vpc = account.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    group = account.ec2.create_security_group(GroupName="theirs", Description="d", VpcId=vpc)["GroupId"]
+    with refused("InvalidParameter") as refusal:
+        account.launch(SecurityGroupIds=[group])
+    assert "belong to different networks" in refusal.message
+    assert account.instances() == []
+    assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
+    account.ec2.delete_security_group(GroupId=group)
+    account.ec2.delete_vpc(VpcId=vpc)
+
+
+@pytest.mark.parametrize("named", ["sg-0123456789abcdef0", "sg-00; bogus", "default", "odd; name"])
+def test_rule_with_unknown_group_is_rejected(account: Account, group: str, named: str) -> None:
+    other = account.ec2.create_security_group(GroupName="odd; name", Description="d")["GroupId"]
+    authorize = account.ec2.authorize_security_group_ingress
+    pair = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": other}]}
+    (kept,) = authorize(GroupId=group, IpPermissions=[pair])["SecurityGroupRules"]
+    with refused("InvalidGroup.NotFound"):
+        authorize(
+            GroupId=group, IpPermissions=[rule("50", IpRanges=[], UserIdGroupPairs=[{"GroupId": named}])]
+        )
+    changed = {"IpProtocol": "-1", "ReferencedGroupId": named}
+    wanted = {"SecurityGroupRuleId": kept["SecurityGroupRuleId"], "SecurityGroupRule": changed}
+    with refused("InvalidGroup.NotFound"):
+        account.ec2.modify_security_group_rules(GroupId=group, SecurityGroupRules=[wanted])
+    (permission,) = shown(account, group)
+    assert [one["GroupId"] for one in permission["UserIdGroupPairs"]] == [other]
+    account.ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=[pair])
+    account.ec2.delete_security_group(GroupId=other)
+
+
+def test_kind_of_a_rule_cannot_change(account: Account, group: str) -> None:
+    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+    made = account.ec2.authorize_security_group_ingress(
+        GroupId=group, IpPermissions=[rule("tcp", 5, 6), itself]
+    )
+    before = shown(account, group)
+    kinds = [{"ReferencedGroupId": group}, {"CidrIpv4": "10.0.0.0/8"}]
+    for kept, other in zip(made["SecurityGroupRules"], kinds, strict=True):
+        new = {"IpProtocol": "tcp", "FromPort": 5, "ToPort": 6, **other}
+        wanted = {"SecurityGroupRuleId": kept["SecurityGroupRuleId"], "SecurityGroupRule": new}
+        with refused("InvalidParameterValue") as refusal:
+            account.ec2.modify_security_group_rules(GroupId=group, SecurityGroupRules=[wanted])
+        assert "Invalid rule type" in refusal.message
+    assert shown(account, group) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source_group": {"GroupId": "sg-00; bogus"}},
+        {"ip_range": {"CidrIp": "10.0.0.0/8 bogus"}},
+        {"ip_protocol": "bogus"},
+        {"ip_protocol": "tcp", "from_port": "1 bogus", "to_port": "2"},
+    ],
+)
+def test_malformed_rule_does_not_reach_the_firewall(change: dict[str, Any]) -> None:
+    """Another service of moto could store such a rule without any check."""
+    from moto.ec2.models import ec2_backends
+
+    with rehearse():
+        account = Account(boto3.client, lambda body: CONDITIONS.update(body).to_json())
+        group = account.ec2.create_security_group(GroupName="ruled", Description="d")["GroupId"]
+        account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule("50"), rule("51")])
+        account.launch(SecurityGroupIds=[group])
+        backend = ec2_backends["123456789012"][account.ec2.meta.region_name]
+        first = backend.get_security_group_from_id(group).ingress_rules[0]
+        for name, value in change.items():
+            setattr(first, name, value)
+        policy = policy_for(backend.all_instances())
+    assert [kept.protocol for kept in policy.ingress[group]] == ["51"]
+    assert "bogus" not in ruleset(policy, Faults())

@@ -1,0 +1,86 @@
+"""Spot requests of instances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.account import Account, refused
+
+SPOT = {
+    "MarketType": "spot",
+    "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+}
+
+
+def requests(account: Account, **more: Any) -> list[dict[str, Any]]:
+    return account.ec2.describe_spot_instance_requests(**more)["SpotInstanceRequests"]
+
+
+def spot(account: Account, count: int = 1) -> list[dict[str, Any]]:
+    tags = [
+        {"ResourceType": kind, "Tags": [{"Key": "of", "Value": "a"}]}
+        for kind in ("instance", "spot-instances-request")
+    ]
+    return account.running(count, InstanceMarketOptions=SPOT, TagSpecifications=tags)
+
+
+def test_spot_instances_have_requests(account: Account) -> None:
+    instances = spot(account, 2)
+    assert {instance["InstanceLifecycle"] for instance in instances} == {"spot"}
+    for instance in instances:
+        (made,) = requests(account, SpotInstanceRequestIds=[instance["SpotInstanceRequestId"]])
+        assert made["InstanceId"] == instance["InstanceId"]
+        assert (made["State"], made["Status"]["Code"], made["Type"]) == ("active", "fulfilled", "one-time")
+        assert made["InstanceInterruptionBehavior"] == "terminate"
+        assert made["Tags"] == [{"Key": "of", "Value": "a"}]
+        assert made["CreateTime"].year >= 2026
+    ids = [instance["SpotInstanceRequestId"] for instance in instances]
+    assert len(set(ids)) == 2
+    wanted = [
+        {"Name": "tag:of", "Values": ["a"]},
+        {"Name": "instance-id", "Values": [instances[0]["InstanceId"]]},
+    ]
+    assert [made["SpotInstanceRequestId"] for made in requests(account, Filters=wanted)] == ids[:1]
+
+
+def test_on_demand_instance_has_no_request(account: Account) -> None:
+    (instance,) = account.launch()
+    assert "SpotInstanceRequestId" not in instance
+    assert "InstanceLifecycle" not in instance
+    (spotted,) = spot(account)
+    (found,) = account.instances(instance_lifecycle="spot")
+    assert found["InstanceId"] == spotted["InstanceId"]
+
+
+def test_termination_closes_the_request(account: Account) -> None:
+    (instance,) = spot(account)
+    account.end(instance["InstanceId"])
+    (made,) = requests(account, SpotInstanceRequestIds=[instance["SpotInstanceRequestId"]])
+    assert (made["State"], made["Status"]["Code"]) == ("closed", "instance-terminated-by-user")
+
+
+def test_cancelled_request_is_still_shown(account: Account) -> None:
+    (instance,) = spot(account)
+    request = {"SpotInstanceRequestIds": [instance["SpotInstanceRequestId"]]}
+    (answer,) = account.ec2.cancel_spot_instance_requests(**request)["CancelledSpotInstanceRequests"]
+    assert answer["State"] == "cancelled"
+    (made,) = requests(account, **request)
+    assert (made["State"], made["Status"]["Code"]) == ("cancelled", "request-canceled-and-instance-running")
+    assert account.describe(instance["InstanceId"])["State"]["Name"] == "running"
+    account.ec2.cancel_spot_instance_requests(**request)
+
+
+def test_unknown_requests_are_not_found(account: Account) -> None:
+    unknown = {"SpotInstanceRequestIds": ["sir-01234567"]}
+    with refused("InvalidSpotInstanceRequestID.NotFound"):
+        account.ec2.cancel_spot_instance_requests(**unknown)
+    with refused("InvalidSpotInstanceRequestID.NotFound"):
+        account.ec2.describe_spot_instance_requests(**unknown)
+
+
+def test_failed_launch_leaves_no_request(account: Account) -> None:
+    before = len(requests(account))
+    account.conditions(quota={"spot-g": 0})
+    with refused("MaxSpotInstanceCountExceeded"):
+        account.launch(InstanceMarketOptions=SPOT)
+    assert len(requests(account)) == before

@@ -1,0 +1,123 @@
+"""Idempotency of RunInstances by ClientToken, per zone."""
+
+from __future__ import annotations
+
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ConnectionClosedError
+from support.account import Account, refused
+
+
+@pytest.fixture
+def token() -> str:
+    """A token that no other test uses: tokens do not expire."""
+    return secrets.token_hex(16)
+
+
+def ids(instances: list[dict[str, Any]]) -> list[str]:
+    return [instance["InstanceId"] for instance in instances]
+
+
+def test_same_token_returns_the_same_instances(account: Account, token: str) -> None:
+    first = account.launch(2, ClientToken=token)
+    assert ids(account.launch(2, ClientToken=token)) == ids(first)
+    assert sorted(ids(account.instances())) == sorted(ids(first))
+
+
+def test_requests_without_token_are_separate(account: Account) -> None:
+    assert ids(account.launch()) != ids(account.launch())
+
+
+def test_repeated_request_shows_current_states(account: Account, token: str) -> None:
+    (instance,) = account.running(ClientToken=token)
+    (again,) = account.launch(ClientToken=token)
+    assert (again["InstanceId"], again["State"]["Name"]) == (instance["InstanceId"], "running")
+
+
+def test_tokens_are_zonal(account: Account, token: str) -> None:
+    request = {"ClientToken": token}
+    first = account.launch(SubnetId=account.subnet("us-east-1a"), **request)
+    second = account.launch(SubnetId=account.subnet("us-east-1b"), **request)
+    assert ids(first) != ids(second)
+    third = account.launch(
+        NetworkInterfaces=[{"DeviceIndex": 0, "SubnetId": account.subnet("us-east-1c")}], **request
+    )
+    assert len(account.instances(client_token=token)) == 3
+    assert third[0]["Placement"]["AvailabilityZone"] == "us-east-1c"
+
+
+def test_zone_by_name_or_subnet_is_the_same(account: Account, token: str) -> None:
+    account.launch(ClientToken=token, Placement={"AvailabilityZone": "us-east-1a"})
+    with refused("IdempotentParameterMismatch"):
+        account.launch(ClientToken=token, SubnetId=account.subnet("us-east-1a"))
+
+
+def test_parameter_mismatch_is_rejected(account: Account, token: str) -> None:
+    account.launch(ClientToken=token)
+    for change in ({"InstanceType": "g5.2xlarge"}, {"UserData": "other"}, {"MaxCount": 2}):
+        with refused("IdempotentParameterMismatch"):
+            account.launch(**{"ClientToken": token, **change})
+    assert len(account.instances()) == 1
+
+
+def test_token_of_terminated_instances_is_rejected(account: Account, token: str) -> None:
+    (instance,) = account.running(ClientToken=token)
+    account.end(instance["InstanceId"])
+    with refused("IdempotentInstanceTerminated"):
+        account.launch(ClientToken=token)
+
+
+def test_failed_launch_does_not_use_the_token(account: Account, token: str) -> None:
+    account.conditions(quota={"on-demand-g": 0})
+    with refused("VcpuLimitExceeded"):
+        account.launch(ClientToken=token)
+    account.conditions(clear=True)
+    account.launch(ClientToken=token)
+    assert len(account.instances()) == 1
+
+
+def test_dry_run_does_not_use_the_token(account: Account, token: str) -> None:
+    with refused("DryRunOperation"):
+        account.launch(ClientToken=token, DryRun=True)
+    assert account.instances() == []
+    account.launch(ClientToken=token)
+    assert len(account.instances()) == 1
+
+
+def test_token_is_limited_to_64_characters(account: Account) -> None:
+    with refused("InvalidParameterValue"):
+        account.launch(ClientToken="x" * 65)
+
+
+def test_concurrent_requests_with_one_token(remote: Account, token: str) -> None:
+    clients = [remote.client("ec2") for _ in range(8)]
+
+    def launch(ec2: Any) -> list[str]:
+        request = {"ImageId": remote.image, "InstanceType": "g5.xlarge", "MinCount": 2, "MaxCount": 2}
+        return ids(ec2.run_instances(ClientToken=token, **request)["Instances"])
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(launch, clients))
+    assert len({tuple(answer) for answer in answers}) == 1
+    assert len(remote.instances(client_token=token)) == 2
+
+
+def test_lost_response_with_token(remote: Account, token: str) -> None:
+    """botocore retries the call with the same token."""
+    remote.conditions(lose={"RunInstances": 2})
+    launched = remote.launch(2)
+    assert sorted(ids(remote.instances())) == sorted(ids(launched))
+    assert remote.conditions()["lose"] == {}
+
+
+def test_instances_can_be_found_by_token(remote: Account, token: str) -> None:
+    remote.conditions(lose={"RunInstances": 1})
+    impatient = remote.client("ec2", config=Config(retries={"total_max_attempts": 1}))
+    request = {"ImageId": remote.image, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
+    with pytest.raises(ConnectionClosedError):
+        impatient.run_instances(ClientToken=token, **request)
+    assert len(remote.instances(client_token=token)) == 1

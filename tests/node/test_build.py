@@ -1,0 +1,92 @@
+"""The agent's .pyz: the same sources give the same bytes, and it runs without anything but the standard library."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.agentnode import Node
+
+from cloudddp import payload
+from cloudddp.agent import build, client
+
+PROGRAM = payload.root() / "infra" / "node" / "agent"
+PROTOCOL = Path(build.__file__).parent / "protocol"
+
+
+def test_agent_is_the_same_wherever_and_whenever_it_is_built(tmp_path: Path) -> None:
+    for number, (mode, mtime) in enumerate([(0o600, 10**9), (0o755, 1_700_000_000)]):
+        copy = tmp_path / f"copy {number}"
+        shutil.copytree(PROGRAM, copy / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(PROTOCOL, copy / "protocol", ignore=shutil.ignore_patterns("__pycache__"))
+        for path in sorted(copy.rglob("*.py"), reverse=bool(number)):
+            path.chmod(mode)
+            os.utime(path, (mtime, mtime))
+        (copy / "agent" / "__pycache__").mkdir()
+        (copy / "agent" / "__pycache__" / "x.pyc").touch()
+        (copy / "agent" / "notes.txt").touch()
+        assert build.build(copy / "agent", copy / "protocol") == build.agent()
+
+
+@pytest.mark.parametrize("settings", [{"TZ": "Asia/Tokyo", "umask": 0o077}, {"TZ": "UTC", "umask": 0o000}])
+def test_agent_is_the_same_in_another_process(settings: dict[str, str | int]) -> None:
+    code = "import sys; from cloudddp.agent import client; sys.stdout.write(client.agent_path())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TZ": str(settings["TZ"]), "PYTHONHASHSEED": "7"},
+        umask=int(settings["umask"]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == client.agent_path()
+
+
+def test_agent_holds_its_modules_and_the_protocol_only() -> None:
+    with zipfile.ZipFile(io.BytesIO(build.agent())) as archive:
+        names = archive.namelist()
+        assert names == sorted(names)
+        assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
+    assert {"__main__.py", "agent/__main__.py", "agent/rank.py", "cloudddp/agent/protocol/codec.py"} <= set(
+        names
+    )
+    folders = {str(Path(name).parent) for name in names}
+    assert folders == {".", "agent", "cloudddp", "cloudddp/agent", "cloudddp/agent/protocol"}
+
+
+def test_every_module_of_the_agent_imports_without_site_packages(node: Node) -> None:
+    code = (
+        "import importlib, sys, zipfile\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "names = [name[:-3] for name in zipfile.ZipFile(sys.argv[1]).namelist() if '/' in name]\n"
+        "modules = [importlib.import_module(name.replace('/', '.')) for name in names]\n"
+        "assert all(module.__file__.startswith(sys.argv[1]) for module in modules)\n"
+        "print(len(modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-IS", "-c", code, str(node.agent)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20
+
+
+def test_unknown_step_is_refused(node: Node) -> None:
+    done = node.send("../store", b"{}\n")
+    assert done.returncode == 1
+    assert b"not a step" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]\n", b'{"project": 7}\n', b'{"project": "../x"}\n', b"\xff\n"]
+)
+def test_request_that_does_not_fit_is_refused(node: Node, data: bytes) -> None:
+    done = node.send("probe", data)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"bad request: ")
+    assert not node.store.exists()

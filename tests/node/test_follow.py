@@ -1,0 +1,150 @@
+"""Following a job on a node, in real processes: its output in full, continued after a broken connection."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from support.agentnode import HANG_GUARD, Followed, Node, Refused, until
+
+from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import Process
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+WAIT_FOR_GATE = "while not os.path.exists('gate'): time.sleep(0.02)\n"
+
+
+def test_every_line_of_a_fast_rank_arrives(node: Node) -> None:
+    code = "import os\nos.write(1, b''.join(b'line %06d\\n' % k for k in range(200_000)) + b'no newline')\n"
+    piped = "import sys\nsys.stdout.write('\\n'.join(f'line {k:06d}' for k in range(200_000)))\n"
+    node.start(code, piped)
+    found = node.follow()
+    lines = [b"line %06d" % k for k in range(200_000)]
+    assert found.logs[0].split(b"\n") == [*lines, b"no newline"]
+    assert found.logs[1].split(b"\n") == lines
+    assert found.ended
+    assert found.state.phase is JobPhase.SUCCEEDED
+
+
+def test_stdout_and_stderr_arrive_byte_for_byte(node: Node) -> None:
+    node.start("import os\nos.write(2, b'err\\xff\\x00\\r\\n')\nos.write(1, b'out\\n')\n")
+    assert node.follow().logs[0] == b"err\xff\x00\r\nout\n"
+
+
+def test_launcher_output_has_its_own_rank_number(node: Node) -> None:
+    launcher = ("sh", "-c", 'echo launching; "$@"', "sh")
+    rank = (sys.executable, node.script("print('rank')"))
+    node.start(processes=[Process(launcher, rank, {"RANK": "3"})])
+    assert node.follow().logs == {LAUNCHER_RANK: b"launching\n", 3: b"rank\n"}
+
+
+def test_following_continues_at_the_given_offsets(node: Node) -> None:
+    node.start(
+        "import os, time\nprint('one\\ntwo', flush=True)\nos.write(1, b'par')\n"
+        + WAIT_FOR_GATE
+        + "print('tial\\nlast')\n"
+    )
+    until(
+        lambda: (
+            (node.folder() / "ranks" / "0.log").exists()
+            and node.follow(wait=False).logs.get(0, b"")[-3:] == b"par"
+        )
+    )
+    first = node.follow(wait=False)
+    assert first.logs == {0: b"one\ntwo\npar"}
+    assert first.ended
+    assert first.state.phase is JobPhase.RUNNING
+    (node.project / "gate").touch()
+    second = node.follow(offsets=first.offsets)
+    assert second.logs == {0: b"tial\nlast\n"}
+    third = node.follow(offsets={**first.offsets, **second.offsets})
+    assert third.logs == {}
+    assert third.state.phase is JobPhase.SUCCEEDED
+
+
+def test_following_continues_after_a_broken_connection(node: Node) -> None:
+    code = "import time\nfor k in range(3000):\n print(k, flush=True)\n if k % 100 == 0: time.sleep(0.02)\n"
+    node.start(code)
+    follower = node.begin(node.following())
+    assert follower.stdout is not None
+    data = b""
+    while data.count(b"\n") < 50:
+        piece = os.read(follower.stdout.fileno(), 4096)
+        assert piece
+        data += piece
+    follower.kill()
+    follower.communicate(timeout=HANG_GUARD)
+    seen = Followed(data)
+    rest = node.follow(offsets=seen.offsets)
+    assert (seen.logs.get(0, b"") + rest.logs.get(0, b"")).split() == [b"%d" % k for k in range(3000)]
+
+
+def test_partial_line_is_sent_once(node: Node) -> None:
+    node.start(
+        "import os, time\nos.write(1, b'whole\\nhalf')\n" + WAIT_FOR_GATE + "os.write(1, b' and half\\n')\n"
+    )
+    log = node.folder() / "ranks" / "0.log"
+    until(lambda: log.exists() and log.read_bytes().endswith(b"half"))
+    follower = node.begin(node.following())
+    assert follower.stdout is not None
+    data = b""
+    while b"half" not in data:
+        data += os.read(follower.stdout.fileno(), 4096)
+    (node.project / "gate").touch()
+    data += follower.communicate(timeout=HANG_GUARD)[0]
+    assert Followed(data).logs == {0: b"whole\nhalf and half\n"}
+
+
+def test_follower_sees_a_running_job_to_its_end(node: Node) -> None:
+    node.start("import os, time\n" + WAIT_FOR_GATE + "print('done')\n")
+    follower = node.begin(node.following())
+    assert follower.stdout is not None
+    data = b""
+    while b"state " not in data:
+        data += os.read(follower.stdout.fileno(), 4096)
+    assert follower.poll() is None
+    (node.project / "gate").touch()
+    data += follower.communicate(timeout=HANG_GUARD)[0]
+    found = Followed(data)
+    assert (found.ended, found.logs, found.state.phase) == (True, {0: b"done\n"}, JobPhase.SUCCEEDED)
+    assert found.states[0].phase is JobPhase.RUNNING
+
+
+def test_heartbeats_come_at_the_requested_interval(node: Node) -> None:
+    node.start("import os, time\n" + WAIT_FOR_GATE)
+    follower = node.begin(node.following(heartbeat=0.15))
+    assert follower.stdout is not None
+    data = b""
+    while data.count(b"heartbeat\n") < 3:
+        data += os.read(follower.stdout.fileno(), 4096)
+    (node.project / "gate").touch()
+    data += follower.communicate(timeout=HANG_GUARD)[0]
+    found = Followed(data)
+    assert found.heartbeats >= 3
+    assert found.ended
+    assert node.follow().heartbeats == 0
+
+
+def test_job_continues_when_its_follower_disconnects(node: Node) -> None:
+    node.start("import os, time\nwhile not os.path.exists('gate'): print('x' * 1000, flush=True)\n")
+    follower = node.begin(node.following())
+    assert follower.stdout is not None
+    os.read(follower.stdout.fileno(), 1)
+    follower.stdout.close()
+    assert follower.wait(HANG_GUARD) == 0
+    assert follower.stderr is not None
+    assert follower.stderr.read() == b""
+    follower.stderr.close()
+    assert node.state().phase is JobPhase.RUNNING
+    (node.project / "gate").touch()
+    size = (node.folder() / "ranks" / "0.log").stat().st_size
+    assert node.follow(offsets={0: size}).state.phase is JobPhase.SUCCEEDED
+
+
+def test_unknown_job_cannot_be_followed(node: Node) -> None:
+    with pytest.raises(Refused, match=r"no job .+ on this node") as refused:
+        node.follow()
+    assert refused.value.exit_code == ExitCode.NO_JOB

@@ -1,0 +1,109 @@
+"""How a job ends on a node, in real processes: exit codes, the rank that failed first, launchers that fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from support.agentnode import FOREVER, Node, alive, until
+
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import Process
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+RANK_ZERO = {"RANK": "0"}
+
+
+@pytest.mark.parametrize(
+    ("code", "phase", "exit_code", "number"),
+    [
+        ("pass", JobPhase.SUCCEEDED, 0, None),
+        ("raise SystemExit(7)", JobPhase.FAILED, 7, None),
+        ("raise ValueError", JobPhase.FAILED, 1, None),
+        ("import os; os.kill(os.getpid(), 9)", JobPhase.FAILED, 137, 9),
+        ("import os; os.kill(os.getpid(), 15)", JobPhase.FAILED, 143, 15),
+        ("import os; os.abort()", JobPhase.FAILED, 134, 6),
+    ],
+)
+def test_exit_code_is_that_of_the_rank(
+    node: Node, code: str, phase: JobPhase, exit_code: int, number: int | None
+) -> None:
+    node.start(code)
+    found = node.follow().state
+    assert (found.phase, found.exit_code) == (phase, exit_code)
+    (record,) = found.ranks
+    assert (record.rank, record.exit_code, record.signal) == (0, exit_code, number)
+    assert found.started is not None
+    assert record.started is not None
+    assert record.ended is not None
+    assert found.ended is not None
+    assert found.started <= record.started <= record.ended <= found.ended
+
+
+def test_first_failed_rank_decides_and_the_others_are_stopped(node: Node) -> None:
+    stubborn = (
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
+        "open('ready', 'w').close()\n" + FOREVER
+    )
+    failing = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)\nraise SystemExit(7)\n"
+    node.start(stubborn, failing, FOREVER)
+    for rank in range(3):
+        node.rank_pid(rank)  # once it is recorded, its wrapper forwards signals
+    until((node.project / "ready").exists)
+    (node.project / "go").touch()
+    found = node.follow().state
+    assert (found.phase, found.exit_code) == (JobPhase.FAILED, 7)
+    ends = {record.rank: record for record in found.ranks}
+    assert {rank: record.exit_code for rank, record in ends.items()} == {0: 3, 1: 7, 2: 143}
+    assert min(ends, key=lambda rank: ends[rank].ended or 0) == 1
+    assert not any(alive(record.pid or 0) for record in ends.values())
+
+
+def test_rank_that_cannot_start_is_explained_in_its_log(node: Node) -> None:
+    node.start(processes=[Process((), ("no-such-program",), RANK_ZERO)])
+    found = node.follow()
+    assert found.state.exit_code == 127
+    assert b"no-such-program" in found.logs[0]
+
+
+def test_missing_launcher_is_named_in_the_state(node: Node) -> None:
+    node.start(processes=[Process(("/no/such/python", "-m", "x"), ("true",), {})])
+    found = node.follow().state
+    assert (found.phase, found.exit_code) == (JobPhase.FAILED, 127)
+    assert "/no/such/python" in found.error
+
+
+def test_launcher_failure_after_all_ranks_finished_is_ignored(node: Node) -> None:
+    node.start(processes=[Process(("sh", "-c", '"$@"; exit 1', "sh"), ("true",), RANK_ZERO)])
+    assert node.follow().state.phase is JobPhase.SUCCEEDED
+
+
+def test_launcher_that_exits_0_without_its_ranks_is_a_failure(node: Node) -> None:
+    node.start(processes=[Process(("sh", "-c", '"$@"', "sh"), ("true",), RANK_ZERO)], ranks=2)
+    found = node.follow().state
+    assert (found.phase, found.exit_code) == (JobPhase.FAILED, 1)
+
+
+def test_signal_that_killed_the_launcher_is_the_exit_code(node: Node) -> None:
+    node.start(processes=[Process(("sh", "-c", "kill -9 $$"), (), {})], ranks=1)
+    found = node.follow().state
+    assert (found.phase, found.exit_code) == (JobPhase.FAILED, 137)
+
+
+def test_script_arguments_arrive_unchanged(node: Node) -> None:
+    words = ("--", "-x", "--job", "other", "--", "", "a b", "$(id)", "@RANK@", "\u00e9")
+    name = node.script("import sys, json; print(json.dumps(sys.argv[1:]))")
+    node.start(processes=[Process((), (sys.executable, name, *words), RANK_ZERO)])
+    assert json.loads(node.follow().logs[0]) == list(words)
+
+
+def test_ranks_run_in_the_project_with_their_environment_and_no_input(node: Node) -> None:
+    code = (
+        "import os, sys\nprint(os.getcwd(), os.environ['MINE'], os.environ['RANK'], repr(sys.stdin.read()))"
+    )
+    node.start(code, code, env={"MINE": "a b'\"$x"})
+    found = node.follow()
+    for rank in (0, 1):
+        assert found.logs[rank].decode().strip() == f"{node.project} a b'\"$x {rank} ''"

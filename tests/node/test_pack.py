@@ -1,0 +1,128 @@
+"""What the agent packs is what the laptop accepts: files, folders, links inside; the rest is named and left out."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.agentnode import Node
+
+from agent.pack import link_leads_to
+from cloudddp.agent.protocol.files import PackRequest
+from cloudddp.job.results import safe_names
+from cloudddp.job.results.untar import Member, Reader
+
+
+class Names:
+    """Takes a stream as the laptop does; keeps kinds and contents by name."""
+
+    def __init__(self, data: bytes) -> None:
+        self.found: dict[str, tuple[str, str | bytes]] = {}
+        self._data = bytearray()
+        reader = Reader(self)
+        reader.feed(data)
+        reader.close()
+
+    def begin(self, member: Member) -> None:
+        self._member, self._data = member, bytearray()
+
+    def data(self, piece: memoryview) -> None:
+        self._data += piece
+
+    def end(self) -> None:
+        member = self._member
+        self.found[member.name] = (member.kind, member.target if member.kind == "link" else bytes(self._data))
+
+
+def pack(node: Node, *names: str) -> tuple[dict[str, tuple[str, str | bytes]], list[str]]:
+    done = node.run(PackRequest("p", names))
+    assert done.returncode == 0, done.stderr
+    return Names(done.stdout).found, done.stderr.decode().splitlines()
+
+
+def test_missing_paths_are_skipped(node: Node) -> None:
+    (node.project / "runs" / "1").mkdir(parents=True)
+    (node.project / "runs" / "1" / "m.pt").write_bytes(b"\x00weights")
+    (node.project / "runs" / "latest").symlink_to("1")
+    found, notes = pack(node, "runs", "absent")
+    assert found == {
+        "runs": ("folder", b""),
+        "runs/1": ("folder", b""),
+        "runs/1/m.pt": ("file", b"\x00weights"),
+        "runs/latest": ("link", "1"),
+    }
+    assert notes == ["missing absent"]
+
+
+def test_hard_links_are_sent_as_separate_files(node: Node) -> None:
+    runs = node.project / "runs"
+    runs.mkdir()
+    (runs / "a").write_text("weights")
+    os.link(runs / "a", runs / "b")
+    found, notes = pack(node, "runs")
+    assert found == {"runs": ("folder", b""), "runs/a": ("file", b"weights"), "runs/b": ("file", b"weights")}
+    assert notes == []
+
+
+def test_links_to_other_paths_are_left_out(node: Node) -> None:
+    runs = node.project / "runs"
+    (runs / "a").mkdir(parents=True)
+    for name, target in {
+        "inside": "a", "absolute-inside": str(runs / "a"), "absolute": "/etc/passwd", "up": "../train.py",
+        "far-up": "../../../x", "after": "a/../b", "loop": "loop",
+    }.items():  # fmt: skip
+        (runs / name).symlink_to(target)
+    found, notes = pack(node, "runs")
+    links = {name: target for name, (kind, target) in found.items() if kind == "link"}
+    assert links == {"runs/inside": "a", "runs/absolute-inside": "a", "runs/loop": "loop"}
+    assert sorted(note.split(":")[0] for note in notes) == [
+        "left out runs/absolute", "left out runs/after", "left out runs/far-up", "left out runs/up",
+    ]  # fmt: skip
+
+
+def test_special_files_are_left_out(node: Node) -> None:
+    runs = node.project / "runs"
+    (runs / "checkout" / ".git" / "objects").mkdir(parents=True)
+    (runs / "checkout" / "x").write_text("x")
+    os.mkfifo(runs / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        before = Path.cwd()
+        os.chdir(runs)  # a socket's path is short
+        try:
+            listener.bind("socket")
+        finally:
+            os.chdir(before)
+        found, notes = pack(node, "./runs", "nowhere")
+    assert sorted(found) == ["runs", "runs/checkout", "runs/checkout/x"]
+    assert sorted(note.split(":")[0] for note in notes) == [
+        "left out runs/checkout/.git", "left out runs/pipe", "left out runs/socket", "missing nowhere",
+    ]  # fmt: skip
+
+
+def test_note_is_one_line_whatever_the_name(node: Node) -> None:
+    (node.project / "runs").mkdir()
+    os.mkfifo(os.fsencode(node.project) + b"/runs/a\nmissing b\x1b[2J\xff")
+    _, notes = pack(node, "runs")
+    assert notes == ["left out runs/a\\nmissing b\\x1b[2J\\udcff: not a file"]
+
+
+def test_number_of_notes_is_limited(node: Node) -> None:
+    (node.project / "runs").mkdir()
+    for number in range(1010):
+        (node.project / "runs" / f"{number:04}").symlink_to("/nowhere")
+    _, notes = pack(node, "runs")
+    assert len(notes) == 1001
+    assert notes[-1] == "left out 10 more"
+
+
+words = st.lists(st.sampled_from(["a", "b", "..", ".", "", "runs"]), max_size=6).map("/".join)
+
+
+@given(st.lists(st.sampled_from(["a", "b", "runs"]), min_size=1, max_size=4), words, st.sampled_from([["runs"], ["."], ["runs/a", "b"]]))  # fmt: skip
+def test_agent_and_laptop_accept_the_same_links(name: list[str], target: str, roots: list[str]) -> None:
+    end = safe_names.link_end(tuple(name), target)
+    taken = end is not None and safe_names.covers(safe_names.asked(roots), end)
+    assert link_leads_to("/".join(name), target, roots) == taken

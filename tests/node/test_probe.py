@@ -1,0 +1,95 @@
+"""What the agent reports about its machine."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.agentnode import FOREVER, Node
+
+from agent import machine
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [("127.0.0.1", "lo"), ("127.77.0.4", "lo"), ("192.0.2.1", ""), ("255.255.255.255", "")],
+)
+def test_interface_is_the_one_with_the_address(address: str, name: str) -> None:
+    assert machine.interface_of(address) == name
+
+
+class NvidiaSMI:
+    """A program of that name on PATH that runs a shell script and counts its calls."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        self._monkeypatch = monkeypatch
+
+    def does(self, script: str) -> None:
+        program = self._folder / "bin" / "nvidia-smi"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\necho 'GPU 0: simulated' >> {self._folder}/calls\n{script}\n")
+        program.chmod(0o755)
+        self._monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+
+    @property
+    def calls(self) -> int:
+        return len((self._folder / "calls").read_text().splitlines())
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NvidiaSMI:
+    return NvidiaSMI(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("expected", "seen", "calls"), [(0, 1, 1), (1, 1, 1), (2, 2, 2)])
+def test_probe_waits_for_the_gpus_of_the_type(
+    node: Node, tmp_path: Path, nvidia_smi: NvidiaSMI, expected: int, seen: int, calls: int
+) -> None:
+    """The driver lists one more at each call."""
+    nvidia_smi.does(f"cat {tmp_path}/calls")
+    assert node.probe(gpus=expected, gpu_seconds=60.0).gpus == seen
+    assert nvidia_smi.calls == calls
+
+
+def test_type_without_gpus_waits_for_none(node: Node, nvidia_smi: NvidiaSMI) -> None:
+    """nvidia-smi is installed on the image, and fails where there is no GPU."""
+    nvidia_smi.does("exit 9")
+    began = time.monotonic()
+    assert node.probe(gpus=0, gpu_seconds=60.0).gpus == 0
+    assert nvidia_smi.calls == 1
+    assert time.monotonic() - began < 30
+
+
+def test_probe_gives_up_on_missing_gpus_after_the_requested_time(node: Node, nvidia_smi: NvidiaSMI) -> None:
+    nvidia_smi.does("echo 'GPU 0: simulated'")
+    assert node.probe(gpus=2, gpu_seconds=0.5).gpus == 1
+    assert nvidia_smi.calls >= 2
+
+
+def test_probe_reports_what_a_job_needs(node: Node) -> None:
+    found = node.probe()
+    assert found.interface == "lo"
+    assert found.cpus == len(os.sched_getaffinity(0))
+    assert 1024 <= found.free_port < 65536
+    assert os.access(found.python, os.X_OK)
+    assert found.disk_free > 0
+    assert found.running == ()
+    assert stat.S_IMODE(node.store.stat().st_mode) == 0o700
+    node.start(FOREVER)
+    assert node.probe().running == (node.id(),)
+
+
+@pytest.mark.parametrize("wanted", ["no-such-python", "/no/such/python"])
+def test_missing_python_is_reported_as_none(node: Node, wanted: str) -> None:
+    assert node.probe(python=wanted).python == ""
+
+
+def test_requested_python_is_reported(node: Node) -> None:
+    assert node.probe(python=sys.executable).python == sys.executable

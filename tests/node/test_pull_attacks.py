@@ -1,0 +1,307 @@
+"""`pull` from a node that a rank controls: whatever it sends, only what was asked for is written.
+
+The node is the simulator's, and the command runs in its own process. The attack replaces the node's `python3`, as any
+program of the login user can, by one that replies to `pack` with a stream of the corpus.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import tarcorpus
+from support.harness import TIMEOUT, CommandLine, clean_environment, measured
+from support.tarcorpus import END, Corpus, file, folder, header, link, tree
+
+from cloudddp.agent.client import Runner
+from cloudddp.cli import session
+from cloudddp.cli.console import Console
+from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import NodeError
+from cloudddp.job.results import pull
+
+MEMORY = 200 << 20
+SHIM = """#!/bin/sh
+case " $* " in
+*" pack "*) exec {python} -I {program} {stream} ;;
+esac
+exec {python} "$@"
+"""
+SEND = """
+import os, shutil, sys
+with open(sys.argv[1], "rb") as stream:
+    shutil.copyfileobj(stream, sys.stdout.buffer, 1 << 20)
+"""
+
+
+@dataclass
+class Captured:
+    """A node whose replies to `pack` an attacker chooses, and the command line of its owner."""
+
+    cli: CommandLine
+    bin: Path
+    scratch: Path
+    outside: Path
+
+    def sends(self, pieces: Iterable[bytes], program: str = SEND) -> None:
+        stream = self.scratch / "stream"
+        with stream.open("wb") as out:
+            for piece in pieces:
+                out.write(piece)
+        (self.scratch / "program.py").write_text(program)
+        words = {"python": sys.executable, "program": self.scratch / "program.py", "stream": stream}
+        shim = self.bin / "python3"
+        shim.unlink(missing_ok=True)
+        shim.write_text(SHIM.format(**{key: shlex.quote(str(word)) for key, word in words.items()}))
+        shim.chmod(0o755)
+
+    def pull(self, *words: str) -> tuple[int, str, str, int]:
+        """Run `cloudddp pull`; return exit code, stdout, stderr and the most memory that it took, in bytes."""
+        with (self.scratch / "out").open("w+") as out, (self.scratch / "err").open("w+") as err:
+            process = subprocess.run(
+                [*measured(self.scratch / "memory"), sys.executable, "-m", "cloudddp", "pull", *words],
+                cwd=self.cli.cwd, env=self.cli.env, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                timeout=2 * TIMEOUT,
+            )  # fmt: skip
+            out.seek(0)
+            err.seek(0)
+            memory = int((self.scratch / "memory").read_text())
+            return process.returncode, out.read(), err.read(), memory
+
+
+@pytest.fixture(scope="module")
+def node(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
+    from cloudddp.sim import control
+
+    place = tmp_path_factory.mktemp("laptop")
+    project, outside = place / "project", place / "elsewhere"
+    for made in (project / ".git" / "hooks", outside):
+        made.mkdir(parents=True)
+    (outside / "bait").write_text("unharmed\n")
+    env = clean_environment(
+        CLOUDDDP_HOME=str(simulator.home),
+        CLOUDDDP_CLUSTER="captured",
+        CLOUDDDP_YES="1",
+        CLOUDDDP_RENDEZVOUS="direct",
+        CLOUDDDP_NPROC_PER_NODE="1",
+        **control.environment(simulator),
+    )
+    cli = CommandLine(project, "captured", env)
+    try:
+        cli.write("train.py", "")
+        cli.ok("up", "-n", "1")
+        cli.ok("launch", "train.py")
+        (one,) = json.loads(cli.ok("status", "--json"))[0]["nodes"]
+        (found,) = [n for n in control.nodes(simulator) if n["instance_id"] == one["instance_id"]]
+        yield Captured(cli, Path(found["home"]).parent / "bin", tmp_path_factory.mktemp("attacker"), outside)
+    finally:
+        cli.end()
+        cli("down", "-y")
+
+
+def corpus(node: Captured) -> Corpus:
+    return Corpus(node.outside, "../../../elsewhere")
+
+
+@pytest.fixture(scope="module")
+def runner(node: Captured) -> Iterator[Runner]:
+    """An open connection to that node: a process for each stream of the corpus would take minutes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in set(os.environ) - set(node.cli.env):
+            patch.delenv(name)
+        for name, value in node.cli.env.items():
+            patch.setenv(name, value)
+        patch.chdir(node.cli.cwd)
+        with session.start(Console(), GlobalOptions()).connect() as (_, found):
+            yield found
+
+
+ATTACKS = sorted(Corpus(Path("/elsewhere"), "../../../elsewhere").attacks())
+AT_THE_COMMAND_LINE = [
+    one for one in ATTACKS
+    if "8-GiB" in one
+    or one in ("dot-dot", "absolute", "not-asked", "link-out", "link-chain-CVE-2025-4517", "hard-link-out", "no-end",
+               "kind-fifo", "file-of-an-exbibyte", "zeros-without-end", "noise")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", [one for one in ATTACKS if one not in AT_THE_COMMAND_LINE])
+def test_hostile_stream_writes_nothing(node: Captured, runner: Runner, attack: str) -> None:
+    node.sends(corpus(node).attacks()[attack])
+    before = tree(node.outside.parent)
+    with pytest.raises(NodeError, match="node 0") as refused:
+        pull.pull(runner, ["runs"], node=0, to=node.cli.cwd / "results" / "job")
+    assert refused.value.hint
+    assert tree(node.outside.parent) == before
+
+
+@pytest.mark.parametrize("attack", AT_THE_COMMAND_LINE)
+def test_pull_of_a_hostile_stream_names_the_node_and_exits_1(node: Captured, attack: str) -> None:
+    node.sends(corpus(node).attacks()[attack])
+    before = tree(node.outside.parent)
+    code, out, err, memory = node.pull()
+    assert code == 1, (out, err)
+    assert "node 0" in err
+    assert "bug" not in err
+    assert tree(node.outside.parent) == before
+    assert out == ""
+    assert memory < MEMORY
+
+
+@pytest.mark.parametrize("attack", ["not-asked", "not-asked-git-hook", "link-out", "dot-dot-first"])
+def test_pull_into_the_project_is_protected_as_well(node: Captured, attack: str) -> None:
+    node.sends(Corpus(node.outside, "../elsewhere").attacks()[attack])
+    before = tree(node.outside.parent)
+    code, _, err, _ = node.pull("--to", ".", "runs")
+    assert code == 1
+    assert "node 0" in err
+    assert tree(node.outside.parent) == before
+
+
+def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(node: Captured, tmp_path: Path) -> None:
+    node.sends([*(file(name) for name in (*tarcorpus.GUARDED, *tarcorpus.WELCOME)), END])
+    code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
+    assert code == 0, err
+    came = {str(p.relative_to(tmp_path / "to")) for p in (tmp_path / "to").rglob("*") if p.is_file()}
+    assert came == set(tarcorpus.WELCOME)
+    assert err.count("left out") == len(tarcorpus.GUARDED)
+
+
+@pytest.mark.parametrize("case", sorted(tarcorpus.COLLISIONS))
+def test_first_of_two_members_with_one_path_is_kept(node: Captured, tmp_path: Path, case: str) -> None:
+    node.sends([*tarcorpus.COLLISIONS[case], END])
+    code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
+    assert code == 0, err
+    assert "left out runs/a" in err
+    contents = [path.read_bytes() for path in (tmp_path / "to").rglob("*") if path.is_file()]
+    assert b"second" not in contents
+
+
+def test_names_and_notes_are_escaped(node: Captured, tmp_path: Path) -> None:
+    evil = "runs/\x1b]0;owned\x07\u202egpj.\n.exe"
+    notes = "import sys\nsys.stderr.write('left out \\x1b[2Ka\\x9b1m\\r\\nmissing \\x1b]52;c;x\\x07\\n')\n"
+    node.sends([file(evil), file("runs/\udcff"), file("runs/cloudddp.toml\u202e\x1b[2J"), file("runs/\x1b/cloudddp.toml"), END], notes + SEND)  # fmt: skip
+    code, out, err, _ = node.pull("--to", str(tmp_path / "to"))
+    assert code == 0, err
+    assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(out + err)
+    assert "left out \\x1b[2Ka" in err
+    assert "left out runs/\\x1b/cloudddp.toml" in err
+    assert (tmp_path / "to" / evil).exists()
+    assert (tmp_path / "to" / "runs" / "\udcff").exists()
+
+
+@pytest.mark.parametrize("text", ["missing x\\n", "x"], ids=["lines", "one-line"])
+def test_number_of_warnings_is_limited(node: Captured, tmp_path: Path, text: str) -> None:
+    flood = f"import sys\nfor _ in range(300): sys.stderr.write('{text}' * ((1 << 20) // len('{text}')))\n"
+    node.sends([file("runs/a"), END], flood + SEND)
+    code, out, err, memory = node.pull("--to", str(tmp_path / "to"))
+    assert code == 0, err
+    assert len(out + err) < 100_000
+    assert memory < MEMORY
+
+
+def test_many_left_out_members_are_counted(node: Captured, tmp_path: Path) -> None:
+    node.sends([file("runs/a"), *(file(f"runs/.cloudddp-{k}", b"") for k in range(5000)), END])
+    code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
+    assert code == 0, err
+    assert len(err.splitlines()) < 200
+    assert "and 4950 more" in err
+
+
+def test_modes_and_times_are_restricted(node: Captured, tmp_path: Path) -> None:
+    node.sends(
+        [
+            file("runs/set-user-id", mode=0o6777),
+            file("runs/unreadable", mode=0),
+            file("runs/late", mtime=tarcorpus.base256(1 << 80)),
+            file("runs/early", mtime=tarcorpus.base256(-(1 << 80))),
+            header("runs/closed", kind=b"5", mode=0),
+            file("runs/closed/x"),
+            END,
+        ]
+    )
+    code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
+    assert code == 0, err
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (tmp_path / "to" / "runs").iterdir()}
+    assert modes["set-user-id"] & 0o7022 == 0
+    assert modes["unreadable"] == 0o600
+    assert modes["closed"] == 0o700
+
+
+def test_link_in_the_target_is_not_followed(node: Captured, tmp_path: Path) -> None:
+    """Neither one of the user's nor any other: no file is written where it points."""
+    to, away = tmp_path / "to", tmp_path / "away"
+    (to / "runs").mkdir(parents=True)
+    away.mkdir()
+    (away / "kept").write_text("kept")
+    (to / "runs" / "a").symlink_to(away / "kept")
+    node.sends([file("runs/a", b"new"), END])
+    code, _, err, _ = node.pull("--to", str(to))
+    assert code == 0, err
+    assert (to / "runs" / "a").read_text() == "new"
+    assert not (to / "runs" / "a").is_symlink()
+    assert (away / "kept").read_text() == "kept"
+    (to / "runs" / "sub").symlink_to(away)
+    node.sends([folder("runs/sub"), file("runs/sub/b"), END])
+    code, _, err, _ = node.pull("--to", str(to))
+    assert code == 1
+    assert "link" in err
+    assert [path.name for path in away.iterdir()] == ["kept"]
+    assert sorted(path.name for path in to.iterdir()) == ["runs"]
+
+
+def test_state_folder_is_never_written(node: Captured, tmp_path: Path) -> None:
+    home = Path(node.cli.env["CLOUDDDP_HOME"])
+    node.sends([file("runs/a"), END])
+    before = (home / "sim" / "sim.json").read_bytes()
+    for inside in (home, home / "clusters", home / "new"):
+        code, _, err, _ = node.pull("--to", str(inside))
+        assert code == 2, err
+        assert "CLOUDDDP_HOME" in err
+    node.sends([file(f"{home.name}/sim/sim.json"), file(f"{home.name}/planted"), END])
+    code, _, err, _ = node.pull("--to", str(home.parent), home.name)
+    assert "left out" in err, (code, err)
+    assert (home / "sim" / "sim.json").read_bytes() == before
+    assert not (home / "planted").exists()
+
+
+def test_repository_folder_is_refused_as_target(node: Captured, tmp_path: Path) -> None:
+    node.sends([file("runs/a"), END])
+    (tmp_path / ".git" / "hooks").mkdir(parents=True)
+    code, _, err, _ = node.pull("--to", str(tmp_path / ".git" / "hooks"))
+    assert code == 2, err
+    assert not any((tmp_path / ".git" / "hooks").iterdir())
+
+
+def test_links_inside_the_results_are_kept(node: Captured, tmp_path: Path) -> None:
+    node.sends(
+        [
+            folder("runs/a"),
+            link("runs/a/up", "../b"),
+            link("runs/latest", "a"),
+            link("runs/deep", "./latest//up"),
+            file("runs/b", b"here"),
+            END,
+        ]
+    )
+    code, out, err, _ = node.pull("--to", str(tmp_path / "to"))
+    assert code == 0, err
+    assert "left out" not in err
+    assert (tmp_path / "to" / "runs" / "deep").read_bytes() == b"here"
+    assert "4 files" in out
+
+
+def test_path_that_is_not_utf8_is_pulled(node: Captured, tmp_path: Path) -> None:
+    """It is part of the request, which is ASCII, not of a command, for which not every SSH server takes any bytes."""
+    node.sends([file("runs/\udcff"), END])
+    code, _, err, _ = node.pull("--to", str(tmp_path / "to"), "runs/\udcff")
+    assert code == 0, err
+    assert (tmp_path / "to" / "runs" / "\udcff").exists()

@@ -1,0 +1,84 @@
+"""Values of variables reach the ranks, and neither the node's disk nor a command line, however the job ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from support.agentnode import FOREVER, Node, alive, until
+
+from cloudddp.agent.protocol.start import SetupRequest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+SECRET = "hunter2-the-value-of-a-variable"
+CHECK = "import os, sys\nsys.exit(0 if os.environ['TOKEN'].startswith('hunter2') else 9)\n"
+
+
+def files_with_the_secret(home: Path) -> list[str]:
+    found = [path for path in home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    return [str(path.relative_to(home)) for path in found]
+
+
+def test_secret_is_in_no_file_while_the_job_runs(node: Node) -> None:
+    node.start(FOREVER, env={"TOKEN": SECRET})
+    rank = node.rank_pid()
+    assert f"TOKEN={SECRET}".encode() in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
+    assert files_with_the_secret(node.home) == []
+    for path in (node.folder() / "job.json", node.folder() / "state.json"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(node.folder().stat().st_mode) == 0o700
+    node.kill()
+    assert files_with_the_secret(node.home) == []
+
+
+def test_secret_is_in_no_command_line(node: Node) -> None:
+    node.start(FOREVER, env={"TOKEN": SECRET})
+    node.rank_pid()
+    lines = []
+    for entry in Path("/proc").iterdir():
+        try:
+            lines.append((entry / "cmdline").read_bytes())
+        except OSError:
+            continue
+    assert any(str(node.agent).encode() in line and b"supervisor" in line for line in lines)
+    assert not any(SECRET.encode() in line for line in lines)
+
+
+def test_secret_is_in_no_file_after_the_job(node: Node) -> None:
+    node.start(CHECK, CHECK, env={"TOKEN": SECRET})
+    assert node.follow().state.exit_code == 0
+    assert files_with_the_secret(node.home) == []
+
+
+def test_secret_is_in_no_file_after_the_supervisor_was_killed(node: Node) -> None:
+    supervisor = node.start(FOREVER, env={"TOKEN": SECRET})
+    node.rank_pid()
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: not alive(supervisor))
+    assert files_with_the_secret(node.home) == []
+    assert node.kill(grace=0).left == 0
+    assert files_with_the_secret(node.home) == []
+
+
+def test_environment_larger_than_a_pipe_reaches_the_ranks(node: Node) -> None:
+    values = {f"V{k}": "x" * 4000 for k in range(100)}
+    node.start("import os, sys\nsys.exit(len(os.environ['V99']) != 4000)\n", env={**values, "TOKEN": SECRET})
+    assert node.follow().state.exit_code == 0
+
+
+def test_set_up_leaves_no_secret_in_a_file(node: Node) -> None:
+    request = SetupRequest(
+        job=node.id(),
+        node=0,
+        project="p",
+        script="script.py",
+        commands=('case "$TOKEN" in hunter2*) ;; *) exit 9 ;; esac',),
+        env={"TOKEN": SECRET},
+    )
+    assert node.call(request).exit_code == 0
+    assert files_with_the_secret(node.home) == []

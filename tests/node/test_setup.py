@@ -1,0 +1,128 @@
+"""Set-up commands on a node: once for each content, listed and cancelled as a part of their job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from support.agentnode import HANG_GUARD, Node, alive, processes_of, until
+
+from cloudddp.agent.decode import decode
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import SetupReply, SetupRequest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+WAIT_FOR_GATE = "while [ ! -e go ]; do sleep 0.05; done"
+
+
+def request(node: Node, *commands: str, job: str = "job-1", **more: Any) -> SetupRequest:
+    return SetupRequest(job=node.id(job), node=0, project="p", script="script.py", commands=commands, **more)
+
+
+def set_up(node: Node, *commands: str, **more: Any) -> SetupReply:
+    return node.call(request(node, *commands, **more))
+
+
+def test_set_up_runs_once_for_the_same_content(node: Node) -> None:
+    (node.project / "requirements.txt").write_text("a")
+    commands = ("echo run >> log", 'echo "$MINE" >> log')
+
+    def ran() -> bool:
+        return set_up(node, *commands, inputs=("requirements.txt",), env={"MINE": "x y"}).ran
+
+    assert [ran(), ran(), ran()] == [True, False, False]
+    assert (node.project / "log").read_text() == "run\nx y\n"
+    (node.project / "requirements.txt").write_text("b")
+    assert [ran(), ran()] == [True, False]
+    assert set_up(node, "true").ran
+
+
+def test_content_that_moves_between_inputs_is_a_change(node: Node) -> None:
+    for a, b in (("xy", "z"), ("x", "yz")):
+        (node.project / "a").write_text(a)
+        (node.project / "b").write_text(b)
+        assert set_up(node, "true", inputs=("a", "b")).ran
+
+
+def test_failed_command_stops_the_set_up_and_is_repeated(node: Node) -> None:
+    failing = "echo out; echo err >&2; exit 3"
+    for _ in range(2):
+        reply = set_up(node, "echo fine", failing, "touch never")
+        assert reply == SetupReply(ran=True, exit_code=3, command=failing, output="out\nerr\n")
+    assert not (node.project / "never").exists()
+
+
+def test_reading_inputs_changes_nothing_in_the_project(node: Node) -> None:
+    (node.project / "real").mkdir()
+    (node.project / "real" / "base.txt").write_text("a")
+    (node.project / "link").symlink_to("real")
+    assert set_up(node, "cat link/base.txt", inputs=("link/base.txt",)).exit_code == 0
+    assert (node.project / "link").is_symlink()
+
+
+def running(node: Node, command: str, **more: Any) -> subprocess.Popen[bytes]:
+    """Return the process of a set-up whose command has started."""
+    process = node.begin(request(node, f"touch began; {command}", **more))
+    until(lambda: (node.project / "began").exists())
+    return process
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sleep 600",
+        "trap '' TERM; while :; do sleep 0.1; done",
+        "setsid env -i sleep 601 & sleep 600",
+    ],
+    ids=["sleep", "ignores SIGTERM", "daemon without environment"],
+)
+def test_cancel_ends_every_process_of_a_set_up(node: Node, command: str) -> None:
+    process = running(node, command)
+    assert node.kill(grace=0.5).left == 0
+    assert set(processes_of(node.home)) <= {process.pid}  # the step itself, which replies now
+    assert process.stdout is not None
+    assert decode(process.stdout.read().rstrip(), SetupReply).cancelled
+    assert process.wait(HANG_GUARD) == 0
+    assert set_up(node, "true", job="job-2").ran
+
+
+def test_set_up_is_listed_as_a_job_until_it_ends(node: Node) -> None:
+    process = running(node, WAIT_FOR_GATE)
+    state = node.state()
+    assert (state.phase, state.script, state.node) == (JobPhase.SETUP, "script.py", 0)
+    assert node.probe().running == (node.id(),)
+    (node.project / "go").touch()
+    assert process.wait(HANG_GUARD) == 0
+    assert node.jobs() == ()
+
+
+def test_cancel_between_two_commands_stops_the_set_up(node: Node) -> None:
+    folder = node.folder()
+    folder.mkdir(parents=True)
+    (folder / "cancel").touch()
+    assert set_up(node, "touch never").cancelled
+    assert not (node.project / "never").exists()
+
+
+def test_set_up_waits_for_that_of_another_launch(node: Node) -> None:
+    first = running(node, f"{WAIT_FOR_GATE}; echo 1 >> order")
+    second = node.begin(request(node, "echo 2 >> order", job="job-2"))
+    (node.project / "go").touch()
+    assert (first.wait(HANG_GUARD), second.wait(HANG_GUARD)) == (0, 0)
+    assert (node.project / "order").read_text() == "1\n2\n"
+
+
+def test_background_process_of_a_set_up_outlives_the_job(node: Node) -> None:
+    """A service that it starts serves the next jobs, too: the set-up runs only once."""
+    assert set_up(node, "sleep 600 & echo $! > pid").exit_code == 0
+    pid = int((node.project / "pid").read_text())
+    node.start("print('ran')")
+    assert node.follow().state.phase is JobPhase.SUCCEEDED
+    assert node.kill().left == 0
+    assert alive(pid)
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,185 @@
+"""Agents of two versions on one node: the store of another one is taken over while no job runs, else refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.agentnode import FOREVER, Node, Refused
+
+from agent.processes import born
+from cloudddp.agent.decode import decode
+from cloudddp.agent.protocol import TASK_VARIABLE, VERSION, ExitCode
+from cloudddp.agent.protocol.files import ApplyRequest, PackRequest
+from cloudddp.agent.protocol.jobs import JobsRequest
+from cloudddp.agent.protocol.kill import KillRequest, StopReason
+from cloudddp.agent.protocol.machine import ProbeRequest
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.results import NewFilesRequest, PulledRequest
+from cloudddp.agent.protocol.start import Process, SetupRequest, StartRequest
+from cloudddp.agent.protocol.version import VersionConflict
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+
+class VersionOne:
+    """Writes the files of agent version 1, which recorded no version."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def job(self, name: str, *, pid: int, **state: Any) -> None:
+        folder = self.node.folder(name)
+        (folder / "ranks").mkdir(parents=True)
+        job = {
+            "job": self.node.id(name), "node": 0, "project": "p", "script": "script.py", "ranks": 1,
+            "max_restarts": 0, "stop_grace": 5, "processes": [{"argv": ["@RANK@", "python3"], "env": {}}],
+        }  # fmt: skip
+        (folder / "job.json").write_text(json.dumps(job))
+        known = {
+            "job": self.node.id(name), "node": 0, "state": "running", "started": 1000.0, "ended": None,
+            "exit_code": None, "error": "", "pid": pid, "born": born(pid), "script": "script.py", "expected": 1,
+            "restarts": 0,
+        }  # fmt: skip
+        (folder / "state.json").write_text(json.dumps({**known, **state}))
+        rank = {
+            "rank": 0, "local_rank": 0, "started": 1001.0, "ended": state.get("ended"),
+            "exit_code": state.get("exit_code"), "signal": None, "attempt": 0, "pid": 2**22 + 1,
+        }  # fmt: skip
+        (folder / "ranks" / "0.json").write_text(json.dumps(rank))
+        (folder / "ranks" / "0.log").write_text("from version 1\n")
+        (self.node.store / "agent-0123456789ab.py").write_text("")
+
+    def running(self, name: str = "job-1") -> subprocess.Popen[bytes]:
+        """Return the process that stands for the supervisor of a job that runs."""
+        supervisor = self.process()
+        self.job(name, pid=supervisor.pid)
+        return supervisor
+
+    def ended(self, name: str = "job-1") -> None:
+        supervisor = self.process()
+        self.job(name, pid=supervisor.pid, state="failed", ended=1002.0, exit_code=7)
+        supervisor.kill()
+        supervisor.wait()
+
+    def process(self, **env: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(["sleep", "600"], env={**os.environ, **env})
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def version_one(node: Node) -> Iterator[VersionOne]:
+    found = VersionOne(node)
+    yield found
+    found.close()
+
+
+def recorded(node: Node) -> str:
+    return (node.store / "version").read_text()
+
+
+def every_request(node: Node) -> list[Any]:
+    job = node.id("job-2")
+    return [
+        ProbeRequest("p", "127.0.0.1"),
+        ApplyRequest("p", {}, (), 0),
+        SetupRequest(job, 0, "p", "s", ("touch never",)),
+        StartRequest(job, 0, "p", "s", {}, (Process((), ("touch", "never"), {}),), 1, 0, 1.0),
+        node.following("job-1"),
+        KillRequest(node.id("job-1"), 1.0, StopReason.CANCEL),
+        JobsRequest(),
+        PulledRequest("p", ("x",), 1),
+    ]
+
+
+def test_new_store_records_the_version(node: Node) -> None:
+    node.probe()
+    assert recorded(node) == f"{VERSION}\n"
+
+
+def test_steps_are_refused_while_a_job_of_another_version_runs(node: Node, version_one: VersionOne) -> None:
+    supervisor = version_one.running()
+    before = {path: path.stat().st_mtime_ns for path in node.store.rglob("*") if path.suffix != ".lock"}
+    for request in every_request(node):
+        done = node.run(request)
+        assert done.returncode == ExitCode.OTHER_VERSION, request
+        assert done.stdout == b""
+        conflict = decode(done.stderr.rstrip(), VersionConflict)
+        assert conflict == VersionConflict(store=1, agent=VERSION, jobs=(node.id(),))
+    assert supervisor.poll() is None
+    assert not (node.project / "never").exists()
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_steps_that_only_read_files_are_never_refused(node: Node, version_one: VersionOne) -> None:
+    version_one.running()
+    (node.project / "model.pt").write_text("weights")
+    assert node.run(PackRequest("p", ("model.pt",))).returncode == 0
+    found = node.call(NewFilesRequest("p", (), ()))
+    assert found.running == (node.id(),)
+    assert [path.name for job in found.jobs for path in job.others.paths] == ["model.pt"]
+    assert not (node.store / "version").exists()
+
+
+def test_store_is_taken_over_once_the_job_has_ended(node: Node, version_one: VersionOne) -> None:
+    version_one.ended()
+    (found,) = node.jobs()
+    assert (found.job, found.phase, found.exit_code) == (node.id(), JobPhase.FAILED, 7)
+    assert found.ranks[0].exit_code == 7
+    assert recorded(node) == f"{VERSION}\n"
+    assert list(node.store.glob("agent-*.py")) == []
+    assert node.follow().logs == {0: b"from version 1\n"}
+    assert node.cancel().phase is JobPhase.FAILED
+    node.start("print('ran')", job="job-2")
+    assert node.follow("job-2").state.phase is JobPhase.SUCCEEDED
+
+
+def test_job_whose_supervisor_is_gone_still_counts_while_its_ranks_run(
+    node: Node, version_one: VersionOne
+) -> None:
+    supervisor = version_one.running()
+    rank = version_one.process(**{TASK_VARIABLE: f"{node.id()}/0"})
+    supervisor.kill()
+    supervisor.wait()
+    with pytest.raises(Refused) as refused:
+        node.jobs()
+    assert refused.value.exit_code == ExitCode.OTHER_VERSION
+    rank.kill()
+    rank.wait()
+    assert node.state().phase is JobPhase.LOST
+
+
+@pytest.mark.parametrize("text", [f"{VERSION + 1}\n", "", "x", "9" * 5000])
+def test_unreadable_job_of_an_unknown_version_counts_by_its_processes(
+    node: Node, version_one: VersionOne, text: str
+) -> None:
+    node.folder().mkdir(parents=True)
+    (node.store / "version").write_text(text)
+    (node.folder() / "job.json").write_text('{"another": "layout"}')
+    rank = version_one.process(**{TASK_VARIABLE: f"{node.id()}/0"})
+    with pytest.raises(Refused) as refused:
+        node.probe()
+    assert refused.value.exit_code == ExitCode.OTHER_VERSION
+    rank.kill()
+    rank.wait()
+    node.probe()
+    assert recorded(node) == f"{VERSION}\n"
+
+
+def test_store_of_the_same_version_is_never_refused(node: Node) -> None:
+    node.start(FOREVER)
+    node.rank_pid()
+    assert node.probe().running == (node.id(),)
+    assert node.cancel().phase is JobPhase.CANCELLED

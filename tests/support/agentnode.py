@@ -1,0 +1,255 @@
+"""A node without a machine: a home folder with a project, in which the agent is run as over SSH."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cloudddp.agent import build
+from cloudddp.agent.client import Request, Step
+from cloudddp.agent.decode import decode
+from cloudddp.agent.frames import FrameDecoder
+from cloudddp.agent.protocol import ExitCode
+from cloudddp.agent.protocol.codec import encode
+from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log
+from cloudddp.agent.protocol.jobs import JobsRequest, JobState
+from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
+from cloudddp.agent.protocol.machine import MAX_MANIFEST, ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.start import Process, StartRequest
+
+T = TypeVar("T")
+
+FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
+HANG_GUARD = 60.0  # seconds; only a hang is this long
+
+
+@functools.cache
+def agent_file() -> Path:
+    """Return the agent's .pyz, built once for each test process."""
+    folder = tempfile.mkdtemp(prefix="cloudddp-agent-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "agent.pyz"
+    path.write_bytes(build.agent())
+    return path
+
+
+def until(condition: Callable[[], T]) -> T:
+    """Return the result of `condition` once it is true."""
+    deadline = time.monotonic() + HANG_GUARD
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "never came true"
+        time.sleep(0.02)
+    return result
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def processes_of(home: Path) -> list[int]:
+    """Return every process that was started with that home folder."""
+    mark = f"HOME={home}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0") and alive(int(entry.name)):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+class Refused(AssertionError):
+    """A step failed; the text is what it wrote on stderr."""
+
+    def __init__(self, done: subprocess.CompletedProcess[bytes]) -> None:
+        super().__init__(done.stderr.decode(errors="replace"))
+        self.exit_code = done.returncode
+
+
+class Node:
+    """A home folder with a project in it, and the agent, called as over SSH."""
+
+    def __init__(self, home: Path, python: str = sys.executable, agent: Path | None = None) -> None:
+        self.home = home
+        self.python = python
+        self.agent = agent or agent_file()
+        self.project = home / "p"
+        self.project.mkdir(parents=True)
+        self._numbers = itertools.count(1)
+        self._mark = secrets.token_hex(4)
+
+    def id(self, job: str = "job-1") -> str:
+        """Return a job id that no other test uses: unlike on real nodes, their jobs run on this machine, too."""
+        return f"{self._mark}-{job}"
+
+    @property
+    def store(self) -> Path:
+        return self.home / ".cloudddp"
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def popen(self, step: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("CLOUDDDP_")}
+        return subprocess.Popen(
+            [self.python, "-IS", "-X", "utf8", str(self.agent), step, *arguments],
+            env={**environment, "HOME": str(self.home)},
+            **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+        )
+
+    def begin(self, request: Step) -> subprocess.Popen[bytes]:
+        """Start a step and return its process."""
+        process = self.popen(request.STEP)
+        assert process.stdin is not None
+        process.stdin.write(encode(request) + b"\n")
+        process.stdin.close()
+        process.stdin = None  # communicate() would flush it
+        return process
+
+    def send(self, step: str, data: bytes) -> subprocess.CompletedProcess[bytes]:
+        """Run a step with these bytes on stdin."""
+        process = self.popen(step)
+        out, err = process.communicate(data, timeout=HANG_GUARD)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def run(self, request: Step, body: Iterable[bytes] = ()) -> subprocess.CompletedProcess[bytes]:
+        return self.send(request.STEP, b"".join((encode(request), b"\n", *body)))
+
+    def call(self, request: Request[T], body: Iterable[bytes] = ()) -> T:
+        """Run a step and return its reply, as the laptop decodes it. Raises Refused."""
+        done = self.run(request, body)
+        if done.returncode:
+            raise Refused(done)
+        kind: Any = request.REPLY
+        reply: T = decode(done.stdout.rstrip(), kind, limit=MAX_MANIFEST)
+        return reply
+
+    def probe(self, **changes: Any) -> ProbeReply:
+        return self.call(ProbeRequest(**{"project": "p", "private_ip": "127.0.0.1", **changes}))
+
+    # -- jobs ----------------------------------------------------------------------------------------------
+
+    def script(self, code: str) -> str:
+        name = f"script{next(self._numbers)}.py"
+        (self.project / name).write_text(code)
+        return name
+
+    def start(
+        self,
+        *scripts: str,
+        job: str = "job-1",
+        env: dict[str, str] | None = None,
+        grace: float = 20.0,
+        processes: Sequence[Process] = (),
+        ranks: int | None = None,
+    ) -> int:
+        """Start one rank per script, as `rendezvous = "direct"` does; return the supervisor's pid."""
+        direct = [
+            Process((), (sys.executable, self.script(code)), {"RANK": str(k), "LOCAL_RANK": str(k)})
+            for k, code in enumerate(scripts)
+        ]
+        started = tuple(processes or direct)
+        request = StartRequest(
+            job=self.id(job),
+            node=0,
+            project="p",
+            script="script.py",
+            env=env or {},
+            processes=started,
+            ranks=len(started) if ranks is None else ranks,
+            max_restarts=0,
+            stop_grace=grace,
+        )
+        return self.call(request).pid
+
+    def following(self, job: str = "job-1", **changes: Any) -> FollowRequest:
+        return FollowRequest(**{"job": self.id(job), "wait": True, "heartbeat": 5.0, **changes})
+
+    def follow(
+        self, job: str = "job-1", *, wait: bool = True, offsets: dict[int, int] | None = None
+    ) -> Followed:
+        done = self.run(self.following(job, wait=wait, offsets=offsets or {}))
+        if done.returncode:
+            raise Refused(done)
+        return Followed(done.stdout)
+
+    def kill(
+        self, job: str = "job-1", reason: StopReason = StopReason.FAILURE, *, grace: float = 20.0
+    ) -> KillReply:
+        return self.call(KillRequest(self.id(job), grace, reason))
+
+    def cancel(self, job: str = "job-1", *, grace: float = 20.0) -> KillReply:
+        return self.kill(job, StopReason.CANCEL, grace=grace)
+
+    def jobs(self) -> tuple[JobState, ...]:
+        return self.call(JobsRequest()).jobs
+
+    def state(self, job: str = "job-1") -> JobState:
+        (found,) = [one for one in self.jobs() if one.job == self.id(job)]
+        return found
+
+    def folder(self, job: str = "job-1") -> Path:
+        return self.store / "jobs" / self.id(job)
+
+    def rank_pid(self, rank: int = 0, job: str = "job-1") -> int:
+        path = self.folder(job) / "ranks" / f"{rank}.json"
+        return int(until(lambda: path.exists() and json.loads(path.read_text())["pid"]))
+
+    def end(self) -> list[int]:
+        """Cancel every job; return the processes that are left, after they were killed."""
+        for folder in (self.store / "jobs").glob("*"):
+            request = KillRequest(folder.name, 0.0, StopReason.CANCEL)
+            done = self.run(request)
+            assert done.returncode in (0, ExitCode.OTHER_VERSION), done.stderr.decode()
+        deadline = time.monotonic() + HANG_GUARD
+        while (left := processes_of(self.home)) and time.monotonic() < deadline:
+            time.sleep(0.02)  # a supervisor has recorded the end, and is about to exit
+        return left
+
+
+class Followed:
+    """What `follow` wrote: the bytes of each rank's log, and the states in order."""
+
+    def __init__(self, data: bytes) -> None:
+        self.logs: dict[int, bytes] = {}
+        self.starts: dict[int, int] = {}
+        self.states: list[JobState] = []
+        self.heartbeats = 0
+        self.ended = False
+        for frame in FrameDecoder().feed(data):
+            assert not self.ended, "a frame after the end"
+            if isinstance(frame, Log):
+                start = self.starts.setdefault(frame.rank, frame.offset)
+                assert frame.offset == start + len(self.logs.get(frame.rank, b"")), "a gap or a repetition"
+                self.logs[frame.rank] = self.logs.get(frame.rank, b"") + frame.data
+            elif isinstance(frame, JobState):
+                self.states.append(frame)
+            elif isinstance(frame, Heartbeat):
+                self.heartbeats += 1
+            else:
+                assert isinstance(frame, End)
+                self.ended = True
+
+    @property
+    def state(self) -> JobState:
+        return self.states[-1]
+
+    @property
+    def offsets(self) -> dict[int, int]:
+        return {rank: self.starts[rank] + len(body) for rank, body in self.logs.items()}

@@ -1,0 +1,142 @@
+"""An AWS endpoint that forwards to the simulator, counts calls, and fails on request.
+
+It is a proxy between a real process and a real endpoint, so that faults are injected into AWS's answers. Each rule
+applies to one EC2 action.
+"""
+
+from __future__ import annotations
+
+import http.server
+import re
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+ERROR = """<?xml version="1.0" encoding="UTF-8"?>
+<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors><RequestID>1</RequestID></Response>"""
+
+Rewrite = Callable[[bytes], bytes]
+
+
+class FaultyEndpoint:
+    """`with FaultyEndpoint(url) as endpoint`: `endpoint.url` behaves like `url`, except for the rules."""
+
+    def __init__(self, upstream: str) -> None:
+        self.upstream = upstream
+        self.calls: list[str] = []
+        self._errors: dict[str, deque[tuple[int, str]]] = {}
+        self._rewrites: dict[str, Rewrite] = {}
+        self._gates: dict[str, tuple[threading.Event, threading.Event]] = {}
+        self._lost: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def fail(self, action: str, code: str, *, times: int = 1, status: int = 400) -> None:
+        """Answer the next `times` calls with an error; they have no effect."""
+        self._errors.setdefault(action, deque()).extend([(status, code)] * times)
+
+    def clear(self) -> None:
+        """Remove every planned failure."""
+        self._errors.clear()
+
+    def rewrite(self, action: str, change: Rewrite) -> None:
+        """Change the body of every answer to this action."""
+        self._rewrites[action] = change
+
+    def hold(self, action: str) -> tuple[threading.Event, threading.Event]:
+        """Forward the action but hold back its answer. Return events: (a call has arrived, release the answer)."""
+        self._gates[action] = (threading.Event(), threading.Event())
+        return self._gates[action]
+
+    def lose_answer(self, action: str, *, times: int = 1) -> None:
+        """Forward the next `times` calls, and close the connection instead of answering."""
+        self._lost[action] = times
+
+    def count(self, action: str) -> int:
+        return self.calls.count(action)
+
+    def __enter__(self) -> FaultyEndpoint:
+        endpoint = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                endpoint._serve(self)
+
+            def log_message(self, *_: Any) -> None:
+                """Silent."""
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _, release in self._gates.values():
+            release.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _serve(self, handler: http.server.BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        action = self._action(handler, body)
+        with self._lock:
+            self.calls.append(action)
+            planned = self._errors.get(action)
+            error = planned.popleft() if planned else None
+        if error:
+            status, code = error
+            self._answer(
+                handler, status, ERROR.format(code=code, message="injected by the test").encode(), "text/xml"
+            )
+            return
+        status, answer, kind = self._forward(handler, body)
+        if self._lost.get(action, 0) > 0:
+            self._lost[action] -= 1
+            handler.close_connection = True
+            return
+        if action in self._rewrites:
+            answer = self._rewrites[action](answer)
+        if action in self._gates:
+            reached, release = self._gates[action]
+            reached.set()
+            release.wait(60)
+        self._answer(handler, status, answer, kind)
+
+    @staticmethod
+    def _action(handler: http.server.BaseHTTPRequestHandler, body: bytes) -> str:
+        if target := handler.headers.get("X-Amz-Target"):
+            return target.rsplit(".", 1)[-1]
+        return urllib.parse.parse_qs(body.decode()).get("Action", ["?"])[0]
+
+    def _forward(self, handler: http.server.BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes, str]:
+        skipped = ("host", "content-length", "connection", "accept-encoding")
+        headers = {k: v for k, v in handler.headers.items() if k.lower() not in skipped}
+        request = urllib.request.Request(
+            self.upstream + handler.path, data=body, headers=headers, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read(), answer.headers.get("Content-Type", "")
+        except urllib.error.HTTPError as error:
+            return error.code, error.read(), error.headers.get("Content-Type", "")
+
+    @staticmethod
+    def _answer(handler: http.server.BaseHTTPRequestHandler, status: int, body: bytes, kind: str) -> None:
+        try:
+            handler.send_response(status)
+            handler.send_header("Content-Type", kind)
+            handler.send_header("Content-Length", str(len(body)))
+            handler.end_headers()
+            handler.wfile.write(body)
+        except OSError:
+            pass  # the test has killed the client
+
+
+def without_element(name: str) -> Rewrite:
+    """Return a rewrite that empties an XML element, for example `vpcSet`."""
+    pattern = re.compile(f"<{name}>.*?</{name}>".encode(), re.S)
+    return lambda body: pattern.sub(f"<{name}/>".encode(), body)

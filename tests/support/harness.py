@@ -1,0 +1,193 @@
+"""Helpers of the tests: the command line as a real process, signals, waiting, and what is left in the account."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from support.pool import Pool
+from support.processes import Process, zygote
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 120  # a hang guard, not a measurement
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment without anything that could reach an account, a cluster or a home of the developer's."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CLOUDDDP_"))}
+    kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    kept.update(
+        AWS_EC2_METADATA_DISABLED="true", AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull
+    )
+    return {**kept, "OMP_NUM_THREADS": "1", **extra}
+
+
+@dataclass
+class CommandLine:
+    """`cloudddp` as a user runs it: a process, in a project folder, with its own cluster name.
+
+    It is forked from a process that has made the imports (zygote.py), or with `cold` started as a shell does.
+    """
+
+    cwd: Path
+    cluster: str
+    env: dict[str, str]
+    pool: Pool | None = None
+    started: list[Process | subprocess.Popen[str]] = field(default_factory=list)
+    before_exec: Callable[[], object] | None = None
+    shared: tuple[int, str] | None = None  # the size of the cluster, if it may be used by another test
+
+    def nodes(self, count: int, instance_type: str = "g5.12xlarge") -> None:
+        """Have a cluster with so many nodes: one that an earlier test has left as new, or a new one."""
+        assert self.pool is not None
+        if found := self.pool.take(count, instance_type):
+            self.cluster = self.env["CLOUDDDP_CLUSTER"] = found
+        else:
+            self.ok("up", "-n", str(count), "-t", instance_type)
+        self.shared = (count, instance_type)
+
+    def give_back(self) -> bool:
+        """Return whether the cluster was kept for another test; otherwise it has to be removed."""
+        return (
+            self.pool is not None
+            and self.shared is not None
+            and self.pool.give_back(self.cluster, *self.shared)
+        )
+
+    def start(self, *words: str, cold: bool = False, **env: str) -> Process | subprocess.Popen[str]:
+        argv, own = ("-m", "cloudddp", *words), {**self.env, **env}
+        if cold or self.before_exec or not zygote().can_fork(argv, own):
+            process: Process | subprocess.Popen[str] = self._start_cold(argv, own)
+        else:
+            process = zygote().start(argv, self.cwd, own)
+        self.started.append(process)
+        return process
+
+    def _start_cold(self, argv: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[str]:
+        def prepare() -> None:
+            # A shell that runs the tests in the background has Ctrl-C ignored, and that is inherited.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if self.before_exec:
+                self.before_exec()
+
+        return subprocess.Popen(
+            [sys.executable, *argv],
+            cwd=self.cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=prepare,
+        )
+
+    def __call__(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*words, **env)
+        out, err = process.communicate(timeout=TIMEOUT)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def ok(self, *words: str, **env: str) -> str:
+        """Run, insist on success, return stdout."""
+        done = self(*words, **env)
+        assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def patient(self, seconds: float, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command that waits up to `seconds` for the nodes before `down`: on a busy machine 5 s may be too short."""
+        code = (
+            f"from cloudddp.config import timing\ntiming.current = lambda: timing.Timing(at_stake={seconds})\n"
+            "from cloudddp.__main__ import main\nmain()"
+        )
+        return subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=self.cwd, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        )  # fmt: skip
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.cwd / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def end(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+@dataclass
+class Remains:
+    """What exists in the account of a cluster, seen by plain boto3."""
+
+    instances: list[str]
+    groups: list[str]
+    keys: list[str]
+    volumes: list[str]
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.instances or self.groups or self.keys or self.volumes)
+
+
+def remaining(ec2: Any, cluster: str) -> Remains:
+    """Return what exists of a cluster."""
+    where = [{"Name": "tag:cloudddp:cluster", "Values": [cluster]}]
+    instances = [
+        instance["InstanceId"]
+        for reservation in ec2.describe_instances(Filters=where)["Reservations"]
+        for instance in reservation["Instances"]
+        if instance["State"]["Name"] != "terminated"
+    ]
+    return Remains(
+        instances,
+        [group["GroupId"] for group in ec2.describe_security_groups(Filters=where)["SecurityGroups"]],
+        [key["KeyName"] for key in ec2.describe_key_pairs(Filters=where)["KeyPairs"]],
+        [volume["VolumeId"] for volume in ec2.describe_volumes(Filters=where)["Volumes"]],
+    )
+
+
+# Runs a command and writes its peak memory into a file. A small process, since a forked one counts its parent's.
+_MEASURE = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[2:]).returncode
+open(sys.argv[1], "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10))
+sys.exit(code)
+"""
+
+
+def measured(file: Path) -> list[str]:
+    """What to put before a command so that its peak memory is written to `file`, in bytes."""
+    return [sys.executable, "-c", _MEASURE, str(file)]
+
+
+def wait_for(what: Callable[[], Any], why: str) -> Any:
+    """Poll until `what()` is true; fail saying `why` when it never becomes so."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        if value := what():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"never happened: {why}")
+
+
+def interrupt(process: Process | subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[int, str, str]:
+    """Send a signal; return (exit code, stdout, stderr)."""
+    process.send_signal(number)
+    out, err = process.communicate(timeout=TIMEOUT)
+    return process.returncode, out, err
+
+
+def cannot(reason: str) -> NoReturn:
+    """Skip the test for want of something; fail in CI, which has everything and must not hide a gap."""
+    if os.environ.get("CI"):
+        pytest.fail(f"missing in CI: {reason}")
+    pytest.skip(reason)

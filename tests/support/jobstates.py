@@ -1,0 +1,37 @@
+"""Builders of what nodes report of a job, and of the state of following one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from cloudddp.agent.protocol.jobs import JobState, RankRecord
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.job.follow.events import Event
+from cloudddp.job.follow.state import FollowState
+
+SIGTERM, SIGKILL = 15, 9
+
+
+def rank(number: int, exit_code: int | None = None, ended: float | None = None, **fields: Any) -> RankRecord:
+    """A rank; one with an exit code has ended, at 100 by default."""
+    if exit_code is not None and ended is None:
+        ended = 100.0
+    return RankRecord(number, exit_code, ended, **fields)
+
+
+def killed(number: int, signal: int, ended: float = 100.0) -> RankRecord:
+    return rank(number, 128 + signal, ended, signal=signal)
+
+
+def job(phase: str, *ranks: RankRecord, **fields: Any) -> JobState:
+    """The state of a job on one node. `expected` is the number of ranks given, unless said otherwise."""
+    return JobState("j", JobPhase(phase), ranks=ranks, **{"expected": len(ranks), **fields})
+
+
+def followed(events: Iterable[Event], *, nodes: int = 2, at: float = 0.0) -> FollowState:
+    """The state after events that were all handled at one time."""
+    state = FollowState.of(range(nodes))
+    for event in events:
+        state = state.apply(event, at)
+    return state

@@ -1,0 +1,151 @@
+"""A laptop inside the lab's network, for tests with namespace nodes.
+
+Needs root: the test process enters the lab's network for the length of a `with` block. API calls are made outside.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from support.simlab import Laptop, Result, execute, until
+
+from cloudddp.sim import control
+from cloudddp.sim.hosts import lab_namespaces
+from cloudddp.sim.linux import kernel
+from cloudddp.ssh import paramiko_fixes
+
+ECHO = (
+    "import socket,sys;s=socket.create_server(('0.0.0.0',int(sys.argv[1])));"
+    "print('up',flush=True)\nwhile True: c,a=s.accept(); c.sendall(a[0].encode()); c.close()"
+)
+
+
+def unavailable_reason() -> str:
+    """Return why the lab is not available here, or ''."""
+    return lab_namespaces.unavailable_reason() or ("the tests of the lab need root" if os.getuid() else "")
+
+
+@contextmanager
+def inside(lab: control.Simulator) -> Iterator[None]:
+    """Create sockets of this thread, and of threads started in the block, in the lab's network."""
+    with kernel.network_namespace(Path(f"/proc/{lab.pid}/ns/net")):
+        yield
+
+
+class LabLaptop(Laptop):
+    """A user of the account whose nodes accept traffic from each other, and SSH from anywhere."""
+
+    def __init__(self, sim: control.Simulator, name: str) -> None:
+        super().__init__(sim, name)
+        self.group = self.make_group(name)
+
+    def make_group(self, name: str, *, itself: bool = True, ssh: bool = True) -> str:
+        """Create a security group, with a self-referencing rule and a rule for SSH. Returns its id."""
+        group = self.ec2.create_security_group(GroupName=name, Description="of a test")["GroupId"]
+        self._groups = [*getattr(self, "_groups", []), group]
+        rules: list[dict[str, Any]] = []
+        if itself:
+            rules.append({"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]})
+        if ssh:
+            rules.append(
+                {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+            )
+        if rules:
+            self.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=rules)
+        return group
+
+    def run(self, count: int = 1, **more: Any) -> list[dict[str, Any]]:
+        if "NetworkInterfaces" not in more:
+            more.setdefault("SecurityGroupIds", [self.group])
+        return super().run(count, **more)
+
+    def connect(self, address: str, **more: Any) -> paramiko.SSHClient:
+        """As Laptop.connect, from inside the lab; waits until sshd has started."""
+
+        def attempt() -> paramiko.SSHClient | None:
+            try:
+                with inside(self.sim):
+                    return Laptop.connect(self, address, **more)
+            except (paramiko.ssh_exception.NoValidConnectionsError, TimeoutError, EOFError, ConnectionError):
+                return None
+
+        return until(attempt)
+
+    def login(self, instance: dict[str, Any], **more: Any) -> paramiko.SSHClient:
+        """Connect to an instance, given as in DescribeInstances."""
+        return self.connect(instance["PublicIpAddress"], **more)
+
+    def login_unverified(self, instance: dict[str, Any]) -> paramiko.SSHClient:
+        """As `login`, but accept any host key, for a node without an injected one."""
+
+        def attempt() -> paramiko.SSHClient | None:
+            client = paramiko.SSHClient()
+            client.set_missing_host_key_policy(paramiko.AutoAddPolicy())  # noqa: S507  inside the lab
+            self._clients.append(client)
+            try:
+                with inside(self.sim):
+                    client.connect(
+                        instance["PublicIpAddress"],
+                        username="ubuntu",
+                        pkey=self.key.paramiko,
+                        allow_agent=False,
+                        look_for_keys=False,
+                        timeout=30,
+                    )
+            except (OSError, paramiko.SSHException, EOFError):
+                return None
+            paramiko_fixes.apply(client.get_transport())
+            return client
+
+        return until(attempt)
+
+    def leave(self) -> None:
+        super().leave()
+        for group in self._groups:  # first their rules, which may refer to each other
+            rules = self.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
+            if rules:
+                self.ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=rules)
+        for group in self._groups:
+            self.ec2.delete_security_group(GroupId=group)
+
+
+def shell(client: paramiko.SSHClient, command: str) -> str:
+    """Return the output of a command without the last newline. Fails the test if the command fails."""
+    done = execute(client, command)
+    assert done.status == 0, f"{command}: exit {done.status}\n{done.out.decode()}\n{done.err.decode()}"
+    return done.out.decode().rstrip("\n")
+
+
+def attempt(client: paramiko.SSHClient, command: str) -> Result:
+    """Return exit status and output of a command that may fail."""
+    return execute(client, command)
+
+
+def reachable(lab: control.Simulator, address: str, port: int, *, seconds: float = 1.0) -> bool:
+    """Return whether a connection from the laptop is accepted within `seconds`."""
+    with inside(lab):
+        try:
+            socket.create_connection((address, port), timeout=seconds).close()
+        except OSError:
+            return False
+        return True
+
+
+def serve(client: paramiko.SSHClient, port: int = 4000) -> None:
+    """Start a server on the node that sends every client the client's own address."""
+    shell(
+        client,
+        f'rm -f up; nohup python3 -c "{ECHO}" {port} > up 2>&1 & until [ -s up ]; do sleep 0.05; done',
+    )
+
+
+def call(laptop: LabLaptop, node: Any, address: str, port: int = 4000, *, seconds: float = 2.0) -> str:
+    """Connect from a node to a server of `serve`. Returns the address it sees, or '' without a connection."""
+    code = f"import socket;print(socket.create_connection(('{address}',{port}),{seconds}).recv(99).decode())"
+    return attempt(laptop.login(node), f'python3 -c "{code}" 2>/dev/null').out.decode().strip()

@@ -1,0 +1,36 @@
+"""A command on a pseudo-terminal that can be closed like a window."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from support.harness import TIMEOUT
+
+
+class Terminal:
+    """Runs a command on a pseudo-terminal. `seen` is what it has printed."""
+
+    def __init__(self, cli: Any, *words: str) -> None:
+        self.ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cloudddp", *words],
+            cwd=cli.cwd, env={**cli.env, "TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs,
+            start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        os.close(theirs)
+        self.seen = b""
+
+    def read_until(self, word: bytes) -> None:
+        while word not in self.seen:
+            self.seen += os.read(self.ours, 1000)
+
+    def close(self) -> int:
+        """Close the window. It is no controlling terminal, so the kernel sends no SIGHUP: send it here."""
+        os.close(self.ours)
+        self.process.send_signal(signal.SIGHUP)
+        return self.process.wait(TIMEOUT)

@@ -1,0 +1,39 @@
+"""What a `cloudddp` process imports and reads before it does anything: the zygote does it once for all of them."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import boto3  # noqa: F401
+import botocore.endpoint
+import botocore.handlers
+import botocore.parsers
+import botocore.session
+import msgspec  # noqa: F401
+import paramiko  # noqa: F401
+
+import cloudddp
+import cloudddp.__main__
+from cloudddp.aws import client
+
+# The simulator's own modules are another process's, but for the one that starts and asks it.
+OTHERS = "cloudddp.sim."
+
+
+def modules() -> list[str]:
+    """Every module of the product that a command may import."""
+    found = pkgutil.walk_packages(cloudddp.__path__, "cloudddp.")
+    return [module.name for module in found if not module.name.startswith(OTHERS)]
+
+
+for name in [*modules(), "cloudddp.sim.control"]:
+    importlib.import_module(name)
+
+_loader = client.model_loader(botocore.session.Session())
+for name in ("endpoints", "partitions", "_retry", "sdk-default-configuration"):
+    _loader.load_data(name)
+for service in ("ec2", "sts", "ssm"):
+    _loader.load_service_model(service, "endpoint-rule-set-1")
+    for name in _loader.load_service_model(service, "service-2")["operations"]:
+        botocore.xform_name(name)  # which remembers

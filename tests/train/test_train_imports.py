@@ -1,0 +1,56 @@
+"""The imports of `train/`: no cycles, and nothing of the launcher."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+TRAIN = Path(__file__).resolve().parents[2] / "train"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(TRAIN.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Yield the absolute names that a file imports anywhere, also inside functions and for type checking."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def import_graph(paths: dict[str, Path]) -> dict[str, set[str]]:
+    """Return module -> the modules among `paths` that it imports. Packages count only where a name is taken from
+    their __init__.py."""
+    return {module: {*imported_names(path)} & paths.keys() - {"train"} for module, path in paths.items()}
+
+
+def test_train_has_no_import_cycles() -> None:
+    paths = {module_name(path): path for path in TRAIN.glob("*.py")}
+    try:
+        TopologicalSorter(import_graph(paths)).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_an_import_cycle_is_detected(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("import two\n")
+    (tmp_path / "two.py").write_text("def later():\n    from one import thing\n")
+    graph = import_graph({name: tmp_path / f"{name}.py" for name in ("one", "two")})
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph).prepare()
+
+
+def test_train_imports_nothing_of_the_launcher() -> None:
+    for path in TRAIN.rglob("*.py"):
+        packages = {name.split(".")[0] for name in imported_names(path)}
+        assert not packages & {"cloudddp", "infra"}, path

@@ -1,0 +1,214 @@
+"""Throughput, data-wait share and MFU, and the files and lines that show them."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from support.training.small_trainer import single_process, small_trainer
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from train import metrics, throughput
+from train.metrics import Averages, Metrics, average, step_line
+
+pytestmark = pytest.mark.torch
+# It takes seconds to import: one worker does, which runs all tests that use it.
+uses_torchvision = pytest.mark.xdist_group("train_pipeline")
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA B200", 2.25e15),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+        ("Tesla T4", 65e12),
+        ("Tesla V100-SXM2-16GB", 125e12),
+        ("Tesla V100-PCIE-32GB", 112e12),
+        ("NVIDIA A10G", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA T400", None),
+    ],
+)
+def test_peak_flops_distinguish_similar_names(name: str, peak: float | None) -> None:
+    assert throughput.peak_flops_by_name(name) == peak
+
+
+def test_cpu_has_no_peak_flops() -> None:
+    assert throughput.peak_flops(torch.device("cpu")) is None
+
+
+def test_flops_count_a_multiply_add_as_two_and_no_input_gradient() -> None:
+    # Forward 2*3*4; backward the same for the weight, and nothing for an input that is data.
+    assert throughput.training_flops(nn.Linear(3, 4), torch.zeros(1, 3)) == 2 * 24
+    two = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
+    assert throughput.training_flops(two, torch.zeros(1, 3)) == 2 * 24 + 3 * 40
+
+
+@uses_torchvision
+def test_resnet18_flops_equal_the_published_count_and_model_is_unchanged() -> None:
+    torchvision = pytest.importorskip("torchvision")
+    network = torchvision.models.resnet18(weights=None)
+    network.fc = nn.Sequential(nn.Dropout(0.5), network.fc)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    random_state = torch.get_rng_state()
+    flops = throughput.training_flops(network, torch.zeros(1, 3, 224, 224))
+    assert flops == pytest.approx(10.65e9, rel=0.001)
+    after = network.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert all(weights.grad is None and weights.device.type == "cpu" for weights in network.parameters())
+    assert network.training
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_flops_of_batchnorm_on_a_single_pixel_are_counted() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 1))
+    assert throughput.training_flops(network, torch.zeros(1, 2, 3, 3)) == 2 * 2 * 18 * 4 + 3 * 8
+
+
+def test_flops_of_data_dependent_model_are_unknown_and_it_stays_usable() -> None:
+    class DataDependent(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs) if inputs.sum().item() > 0 else inputs
+
+    network = DataDependent(3, 4)
+    assert throughput.training_flops(network, torch.zeros(1, 3)) is None
+    assert network(torch.ones(2, 3)).shape == (2, 4)
+
+
+def test_timer_separates_waiting_for_data_from_the_rest() -> None:
+    def slow() -> object:
+        for item in "abc":
+            time.sleep(0.02)
+            yield item
+
+    timer = throughput.StepTimer()
+    items = []
+    for item in timer.timed(slow()):
+        items.append(item)
+        time.sleep(0.01)
+    data_seconds, seconds = timer.seconds()
+    assert items == ["a", "b", "c"]
+    assert timer.steps == 3
+    assert 0.06 <= data_seconds <= seconds - 0.03
+
+
+def test_timer_excludes_pauses_and_can_be_restarted() -> None:
+    started = time.perf_counter()
+    timer = throughput.StepTimer()
+    with timer.paused():
+        time.sleep(0.05)
+    counted = timer.seconds()[1]
+    assert counted <= time.perf_counter() - started - 0.05
+    assert list(timer.timed("ab")) == ["a", "b"]
+    timer.restart()
+    assert (timer.steps, timer.data_seconds) == (0, 0.0)
+
+
+def test_rates_are_those_of_the_whole_job() -> None:
+    # 4 ranks, 10 steps in 2 s each, 0.5 s of it waiting, 800 samples in total.
+    cpu = torch.device("cpu")
+    values = throughput.rates(
+        [2.0, 8.0], steps=10, samples=800, world_size=4, flops=1e9, peak=1e12, device=cpu
+    )
+    assert values == {
+        "samples_per_second": 400.0,
+        "samples_per_second_per_device": 100.0,
+        "step_seconds": 0.2,
+        "data_wait": 0.25,
+        "mfu": 0.1,  # 100 samples of 1e9 FLOPs each second, of 1e12
+    }
+
+
+def test_rates_of_no_steps_are_0() -> None:
+    assert set(throughput.rates([0.0, 0.0], steps=0, samples=0, world_size=1).values()) == {0.0}
+
+
+def test_step_line_has_the_format_of_pytorch_examples() -> None:
+    line = average([23.0, 2, 8, 10, 0.1, 2.0], steps=2, world_size=2)
+    total = Averages(seconds=0.25, data_seconds=0.01, loss=2.25, top1=0.125, top5=0.5)
+    assert line == Averages(seconds=0.5, data_seconds=0.025, loss=2.3, top1=0.2, top5=0.8)
+    assert step_line(epoch=0, step=10, steps=79, line=line, since_epoch_start=total) == (
+        "Epoch: [0][10/79]\tTime 0.500 (0.250)\tData 0.025 (0.010)\tLoss 2.3000 (2.2500)\t"
+        "Prec@1 20.000 (12.500)\tPrec@5 80.000 (50.000)"
+    )
+
+
+def test_step_line_of_a_regression_has_no_precision() -> None:
+    one = average([5.0, 0, 0, 10, 0.0, 1.0], steps=1, world_size=1, classify=False)
+    assert step_line(epoch=3, step=1, steps=2, line=one, since_epoch_start=one) == (
+        "Epoch: [3][1/2]\tTime 1.000 (1.000)\tData 0.000 (0.000)\tLoss 0.5000 (0.5000)"
+    )
+
+
+def test_non_finite_numbers_are_null_in_the_files(tmp_path: Path) -> None:
+    def strict(text: str) -> object:
+        return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+    record = Metrics(tmp_path, enabled=True, tensorboard=False)
+    record.open(0)
+    record.record("train", step=1, loss=math.nan, lr=0.5, mfu=math.inf, top=[1.0, -math.inf])
+    record.write_status("preempted", step=1, best={"loss": math.nan})
+    record.close()
+    line = strict((tmp_path / metrics.METRICS).read_text())
+    assert {name: line[name] for name in ("loss", "lr", "mfu", "top")} == {
+        "loss": None,
+        "lr": 0.5,
+        "mfu": None,
+        "top": [1.0, None],
+    }
+    status = strict((tmp_path / metrics.STATUS).read_text())
+    assert status == {"state": "preempted", "step": 1, "best": {"loss": None}}
+
+
+def test_launcher_gets_a_copy_of_the_status_if_it_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "launcher.json"
+    record = Metrics(tmp_path, enabled=True, tensorboard=False)
+    monkeypatch.setenv("CLOUDDDP_STATUS_FILE", str(copy))
+    record.write_status("running", step=3, steps=9)
+    assert copy.read_text() == (tmp_path / metrics.STATUS).read_text()
+    monkeypatch.setenv("CLOUDDDP_STATUS_FILE", str(tmp_path / "gone" / "launcher.json"))
+    record.write_status("finished", step=9, steps=9)
+    assert json.loads((tmp_path / metrics.STATUS).read_text())["state"] == "finished"
+
+
+class CountSyncs(TorchDispatchMode):
+    """Counts how often a float is read from a tensor, for which the host would wait for a GPU. (Integers are the sizes
+    of shards, which never leave the host.)"""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += func is torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point()
+        return func(*args, **(kwargs or {}))
+
+
+def test_step_waits_for_the_device_once(tmp_path: Path) -> None:
+    trainer = small_trainer(single_process(), tmp_path, clip=1.0)
+    for batch in trainer.train_loader(list(trainer.sampler.shards(0))):
+        with CountSyncs() as syncs:
+            trainer.train_step(*batch)
+        assert syncs.count == 1  # for the norm of the gradients, which must be finite
+
+
+def test_lines_damaged_by_a_crash_are_dropped(tmp_path: Path) -> None:
+    good = b'{"kind": "train", "step": 1}\n'
+    (tmp_path / metrics.METRICS).write_bytes(good + b'{"kind": "\xff\xfe\x00')
+    record = Metrics(tmp_path, enabled=True, tensorboard=False)
+    record.open(1)
+    record.close()
+    assert (tmp_path / metrics.METRICS).read_bytes() == good

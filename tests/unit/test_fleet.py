@@ -1,0 +1,276 @@
+"""Many nodes at once: every result is kept, a fatal error returns at once, and no host holds up the others."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.sshserver import Site, site
+
+from cloudddp.errors import ConnectError, NodeError
+from cloudddp.ssh import fleet as fleets
+from cloudddp.ssh import keys
+from cloudddp.ssh.fleet import Fleet, Outcome
+
+HANG_GUARD = 60.0  # seconds; only a hang is this long
+
+
+class Stuck:
+    """A host that answers only once `release` is set."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+        self.release = threading.Event()
+        self.ended = threading.Event()
+
+    def __call__(self) -> str:
+        self.began.set()
+        self.release.wait(HANG_GUARD)
+        self.ended.set()
+        return "late"
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    host = Stuck()
+    yield host
+    host.release.set()
+    if host.began.is_set():
+        assert host.ended.wait(HANG_GUARD)
+
+
+def failing(after: threading.Event | None = None) -> Callable[[], str]:
+    def work() -> str:
+        if after is not None:
+            assert after.wait(HANG_GUARD)
+        raise NodeError("broken")
+
+    return work
+
+
+# -- threads ----------------------------------------------------------------------------------------------------
+
+
+def test_every_node_has_a_result() -> None:
+    outcome = fleets.each({node: (lambda node=node: node * node) for node in range(100)})  # type: ignore[misc]
+    assert outcome.all() == {node: node * node for node in range(100)}
+
+
+def test_no_work_gives_no_results() -> None:
+    assert fleets.each({}).all() == {}
+
+
+def test_fatal_error_returns_while_another_host_is_stuck(stuck: Stuck) -> None:
+    stopped = threading.Event()
+    outcome = fleets.each({0: stuck, 1: failing(stuck.began)}, on_stop=stopped.set)
+    assert not stuck.ended.is_set()
+    assert stopped.is_set()
+    assert list(outcome.errors) == [1]
+    assert outcome.values == {}
+    with pytest.raises(NodeError, match="broken"):
+        outcome.all()
+
+
+def test_results_before_a_fatal_error_are_kept(stuck: Stuck) -> None:
+    done = threading.Event()
+
+    def last() -> str:
+        done.set()
+        return "two"
+
+    def fail() -> str:
+        assert done.wait(HANG_GUARD)
+        raise NodeError("broken")
+
+    outcome = fleets.each({0: lambda: "zero", 2: last, 1: fail, 3: stuck}, width=1)
+    assert outcome.values == {0: "zero", 2: "two"}
+    assert list(outcome.errors) == [1]
+
+
+def test_no_work_starts_after_a_fatal_error() -> None:
+    stopping, over, third = threading.Event(), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        assert stopping.wait(HANG_GUARD)
+        over.set()
+
+    fleets.each({0: failing(), 1: wait, 2: third.set}, width=1, on_stop=stopping.set)
+    if over.wait(0.5):  # the second may start before the first error is seen, the third must not
+        assert not third.wait(0.2)
+    assert not third.is_set()
+
+
+def test_other_nodes_finish_after_a_non_fatal_error() -> None:
+    def work(node: int) -> Callable[[], int]:
+        def one() -> int:
+            if node % 2:
+                raise NodeError(f"node {node}")
+            return node
+
+        return one
+
+    outcome = fleets.each({node: work(node) for node in range(10)}, fatal=lambda _: False)
+    assert outcome.values == {node: node for node in range(0, 10, 2)}
+    assert {node: str(error) for node, error in outcome.errors.items()} == {
+        node: f"node {node}" for node in range(1, 10, 2)
+    }
+
+
+def test_caller_decides_which_error_is_fatal(stuck: Stuck) -> None:
+    def mild() -> str:
+        raise ConnectError("mild")
+
+    outcome = fleets.each(
+        {0: mild, 1: failing(stuck.began), 2: stuck}, fatal=lambda error: not isinstance(error, ConnectError)
+    )
+    assert not stuck.ended.is_set()
+    assert {node: str(error) for node, error in outcome.errors.items()} == {0: "mild", 1: "broken"}
+
+
+def test_ctrl_c_does_not_wait_for_a_stuck_host(stuck: Stuck) -> None:
+    stopped = threading.Event()
+
+    def interrupt() -> None:
+        assert stuck.began.wait(HANG_GUARD)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fleets.each({0: stuck, 1: interrupt}, on_stop=stopped.set)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stopped.is_set()
+    assert not stuck.ended.is_set()
+
+
+def test_width_limits_concurrency() -> None:
+    lock = threading.Lock()
+    full = threading.Barrier(4, timeout=HANG_GUARD)
+    now = most = 0
+
+    def work() -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        full.wait()
+        with lock:
+            now -= 1
+
+    fleets.each(dict.fromkeys(range(20), work), width=4).all()
+    assert most == 4
+
+
+def test_error_counts_the_other_failed_nodes() -> None:
+    outcome: Outcome[int] = Outcome(
+        {0: 0}, {3: NodeError("three"), 2: NodeError("two"), 4: NodeError("four")}
+    )
+    with pytest.raises(NodeError) as caught:
+        outcome.all()
+    assert caught.value.message == "two (and 2 more nodes)"
+
+
+# -- connections -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ssh_site(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as created:
+        yield created
+
+
+def test_command_runs_on_the_given_node(ssh_site: Site) -> None:
+    ports = [ssh_site.server().port for _ in range(3)]
+    with Fleet({node: ssh_site.target(port) for node, port in enumerate(ports)}) as fleet:
+        fleet.connect()
+        found = fleet.each(lambda node: fleet.run(node, f"cat; echo {node}", stdin=b"in ").stdout).all()
+    assert found == {node: b"in %d\n" % node for node in range(3)}
+
+
+def test_connect_names_the_node_that_fails(ssh_site: Site) -> None:
+    good = ssh_site.target(ssh_site.server().port)
+    bad = ssh_site.target(ssh_site.server().port, host_keys=(keys.generate().public,), label="node 1 (i-bad)")
+    with Fleet({0: good, 1: bad}) as fleet, pytest.raises(ConnectError, match="i-bad"):
+        fleet.connect(within=HANG_GUARD)
+
+
+def test_connect_waits_for_a_booting_node(ssh_site: Site) -> None:
+    with socket.socket() as late:
+        late.bind(("127.0.0.1", 0))  # bound but not listening: refused until a server takes the socket over
+        early = ssh_site.server()
+        targets = {0: ssh_site.target(early.port), 1: ssh_site.target(late.getsockname()[1])}
+        with Fleet(targets) as fleet:
+            with pytest.raises(ConnectError, match="connection refused"):
+                fleet.connect()
+            again = Fleet(targets)
+            connecting = threading.Thread(target=again.connect, kwargs={"within": HANG_GUARD}, daemon=True)
+            connecting.start()
+            while len(early.connections) < 2:
+                assert connecting.is_alive()
+                threading.Event().wait(0.02)
+            ssh_site.server(sock=late.dup())
+            connecting.join(HANG_GUARD)
+            assert again.run(1, "echo up").stdout == b"up\n"
+            again.close()
+
+
+def test_connect_timeout_reports_its_duration(ssh_site: Site) -> None:
+    with socket.socket() as never:
+        never.bind(("127.0.0.1", 0))
+        fleet = Fleet({0: ssh_site.target(never.getsockname()[1])})
+        began = time.monotonic()
+        with pytest.raises(ConnectError) as caught:
+            fleet.connect(within=1.5)
+        took = time.monotonic() - began
+    assert "connection refused" in caught.value.message
+    (tried,) = re.findall(r"gave up after (\d+) s$", caught.value.message)
+    assert 1 <= int(tried) <= took + 1
+
+
+def test_fatal_error_closes_connections_and_ends_stuck_commands(ssh_site: Site) -> None:
+    targets = {node: ssh_site.target(ssh_site.server().port) for node in range(2)}
+    ended = threading.Event()
+    began = threading.Event()
+
+    def work(node: int) -> None:
+        if node == 1:
+            assert began.wait(HANG_GUARD)
+            raise NodeError("broken")
+        try:
+            fleet.run(0, "echo began; sleep 1000", on_stdout=lambda _: began.set())
+        finally:
+            ended.set()
+
+    with Fleet(targets) as fleet:
+        fleet.connect()
+        with pytest.raises(NodeError, match="broken"):
+            fleet.each(work).all()
+        assert ended.wait(HANG_GUARD)
+        with pytest.raises(NodeError, match="not connected"):
+            fleet.run(0, "true")
+
+
+def test_reconnect_replaces_a_broken_connection(ssh_site: Site) -> None:
+    server = ssh_site.server()
+    with Fleet({0: ssh_site.target(server.port)}) as fleet:
+        fleet.connect()
+        server.drop()
+        with pytest.raises(NodeError):
+            fleet.run(0, "cat", stdin=b"x")
+        fleet.reconnect(0)
+        assert fleet.run(0, "echo back").stdout == b"back\n"
+        replaced = fleet[0]
+    with pytest.raises(NodeError, match="broke"):
+        replaced.run("true")
+
+
+def test_unconnected_node_is_named(ssh_site: Site) -> None:
+    with pytest.raises(NodeError, match=r"node 0 \(i-0\): not connected"):
+        Fleet({0: ssh_site.target(1)}).run(0, "true")

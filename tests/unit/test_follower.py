@@ -1,0 +1,231 @@
+"""The follower with real threads: nodes that cannot be reached, interrupts at every moment, and connections."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from support.jobstates import job, rank
+
+from cloudddp.agent.client import step_of
+from cloudddp.agent.decode import decode
+from cloudddp.agent.protocol.codec import encode
+from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log, encode_frame
+from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
+from cloudddp.config.timing import Timing
+from cloudddp.errors import NodeError
+from cloudddp.job.follow.decide import Policy
+from cloudddp.job.follow.follower import JobFollower
+from cloudddp.ssh.connection import Result
+from cloudddp.ssh.fleet import Outcome, each
+
+FAST = Timing().scaled(0.1)
+
+Write = Callable[[bytes], None]
+
+
+def running(node: int) -> bytes:
+    return encode_frame(job("running", rank(node), node=node))
+
+
+def ended(node: int, code: int) -> bytes:
+    state = job("failed" if code else "succeeded", rank(node, code, time.time()), node=node, exit_code=code)
+    return encode_frame(state) + encode_frame(End())
+
+
+class Nodes:
+    """Carries the agent's steps to nodes that are functions: `follow` and `kill`."""
+
+    def __init__(
+        self,
+        follow: Callable[[int, FollowRequest, Write], None],
+        kill: Callable[[int], None] = lambda _: None,
+        count: int = 2,
+    ) -> None:
+        self.follow = follow
+        self.kill = kill
+        self.count = count
+        self.followed: list[FollowRequest] = []
+        self.killed: list[tuple[int, KillRequest]] = []
+        self.reconnected: list[int] = []
+
+    def run(
+        self, node: int, command: str, *, stdin: Any = b"", on_stdout: Write | None = None, **_: Any
+    ) -> Result:
+        step, message = step_of(command), stdin.partition(b"\n")[0]
+        if step == KillRequest.STEP:
+            self.killed.append((node, decode(message, KillRequest)))
+            self.kill(node)
+            return Result(0, encode(KillReply(known=True, ended=1)), b"")
+        if step == FollowRequest.STEP:
+            assert on_stdout is not None
+            request = decode(message, FollowRequest)
+            self.followed.append(request)
+            self.follow(node, request, on_stdout)
+        return Result(0, b"", b"")
+
+    def each(self, work: Callable[[int], Any], *, fatal: Any = lambda _: True) -> Outcome[Any]:
+        return each({node: lambda node=node: work(node) for node in range(self.count)}, fatal=fatal)  # type: ignore[misc]
+
+    def reconnect(self, node: int) -> None:
+        self.reconnected.append(node)
+
+    def close(self) -> None: ...
+
+    def host_key(self, node: int) -> str:
+        raise NotImplementedError
+
+    def expect(self, node: int, host_key: str) -> None: ...
+
+
+def follower(nodes: Nodes, *, lines: list[tuple[int, int, str]] | None = None, **policy: Any) -> JobFollower:
+    shown: list[tuple[int, int, str]] = [] if lines is None else lines
+    chosen = Policy(**{"grace": 1.0, "stop_on_failure": True, "stop_on_loss": True, "timing": FAST, **policy})
+    return JobFollower(nodes, "j", range(nodes.count), chosen, on_line=lambda *line: shown.append(line))
+
+
+def test_node_that_cannot_be_told_to_stop_is_told_again() -> None:
+    unreachable = [1, 1]
+    told = threading.Event()
+
+    def kill(node: int) -> None:
+        if node == 1:
+            if unreachable:
+                unreachable.pop()
+                raise NodeError("node 1: the SSH connection broke")
+            told.set()
+
+    def follow(node: int, request: FollowRequest, write: Write) -> None:
+        if node == 1:
+            write(running(1))
+            assert told.wait(60), "nobody tells it to stop"
+        write(ended(node, 7))
+
+    nodes = Nodes(follow, kill)
+    result = follower(nodes).run()
+    assert (result.status, result.exit_code, result.unverified) == ("failed", 7, ())
+    assert sorted(node for node, _ in nodes.killed) == [0, 1, 1, 1]  # node 0 had confirmed the first
+    assert {request.reason for _, request in nodes.killed} == {StopReason.FAILURE}
+
+
+def test_broken_connection_goes_on_where_it_broke() -> None:
+    def follow(node: int, request: FollowRequest, write: Write) -> None:
+        if not request.offsets:
+            write(encode_frame(Log(node, 0, b"one\ntw")))
+            raise NodeError("the SSH connection broke")
+        assert request.offsets == {node: 6}
+        write(encode_frame(Log(node, 6, b"o\nthree\n")) + ended(node, 0))
+
+    nodes = Nodes(follow)
+    lines: list[tuple[int, int, str]] = []
+    result = follower(nodes, lines=lines).run()
+    assert (result.status, sorted(nodes.reconnected)) == ("succeeded", [0, 1])
+    for node in (0, 1):
+        assert [text for at, _, text in lines if at == node] == ["one", "two", "three"]
+
+
+def test_close_prevents_reconnects() -> None:
+    followed = threading.Event()
+
+    def follow(node: int, request: FollowRequest, write: Write) -> None:
+        followed.set()
+        raise NodeError("the SSH connection broke")
+
+    nodes = Nodes(follow, count=1)
+    found = follower(nodes)
+    stopped = threading.Thread(target=found.run, daemon=True)
+    found.close()
+    stopped.start()
+    assert followed.wait(10)
+    stopped.join(10)
+    assert not stopped.is_alive()
+    assert nodes.reconnected == []
+
+
+def test_plain_logs_stop_nothing() -> None:
+    nodes = Nodes(lambda node, _, write: write(ended(node, 7)), count=1)
+    result = follower(nodes, stop_on_failure=False, stop_on_loss=False, wait=False).run()
+    assert result.unverified == ()
+    assert (nodes.killed, [request.wait for request in nodes.followed]) == ([], [False])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_interrupts_lose_no_line(seed: int) -> None:
+    """Ctrl-C arrives again and again while lines are read; each time the user chooses to go on."""
+    count = 3000
+    texts = [f"{number}" for number in range(count)]
+
+    def follow(node: int, request: FollowRequest, write: Write) -> None:
+        offset = 0
+        for text in texts:
+            data = text.encode() + b"\n"
+            write(encode_frame(Log(node, offset, data)))
+            offset += len(data)
+        write(ended(node, 0))
+
+    def interrupted(_: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code is JobFollower.run.__code__:
+                raise KeyboardInterrupt
+            frame = frame.f_back  # only while the follower runs: a stray one would end pytest
+
+    lines: list[tuple[int, int, str]] = []
+    found = follower(Nodes(follow), lines=lines)
+    done = threading.Event()
+
+    def interrupt() -> None:
+        while not done.wait(0.002 + seed * 0.0007):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupted)
+    threading.Thread(target=interrupt, daemon=True).start()
+    interrupts = 0
+    result = None
+    try:
+        while result is None:
+            try:
+                result = found.run()
+            except KeyboardInterrupt:
+                interrupts += 1
+    finally:
+        done.set()
+        time.sleep(0.05)
+        signal.signal(signal.SIGUSR1, before)
+    assert result.status == "succeeded"
+    for node in (0, 1):
+        own = [text for at, _, text in lines if at == node]
+        assert list(dict.fromkeys(own)) == texts  # in order, and complete
+        assert len(own) <= count + interrupts  # one may be repeated: an interrupt came while it was shown
+    assert interrupts > 3
+
+
+def test_lost_node_ends_the_job_while_the_other_answers() -> None:
+    stopped = threading.Event()
+
+    def follow(node: int, request: FollowRequest, write: Write) -> None:
+        if node == 1:
+            write(running(1))
+            raise NodeError("node 1: the SSH connection broke", reason="connection reset")
+        write(running(0))
+        while not stopped.wait(0.05):
+            write(encode_frame(Heartbeat()))
+        write(ended(0, 143))
+
+    class OneUnreachable(Nodes):
+        def reconnect(self, node: int) -> None:
+            super().reconnect(node)
+            raise NodeError("node 1: no route to host", reason="no route to host")
+
+    nodes = OneUnreachable(follow, lambda _: stopped.set())
+    began = time.monotonic()
+    result = follower(nodes).run()
+    assert (result.status, result.exit_code, result.lost, result.unverified) == ("failed", 1, (1,), (1,))
+    assert result.cause.startswith("node 1 was lost: not responding for ")
+    assert result.cause.endswith("(connection reset)")
+    assert FAST.lost < time.monotonic() - began < FAST.lost + 20

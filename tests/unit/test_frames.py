@@ -1,0 +1,50 @@
+"""The agent's stream as frames, however the network splits it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cloudddp.agent.frames import FrameDecoder
+from cloudddp.agent.protocol.frames import End, Frame, Heartbeat, Log, encode_frame
+from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.phases import JobPhase
+
+BODIES = [b"plain\n", b"two\nlines\n", b"end\nlog 1 2 3\nstate {}\n", b"", b"\x00\xff\n\n\r", b"no newline"]
+
+
+def stream() -> tuple[bytes, list[Frame]]:
+    """Return a stream, and the frames in it."""
+    frames: list[Frame] = []
+    for number, body in enumerate(BODIES):
+        frames += [Log(number - 1, number * 1000, body), Heartbeat()]
+    frames += [JobState(job="j", phase=JobPhase.RUNNING, script="a b\\n c"), End()]
+    return b"".join(map(encode_frame, frames)), frames
+
+
+def test_frames_are_decoded_as_they_were_encoded() -> None:
+    data, expected = stream()
+    assert list(FrameDecoder().feed(data)) == expected
+
+
+def test_frames_are_decoded_byte_by_byte() -> None:
+    data, expected = stream()
+    frames = FrameDecoder()
+    assert [frame for k in range(len(data)) for frame in frames.feed(data[k : k + 1])] == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_frames_are_decoded_from_any_pieces(seed: int) -> None:
+    data, expected = stream()
+    cuts = sorted(random.Random(seed).choices(range(len(data) + 1), k=8))
+    frames, found = FrameDecoder(), []
+    for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
+        found += list(frames.feed(data[start:end]))
+    assert found == expected
+
+
+def test_frame_is_decoded_as_soon_as_it_is_complete() -> None:
+    frames = FrameDecoder()
+    assert list(frames.feed(b"log 0 0 4\nab\n")) == []
+    assert list(frames.feed(b"c")) == [Log(0, 0, b"ab\nc")]

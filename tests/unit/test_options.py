@@ -1,0 +1,46 @@
+"""Commands in messages, written as the user has to type them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import Command, render
+
+GIVEN = GlobalOptions(
+    cluster="a b", config="x.toml", region="us-east-1", profile="work", sim=True, verbose=True
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "line"),
+    [
+        (GlobalOptions(), Command("up"), "cloudddp up"),
+        (
+            GIVEN,
+            Command("up"),
+            "cloudddp --sim -c 'a b' --config x.toml --region us-east-1 --profile work up",
+        ),
+        (GlobalOptions(sim=True), Command("pull", "--", "-a b"), "cloudddp --sim pull -- '-a b'"),
+        (GIVEN, Command("sim", "stop"), "cloudddp sim stop"),
+        (GIVEN, Command("init"), "cloudddp init"),
+        (GIVEN, Command("--sim", "up"), "cloudddp --sim up"),
+        (
+            GlobalOptions(cluster="x", region="us-west-2"),
+            Command("down", "--region", "us-east-1"),
+            "cloudddp -c x down --region us-east-1",
+        ),
+    ],
+)
+def test_command_line_has_the_options_that_were_given(
+    options: GlobalOptions, command: Command, line: str
+) -> None:
+    assert options.command_line(command) == line
+
+
+def test_commands_of_a_message_are_in_backticks() -> None:
+    text = ("first ", Command("down"), ", then ", Command("up", "-n", "2"))
+    assert render(text) == "first `cloudddp down`, then `cloudddp up -n 2`"
+    assert render(text, GlobalOptions(sim=True).command_line).startswith("first `cloudddp --sim down`")
+    assert render("no command") == "no command"
+    assert render(Command("up")) == "`cloudddp up`"

@@ -1,0 +1,365 @@
+"""The plan of a cluster: the exact requests, the deadline and the price."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cloudddp import __version__, payload
+from cloudddp.cluster import prices
+from cloudddp.cluster.plan import (
+    BOOT_CHECK,
+    SERVICE,
+    TIMER,
+    USER_DATA_LIMIT,
+    Identity,
+    LaunchContext,
+    Plan,
+    Ref,
+    client_token,
+    lifetime,
+    plan,
+)
+from cloudddp.cluster.prices import Price
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import UsageError
+from cloudddp.ssh import keys
+from cloudddp.tags import iso, parse_time
+
+NOW = datetime(2026, 11, 20, 12, 0, 0, 654321, tzinfo=UTC)
+UNITS = (
+    payload.text("infra/node/cloudddp-deadline.timer"),
+    payload.text("infra/node/cloudddp-deadline.service"),
+)
+CONTEXT = LaunchContext(
+    image_id="ami-0abc",
+    root_device="/dev/sda1",
+    image_disk_gb=45,
+    vpc_id="vpc-0abc",
+    subnet_id="subnet-0abc",
+    zone="us-east-1a",
+    ssh_from=("203.0.113.7/32",),
+    owner="me",
+    now=NOW,
+)
+HOST_KEY = keys.generate()
+IDENTITY = Identity("c-1234", "ssh-ed25519 AAAAlogin", HOST_KEY.private, HOST_KEY.public)
+DOLLAR = Price(node_hour=1.0, nodes=2, disk_gb=0, source="given")
+GROUP = Ref("security-group", "GroupId")
+
+
+def planned(
+    spec: ClusterSpec | None = None, *, context: LaunchContext = CONTEXT, identity: Identity = IDENTITY
+) -> Plan:
+    return plan(spec or ClusterSpec(), context, identity, DOLLAR, units=UNITS)
+
+
+def params(the_plan: Plan, step: str) -> Any:
+    (found,) = [request.params for request in the_plan.requests if request.step == step]
+    return found
+
+
+def refs(value: Any) -> Iterator[Ref]:
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from refs(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from refs(inner)
+
+
+def config_of(the_plan: Plan) -> Any:
+    text = params(the_plan, "nodes")["UserData"]
+    assert text.startswith("#cloud-config\n")
+    return yaml.safe_load(text)
+
+
+# -- requests --------------------------------------------------------------------------------------------------
+
+
+def test_requests_only_refer_to_earlier_answers() -> None:
+    the_plan = planned()
+    assert [request.method for request in the_plan.requests] == [
+        "import_key_pair",
+        "create_security_group",
+        "authorize_security_group_ingress",
+        "authorize_security_group_egress",
+        "run_instances",
+    ]
+    answered: set[str] = set()
+    used: list[str] = []
+    for request in the_plan.requests:
+        for ref in refs(request.params):
+            used.append(request.step)
+            assert ref == GROUP
+            assert ref.step in answered
+        answered.add(request.step)
+    assert used == ["ingress-rules"] * 2 + ["egress-rules"] * 2 + ["nodes"]
+
+
+def test_security_group_allows_the_cluster_and_ssh_from_the_caller() -> None:
+    the_plan = planned()
+    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": GROUP}]}
+    caller = {
+        "IpProtocol": "tcp",
+        "FromPort": 22,
+        "ToPort": 22,
+        "IpRanges": [{"CidrIp": "203.0.113.7/32", "Description": "cloudddp caller"}],
+    }
+    assert params(the_plan, "ingress-rules") == {"GroupId": GROUP, "IpPermissions": [itself, caller]}
+    assert params(the_plan, "egress-rules") == {"GroupId": GROUP, "IpPermissions": [itself]}
+
+
+def test_ssh_rules_for_ipv4_and_ipv6_and_another_port() -> None:
+    context = replace(CONTEXT, ssh_from=("203.0.113.7/32", "2001:db8::7/128"))
+    rules = params(planned(ClusterSpec(ssh_port=2222), context=context), "ingress-rules")["IpPermissions"][1:]
+    assert [(rule["FromPort"], rule["ToPort"]) for rule in rules] == [(2222, 2222)] * 2
+    assert rules[0]["IpRanges"][0]["CidrIp"] == "203.0.113.7/32"
+    assert "Ipv6Ranges" not in rules[0]
+    assert rules[1]["Ipv6Ranges"][0]["CidrIpv6"] == "2001:db8::7/128"
+    assert "IpRanges" not in rules[1]
+
+
+@pytest.mark.parametrize("spot", [False, True])
+def test_resources_are_tagged_in_the_call_that_creates_them(spot: bool) -> None:
+    the_plan = planned(ClusterSpec(name="demo", max_hours=2.0, spot=spot))
+    tags = {
+        "cloudddp:cluster": "demo",
+        "cloudddp:cluster-id": "c-1234",
+        "cloudddp:owner": "me",
+        "cloudddp:created": "2026-11-20T12:00:00Z",
+        "cloudddp:expires": "2026-11-20T14:00:00Z",
+        "cloudddp:version": __version__,
+        "cloudddp:nodes": "2",
+        "cloudddp:usd-per-node-hour": f"{the_plan.price.hour / 2:.4f}",
+        "Name": "cloudddp-demo",
+    }
+    of_nodes = {"instance", "volume", "network-interface"} | ({"spot-instances-request"} if spot else set())
+    kinds = {"key-pair": {"key-pair"}, "security-group": {"security-group"}, "nodes": of_nodes}
+    for step, expected in kinds.items():
+        specifications = params(the_plan, step)["TagSpecifications"]
+        assert {one["ResourceType"] for one in specifications} == expected
+        for one in specifications:
+            assert {tag["Key"]: tag["Value"] for tag in one["Tags"]} == tags
+    assert {request.step for request in the_plan.requests} - set(kinds) == {"ingress-rules", "egress-rules"}
+
+
+def test_launch_is_all_or_none() -> None:
+    nodes = params(planned(ClusterSpec(nodes=7)), "nodes")
+    assert (nodes["MinCount"], nodes["MaxCount"]) == (7, 7)
+
+
+def test_nodes_use_imdsv2_encryption_and_delete_on_termination() -> None:
+    nodes = params(planned(ClusterSpec(disk_gb=200)), "nodes")
+    assert nodes["MetadataOptions"]["HttpTokens"] == "required"
+    assert nodes["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
+    assert nodes["InstanceInitiatedShutdownBehavior"] == "terminate"
+    (disk,) = nodes["BlockDeviceMappings"]
+    assert disk == {
+        "DeviceName": "/dev/sda1",
+        "Ebs": {"VolumeSize": 200, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True},
+    }
+    (interface,) = nodes["NetworkInterfaces"]
+    assert interface["DeviceIndex"] == 0  # EC2 launches nothing without a first interface
+    assert interface["DeleteOnTermination"] is True
+    assert (interface["SubnetId"], interface["AssociatePublicIpAddress"]) == ("subnet-0abc", True)
+    assert interface["Groups"] == [GROUP]
+
+
+def test_nodes_use_the_chosen_image_type_and_key() -> None:
+    the_plan = planned(ClusterSpec(instance_type="p5.48xlarge"))
+    nodes = params(the_plan, "nodes")
+    assert (nodes["ImageId"], nodes["InstanceType"]) == ("ami-0abc", "p5.48xlarge")
+    assert nodes["KeyName"] == params(the_plan, "key-pair")["KeyName"]
+    assert params(the_plan, "security-group")["VpcId"] == "vpc-0abc"
+
+
+def test_disk_is_at_least_as_large_as_the_image() -> None:
+    nodes = params(planned(ClusterSpec(disk_gb=8)), "nodes")
+    assert nodes["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 45
+
+
+def test_spot_requests_are_one_time_and_terminate() -> None:
+    assert "InstanceMarketOptions" not in params(planned(), "nodes")
+    assert params(planned(ClusterSpec(spot=True)), "nodes")["InstanceMarketOptions"] == {
+        "MarketType": "spot",
+        "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+    }
+
+
+def test_private_host_key_is_only_in_the_user_data() -> None:
+    the_plan = planned()
+    assert params(the_plan, "key-pair")["PublicKeyMaterial"] == b"ssh-ed25519 AAAAlogin"
+    secret = HOST_KEY.private.splitlines()[2]
+    holders = [
+        (request.step, key)
+        for request in the_plan.requests
+        for key, value in request.params.items()
+        if secret in repr(value)
+    ]
+    assert holders == [("nodes", "UserData")]
+
+
+# -- the token -------------------------------------------------------------------------------------------------
+
+
+def test_client_token_is_deterministic_and_valid() -> None:
+    launch = params(planned(), "nodes")
+    token = launch["ClientToken"]
+    request = {key: value for key, value in launch.items() if key != "ClientToken"}
+    assert token == client_token("c-1234", 1, "us-east-1a", request)  # the first attempt
+    assert token.startswith("c-1234-")
+    assert token == params(planned(), "nodes")["ClientToken"]
+    assert token.isascii()
+    assert len(token) <= 64
+
+
+def test_client_token_depends_on_cluster_attempt_zone_and_request() -> None:
+    tokens = [
+        client_token("c-1", 1, "us-east-1a", {"MinCount": 1}),
+        client_token("c-2", 1, "us-east-1a", {"MinCount": 1}),
+        client_token("c-1", 2, "us-east-1a", {"MinCount": 1}),
+        client_token("c-1", 1, "us-east-1b", {"MinCount": 1}),
+        client_token("c-1", 1, "us-east-1a", {"MinCount": 2}),
+    ]
+    assert len(set(tokens)) == 5
+    assert tokens[0] == client_token("c-1", 1, "us-east-1a", {"MinCount": 1})
+
+
+def test_client_token_of_another_zone_or_cluster() -> None:
+    first = params(planned(), "nodes")["ClientToken"]
+    assert params(planned(context=replace(CONTEXT, zone="us-east-1b")), "nodes")["ClientToken"] != first
+    assert params(planned(identity=replace(IDENTITY, cluster_id="c-9")), "nodes")["ClientToken"] != first
+
+
+# -- user data -------------------------------------------------------------------------------------------------
+
+
+def test_user_data_contains_host_key_and_deadline() -> None:
+    config = config_of(planned(ClusterSpec(max_hours=2.0)))
+    assert config["ssh_deletekeys"] is True
+    assert config["ssh_keys"] == {"ed25519_private": HOST_KEY.private, "ed25519_public": HOST_KEY.public}
+    files = {file["path"]: file["content"] for file in config["write_files"]}
+    assert set(files) == {TIMER, SERVICE, BOOT_CHECK}
+    assert "OnCalendar=2026-11-20 14:00:00 UTC\n" in files[TIMER]
+    assert files[SERVICE] == UNITS[1]
+    assert config["runcmd"][1] == ["systemctl", "enable", "--now", TIMER.rsplit("/", 1)[1]]
+
+
+@pytest.mark.parametrize(("hours", "shut_down"), [(-1.0, True), (1.0, False)])
+def test_boot_check_shuts_down_after_the_deadline(tmp_path: Path, hours: float, shut_down: bool) -> None:
+    """Runs the boot check of the user data with a systemctl that records its arguments."""
+    now = datetime.now(UTC) + timedelta(hours=hours) - timedelta(hours=2)
+    config = config_of(planned(ClusterSpec(max_hours=2.0), context=replace(CONTEXT, now=now)))
+    (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    (script,) = [file for file in config["write_files"] if file["path"] == BOOT_CHECK]
+    assert (script["permissions"], config["runcmd"][-1]) == ("0755", ["sh", BOOT_CHECK])
+    (tmp_path / "check").write_text(script["content"])
+    subprocess.run(
+        ["sh", tmp_path / "check"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=30
+    )
+    assert (tmp_path / "called").exists() == shut_down
+    if shut_down:
+        assert (tmp_path / "called").read_text() == "start --no-block cloudddp-deadline.service\n"
+
+
+def test_user_data_has_no_placeholder_left() -> None:
+    assert "@DEADLINE@" in UNITS[0]
+    assert "@" not in "".join(file["content"] for file in config_of(planned())["write_files"])
+
+
+def test_timer_deadline_equals_the_tag() -> None:
+    the_plan = planned(ClusterSpec(max_hours=3.0, max_cost=1.0))
+    timer = next(file["content"] for file in config_of(the_plan)["write_files"] if file["path"] == TIMER)
+    (line,) = [line for line in timer.splitlines() if line.startswith("OnCalendar=")]
+    armed = datetime.strptime(line, "OnCalendar=%Y-%m-%d %H:%M:%S UTC").replace(tzinfo=UTC)
+    assert armed == the_plan.expires < NOW + timedelta(hours=1)
+
+
+def test_user_data_uses_less_than_half_of_the_limit() -> None:
+    assert len(params(planned(), "nodes")["UserData"].encode()) < USER_DATA_LIMIT / 2
+
+
+def test_user_data_above_the_limit_is_refused() -> None:
+    with pytest.raises(UsageError, match="16384"):
+        plan(ClusterSpec(), CONTEXT, IDENTITY, DOLLAR, units=(UNITS[0], "#" * USER_DATA_LIMIT))
+
+
+# -- the deadline ----------------------------------------------------------------------------------------------
+
+
+def test_max_hours_sets_the_deadline() -> None:
+    the_plan = planned(ClusterSpec(max_hours=1.5))
+    assert the_plan.created == NOW.replace(microsecond=0)
+    assert the_plan.expires - the_plan.created == timedelta(hours=1.5)
+    assert the_plan.hours == 1.5
+
+
+def test_max_cost_sets_an_earlier_deadline() -> None:
+    the_plan = planned(ClusterSpec(max_hours=8.0, max_cost=3.0))
+    assert the_plan.hours < 1.5
+    assert 2.99 < the_plan.cost <= 3.0
+
+
+def test_max_cost_never_extends_max_hours() -> None:
+    assert lifetime(ClusterSpec(max_hours=1.0, max_cost=1e6), DOLLAR) == timedelta(hours=1)
+
+
+@pytest.mark.parametrize("spec", [ClusterSpec(max_hours=0.16), ClusterSpec(max_cost=0.3)])
+def test_lifetime_too_short_to_boot_is_refused(spec: ClusterSpec) -> None:
+    with pytest.raises(UsageError, match="minutes after its start"):
+        lifetime(spec, DOLLAR)
+
+
+@pytest.mark.parametrize("node_hour", [1.0, 0.526, 1.006, 21.958, 0.0131, 113.933])
+def test_suggested_max_cost_is_sufficient(node_hour: float) -> None:
+    price = Price(node_hour=node_hour, nodes=2, disk_gb=150, source="given")
+    with pytest.raises(UsageError) as caught:
+        lifetime(ClusterSpec(max_cost=price.hour / 10), price)
+    advised = float(str(caught.value.hint).split("$")[1].split()[0])
+    assert lifetime(ClusterSpec(max_cost=advised, max_hours=0.17), price) >= timedelta(minutes=10)
+    assert advised - 0.01 <= price.hour / 6  # and no cent more than that
+
+
+def test_refused_lifetime_is_reported_in_minutes() -> None:
+    with pytest.raises(UsageError, match=r"would terminate 9\.6 minutes after its start: .* \$2\.01 an hour"):
+        lifetime(ClusterSpec(max_hours=0.16), DOLLAR)
+
+
+def test_times_round_trip_through_tags() -> None:
+    assert parse_time(iso(NOW)) == NOW.replace(microsecond=0)
+    assert iso(NOW.astimezone(timezone(timedelta(hours=5)))) == iso(NOW)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2026-13-01T00:00:00Z"])
+def test_invalid_time_parses_to_none(text: str) -> None:
+    assert parse_time(text) is None
+
+
+# -- the price -------------------------------------------------------------------------------------------------
+
+
+def test_price_is_known_for_its_region_only() -> None:
+    assert prices.node_hour("g5.xlarge", "us-east-1") == 1.006
+    assert prices.node_hour("g5.xlarge", "eu-west-1") is None
+    assert prices.node_hour("g5.nonsense", "us-east-1") is None
+
+
+def test_no_price_in_the_table_is_zero() -> None:
+    assert all(price > 0 for price in prices.US_EAST_1.values())
+
+
+def test_hourly_price_includes_disks_and_addresses() -> None:
+    price = Price(node_hour=2.0, nodes=3, disk_gb=730, source="given")
+    assert price.extras_hour == pytest.approx(3 * (0.08 + 0.005))
+    assert price.hour == pytest.approx(6.0 + 3 * 0.085)

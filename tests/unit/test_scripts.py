@@ -1,0 +1,124 @@
+"""Which file a launch starts: scripts by path, modules by Python's own rules."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudddp.errors import UsageError
+from cloudddp.job import scripts
+from cloudddp.job.ranks import Script
+
+
+def resolve(root: Path, target: str, *, here: str = "", ignored: tuple[str, ...] = (), **env: str) -> Script:
+    sent = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
+    kept = [name for name in sent if name not in ignored]
+    return scripts.resolve(root, root / here, Script(target, ("x",), module=True), kept, env)
+
+
+def write_files(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("print('ran')\n")
+    return root
+
+
+def python_runs(root: Path, target: str, **env: str) -> bool:
+    """Whether Python itself finds the module in that folder, without installed packages."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", target], cwd=root, env=env, capture_output=True, check=False
+    )
+    return done.returncode == 0 and done.stdout.endswith(b"ran\n")
+
+
+@pytest.mark.parametrize(
+    ("files", "target"),
+    [
+        (("train.py",), "train"),
+        (("train/main.py",), "train.main"),
+        (("pkg/__init__.py", "pkg/__main__.py"), "pkg"),
+        (("folder/__main__.py",), "folder"),
+        (("pkg/__init__.py", "pkg/sub/__init__.py", "pkg/sub/go.py"), "pkg.sub.go"),
+        (("both.py", "both/inner.py"), "both"),
+        (("my-script.py",), "my-script"),
+        (("train/py.py",), "train.py"),
+    ],
+)
+def test_module_is_found_where_python_finds_it(tmp_path: Path, files: tuple[str, ...], target: str) -> None:
+    write_files(tmp_path, *files)
+    assert python_runs(tmp_path, target)
+    assert resolve(tmp_path, target) == Script(target, ("x",), module=True)
+
+
+@pytest.mark.parametrize(
+    ("files", "target", "message", "hint"),
+    [
+        (("train.py",), "train.py", "no module 'train.py'", "`-m train`, or train.py without -m"),
+        (
+            ("sub/train.py",),
+            "sub/train.py",
+            "no module 'sub/train.py'",
+            "`-m sub.train`, or sub/train.py without",
+        ),
+        (("train/main.py",), "train.mian", "no module 'train.mian'", "`-m train.main`"),
+        (("train/main.py",), "nosuch.main", "no module 'nosuch.main'", "modules of the project: train.main"),
+        (("train/main.py",), "torch.distributed.run", "no module '", "omit -m torch.distributed.run"),
+        (("train/main.py", "a.py"), "pytest", "no module 'pytest'", "runpy.run_module('pytest'"),
+        (("pkg/__init__.py", "pkg/go.py"), "pkg", "package without __main__.py", "its modules: pkg.go"),
+        (("data/go.py",), "data", "package without __main__.py", "its modules: data.go"),
+        (("pkg.py", "pkg/__init__.py", "pkg/go.py"), "pkg", "package without __main__.py", "pkg.go"),
+        (
+            ("train.py", "train/main.py"),
+            "train.main",
+            "train.py hides the folder train/",
+            "train/__init__.py",
+        ),
+        (("src/pkg/go.py",), "pkg.go", "no module 'pkg.go'", 'PYTHONPATH = "src"'),
+        (("a.py",), ".a", "no module '.a'", "did you mean `-m a`?"),
+        (("a.py",), "", "no module ''", "modules of the project: a"),
+    ],
+)
+def test_unknown_module_is_refused_with_a_suggestion(
+    tmp_path: Path, files: tuple[str, ...], target: str, message: str, hint: str
+) -> None:
+    write_files(tmp_path, *files)
+    if target not in ("pytest", "torch.distributed.run"):
+        assert not python_runs(tmp_path, target)
+    with pytest.raises(UsageError) as refused:
+        resolve(tmp_path, target)
+    assert message in refused.value.message
+    assert hint in refused.value.hint
+
+
+def test_module_is_found_through_pythonpath(tmp_path: Path) -> None:
+    write_files(tmp_path, "src/pkg/go.py")
+    assert python_runs(tmp_path, "pkg.go", PYTHONPATH="src")
+    assert resolve(tmp_path, "pkg.go", PYTHONPATH="/elsewhere:./src/").target == "pkg.go"
+
+
+def test_module_name_relative_to_a_subfolder_is_corrected(tmp_path: Path) -> None:
+    write_files(tmp_path, "sub/deep/go.py")
+    with pytest.raises(UsageError) as refused:
+        resolve(tmp_path, "go", here="sub/deep")
+    assert "`-m sub.deep.go`" in refused.value.hint
+
+
+@pytest.mark.parametrize("ignored", ["train/main.py", "pkg/__main__.py"])
+def test_ignored_module_is_refused(tmp_path: Path, ignored: str) -> None:
+    write_files(tmp_path, "train/main.py", "pkg/__main__.py", "other.py")
+    target = ignored.removesuffix(".py").removesuffix("/__main__").replace("/", ".")
+    with pytest.raises(UsageError, match="ignored by git"):
+        resolve(tmp_path, target, ignored=(ignored,))
+
+
+@pytest.mark.parametrize("words", [("launch", "-m", "train.py"), ("run", "-m", "nosuch.main")])
+def test_unknown_module_is_refused_before_any_aws_call(cli: Any, faults: Any, words: tuple[str, ...]) -> None:
+    cli.write("train.py", "")
+    done = cli(*words)
+    assert done.returncode == 2
+    assert f"no module {words[2]!r}" in done.stderr
+    assert faults.calls == []

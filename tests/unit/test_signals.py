@@ -1,0 +1,128 @@
+"""The policy for signals, with real signals in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from support.harness import ROOT, clean_environment
+
+START = """
+import os, signal, sys, threading
+from cloudddp import signals
+
+def send(*names):
+    for name in names:
+        os.kill(os.getpid(), getattr(signal, name))
+
+def notice():
+    print("notice")
+"""
+
+
+def output(program: str, *, ignored: str = "") -> list[str]:
+    """Return the lines that a program prints; `ignored` is a signal that it inherits as ignored, as from nohup."""
+    # A shell that runs the tests in the background has Ctrl-C ignored, and that is inherited.
+    before = "import signal\nfor name in ('SIGINT', 'SIGTERM', 'SIGHUP'):\n    signal.signal(getattr(signal, name), signal.SIG_DFL)\n"
+    before += f"signal.signal(signal.{ignored}, signal.SIG_IGN)\n" if ignored else ""
+    done = subprocess.run(
+        [sys.executable, "-c", before + START + program],
+        env=clean_environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "exception"), [("SIGINT", "KeyboardInterrupt"), ("SIGTERM", "Terminated"), ("SIGHUP", "HungUp")]
+)
+def test_armed_signal_raises_once(name: str, exception: str) -> None:
+    program = f"""
+signals.arm()
+try:
+    send({name!r})
+except KeyboardInterrupt as error:
+    print(type(error).__name__)
+    send("SIGINT", "SIGTERM", "SIGHUP")  # dropped: the first one is being handled
+    print("handled")
+signals.arm()
+try:
+    send("SIGTERM")
+except signals.Terminated:
+    print("armed again")
+"""
+    assert output(program) == [exception, "handled", "armed again"]
+
+
+def test_protected_block_is_not_interrupted_and_reports_once() -> None:
+    program = """
+signals.arm()
+with signals.protected(notice):
+    send("SIGINT", "SIGTERM", "SIGHUP", "SIGINT")
+    print("done")
+try:
+    send("SIGINT")
+except KeyboardInterrupt:
+    print("armed as before")
+"""
+    assert output(program) == ["notice", "done", "armed as before"]
+
+
+def test_deferred_signal_raises_after_the_block() -> None:
+    program = """
+signals.arm()
+try:
+    with signals.deferred(notice):
+        send("SIGTERM", "SIGINT")
+        print("done")
+    print("not reached")
+except signals.Terminated:
+    print("raised")
+"""
+    assert output(program) == ["notice", "done", "raised"]
+
+
+def test_deferred_signal_outweighs_an_error_of_the_block() -> None:
+    program = """
+signals.arm()
+try:
+    with signals.deferred(notice):
+        send("SIGINT")
+        raise ValueError
+except KeyboardInterrupt as error:
+    print("raised", type(error.__context__).__name__)
+"""
+    assert output(program) == ["notice", "raised ValueError"]
+
+
+def test_ignored_phase_drops_every_signal() -> None:
+    assert output('signals.arm()\nsignals.ignore()\nsend("SIGINT", "SIGTERM", "SIGHUP")\nprint("done")') == [
+        "done"
+    ]
+
+
+@pytest.mark.parametrize("block", ["protected", "deferred"])
+def test_signal_that_was_ignored_at_the_start_stays_ignored(block: str) -> None:
+    program = f"""
+signals.arm()
+send("SIGHUP")
+with signals.{block}(notice):
+    send("SIGHUP")
+print("done")
+"""
+    assert output(program, ignored="SIGHUP") == ["done"]
+
+
+@pytest.mark.parametrize("block", ["protected", "deferred"])
+def test_blocks_of_other_threads_change_nothing(block: str) -> None:
+    program = f"""
+signals.arm()
+def work():
+    with signals.{block}(notice):
+        print("done")
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+    assert output(program) == ["done"]

@@ -1,0 +1,378 @@
+"""Settings: their values, sources and limits, and the messages of errors. Nothing is called."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudddp.config import settings, spec, timing
+from cloudddp.config.settings import Layer
+from cloudddp.config.spec import Config
+from cloudddp.errors import UsageError
+
+
+def one(section: str, key: str, value: Any, *, textual: bool = False) -> Any:
+    """Return the value of a setting after validation."""
+    config = settings.resolve([Layer("here", {section: {key: value}}, textual)])
+    return getattr(getattr(config, section), key)
+
+
+def refusal(section: str, key: str, value: Any, *, textual: bool = False) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        one(section, key, value, textual=textual)
+    return caught.value
+
+
+def from_file(folder: Path, text: str) -> Config:
+    path = folder / "cloudddp.toml"
+    path.write_text(text)
+    return settings.resolve([settings.read_toml(path)])
+
+
+def file_refusal(folder: Path, text: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        from_file(folder, text)
+    return caught.value
+
+
+# -- sources ---------------------------------------------------------------------------------------------------
+
+
+def test_strongest_source_wins() -> None:
+    flag = Layer("--nodes", {"cluster": {"nodes": "5"}}, textual=True)
+    environment = settings.environment_layers({"CLOUDDDP_NODES": "4", "CLOUDDDP_DISK_GB": "400"})
+    file = Layer("cloudddp.toml", {"cluster": {"nodes": 3, "disk_gb": 300, "zone": "us-east-1c"}})
+    user = Layer(
+        "config.toml", {"cluster": {"nodes": 2, "disk_gb": 200, "zone": "us-east-1b", "user": "ec2-user"}}
+    )
+    chosen = settings.resolve([flag, *environment, file, user]).cluster
+    assert (chosen.nodes, chosen.disk_gb, chosen.zone, chosen.user) == (5, 400, "us-east-1c", "ec2-user")
+    assert chosen.instance_type == spec.ClusterSpec().instance_type
+
+
+def test_bad_value_is_refused_even_if_overridden() -> None:
+    with pytest.raises(UsageError, match=r"config\.toml"):
+        settings.resolve(
+            [Layer("flag", {"cluster": {"nodes": 1}}), Layer("config.toml", {"cluster": {"nodes": 0}})]
+        )
+
+
+def test_no_source_gives_the_defaults() -> None:
+    assert settings.resolve([]) == Config()
+
+
+def test_env_tables_merge_by_name() -> None:
+    flag = Layer("--env", {"job": {"env": {"A": "flag"}}}, textual=True)
+    file = Layer("file", {"job": {"env": {"A": "file", "B": "file"}}})
+    user = Layer("user", {"job": {"env": {"B": "user", "C": "user"}}})
+    assert settings.resolve([flag, file, user]).job.env == {"A": "flag", "B": "file", "C": "user"}
+
+
+def test_lists_are_replaced_not_merged() -> None:
+    stronger, weaker = (
+        Layer("a", {"sync": {"exclude": ["x"]}}),
+        Layer("b", {"sync": {"exclude": ["y", "z"]}}),
+    )
+    assert settings.resolve([stronger, weaker]).sync.exclude == ("x",)
+
+
+def test_every_setting_except_tables_has_a_variable() -> None:
+    names = [settings.variable_of(section, key) for section in spec.SECTIONS for key in spec.fields(section)]
+    named = [name for name in names if name]
+    assert len(named) == len(set(named)) == len(names) - 1
+    assert not {name.removeprefix("CLOUDDDP_") for name in named} & settings.OTHER_VARIABLES
+
+
+def test_variables_that_are_not_settings_are_ignored() -> None:
+    environ = {
+        "PATH": "/bin",
+        "CLOUDDDP_HOME": "x",
+        "CLOUDDDP_JOB_ID": "y",
+        "CLOUDDDPX": "z",
+        timing.VARIABLE: "1",
+    }
+    assert settings.environment_layers(environ) == []
+
+
+def test_misspelt_variable_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(UsageError, match="CLOUDDDP_MAXCOST") as caught:
+        settings.environment_layers({"CLOUDDDP_MAXCOST": "10"})
+    assert "'CLOUDDDP_MAX_COST'" in caught.value.hint
+
+
+def test_error_in_a_variable_names_the_variable() -> None:
+    layers = settings.environment_layers({"CLOUDDDP_MAX_HOURS": "forever"})
+    with pytest.raises(UsageError) as caught:
+        settings.resolve(layers)
+    assert "CLOUDDDP_MAX_HOURS" in caught.value.message
+    assert "'forever'" in caught.value.message
+    assert "at most 336" in caught.value.hint
+
+
+# -- text ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "text", "value"),
+    [
+        ("cluster", "nodes", "3", 3),
+        ("cluster", "max_hours", "0.5", 0.5),
+        ("cluster", "max_cost", "1e2", 100.0),
+        ("cluster", "spot", "true", True),
+        ("cluster", "spot", "false", False),
+        ("cluster", "region", "eu-west-1", "eu-west-1"),
+        ("cluster", "ssh_from", "10.0.0.1/32, 2001:db8::1/128", ("10.0.0.1/32", "2001:db8::1/128")),
+        ("job", "nproc_per_node", "gpu", "gpu"),
+        ("job", "nproc_per_node", "4", 4),
+        ("job", "nproc_per_node", "4,2", (4, 2)),
+        ("job", "outputs", "runs", ("runs",)),
+        ("job", "outputs", "runs, logs/a", ("runs", "logs/a")),
+        ("job", "outputs", "2024", ("2024",)),
+        ("job", "python", "3", "3"),
+        ("sync", "exclude", "", ()),
+        ("sync", "exclude", "*.pt,7", ("*.pt", "7")),
+    ],
+)
+def test_text_is_converted_to_the_type_of_the_setting(section: str, key: str, text: str, value: Any) -> None:
+    found = one(section, key, text, textual=True)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "text"),
+    [
+        ("cluster", "nodes", "two"),
+        ("cluster", "nodes", "2.5"),
+        ("cluster", "nodes", ""),
+        ("cluster", "nodes", "9" * 40),
+        ("cluster", "spot", "perhaps"),
+        ("cluster", "region", ""),
+        ("job", "nproc_per_node", "4,x"),
+        ("job", "nproc_per_node", "-1"),
+        ("job", "nproc_per_node", "cpu"),
+    ],
+)
+def test_text_that_cannot_be_converted_is_refused(section: str, key: str, text: str) -> None:
+    refusal(section, key, text, textual=True)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("cluster", "nodes", "3"),
+        ("cluster", "nodes", 3.0),
+        ("cluster", "nodes", True),
+        ("cluster", "spot", 1),
+        ("cluster", "region", 5),
+        ("job", "outputs", "runs"),
+        ("job", "env", {"A": 1}),
+        ("job", "env", "A=1"),
+        ("job", "nproc_per_node", True),
+        ("job", "rendezvous", "etcd"),
+    ],
+)
+def test_file_values_must_have_the_right_type(section: str, key: str, value: Any) -> None:
+    refusal(section, key, value)
+
+
+# -- limits ----------------------------------------------------------------------------------------------------
+
+
+def numeric_cases() -> Iterator[Any]:
+    """Yield (section, key, value, valid) below, at and above each numeric limit."""
+    for section in spec.SECTIONS:
+        for key, hint in spec.fields(section).items():
+            kind, metas = spec.unwrap(hint)
+            if kind not in (int, float):
+                continue
+            step = 1 if kind is int else 1e-6
+            for meta in metas:
+                if meta.ge is not None:
+                    yield section, key, kind(meta.ge), True
+                    yield section, key, kind(meta.ge - step), False
+                if meta.gt is not None:
+                    yield section, key, kind(meta.gt), False
+                    yield section, key, kind(meta.gt + step), True
+                if meta.le is not None:
+                    yield section, key, kind(meta.le), True
+                    yield section, key, kind(meta.le + step), False
+
+
+@pytest.mark.parametrize(("section", "key", "value", "good"), list(numeric_cases()))
+def test_numeric_limit(section: str, key: str, value: float, good: bool) -> None:
+    if good:
+        assert one(section, key, value) == value
+        assert one(section, key, repr(value), textual=True) == value
+    else:
+        assert f"{section}.{key}" in refusal(section, key, value).message
+        assert f"{section}.{key}" in refusal(section, key, repr(value), textual=True).message
+
+
+def test_every_number_has_a_lower_limit() -> None:
+    numbers = {
+        (section, key)
+        for section in spec.SECTIONS
+        for key, hint in spec.fields(section).items()
+        if spec.unwrap(hint)[0] in (int, float)
+    }
+    limited = {(section, key) for section, key, _, good in numeric_cases() if not good}
+    assert numbers == limited
+    assert len(numbers) >= 11
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("cluster", "nodes", 0),
+        ("cluster", "nodes", 101),
+        ("cluster", "max_hours", 0.0),
+        ("cluster", "max_hours", -1.0),
+        ("cluster", "max_hours", 336.1),
+        ("cluster", "max_cost", 0.0),
+        ("cluster", "price", 0.0),
+        ("cluster", "disk_gb", 7),
+        ("cluster", "ssh_port", 65536),
+        ("cluster", "ssh_port", 0),
+        ("job", "nproc_per_node", 0),
+        ("job", "nproc_per_node", 257),
+        ("job", "nproc_per_node", [1, 0]),
+        ("job", "master_port", 65536),
+        ("job", "stop_grace", -0.1),
+        ("sync", "max_mb", 0.0),
+    ],
+)
+def test_limits_that_protect_the_bill_and_the_nodes(section: str, key: str, value: Any) -> None:
+    refusal(section, key, value)
+
+
+@pytest.mark.parametrize("key", ["max_hours", "max_cost", "price", "ready_minutes"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_are_refused(key: str, value: float) -> None:
+    refusal("cluster", key, value)
+    refusal("cluster", key, str(value), textual=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "A", "-a", "a" * 41, "a b", "a;rm -rf ~", "$(id)", "a`id`", "a'b", 'a"b', "a\nb", "a\n", "ä"]
+)
+def test_unsafe_cluster_name_is_refused(name: str) -> None:
+    error = refusal("cluster", "name", name)
+    assert "cluster.name" in error.message
+    assert repr(name) in error.message
+
+
+@pytest.mark.parametrize("name", ["a", "7", "a-1", "a" * 40])
+def test_plain_cluster_name_is_accepted(name: str) -> None:
+    assert one("cluster", "name", name) == name
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("instance_type", "g5"),
+        ("instance_type", "g5.xlarge; id"),
+        ("region", "us_east_1"),
+        ("region", "us-east-1\n"),
+        ("zone", "us-east-1"),
+        ("subnet", "vpc-0abc"),
+        ("vpc", "vpc-xyz"),
+        ("image", "ubuntu"),
+        ("user", "root; id"),
+        ("ssh_from", ["203.0.113.7"]),
+        ("ssh_from", ["everyone/0"]),
+    ],
+)
+def test_invalid_ids_and_names_are_refused(key: str, value: Any) -> None:
+    assert refusal("cluster", key, value).hint.startswith("allowed: ")
+
+
+@pytest.mark.parametrize("path", ["/etc", "~/x", "..", "../x", "a/../b", "a/..", ""])
+@pytest.mark.parametrize(("section", "key"), [("job", "outputs"), ("setup", "inputs")])
+def test_path_outside_the_project_is_refused(section: str, key: str, path: str) -> None:
+    refusal(section, key, [path])
+
+
+@pytest.mark.parametrize("path", ["a", "a/b", "..a", "a..", "a/..b/c", ".hidden", "with space"])
+def test_path_inside_the_project_is_accepted(path: str) -> None:
+    assert one("job", "outputs", [path]) == (path,)
+
+
+@pytest.mark.parametrize("name", ["1A", "A-B", "A B", "", "A=B", "A\n", "Ä"])
+def test_invalid_variable_name_is_refused(name: str) -> None:
+    assert "job.env" in refusal("job", "env", {name: "x"}).message
+
+
+def test_nul_in_a_value_is_refused() -> None:
+    refusal("job", "env", {"A": "x\0y"})
+
+
+@pytest.mark.parametrize("name", sorted(settings.RESERVED_ENVIRONMENT))
+def test_reserved_variable_is_refused(name: str) -> None:
+    assert name in refusal("job", "env", {name: "0"}).message
+
+
+# -- messages ----------------------------------------------------------------------------------------
+
+
+def test_error_names_file_key_value_and_what_is_allowed(tmp_path: Path) -> None:
+    error = file_refusal(tmp_path, "[cluster]\nnodes = 0\n")
+    for part in (str(tmp_path / "cloudddp.toml"), "cluster.nodes", "0"):
+        assert part in error.message
+    assert error.hint == "allowed: a whole number from 1 to 100"
+    assert error.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "hint"),
+    [
+        ("[cluster]\nnodse = 2", "unknown key cluster.nodse", "'nodes'"),
+        ("[clustr]\nnodes = 2", "'clustr'", "'cluster'"),
+        ("[job]\nnodes = 2", "unknown key job.nodes", "[cluster]"),
+        ("[cluster]\nexclude = []", "unknown key cluster.exclude", "[sync]"),
+        ("nodes = 2", "'nodes'", "[cluster]"),
+        ("[env]\nA = '1'", "'env'", "[job]"),
+        ("cluster = 2", "cluster must be a table", "[cluster]"),
+        ("[[cluster]]\nnodes = 2", "cluster must be a table", "[cluster]"),
+        ("[zzz]\n", "'zzz'", "cluster, job, setup, sync"),
+    ],
+)
+def test_misplaced_or_misspelt_name_gets_a_suggestion(
+    tmp_path: Path, text: str, said: str, hint: str
+) -> None:
+    error = file_refusal(tmp_path, text)
+    assert said in error.message
+    assert str(tmp_path / "cloudddp.toml") in error.message
+    assert hint in error.hint
+
+
+@pytest.mark.parametrize("content", [b"nodes = ", b"[cluster", b"\xff\xfe", b"{}", b"nodes: 2"])
+def test_invalid_toml_is_refused_with_the_file_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="not valid TOML") as caught:
+        settings.read_toml(path)
+    assert str(path) in caught.value.message
+
+
+def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent\.toml"):
+        settings.read_toml(tmp_path / "absent.toml")
+
+
+def test_every_setting_has_help_and_a_description_of_allowed_values() -> None:
+    for section in spec.SECTIONS:
+        for key, hint in spec.fields(section).items():
+            assert spec.help_of(section, key).endswith("."), f"{section}.{key}"
+            assert spec.allowed(hint), f"{section}.{key}"
+
+
+def test_reading_settings_imports_neither_boto3_nor_paramiko() -> None:
+    code = "import sys, cloudddp.config.spec; print([m for m in ('boto3', 'botocore', 'paramiko', 'moto', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

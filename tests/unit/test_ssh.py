@@ -1,0 +1,443 @@
+"""One SSH connection: whom it connects to, how commands run, and which errors it raises."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import paramiko
+import pytest
+from support.sshserver import Server, Site, site
+
+from cloudddp.config import timing
+from cloudddp.errors import CloudDDPError, ConnectError, NodeError, render
+from cloudddp.ssh import keys
+from cloudddp.ssh.channel import time_limit
+from cloudddp.ssh.connection import Connection, Target
+
+MIB = 1 << 20
+HANG_GUARD = 60.0  # seconds; only a hang is this long
+
+
+@pytest.fixture
+def ssh_site(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as created:
+        yield created
+
+
+@pytest.fixture
+def server(ssh_site: Site) -> Server:
+    return ssh_site.server()
+
+
+@pytest.fixture
+def connection(ssh_site: Site, server: Server) -> Iterator[Connection]:
+    opened = Connection.open(ssh_site.target(server.port))
+    yield opened
+    opened.close()
+
+
+def refusal(target: Target, *, connect_timeout: float = 20.0) -> ConnectError:
+    with pytest.raises(ConnectError) as caught:
+        Connection.open(target, connect_timeout=connect_timeout)
+    return caught.value
+
+
+# -- connecting --------------------------------------------------------------------------------------------------
+
+
+def test_login_after_the_host_key_is_verified(connection: Connection, server: Server) -> None:
+    assert connection.run("echo here").stdout == b"here\n"
+    assert server.logins == ["ubuntu"]
+
+
+def test_wrong_host_key_is_refused_before_login(ssh_site: Site, server: Server) -> None:
+    expected = keys.generate().public
+    error = refusal(ssh_site.target(server.port, host_keys=(expected,)))
+    assert "host key" in error.message
+    assert "refused" in error.message
+    assert "node 0 (i-0)" in error.message
+    assert expected.split()[1][-16:] in error.message
+    assert ssh_site.host.public.split()[1][-16:] in error.message
+    assert error.patience == 0
+    assert len(server.connections) == 1
+    assert server.logins == []
+
+
+def test_host_key_of_another_type_is_refused_before_login(ssh_site: Site) -> None:
+    server = ssh_site.server(algorithm="ecdsa-sha2-nistp256")
+    error = refusal(ssh_site.target(server.port))
+    assert "refused" in error.message
+    assert error.patience == 0
+    assert server.logins == []
+
+
+def test_refused_login_key_allows_a_retry(ssh_site: Site, server: Server, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text(keys.generate().private)
+    error = refusal(ssh_site.target(server.port, private_key=other))
+    assert "key is refused for user 'ubuntu'" in error.message
+    assert error.patience > 0
+
+
+def test_wrong_user_error_names_the_setting(ssh_site: Site, server: Server) -> None:
+    error = refusal(ssh_site.target(server.port, user="ec2-user"))
+    assert "'ec2-user'" in error.message
+    assert "cluster.user" in error.hint
+
+
+def test_connection_refused_allows_a_retry(ssh_site: Site) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))  # bound but not listening: no other process gets the port
+        error = refusal(ssh_site.target(holder.getsockname()[1]))
+    assert "connection refused" in error.message
+    assert error.patience > 0
+
+
+def test_silent_server_times_out_and_prints_nothing(ssh_site: Site) -> None:
+    """In a separate process, since paramiko would print from a thread."""
+    code = (
+        "import sys; from pathlib import Path; from cloudddp.errors import ConnectError\n"
+        "from cloudddp.ssh.connection import Connection, Target\n"
+        "key, port, host = sys.argv[1:]\n"
+        "try: Connection.open(Target('n', '127.0.0.1', int(port), 'u', Path(key), (host,)), connect_timeout=0.5)\n"
+        "except ConnectError as error: print(error.patience, error.message)\n"
+        "import threading; [t.join(30) for t in threading.enumerate() if t is not threading.main_thread()]\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        arguments = [str(ssh_site.private_key), str(silent.getsockname()[1]), ssh_site.host.public]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
+        )
+    assert done.stdout.startswith("inf n at 127.0.0.1 port")
+    assert "does not speak SSH" in done.stdout
+    assert done.stderr == ""
+
+
+def test_nagle_is_disabled(connection: Connection) -> None:
+    transport = connection._client.get_transport()
+    assert transport is not None
+    assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
+def test_user_keys_are_not_offered(ssh_site: Site, server: Server, tmp_path: Path) -> None:
+    """A home full of keys would use up the attempts that a server allows."""
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "id_ed25519").write_text(ssh_site.login.private)
+    other = tmp_path / "other"
+    other.write_text(keys.generate().private)
+    home = os.environ.get("HOME", "")
+    os.environ["HOME"] = str(tmp_path)
+    try:
+        assert "is refused" in refusal(ssh_site.target(server.port, private_key=other)).message
+    finally:
+        os.environ["HOME"] = home
+
+
+# -- commands --------------------------------------------------------------------------------------------------
+
+
+def test_stdout_stderr_and_exit_code_are_separate(connection: Connection) -> None:
+    result = connection.run(r"printf 'out\377\n'; printf err >&2; exit 7")
+    assert (result.exit_code, result.stdout, result.stderr) == (7, b"out\xff\n", b"err")
+
+
+@pytest.mark.parametrize("code", [0, 1, 127, 255])
+def test_exit_code(connection: Connection, code: int) -> None:
+    assert connection.run(f"exit {code}").exit_code == code
+
+
+def test_killed_command_keeps_the_connection(
+    connection: Connection,
+) -> None:
+    assert connection.run("echo before; kill -9 $$").exit_code == 255
+    assert connection.run("echo after").stdout == b"after\n"
+
+
+def test_large_input_and_output_at_the_same_time(connection: Connection) -> None:
+    data = os.urandom(6 * MIB)
+    result = connection.run("tee /dev/stderr", stdin=data, limit=8 * MIB)
+    assert result.stdout == data
+    assert result.stderr == data
+
+
+def test_input_and_output_streams(connection: Connection) -> None:
+    taken: list[bytes] = []
+    pieces = [os.urandom(200_000) for _ in range(10)]
+    result = connection.run("cat; echo end", stdin=iter([*pieces, b""]), on_stdout=taken.append)
+    assert b"".join(taken) == b"".join(pieces) + b"end\n"
+    assert result.stdout == b""
+
+
+def test_unread_input_is_no_error(connection: Connection) -> None:
+    assert connection.run("exit 3", stdin=bytes(8 * MIB)).exit_code == 3
+    assert connection.run("exit 0", stdin=bytes(8 * MIB)).exit_code == 0
+
+
+def test_error_in_the_input_stream_ends_the_command(connection: Connection) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"first"
+        raise CloudDDPError("the file is gone")
+
+    with pytest.raises(CloudDDPError, match="the file is gone"):
+        connection.run("cat", stdin=pieces())
+    assert connection.run("echo on").stdout == b"on\n"
+
+
+def test_error_in_the_output_callback_is_raised(connection: Connection) -> None:
+    def full(data: bytes) -> None:
+        raise BrokenPipeError("nobody reads")
+
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        connection.run("echo x", on_stdout=full)
+    assert connection.run("echo on").stdout == b"on\n"
+
+
+def test_command_timeout_names_node_and_command(connection: Connection) -> None:
+    with pytest.raises(NodeError, match=r"node 0 \(i-0\): no answer for 0\.5 s to: sleep 1000") as caught:
+        connection.run("sleep 1000", command_timeout=0.5)
+    assert "cloudddp status" in render(caught.value.hint)
+    assert connection.run("echo on").stdout == b"on\n"
+
+
+class SilentServer(paramiko.ServerInterface):
+    """Accepts every login, but answers one kind of request ("open" or "run") only once `may_answer` is set."""
+
+    def __init__(self, silent: str) -> None:
+        self.silent = silent
+        self.answered = False
+        self.may_answer = threading.Event()
+
+    def check_auth_publickey(self, _username: str, _key: paramiko.PKey) -> int:
+        return int(paramiko.AUTH_SUCCESSFUL)
+
+    def check_channel_request(self, _kind: str, _number: int) -> int:
+        self._wait("open")
+        return int(paramiko.OPEN_SUCCEEDED)
+
+    def check_channel_exec_request(self, _channel: paramiko.Channel, _command: bytes) -> bool:
+        self._wait("run")
+        return True
+
+    def _wait(self, request: str) -> None:
+        if self.silent == request:
+            self.may_answer.wait(HANG_GUARD)
+            self.answered = True
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"command_timeout": 1}, "no answer for 1 s"),
+        ({"command_timeout": 60, "total_timeout": 2}, "its answer did not end within 2 s"),
+        ({"command_timeout": None}, "no answer for 3 s"),
+    ],
+)
+@pytest.mark.parametrize("request_for", ["open", "run"])
+def test_server_that_never_starts_the_command_times_out(
+    ssh_site: Site, request_for: str, limits: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if limits["command_timeout"] is None:
+        monkeypatch.setenv(timing.VARIABLE, "0.05")  # Timing.start becomes 3 s
+    silent = SilentServer(request_for)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(Connection.open, ssh_site.target(listening.getsockname()[1]))
+        transport = paramiko.Transport(listening.accept()[0])
+        transport.add_server_key(paramiko.Ed25519Key.from_private_key(io.StringIO(ssh_site.host.private)))
+        transport.start_server(server=silent)
+        with contextlib.closing(transport), contextlib.closing(opening.result(HANG_GUARD)) as connection:
+            with pytest.raises(NodeError, match=rf"node 0 \(i-0\): {message} to: true"):
+                connection.run("true", **limits)
+            assert not silent.answered
+            silent.may_answer.set()
+
+
+def late(channel: Any, act: Any) -> None:
+    with time_limit(0.05, channel):
+        act()
+
+
+def test_time_limit_has_one_outcome(connection: Connection) -> None:
+    transport = connection._client.get_transport()
+    assert transport is not None
+    channel = transport.open_session(timeout=HANG_GUARD)
+
+    def answered_too_late() -> None:
+        """The answer arrives while the channel is being closed."""
+        deadline = time.monotonic() + HANG_GUARD
+        while not channel.closed and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    with pytest.raises(TimeoutError):
+        late(channel, answered_too_late)
+    assert channel.closed
+    closed = transport.open_session(timeout=HANG_GUARD)
+    closed.close()
+    closed.event.clear()  # as a request made at that moment does
+    with pytest.raises(TimeoutError):
+        late(
+            closed,
+            lambda: closed.event.wait(HANG_GUARD) or pytest.fail("the waiting thread was not woken up"),
+        )
+    with time_limit(HANG_GUARD, channel):
+        pass
+    with pytest.raises(EOFError), time_limit(HANG_GUARD, channel):
+        raise EOFError
+
+
+def test_lost_connection_is_an_error_not_an_exit_code(ssh_site: Site, server: Server) -> None:
+    """Repeated, since paramiko reports the end of the connection and of its channels in either order."""
+    for _ in range(8):
+        connection = Connection.open(ssh_site.target(server.port))
+        began = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(
+                connection.run, "echo began; sleep 1000", on_stdout=lambda _, began=began: began.set()
+            )
+            assert began.wait(60)
+            server.drop()
+            with pytest.raises(NodeError, match="the SSH connection broke"):
+                running.result(60)
+        with pytest.raises(NodeError, match="broke"):
+            connection.run("echo again")
+        connection.close()
+
+
+def test_total_timeout_ends_a_trickling_command(connection: Connection) -> None:
+    with pytest.raises(NodeError, match="its answer did not end within 1 s"):
+        connection.run("while :; do printf ' '; sleep 0.1; done", command_timeout=60, total_timeout=1)
+    with pytest.raises(NodeError, match="its answer did not end within 1 s"):
+        connection.run("while :; do printf ' ' >&2; sleep 0.1; done", command_timeout=60, total_timeout=1)
+    assert connection.run("echo here").stdout == b"here\n"
+
+
+def test_close_ends_a_command_in_another_thread(connection: Connection) -> None:
+    began = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(connection.run, "echo began; sleep 1000", on_stdout=lambda _: began.set())
+        assert began.wait(60)
+        connection.close()
+        with pytest.raises(NodeError):
+            running.result(60)
+
+
+@pytest.fixture
+def channels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The channels that paramiko has closed during the test."""
+    import paramiko
+
+    closed: list[paramiko.Channel] = []
+    set_closed = paramiko.Channel._set_closed
+
+    def keep(channel: paramiko.Channel) -> None:
+        closed.append(channel)
+        set_closed(channel)
+
+    monkeypatch.setattr(paramiko.Channel, "_set_closed", keep)
+    return closed
+
+
+def send_late(channel: Any, kind: int, *fields: int | bytes) -> None:
+    """Send a packet that paramiko decided to send before the channel was closed, as a slow thread does."""
+    import paramiko
+
+    message = paramiko.Message()
+    message.add_byte(bytes([kind]))
+    message.add_int(channel.remote_chanid)
+    for field in fields:
+        message.add_int(field) if isinstance(field, int) else message.add_string(field)
+    channel.transport._send_user_message(message)
+
+
+@pytest.mark.parametrize("late", [(93, 300_000), (94, b"data"), (96,)], ids=["window", "data", "eof"])
+def test_nothing_is_sent_after_close(
+    connection: Connection, server: Server, channels: list[Any], late: tuple[int, ...]
+) -> None:
+    assert connection.run("true").exit_code == 0
+    send_late(channels[0], *late)
+    assert connection.run("echo still here").stdout == b"still here\n"
+    assert len(server.connections) == 1
+
+
+def test_no_data_is_sent_after_eof(connection: Connection, server: Server) -> None:
+    """paramiko answers CLOSE by EOF and CLOSE, and the thread that sends input may send in between."""
+
+    def pieces() -> Iterator[bytes]:
+        yield b"data"
+        (channel,) = transport._channels.values()
+        channel.shutdown_write()
+        send_late(channel, 94, b"late")
+
+    transport = connection._client.get_transport()
+    assert transport is not None
+    assert connection.run("cat", stdin=pieces()).stdout == b"data"
+    assert connection.run("echo still here").stdout == b"still here\n"
+    assert len(server.connections) == 1
+
+
+def test_late_data_does_not_reach_a_reused_channel_number(
+    connection: Connection, server: Server, channels: list[Any]
+) -> None:
+    assert connection.run("true").exit_code == 0
+    number = channels[0].remote_chanid
+    while number in server.connections[0]._channels:
+        time.sleep(0.01)  # until the answer to its CLOSE arrives
+    server.connections[0]._next_recv_chan = number  # sshd uses the lowest free number
+
+    def pieces() -> Iterator[bytes]:
+        yield b"first "
+        send_late(channels[0], 94, b"late ")
+        yield b"second"
+
+    assert connection.run("cat", stdin=pieces()).stdout == b"first second"
+    assert channels[-1].remote_chanid == number
+
+
+def test_close_during_key_exchange_keeps_the_connection(
+    connection: Connection, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that answers CLOSE also carries out the key exchange."""
+    import paramiko
+
+    close = paramiko.Channel._handle_close
+
+    def handle(channel: paramiko.Channel, message: paramiko.Message) -> None:
+        monkeypatch.undo()
+        transport = connection._client.get_transport()
+        assert transport is not None
+        transport._send_kex_init()  # as that thread does after every 512 MiB
+        close(channel, message)
+
+    monkeypatch.setitem(paramiko.Transport._channel_handler_table, 97, handle)
+    assert connection.run("true").exit_code == 0
+    assert connection.run("echo still here").stdout == b"still here\n"
+    assert len(server.connections) == 1
+
+
+def test_concurrent_commands_share_a_connection(connection: Connection, server: Server) -> None:
+    together = threading.Barrier(8, timeout=60)
+
+    def one(number: int) -> bytes:
+        data = bytes([number]) * 300_000
+
+        def pieces() -> Iterator[bytes]:
+            yield data
+            together.wait()  # all eight are open at once
+            yield b"end"
+
+        return connection.run("cat", stdin=pieces()).stdout
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(one, range(8)))
+    assert found == [bytes([number]) * 300_000 + b"end" for number in range(8)]
+    assert len(server.connections) == 1

@@ -1,0 +1,164 @@
+"""Local state of a cluster: written atomically, private, and never needed to stop the bill."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from cloudddp import local_state
+from cloudddp.errors import CloudDDPError, render
+from cloudddp.local_state import ClusterFolder, ClusterRecord
+
+ID = "c-0123456789"
+RECORD = ClusterRecord(ID, "demo", "us-east-1", "", "2026-11-20T14:00:00Z")
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def create(root: Path) -> ClusterFolder:
+    folder = ClusterFolder(ID, root=root)
+    folder.create(RECORD, private_key="PRIVATE\n", host_public="ssh-ed25519 AAAA")
+    return folder
+
+
+def test_state_folder_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path / "here"))
+    assert local_state.home() == tmp_path / "here"
+    assert ClusterFolder(ID).path.is_relative_to(tmp_path / "here")
+
+
+def test_relative_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLOUDDDP_HOME", "here")
+    assert local_state.home() == tmp_path / "here"
+
+
+def test_default_state_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CLOUDDDP_HOME", "")
+    assert local_state.home().is_absolute()
+    assert local_state.home().name == "cloudddp"
+
+
+def test_created_record_is_read_back(tmp_path: Path) -> None:
+    create(tmp_path)
+    again = ClusterFolder(ID, root=tmp_path)
+    assert again.record() == RECORD
+    assert again.login_key().read_text() == "PRIVATE\n"
+    assert again.host_key.read_text() == "ssh-ed25519 AAAA\n"
+
+
+def test_private_key_permissions(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = create(tmp_path)
+    finally:
+        os.umask(before)
+    assert mode(folder.private_key) == 0o600
+    assert mode(folder.path) == 0o700
+
+
+def test_missing_key_error_has_a_hint(tmp_path: Path) -> None:
+    folder = ClusterFolder("c-9999999999", root=tmp_path)
+    assert folder.record() is None
+    with pytest.raises(CloudDDPError, match="c-9999999999") as caught:
+        folder.login_key()
+    assert "cloudddp down" in render(caught.value.hint)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "c-1"}', '{"unknown": 1}'])
+def test_damaged_record_counts_as_none(tmp_path: Path, text: str) -> None:
+    folder = create(tmp_path)
+    (folder.path / "cluster.json").write_text(text)
+    assert folder.record() is None
+
+
+def test_record_of_another_version_is_read(tmp_path: Path) -> None:
+    """An earlier version also wrote the login user and the time of creation."""
+    folder = create(tmp_path)
+    older = {**json.loads((folder.path / "cluster.json").read_text()), "user": "ubuntu", "created": "x"}
+    (folder.path / "cluster.json").write_text(json.dumps(older))
+    assert folder.record() == RECORD
+
+
+@pytest.mark.parametrize("lost", ["id_ed25519", "host_key.pub"])
+def test_login_key_needs_both_files(tmp_path: Path, lost: str) -> None:
+    folder = create(tmp_path)
+    (folder.path / lost).unlink()
+    with pytest.raises(CloudDDPError):
+        folder.login_key()
+
+
+def test_journal_keeps_the_order_across_threads(tmp_path: Path) -> None:
+    folder = ClusterFolder(ID, root=tmp_path)
+    folder.journal("first", step="key-pair")
+    threads = [
+        threading.Thread(target=lambda k=k: [folder.journal("many", k=k, n=n) for n in range(20)])  # type: ignore[misc]
+        for k in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    folder.journal("last", text='new\nline and "quotes"')
+    lines = [json.loads(line) for line in (folder.path / "journal.jsonl").read_text().splitlines()]
+    assert len(lines) == 82
+    assert (lines[0]["event"], lines[0]["step"]) == ("first", "key-pair")
+    assert lines[-1]["text"] == 'new\nline and "quotes"'
+    for k in range(4):
+        assert [line["n"] for line in lines if line.get("k") == k] == list(range(20))
+    assert all(line["time"].endswith("+00:00") for line in lines)
+
+
+def test_forget_removes_keys_and_keeps_history(tmp_path: Path) -> None:
+    folder = create(tmp_path)
+    folder.known_hosts.write_text("x")
+    folder.host_keys.write_text("x")
+    folder.journal("terminated")
+    folder.forget()
+    folder.forget()
+    assert sorted(path.name for path in folder.path.iterdir()) == ["cluster.json", "journal.jsonl"]
+    assert folder.record() == RECORD
+
+
+def test_write_atomic_leaves_no_temporary_file(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file"
+    local_state.write_atomic(path, "old")
+    local_state.write_atomic(path, b"\xffnew")
+    assert path.read_bytes() == b"\xffnew"
+    assert mode(path) == 0o600
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+
+
+def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.mkdir()  # a file cannot replace a folder
+    with pytest.raises(IsADirectoryError):
+        local_state.write_atomic(target, "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    texts = ["a" * 200_000, "b" * 200_000]
+    local_state.write_atomic(path, texts[0])
+    code = (
+        "import sys; from pathlib import Path; from cloudddp import local_state\n"
+        "for n in range(60): local_state.write_atomic(Path(sys.argv[1]), 'ab'[n % 2] * 200_000)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(path)]) as writer:
+        reads = 0
+        while writer.poll() is None or reads == 0:
+            assert path.read_text() in texts
+            reads += 1
+    assert writer.returncode == 0

@@ -1,0 +1,313 @@
+"""Which files of a project are sent to a node, which are refused, and what differs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cloudddp.agent.protocol.manifest import Entry
+from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.job import sync
+from cloudddp.job.project_files import snapshot
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+def put(folder: Path, files: dict[str, str | bytes]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def names(root: Path, *, exclude: tuple[str, ...] = (), keep_out: tuple[str, ...] = ()) -> set[str]:
+    return set(snapshot(root, exclude=exclude, keep_out=keep_out).manifest)
+
+
+@pytest.fixture(autouse=True)
+def _default_git_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The user's own git configuration, such as a global ignore file, must not affect these tests."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always"]
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+
+def repository(folder: Path, files: dict[str, str | bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    put(folder, files)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "x")
+    return folder
+
+
+# -- the list, in a repository ---------------------------------------------------------------------------------
+
+
+@needs_git
+def test_tracked_and_untracked_files_are_sent_but_not_ignored_ones(here: Path) -> None:
+    repository(here, {".gitignore": "*.pt\ndata/\n", "train.py": "", "pkg/a.py": ""})
+    put(here, {"new.py": "", "model.pt": "", "data/x": "", "pkg/b.pt": ""})
+    assert names(here) == {".gitignore", "train.py", "pkg/a.py", "new.py"}
+
+
+@needs_git
+def test_tracked_file_is_sent_although_ignored(here: Path) -> None:
+    repository(here, {"kept.pt": "x"})
+    put(here, {".gitignore": "*.pt\n", "other.pt": ""})
+    assert names(here) == {".gitignore", "kept.pt"}
+
+
+@needs_git
+def test_deleted_tracked_file_is_not_sent(here: Path) -> None:
+    repository(here, {"a": "", "b": "", "folder/c": ""})
+    (here / "a").unlink()
+    shutil.rmtree(here / "folder")
+    assert names(here) == {"b"}
+
+
+@needs_git
+def test_tracked_file_that_became_a_folder_is_listed_once(here: Path) -> None:
+    repository(here, {"a": ""})
+    (here / "a").unlink()
+    put(here, {"a/x": ""})
+    assert names(here) == {"a/x"}
+
+
+@needs_git
+def test_submodule_files_are_sent(here: Path, tmp_path: Path) -> None:
+    library = repository(tmp_path / "library", {"lib.py": "", ".gitignore": "*.o\n"})
+    repository(here, {"a": ""})
+    git(here, "submodule", "add", "-q", str(library), "deps/library")
+    put(here, {"deps/library/new.py": "", "deps/library/x.o": ""})
+    assert names(here) == {
+        ".gitmodules",
+        "a",
+        "deps/library/lib.py",
+        "deps/library/new.py",
+        "deps/library/.gitignore",
+    }
+
+
+@needs_git
+def test_submodule_that_was_never_fetched_is_empty(here: Path, tmp_path: Path) -> None:
+    library = repository(tmp_path / "library", {"lib.py": ""})
+    origin = repository(tmp_path / "origin", {"a": ""})
+    git(origin, "submodule", "add", "-q", str(library), "library")
+    git(origin, "commit", "-q", "-m", "library")
+    git(tmp_path, "clone", "-q", str(origin), str(here / "clone"))
+    assert names(here / "clone") == {".gitmodules", "a"}
+
+
+@needs_git
+def test_nested_repository_has_its_own_ignore_rules(here: Path) -> None:
+    repository(here, {"a": "", ".gitignore": "*.log\n"})
+    repository(here / "inner", {".gitignore": "*.tmp\n", "b": ""})
+    put(here, {"inner/c.tmp": "", "inner/d.log": ""})
+    assert names(here) == {"a", ".gitignore", "inner/.gitignore", "inner/b", "inner/d.log"}
+
+
+@needs_git
+def test_project_in_a_subfolder_obeys_the_repository_rules(here: Path) -> None:
+    repository(here, {".gitignore": "*.pt\n", "other/x": "", "project/train.py": "", "project/sub/y": ""})
+    put(here, {"project/m.pt": ""})
+    assert names(here / "project") == {"train.py", "sub/y"}
+
+
+@needs_git
+def test_ignored_folder_is_a_project_of_its_own(here: Path) -> None:
+    repository(here, {".gitignore": "scratch/\n", "a": ""})
+    put(here, {"scratch/train.py": "", "scratch/.gitignore": "*.pt\n", "scratch/m.pt": ""})
+    assert names(here / "scratch") == {"train.py", ".gitignore"}
+
+
+@needs_git
+def test_git_folder_is_never_sent(here: Path) -> None:
+    repository(here, {"a": ""})
+    assert not [name for name in names(here) if ".git" in name.split("/")]
+
+
+@needs_git
+def test_broken_nested_repository_is_refused(here: Path) -> None:
+    repository(here, {"a": ""})
+    repository(here / "inner", {"b": ""})
+    (here / "inner" / ".git" / "index").write_bytes(b"broken")
+    with pytest.raises(UsageError, match="inner"):
+        names(here)
+
+
+# -- the list, outside one -------------------------------------------------------------------------------------
+
+
+def test_gitignore_files_apply_outside_a_repository(here: Path) -> None:
+    put(
+        here,
+        {
+            ".gitignore": "*.log\n/build/\n!keep.log\n",
+            "a.py": "",
+            "x.log": "",
+            "keep.log": "",
+            "build/out": "",
+            "sub/build/in": "",
+            "sub/.gitignore": "!special.log\n*.tmp\n/only-here\n",
+            "sub/special.log": "",
+            "sub/y.log": "",
+            "sub/z.tmp": "",
+            "sub/only-here": "",
+            "sub/deep/only-here": "",
+            "z.tmp": "",
+        },
+    )
+    assert names(here) == {
+        ".gitignore",
+        "a.py",
+        "keep.log",
+        "sub/build/in",
+        "sub/.gitignore",
+        "sub/special.log",
+        "sub/deep/only-here",
+        "z.tmp",
+    }
+
+
+@needs_git
+@pytest.mark.parametrize(
+    "rules",
+    ["*.a\n!b.a\n", "/x\n", "x/\n", "x/*\n!x/b.a\n", "**/x\n", "x/**/b.a\n", "# c\n\\#c\n", "*\n!*/\n!*.a\n"],
+)
+def test_walk_agrees_with_git(here: Path, tmp_path: Path, rules: str) -> None:
+    files: dict[str, str | bytes] = dict.fromkeys(
+        ["a.a", "b.a", "x/b.a", "x/c", "y/x/b.a", "y/b.a", "#c", "y/z/b.a", "x/z/b.a"], ""
+    )
+    put(here, {".gitignore": rules, **files})
+    twin = tmp_path / "twin"
+    shutil.copytree(here, twin)
+    git(twin, "init", "-q")
+    assert names(here) == names(twin)
+
+
+def test_environments_and_caches_are_never_sent(here: Path) -> None:
+    put(
+        here,
+        {"a.py": "", "__pycache__/a.pyc": "", "p/__pycache__/b.pyc": "", ".venv/bin/x": "", "venv/y": ""},
+    )
+    put(here, {".DS_Store": "", ".cloudddp/z": "", "venvs": "", "p/q": ""})
+    assert names(here) == {"a.py", "venvs", "p/q"}
+
+
+def test_excluded_patterns_and_outputs_are_not_sent(here: Path) -> None:
+    put(here, {"a.py": "", "big/x.bin": "", "notes.md": "", "runs/1/m.pt": "", "runs2": "", "sub/runs/y": ""})
+    kept = {"a.py", "runs2", "sub/runs/y"}
+    for spelling in ("runs", "runs/", "./runs"):
+        assert names(here, exclude=("*.bin", "/notes.md"), keep_out=(spelling,)) == kept
+
+
+def test_empty_folder_is_an_empty_project(here: Path) -> None:
+    (here / "empty").mkdir()
+    assert names(here) == set()
+
+
+# -- what cannot be sent --------------------------------------------------------------------------------------------
+
+
+def test_named_pipe_is_refused(here: Path) -> None:
+    (here / "sub").mkdir()
+    os.mkfifo(here / "sub" / "pipe")
+    with pytest.raises(UsageError, match=r"'sub/pipe'.*named pipe") as caught:
+        names(here)
+    assert ".gitignore" in caught.value.hint
+    assert names(here, exclude=("pipe",)) == set()
+
+
+def test_socket_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)  # a socket's path is at most 107 bytes
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("s")
+        with pytest.raises(UsageError, match=r"'s'.*socket"):
+            names(here)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_unreadable_file_is_refused(here: Path) -> None:
+    put(here, {"secret": "x"})
+    (here / "secret").chmod(0)
+    with pytest.raises(UsageError, match="'secret'"):
+        names(here)
+
+
+def test_file_that_disappears_before_it_is_sent_is_named(here: Path) -> None:
+    put(here, {"a": "1", "gone.tmp": "2"})
+    project = snapshot(here)
+    (here / "gone.tmp").unlink()
+    with pytest.raises(CloudDDPError, match=r"gone\.tmp"):
+        b"".join(sync.stream(project, sync.difference(project.manifest, {})))
+
+
+# -- the difference --------------------------------------------------------------------------------------------
+
+
+def test_difference_is_new_changed_and_deleted_files() -> None:
+    here = {
+        "same": Entry("f", 0o644, 1, 5, ""),
+        "new": Entry("f", 0o644, 10, 5, ""),
+        "size": Entry("f", 0o644, 100, 5, ""),
+        "time": Entry("f", 0o644, 1000, 6, ""),
+        "mode": Entry("f", 0o755, 10000, 5, ""),
+        "link": Entry("l", 0, 0, 0, "b"),
+    }
+    there = {
+        "same": Entry("f", 0o644, 1, 5, ""),
+        "size": Entry("f", 0o644, 99, 5, ""),
+        "time": Entry("f", 0o644, 1000, 5, ""),
+        "mode": Entry("f", 0o644, 10000, 5, ""),
+        "link": Entry("l", 0, 0, 0, "a"),
+        "gone": Entry("f", 0o644, 1, 5, ""),
+    }
+    found = sync.difference(here, there)
+    assert set(found.send) == {"new", "size", "time", "mode", "link"}
+    assert found.delete == ("gone",)
+    assert found.size == 11110
+    assert not found.empty
+    assert sync.difference(here, dict(here)).empty
+
+
+def test_size_limit_names_the_largest_folders(here: Path) -> None:
+    put(
+        here,
+        {"data/a": b"x" * 900_000, "data/b": b"x" * 900_000, "m.pt": b"x" * 700_000, "s.py": "x", "t": "x"},
+    )
+    project = snapshot(here)
+    difference = sync.difference(project.manifest, {})
+    assert difference.size == project.size == 2_500_002
+    sync.check_size(project, difference, 2.5)
+    with pytest.raises(UsageError) as caught:
+        sync.check_size(project, difference, 1.0)
+    assert "data/ 2 MiB; m.pt 1 MiB" in caught.value.message
+    assert "sync.max_mb = 1" in caught.value.message
+    assert ".gitignore" in caught.value.hint
+
+
+def test_size_limit_counts_only_what_is_sent(here: Path) -> None:
+    put(here, {"data": b"x" * 3_000_000, "a": "1"})
+    project = snapshot(here)
+    there = {"data": project.manifest["data"]}
+    sync.check_size(project, sync.difference(project.manifest, there), 1.0)
