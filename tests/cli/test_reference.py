@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from support.commands import commands
+from support.commands import commands, context_of
 
 from cloudddp.cli import reference
 from cloudddp.cli.verbs import LazyGroup, SettingOption, Verb, load
@@ -48,7 +48,7 @@ def listed(group: LazyGroup) -> dict[str, str]:
 
 @pytest.mark.parametrize("group", GROUPS, ids=[str(group.name) for group in GROUPS])
 def test_table_of_a_group_matches_its_commands(group: LazyGroup) -> None:
-    context = click.Context(group)
+    context = context_of(group)
     found = {name: group.get_command(context, name) for name in group.table}
     assert {name: command.name for name, command in found.items() if command} == {n: n for n in group.table}
     own = {name: command.get_short_help_str(limit=1000) for name, command in found.items() if command}
@@ -57,8 +57,7 @@ def test_table_of_a_group_matches_its_commands(group: LazyGroup) -> None:
 
 @pytest.mark.parametrize("group", GROUPS, ids=[str(group.name) for group in GROUPS])
 def test_short_helps_fit_a_terminal(group: LazyGroup) -> None:
-    context = click.Context(group, info_name=group.name, terminal_width=reference.WIDTH)
-    lines = group.get_help(context).split("Commands:\n")[1].splitlines()
+    lines = group.get_help(context_of(group)).split("Commands:\n")[1].splitlines()
     assert [line.split()[0] for line in lines] == sorted(listed(group))  # one line for each
     assert max(map(len, lines)) <= reference.WIDTH
 
