@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,12 @@ from hypothesis import HealthCheck, settings
 from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
 from support.pool import Pool
+
+# Settings of the interpreter that a developer may have: without byte code each of thousands of processes compiles what it
+# imports, and unbuffered output behaves in another way when a disk is full.
+for _name in [name for name in os.environ if name.startswith("PYTHON") and name != "PYTHONPATH"]:
+    del os.environ[_name]
+sys.dont_write_bytecode = False
 
 # The same examples on every run, and no opinion on how fast a shared machine is.
 settings.register_profile(

@@ -39,12 +39,18 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line, without the program's name, and return the exit code."""
     streams.guard()
     signals.arm()
-    console = Console()
+    try:
+        return _run(Console(), arguments)
+    finally:
+        streams.flush()  # now: a stream that cannot be written when the interpreter exits means exit code 120
+
+
+def _run(console: Console, arguments: Sequence[str]) -> int:
     try:
         code = main.main(
             list(arguments), prog_name="cloudddp", standalone_mode=False, color=colour(), obj=console
         )
-        if sys.stdout is not None:  # now: at the interpreter's exit, a full disk would mean exit code 120
+        if sys.stdout is not None:  # now, while an error can still be reported
             sys.stdout.flush()
         return int(code or 0)
     except click.exceptions.Exit as exit_:
@@ -59,7 +65,6 @@ def run(arguments: Sequence[str]) -> int:
         console.error(error)
         return error.exit_code
     except BrokenPipeError:  # `cloudddp ls | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except OSError as error:
         return _os_error(console, error, arguments)
@@ -73,9 +78,6 @@ def _os_error(console: Console, error: OSError, arguments: Sequence[str]) -> int
     if error.filename is None and error.errno in _UNWRITABLE:
         hint = "the command itself may have succeeded; check before you repeat it"
         console.error(CloudDDPError(f"cannot write the output: {error.strerror}", hint=hint))
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), 1
-        )  # the interpreter writes nothing more to it when it exits
         return EXIT_FAILED
     found = _explained(error)
     if found is None:

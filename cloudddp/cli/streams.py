@@ -7,6 +7,7 @@ write goes through here. Colours are kept: they are ours, or text.with_colours h
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import TextIO
 
@@ -37,6 +38,16 @@ def guard() -> None:
                 line_buffering=stream.line_buffering,
             )
             setattr(sys, name, guarded)
+
+
+def flush() -> None:
+    """Write what stdout and stderr still hold; what cannot be written is discarded."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def terminal() -> TextIO:

@@ -16,7 +16,7 @@ from support.terminal import Terminal
 
 def direct(cli: Any, *, nodes: int = 1) -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
-    cli.ok("up", "-n", str(nodes))
+    cli.nodes(nodes)
 
 
 @pytest.fixture

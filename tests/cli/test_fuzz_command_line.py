@@ -9,13 +9,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from support import fuzz
-from support.harness import ROOT, clean_environment
+from support.harness import ROOT, TIMEOUT, clean_environment
+from support.processes import CLOSED, Stream, zygote
 
-COUNT, AT_ONCE = 500, 125
+COUNT, AT_ONCE = 500, 250
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 CODES = {0, 1, 2, 3, 130}
 CRASHES = re.compile(r"a bug in cloudddp|Traceback|Exception ignored|Fatal Python error")
@@ -97,6 +99,73 @@ def faults(case: fuzz.Case, code: int, out: bytes, err: bytes) -> Iterator[str]:
         yield f"{about}: exit {code} without a message"
 
 
+def checked(code: int, shown: str) -> tuple[int, str]:
+    assert code in CODES, shown
+    assert not CRASHES.search(shown), shown
+    assert not UNSAFE.search(shown), shown
+    return code, shown
+
+
+# -- chosen streams, files and variables ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """A project folder for one command, and its environment."""
+
+    project: Path
+    env: dict[str, str]
+
+    def __call__(self, *words: str, env: dict[str, str] | None = None, **streams: Stream) -> tuple[int, str]:
+        """Return the exit code and the output of `cloudddp WORDS`, forked from a process that has made the imports."""
+        argv = ("-m", "cloudddp", *words)
+        mine = {**self.env, **(env or {})}
+        assert zygote().can_fork(argv, mine)
+        process = zygote().start(argv, self.project, mine, **streams)
+        out, err = process.communicate(timeout=TIMEOUT)
+        assert process.returncode is not None
+        return checked(process.returncode, out + err)
+
+
+@pytest.fixture
+def place(tmp_path: Path, refusing: str) -> Place:
+    project = tmp_path / "project"
+    project.mkdir()
+    env = clean_environment(
+        CLOUDDDP_HOME=str(tmp_path / "state"), AWS_ENDPOINT_URL=refusing, AWS_REGION="us-east-1", AWS_ACCESS_KEY_ID="x",
+        AWS_SECRET_ACCESS_KEY="x",
+    )  # fmt: skip
+    return Place(project, env)
+
+
+VERBS = ["ls", "up -y", "down -y", "--version", "--help", "init", "jobs --json", "nosuch"]
+STREAMS: dict[str, dict[str, Stream]] = {
+    ">&-": {"stdout": CLOSED},
+    "2>&-": {"stderr": CLOSED},
+    "<&-": {"stdin": CLOSED},
+    "<&- >&- 2>&-": {"stdin": CLOSED, "stdout": CLOSED, "stderr": CLOSED},
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("closed", STREAMS)
+def test_closed_streams(place: Place, verb: str, closed: str) -> None:
+    place(*verb.split(), **STREAMS[closed])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_full_streams(place: Place, verb: str, stream: str) -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        place(*verb.split(), **{stream: full})
+
+
+def test_full_output_of_init_is_not_taken_for_a_full_folder(place: Place) -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        code, shown = place("init", stdout=full)
+    assert (code, "cannot write the output: No space left on device" in shown) == (1, True), shown
+
+
 # -- processes of their own, for what a forked one cannot have ----------------------------------------------------
 
 
@@ -122,18 +191,12 @@ def whole(
         stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape", check=False,
     )  # fmt: skip
     said = done.stdout + done.stderr
-    assert done.returncode in CODES, said
-    assert not CRASHES.search(said), said
-    assert not UNSAFE.search(said), said
-    return done.returncode, said
+    return checked(done.returncode, said)
 
 
-@pytest.mark.parametrize(
-    "verb", ["ls", "up -y", "down -y", "--version", "--help", "init", "jobs --json", "nosuch"]
-)
-@pytest.mark.parametrize("redirect", [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "> /dev/full", "2> /dev/full"])
-def test_closed_and_full_streams(tmp_path: Path, refusing: str, verb: str, redirect: str) -> None:
-    whole(tmp_path, refusing, verb.split(), redirect=redirect)
+@pytest.mark.parametrize("redirect", [">&-", "<&- >&- 2>&-", "2> /dev/full"])
+def test_closed_and_full_streams_of_a_shell(tmp_path: Path, refusing: str, redirect: str) -> None:
+    whole(tmp_path, refusing, ["ls"], redirect=redirect)
 
 
 @pytest.mark.parametrize("verb", ["status", "up -y", "sim status"])
@@ -190,21 +253,19 @@ def test_ascii_terminal(tmp_path: Path, refusing: str, locale: dict[str, str]) -
 
 @pytest.mark.parametrize("make", ["mkfifo", "mkdir", "ln -s /dev/zero", "ln -s odd", "truncate -s 2M"])
 @pytest.mark.parametrize("name", ["cloudddp.toml", "odd"])
-def test_configuration_that_is_not_a_regular_file(
-    tmp_path: Path, refusing: str, name: str, make: str
-) -> None:
+def test_configuration_that_is_not_a_regular_file(place: Place, name: str, make: str) -> None:
     if (make, name) == ("ln -s odd", "cloudddp.toml"):
         name = "odd"  # a loop
-    code, said = whole(tmp_path, refusing, ["--config", name, "ls"], before=f"{make} {name}")
+    subprocess.run([*make.split(), name], cwd=place.project, check=True)
+    code, said = place("--config", name, "ls")
     assert (code, name in said) == (2, True), said
 
 
-def test_state_folder_that_is_a_symlink_loop(tmp_path: Path, refusing: str) -> None:
-    before = 'ln -s loop loop; export CLOUDDDP_HOME="$PWD/loop"'
-    for verb in (["sim", "status"], ["ls"], ["up", "-y"]):
-        assert whole(tmp_path, refusing, verb, before=before)[0] in (1, 2)
-        (tmp_path / "project" / "loop").unlink()
-        (tmp_path / "project").rmdir()
+@pytest.mark.parametrize("verb", ["sim status", "ls", "up -y"])
+def test_state_folder_that_is_a_symlink_loop(place: Place, verb: str) -> None:
+    loop = place.project / "loop"
+    loop.symlink_to(loop)
+    assert place(*verb.split(), env={"CLOUDDDP_HOME": str(loop)})[0] in (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +279,5 @@ def test_state_folder_that_is_a_symlink_loop(tmp_path: Path, refusing: str) -> N
         ("AWS_SECRET_ACCESS_KEY", "\udcff"),
     ],
 )
-def test_variable_that_cannot_be_encoded_is_a_usage_error(
-    tmp_path: Path, refusing: str, name: str, value: str
-) -> None:
-    assert whole(tmp_path, refusing, ["ls"], **{name: value})[0] == 2
+def test_variable_that_cannot_be_encoded_is_a_usage_error(place: Place, name: str, value: str) -> None:
+    assert place("ls", env={name: value})[0] == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, interrupt, wait_for
+from support.terminal import Terminal
 
 ENVIRONMENT = """
 import json, os
@@ -42,7 +42,7 @@ time.sleep(600)
 def up_without_torchrun(cli: Any, *, nodes: int = 2, ranks: int | str = 2) -> None:
     """Start nodes, and configure jobs to run without torchrun."""
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE=str(ranks), CLOUDDDP_STOP_GRACE="1")
-    cli.ok("up", "-n", str(nodes), "-t", "g5.12xlarge")
+    cli.nodes(nodes, "g5.12xlarge")
 
 
 def lines_by_rank(text: str) -> dict[int, list[str]]:
@@ -260,32 +260,17 @@ def test_ctrl_c_on_a_terminal_asks_first(cli: Any) -> None:
         "wait.py",
         "import time, os\nprint('began', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)\nprint('went on', flush=True)",
     )
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cloudddp", "launch", "wait.py"],
-        cwd=cli.cwd, env={**cli.env, "TERM": "dumb"}, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    os.close(theirs)
-    seen = b""
-
-    def read_until(word: bytes) -> None:
-        nonlocal seen
-        while word not in seen:
-            seen += os.read(ours, 1000)
-
+    window = Terminal(cli, "launch", "wait.py", term="dumb")
     try:
-        read_until(b"began")
-        process.send_signal(2)
-        read_until(b"Cancel the job on every node?")
-        os.write(ours, b"n\n")
+        window.read_until(b"began")
+        window.process.send_signal(signal.SIGINT)
+        window.read_until(b"Cancel the job on every node?")
+        os.write(window.ours, b"n\n")
         cli.ok("exec", "--node", "0", "--", "touch", "go")
-        read_until(b"went on")
-        assert process.wait(TIMEOUT) == 0
+        window.read_until(b"went on")
+        assert window.process.wait(TIMEOUT) == 0
     finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+        window.close()
 
 
 def test_setup_commands_run_once_per_content(cli: Any) -> None:

@@ -6,14 +6,13 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
-import sys
 import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, interrupt, wait_for
+from support.processes import zygote
 
 COLUMNS = 80
 
@@ -23,10 +22,15 @@ def at_terminal(cli: Any, *words: str, answer: bytes = b"", **env: str) -> tuple
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     environment = {k: v for k, v in {**cli.env, "TERM": "xterm", **env}.items() if k != "COLUMNS"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cloudddp", *words],
-        cwd=cli.cwd, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-    )  # fmt: skip
+    process = zygote().start(
+        ("-m", "cloudddp", *words),
+        cli.cwd,
+        environment,
+        session=True,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
     os.close(theirs)
     os.write(ours, answer)
     seen = b""

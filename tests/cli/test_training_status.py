@@ -56,7 +56,7 @@ def test_status_comes_from_the_node_that_runs_rank_0() -> None:
 @pytest.fixture
 def one_node(cli: Any) -> Any:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="60")
-    cli.ok("up", "-n", "1")
+    cli.nodes(1)
     return cli
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JUNK
-from support.harness import TIMEOUT, CommandLine, clean_environment, interrupt, measured, wait_for
+from support.harness import TIMEOUT, CommandLine, clean_environment, interrupt, wait_for
 
 MEMORY = 200 << 20  # bytes that a command may take, whatever a node sends
 
@@ -81,12 +80,10 @@ class Victim:
         """Run `cloudddp` to its end, and measure the most memory that it took."""
         folder = self.cli.cwd.parent / f"output-{next(COUNT)}"
         folder.mkdir()
-        with (folder / "out.txt").open("wb") as stdout, (folder / "err.txt").open("wb") as stderr:
-            process = subprocess.run(
-                [*measured(folder / "memory"), sys.executable, "-m", "cloudddp", *words], timeout=2 * TIMEOUT,
-                cwd=self.cli.cwd, env=self.cli.env, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-            )  # fmt: skip
-        return Done(process.returncode, folder, int((folder / "memory").read_text()))
+        process = self.cli.to_files(folder, *words)
+        assert process.returncode is not None
+        assert process.peak_memory is not None
+        return Done(process.returncode, folder, process.peak_memory)
 
 
 COUNT = itertools.count()
@@ -194,7 +191,9 @@ def test_endless_stderr_is_cut_off(victim: Victim, step: str) -> None:
 
 @pytest.mark.parametrize("step", ["kill", "apply", "setup", "start"])
 @pytest.mark.parametrize(
-    "answer", [JUNK["no JSON"], JUNK["deep"], '{"known": 1, "ended": "x", "written": {}}']
+    "answer",
+    [JUNK["no JSON"], JUNK["deep"], '{"known": 1, "ended": "x", "written": {}}'],
+    ids=["no JSON", "deep", "other fields"],
 )
 def test_invalid_reply_of_other_steps_is_refused(victim: Victim, step: str, answer: str) -> None:
     victim.cli.write("done.py", f"print('done')  # {step} {len(answer)}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 from support import tarcorpus
-from support.harness import TIMEOUT, CommandLine, clean_environment, measured
+from support.harness import CommandLine, clean_environment
 from support.tarcorpus import END, Corpus, file, folder, header, link, tree
 
 from cloudddp.agent.client import Runner
@@ -65,16 +64,11 @@ class Captured:
 
     def pull(self, *words: str) -> tuple[int, str, str, int]:
         """Run `cloudddp pull`; return exit code, stdout, stderr and the most memory that it took, in bytes."""
-        with (self.scratch / "out").open("w+") as out, (self.scratch / "err").open("w+") as err:
-            process = subprocess.run(
-                [*measured(self.scratch / "memory"), sys.executable, "-m", "cloudddp", "pull", *words],
-                cwd=self.cli.cwd, env=self.cli.env, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                timeout=2 * TIMEOUT,
-            )  # fmt: skip
-            out.seek(0)
-            err.seek(0)
-            memory = int((self.scratch / "memory").read_text())
-            return process.returncode, out.read(), err.read(), memory
+        done = self.cli.to_files(self.scratch, "pull", *words)
+        assert done.returncode is not None
+        assert done.peak_memory is not None
+        out, err = ((self.scratch / name).read_text() for name in ("out.txt", "err.txt"))
+        return done.returncode, out, err, done.peak_memory
 
 
 @pytest.fixture(scope="module")

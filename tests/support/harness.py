@@ -94,6 +94,16 @@ class CommandLine:
         out, err = process.communicate(timeout=TIMEOUT)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
+    def to_files(self, folder: Path, *words: str) -> Process:
+        """Run to the end, with the output in folder/out.txt and folder/err.txt; its peak memory is known then."""
+        argv = ("-m", "cloudddp", *words)
+        assert zygote().can_fork(argv, self.env)
+        with (folder / "out.txt").open("wb") as out, (folder / "err.txt").open("wb") as err:
+            process = zygote().start(argv, self.cwd, self.env, stdout=out, stderr=err)
+        self.started.append(process)
+        process.wait(2 * TIMEOUT)
+        return process
+
     def ok(self, *words: str, **env: str) -> str:
         """Run, insist on success, return stdout."""
         done = self(*words, **env)
@@ -153,20 +163,6 @@ def remaining(ec2: Any, cluster: str) -> Remains:
         [key["KeyName"] for key in ec2.describe_key_pairs(Filters=where)["KeyPairs"]],
         [volume["VolumeId"] for volume in ec2.describe_volumes(Filters=where)["Volumes"]],
     )
-
-
-# Runs a command and writes its peak memory into a file. A small process, since a forked one counts its parent's.
-_MEASURE = """
-import resource, subprocess, sys
-code = subprocess.run(sys.argv[2:]).returncode
-open(sys.argv[1], "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10))
-sys.exit(code)
-"""
-
-
-def measured(file: Path) -> list[str]:
-    """What to put before a command so that its peak memory is written to `file`, in bytes."""
-    return [sys.executable, "-c", _MEASURE, str(file)]
 
 
 def wait_for(what: Callable[[], Any], why: str) -> Any:

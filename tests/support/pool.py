@@ -1,13 +1,15 @@
 """Clusters that several tests use one after the other, since creating and removing one costs more than most tests.
 
-A test asks for nodes with `CommandLine.nodes`. When it has passed, its cluster is checked: every node running, no fault
-set, no process left. Then the homes of its nodes are emptied and the next test gets the cluster as new. Otherwise it is
-removed. Tests of `up`, `down`, costs, deadlines and AWS calls create clusters of their own.
+A test asks for nodes with `CommandLine.nodes`. After it the processes on its nodes are ended and the homes emptied, and the
+next test gets the cluster as new, if every node is running and has no fault. Otherwise the cluster is removed. Tests of `up`, `down`, costs, deadlines and AWS calls create clusters of their own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 from cloudddp.sim import control
 
-LINGER = 5.0  # seconds for the last processes of a job to end after it has been reported as ended
+LINGER = 5.0  # seconds in which killed processes are gone
 
 
 class Pool:
@@ -33,8 +35,13 @@ class Pool:
     def give_back(self, cluster: str, count: int, instance_type: str) -> bool:
         """Keep a cluster for another test; return False if it cannot be used again."""
         deadline = time.monotonic() + LINGER
-        while any(node["processes"] for node in self._nodes(cluster)) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        while left := [pid for node in self._nodes(cluster) for pid in node["processes"]]:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
         nodes = self._nodes(cluster)
         usable = all(
             node["state"] == "running" and not node["processes"] and not node["faults"] for node in nodes

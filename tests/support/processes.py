@@ -18,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+CLOSED = -101  # for a stream: none, as after `>&-` in a shell
+Stream = int | IO[bytes] | IO[str] | None  # PIPE, DEVNULL, CLOSED, or a file
+
 
 class Zygote:
     """The process that forks the others. It ends when this process closes its socket."""
@@ -47,18 +50,46 @@ class Zygote:
         return ours == its and all(len(text) < 10_000 for text in (*argv, *env.values()))
 
     def start(
-        self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], *, session: bool = False
+        self,
+        argv: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        *,
+        session: bool = False,
+        stdin: Stream = subprocess.DEVNULL,
+        stdout: Stream = subprocess.PIPE,
+        stderr: Stream = subprocess.PIPE,
     ) -> Process:
-        """Start `python ARGV` with an empty stdin."""
-        pipes = [os.pipe() for _ in range(3)]
-        with open(os.devnull, "rb") as nothing:  # noqa: PTH123
-            given = [nothing.fileno(), *(write for _, write in pipes)]
-            request = {"argv": list(argv), "cwd": str(cwd), "env": dict(env), "session": session}
-            socket.send_fds(self._socket, [json.dumps(request).encode()], given)
-        for _, write in pipes:
-            os.close(write)
-        out, err, answer = (read for read, _ in pipes)
-        return Process([sys.executable, *argv], out, err, answer)
+        """Start `python ARGV`."""
+        streams, ours = (stdin, stdout, stderr), []
+        answer, answer_end = os.pipe()
+        with contextlib.ExitStack() as stack:
+            nothing = stack.enter_context(open(os.devnull, "r+b", buffering=0))  # noqa: PTH123
+            given = []
+            for stream in streams:
+                if stream == subprocess.PIPE:
+                    ours_end, theirs = os.pipe()
+                    stack.callback(os.close, theirs)
+                    ours.append(ours_end)
+                else:
+                    ours.append(None)
+                    theirs = nothing.fileno() if stream in (CLOSED, subprocess.DEVNULL) else _number(stream)
+                given.append(theirs)
+            stack.callback(os.close, answer_end)
+            request = {
+                "argv": list(argv),
+                "cwd": str(cwd),
+                "env": dict(env),
+                "session": session,
+                "closed": [number for number, stream in enumerate(streams) if stream == CLOSED],
+            }
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [*given, answer_end])
+        return Process([sys.executable, *argv], ours[1], ours[2], answer)
+
+
+def _number(stream: Stream) -> int:
+    assert stream is not None
+    return stream if isinstance(stream, int) else stream.fileno()
 
 
 @functools.cache
@@ -74,12 +105,11 @@ class Process:
     zygote, so it is never smaller than that of the same program started alone.
     """
 
-    def __init__(self, args: list[str], out: int, err: int, answer: int) -> None:
+    def __init__(self, args: list[str], out: int | None, err: int | None, answer: int) -> None:
         self.args = args
         self.returncode: int | None = None
         self.peak_memory: int | None = None
-        self.stdout: IO[str] = io.open(out, encoding="utf-8")  # noqa: SIM115, UP020
-        self.stderr: IO[str] = io.open(err, encoding="utf-8")  # noqa: SIM115, UP020
+        self.stdout, self.stderr = (None if pipe is None else _reader(pipe) for pipe in (out, err))
         self._answer = answer
         self._answered = b""
         self._readers: list[threading.Thread] = []
@@ -123,8 +153,11 @@ class Process:
         end = None if timeout is None else time.monotonic() + timeout
         if not self._readers:
             for place, stream in enumerate((self.stdout, self.stderr)):
-                self._readers.append(threading.Thread(target=self._drain, args=(place, stream), daemon=True))
-                self._readers[-1].start()
+                if stream is not None:
+                    self._readers.append(
+                        threading.Thread(target=self._drain, args=(place, stream), daemon=True)
+                    )
+                    self._readers[-1].start()
         for reader in self._readers:
             reader.join(None if end is None else max(0.0, end - time.monotonic()))
             if reader.is_alive():
@@ -148,3 +181,7 @@ class Process:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def _reader(pipe: int) -> IO[str]:
+    return io.open(pipe, encoding="utf-8", errors="surrogateescape")  # noqa: UP020

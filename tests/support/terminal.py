@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import subprocess
-import sys
 from typing import Any
 
 from support.harness import TIMEOUT
+from support.processes import zygote
 
 
 class Terminal:
     """Runs a command on a pseudo-terminal. `seen` is what it has printed."""
 
-    def __init__(self, cli: Any, *words: str) -> None:
+    def __init__(self, cli: Any, *words: str, term: str = "xterm") -> None:
         self.ours, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "cloudddp", *words],
-            cwd=cli.cwd, env={**cli.env, "TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs,
-            start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        self.process = zygote().start(
+            ("-m", "cloudddp", *words), cli.cwd, {**cli.env, "TERM": term},
+            session=True, stdin=theirs, stdout=theirs, stderr=theirs,
         )  # fmt: skip
         os.close(theirs)
         self.seen = b""

@@ -2,7 +2,7 @@
 
 Imports are most of what a short program costs. `zygote.py SOCKET MODULE...` imports the modules and serves requests on the
 socket with that number. Each request becomes a real process: a pid, signals, an exit code, its own environment, folder and
-descriptors. A request is JSON {"argv", "env", "cwd", "session"} with four descriptors: stdin, stdout, stderr, and a pipe
+descriptors. A request is JSON {"argv", "env", "cwd", "session", "closed"} with four descriptors: stdin, stdout, stderr, and a pipe
 for the answer: a line with the pid and, when the process has ended, a line with its exit code (as subprocess.Popen reports
 it) and its peak memory in KiB. `argv` is what follows `python`: `-m` and a module, or a script. No module may start a
 thread, because fork does not copy threads.
@@ -85,7 +85,13 @@ def report_ended(answers: dict[int, int]) -> None:
 
 
 def become(
-    streams: list[int], answer: int, argv: list[str], env: dict[str, str], cwd: str, session: bool
+    streams: list[int],
+    answer: int,
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str,
+    session: bool,
+    closed: list[int],
 ) -> None:
     """Run the requested program in this forked process and exit."""
     signal.set_wakeup_fd(-1)
@@ -105,13 +111,19 @@ def become(
     os.environ.update(env)
     time.tzset()
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream: Any = open(  # noqa: SIM115
-            number,
-            "w" if number else "r",
-            encoding="utf-8",
-            errors="strict" if number < 2 else "backslashreplace",
-            buffering=1 if number == 2 or os.isatty(number) else -1,
-            closefd=False,
+        if number in closed:
+            os.close(number)
+        stream: Any = (
+            None
+            if number in closed
+            else open(  # noqa: SIM115
+                number,
+                "w" if number else "r",
+                encoding="utf-8",
+                errors="strict" if number < 2 else "backslashreplace",
+                buffering=1 if number == 2 or os.isatty(number) else -1,
+                closefd=False,
+            )
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
