@@ -7,11 +7,16 @@ MUTANTS := .venv-mutants
 WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Byte code is compiled when a module is first imported: most of what is installed never is.
+# Most of what is installed is never imported, so the byte code is not compiled at the installation but at the first import.
 INSTALL := $(PIP) install --no-compile
+# What most tests import. Compiled at once, not by each of many processes at the same time.
+COMMON := asyncssh, boto3, moto.server, paramiko, rich, torch.distributed.run
+# A developer may have these set. Without byte code each process compiles what it imports, which doubles the time of the tests.
+unexport PYTHONDONTWRITEBYTECODE
+unexport PYTHONUNBUFFERED
 
 .DEFAULT_GOAL := help
-.PHONY: help environments demo test coverage witness check lint types docs bench mutants clean
+.PHONY: help environment environments demo test coverage witness check lint types docs bench mutants clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -24,6 +29,7 @@ $(BIN)/python:
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing into $(VENV): cloudddp with the simulator, PyTorch and the test tools"
 	@$(INSTALL) -c constraints.txt -e '.[sim,train,dev]'
+	@$(BIN)/python -c 'import $(COMMON)'
 	@touch $@
 
 demo: $(VENV)/.installed  ## the whole job on this computer: 2 simulated nodes, real training, teardown
@@ -45,7 +51,9 @@ $(WITNESS)/%/.installed: tests/witness/requirements-%.txt
 witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator
 	@$(BIN)/python -m pytest tests/witness
 
-environments: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed
+environment: $(VENV)/.installed
+
+environments: environment $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed
 
 check: lint types test  ## lint, types and tests, as in CI
 
