@@ -38,6 +38,7 @@ class Timing:
     fail_grace: float = 5.0  # between SIGTERM and SIGKILL for the other ranks of a failed job, at most
 
     # SSH (ssh/).
+    connect: float = 10.0  # for one attempt to connect, verify the host key and log in
     keepalive: float = 15.0  # between two SSH keepalives
     dead: float = 45.0  # without any answer, after which a connection is dead
     start: float = (

@@ -82,18 +82,19 @@ class Connection:
         self._limits = limits
 
     @classmethod
-    def open(cls, target: Target, *, connect_timeout: float = 10.0) -> Connection:
+    def open(cls, target: Target, *, connect_timeout: float | None = None) -> Connection:
         """Connect, verify the host key, log in. Raises ConnectError, with patience if the node may still be booting.
 
         Each attempt accepts exactly one key. If the node presents another key of the target, there is a second attempt.
         """
         target.require_host_key()
+        limit = timing.current().connect if connect_timeout is None else connect_timeout
         try:
-            return cls._open(target, target.host_keys[0], connect_timeout)
+            return cls._open(target, target.host_keys[0], limit)
         except ConnectError as error:
             if error.shown not in target.host_keys[1:]:
                 raise
-            return cls._open(target, error.shown, connect_timeout)
+            return cls._open(target, error.shown, limit)
 
     @classmethod
     def _open(cls, target: Target, host_key: str, connect_timeout: float) -> Connection:

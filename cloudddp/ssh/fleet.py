@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Generic, TypeVar
 
+from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError
 from cloudddp.ssh.connection import MAX_OUTPUT, Connection, Result, Target
 
@@ -133,7 +134,7 @@ class Fleet:
         self,
         *,
         within: float = 0.0,
-        connect_timeout: float = 10.0,
+        connect_timeout: float | None = None,
         meanwhile: Callable[[], None] = lambda: None,
         partly: bool = False,
     ) -> dict[int, Exception]:
@@ -142,8 +143,9 @@ class Fleet:
         `meanwhile` is called while this lasts, and may raise to end it. With `partly`, nodes that cannot be reached are
         removed from the fleet and returned with their errors; raises only if no node can be reached.
         """
+        limit = timing.current().connect if connect_timeout is None else connect_timeout
         work = {
-            node: (lambda node=node: self._connect_one(node, within=within, connect_timeout=connect_timeout))
+            node: (lambda node=node: self._connect_one(node, within=within, connect_timeout=limit))
             for node in self.targets
         }
         outcome = each(work, fatal=lambda _: not partly, on_stop=self.close, meanwhile=meanwhile)

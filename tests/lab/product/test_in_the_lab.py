@@ -38,6 +38,11 @@ def direct(cli: CommandLine, *options: str) -> None:
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
 
 
+def impatient(cli: CommandLine) -> None:
+    """Shorten every time limit for silence. `test_failed_machine_ends_the_job` has the limits that users have."""
+    cli.env["CLOUDDDP_TIME_SCALE"] = "0.4"
+
+
 IDLE = 7  # processes of a node without a job: machine, init, sshd and its starter, and those of a connection
 WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
 
@@ -137,6 +142,7 @@ def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
 
 def test_silent_node_is_reported_before_it_is_lost(cli: CommandLine) -> None:
     direct(cli)
+    cli.env["CLOUDDDP_TIME_SCALE"] = "0.5"
     cli.write("wait.py", WAIT)
     process = running(cli)
     assert process.stderr is not None
@@ -157,6 +163,7 @@ def test_silent_node_is_reported_before_it_is_lost(cli: CommandLine) -> None:
 
 def test_lost_node_is_found_after_the_other_has_finished(cli: CommandLine) -> None:
     direct(cli)
+    impatient(cli)
     cli.write(
         "until.py",
         "import os, time\nprint('began', flush=True)\n"
@@ -173,6 +180,7 @@ def test_lost_node_is_found_after_the_other_has_finished(cli: CommandLine) -> No
 
 def test_spot_interruption_ends_the_job(cli: CommandLine) -> None:
     direct(cli, "--spot")
+    impatient(cli)
     cli.write("wait.py", WAIT)
     process = running(cli)
     cli.ok("sim", "interrupt", nodes(cli)[0]["instance_id"], "--seconds", "1")
@@ -201,6 +209,7 @@ def test_job_commands_with_a_silent_node(cli: CommandLine, kind: str, verbs: tup
     cli.ok("launch", "-d", "wait.py")
     wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
     cli.ok("sim", "fault", kind, "1")
+    impatient(cli)
     shown = {"jobs": " running ", "logs": "[rank 0 | node 0] began", "cancel": "stopped\n"}
     for verb in verbs:
         done = cli(verb)
