@@ -1,15 +1,15 @@
-# Everything from a fresh clone: each target makes what it needs, in .venv.
+# Works in a fresh clone: each target first creates what it needs, in .venv.
 PYTHON ?= python3
 VENV := .venv
 WITNESS := .venv-witness
 MUTANTS := .venv-mutants
-# One more than there are processors: many tests wait for a node, a timeout or a boot.
+# One more than the number of processors: many tests wait for a node, a timeout or a boot.
 WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# Most of what is installed is never imported, so the byte code is not compiled at the installation but at the first import.
+# Byte code is compiled at the first import: most of the installed modules are never imported.
 INSTALL := $(PIP) install --no-compile
-# What most tests import. Compiled at once, not by each of many processes at the same time.
+# Modules that most tests import: compiled once here, not by each of many processes at the same time.
 COMMON := asyncssh, boto3, moto.server, paramiko, rich, torch.distributed.run
 # A developer may have these set. Without byte code each process compiles what it imports, which doubles the time of the tests.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,7 +41,7 @@ test: $(VENV)/.installed  ## every test but those of `make witness`
 coverage: PYTEST = --cov --cov-report=term
 coverage: test  ## the same, and which lines it ran; half as slow again
 
-# Programs of others, each in an environment of its own: what they need must not meet what we need.
+# Programs by other authors, each in its own environment: their dependencies may conflict with ours.
 $(WITNESS)/%/.installed: tests/witness/requirements-%.txt
 	@rm -rf $(@D)
 	@$(PYTHON) -m venv $(@D)

@@ -29,7 +29,7 @@ PYTHON = ROOT / ".venv" / "bin" / "python"
 
 @dataclass(frozen=True)
 class Target:
-    """A module that must never be wrong, and the tests that say so."""
+    """A critical module, and the tests that cover it."""
 
     module: str
     tests: tuple[str, ...]
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def copy_tree(copy: Path) -> None:
-    """Copy the files that git knows."""
+    """Copy the files that git tracks."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     for name in filter(None, listed.decode().split("\0")):
         path = copy / name

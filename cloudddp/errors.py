@@ -4,7 +4,7 @@ Every layer raises these; only the command line turns them into text and an exit
 of cloudddp and is reported as one.
 
 A hint may contain commands of cloudddp. They are data (`Command`), not text, because how a command has to be typed
-depends on the global options of this run, which only the command line knows.
+depends on the global options of this run, which only the command line has.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def render(text: Text, as_typed: Callable[[Command], str] = command_line) -> str
 class CloudDDPError(Exception):
     """Something failed. `hint` says what to type or change next; it is printed on a line of its own.
 
-    `more_nodes` is how many other nodes failed at the same time; whoever asked several nodes sets it.
+    `more_nodes` is how many other nodes failed at the same time; set by code that runs a step on several nodes.
     """
 
     exit_code = EXIT_FAILED
@@ -94,8 +94,8 @@ class AWSError(CloudDDPError):
 class NodeError(CloudDDPError):
     """A node could not be reached, or a command on it failed.
 
-    `reason` is the message without the command, for callers whose commands mean nothing to the user; '' where the
-    message names no command.
+    `reason` is the message without the command, for callers whose commands are internal; '' if the message
+    does not name a command.
     """
 
     def __init__(self, message: str, *, hint: Text = "", reason: str = "") -> None:
@@ -106,8 +106,8 @@ class NodeError(CloudDDPError):
 class ConnectError(NodeError):
     """No SSH connection to a node.
 
-    `patience` is for how many seconds retrying may help (a node that boots), 0 if it will not. `shown` is the host key
-    that was refused, as `ssh-ed25519 AAAA...`, or ''. Whoever connects to several nodes sets `retried`, the seconds
+    `patience` is for how many seconds retrying may help (a booting node), 0 for no retry. `shown` is the host key
+    that was refused, as `ssh-ed25519 AAAA...`, or ''. Code that connects to several nodes sets `retried`, the seconds
     after which it gave up, and `others_respond`: then the cause is the node, not this computer's network.
     """
 
@@ -134,7 +134,7 @@ _OTHERS_RESPOND: Text = (
 
 
 class Leftovers(CloudDDPError):
-    """Something is left running or billing after a teardown: the one failure that costs money."""
+    """Resources may remain after a teardown, and cost money."""
 
     exit_code = EXIT_LEFTOVERS
 

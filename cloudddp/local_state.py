@@ -1,8 +1,8 @@
 """State on this computer: keys, known host keys and a journal for each cluster, in one folder.
 
-AWS tags are the truth about what exists; nothing here is needed to find or terminate a cluster. Losing this folder
-loses the private key, and with it SSH, but never the ability to stop the bill. Knows files, not AWS, SSH or the
-command line.
+AWS tags are authoritative for what exists; nothing here is needed to find or terminate a cluster. Losing this folder
+loses the private key, and with it SSH, but never the ability to stop the bill. This module depends on files only, not
+on AWS, SSH or the command line.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class ClusterRecord:
 
 
 def known_clusters() -> list[ClusterRecord]:
-    """Return the clusters that were created on this computer and not seen to be gone."""
+    """Return the clusters that were created on this computer and not yet removed, as far as known."""
     records = [folder.record() for folder in _folders() if folder.private_key.exists()]
     return [record for record in records if record is not None]
 
 
 def created_instances() -> frozenset[str]:
-    """Return the ids of all instances that the journals of this computer say it created."""
+    """Return the ids of all instances that were created on this computer, according to its journals."""
     found: set[str] = set()
     for folder in _folders():
         with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
@@ -197,7 +197,7 @@ class ClusterFolder:
 
     @contextlib.contextmanager
     def being_created(self) -> Iterator[None]:
-        """Mark the cluster as being created by this process. The mark goes when the process ends, however it ends."""
+        """Mark the cluster as being created by this process. The mark ends with the process, also if it is killed."""
         with self._open() as folder:
             descriptor = folder.append(self._lock.name)
         try:
@@ -274,4 +274,4 @@ class ClusterFolder:
                 folder.remove(path.name)
 
 
-_CREATED = "made"  # the word in the journals of all versions
+_CREATED = "made"  # the event name in the journals of all versions

@@ -1,8 +1,8 @@
 """Files and folders opened by descriptor, one path component at a time, so that no symbolic link redirects a write.
 
-Every system call that takes a path resolves it again, and follows links that somebody may have created in the
+Every system call that takes a path resolves it again, and follows links that another user may have created in the
 meantime. Here a folder is opened once, without following links, and its entries are named relative to it (openat).
-Knows nothing of clusters or nodes.
+Independent of clusters and nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cloudddp.errors import UsageError
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PRIVATE = 0o700
 _ANOTHER = "set CLOUDDDP_HOME to a folder of your own"
-_WRITABLE_BY_OTHERS = 0o022  # by the group or by everybody
+_WRITABLE_BY_OTHERS = 0o022  # by the group or by all users
 
 
 def resolved(path: Path | str) -> Path:
@@ -108,7 +108,7 @@ class Folder:
     def append(self, name: str, mode: int = 0o600, *, empty: bool = False) -> int:
         """Return a descriptor that appends to a regular file of this user, created if it is missing.
 
-        Raises UsageError if the name is a symbolic link, another user's file, or no regular file.
+        Raises UsageError if the name is a symbolic link, another user's file, or not a regular file.
         """
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -119,7 +119,7 @@ class Folder:
                 raise self._not_ours(name) from None
             raise
         info = os.fstat(descriptor)
-        # A second hard link would let somebody else choose the file that is written to.
+        # With a second hard link, another user could choose the file that is written to.
         if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_nlink != 1:
             os.close(descriptor)
             raise self._not_ours(name)

@@ -27,7 +27,7 @@ Notice = Callable[[], None]
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM. Like Ctrl-C, except that there is nobody to ask."""
+    """SIGTERM. Like Ctrl-C, but without a user who could be asked."""
 
 
 class HungUp(Terminated):
@@ -61,7 +61,7 @@ def protected(notice: Notice) -> Iterator[None]:
 def deferred(notice: Notice) -> Iterator[None]:
     """Deliver a signal that comes during the block after it.
 
-    An interrupt in the middle of RunInstances would leave us not knowing what it created. `notice` is called at the
+    After an interrupt in the middle of RunInstances, it would be unknown what was created. `notice` is called at the
     first signal, from the signal handler.
     """
     received: list[int] = []

@@ -35,7 +35,7 @@ _COUNT = re.compile(r"[0-9]{1,4}")
 _PRICE = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _ISO = "%Y-%m-%dT%H:%M:%SZ"
-_YEARS = range(2020, 2200)  # a cost computed from the year 1 would look like a real one
+_YEARS = range(2020, 2200)  # rejects invalid years, which would give a wrong but plausible cost
 _SHOWN = 60  # characters of a value in a warning; EC2 allows 256
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags of one resource. `cluster` and `owner` are safe to print, whatever was written."""
+    """The tags of one resource. `cluster` and `owner` are always safe to print."""
 
     cluster: str = ""
     cluster_id: str = ""  # c- and ten hexadecimal digits, or ''

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The whole job on this computer, with the commands a user would type: two simulated nodes, a real training of a
-# convolutional net on handwritten digits with two ranks on each, results brought back, everything taken down.
+# A complete run on this computer, with the commands that a user would type: two simulated nodes, training of a
+# convolutional network on handwritten digits with two ranks on each, results pulled, everything removed.
 set -euo pipefail
 
 here=$PWD/.demo
 export CLOUDDDP_HOME=$here/state
-[ -d "$CLOUDDDP_HOME" ] && cloudddp sim stop >/dev/null 2>&1 || true # of a demo that was killed
+[ -d "$CLOUDDDP_HOME" ] && cloudddp sim stop >/dev/null 2>&1 || true # left by a demo that was killed
 rm -rf "$here"
 mkdir -p "$here"
 cd "$here"
@@ -26,14 +26,14 @@ show cloudddp --sim down
 show cloudddp --sim ls
 show cloudddp sim stop
 
-printf '\nbrought back:\n'
+printf '\npulled:\n'
 find results -type f | sort | sed 's/^/  /'
 python3 - <<'PY'
 import json, pathlib, sys
 
-(status,) = pathlib.Path("results").rglob("status.json")
-told = json.loads(status.read_text())
-print(f"\ntraining {told['state']}: best test accuracy {told['best_accuracy']:.4f} after {told['epoch']} epochs")
-sys.exit(0 if told["state"] == "finished" and told["best_accuracy"] >= 0.95 else "the demo did not reach 0.95")
+(path,) = pathlib.Path("results").rglob("status.json")
+status = json.loads(path.read_text())
+print(f"\ntraining {status['state']}: best test accuracy {status['best_accuracy']:.4f} after {status['epoch']} epochs")
+sys.exit(0 if status["state"] == "finished" and status["best_accuracy"] >= 0.95 else "the demo did not reach 0.95")
 PY
 echo "done in $((SECONDS - began)) s; the files are in $here/project/results"

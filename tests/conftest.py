@@ -1,4 +1,4 @@
-"""What the tests share: a simulator a worker, the command line at it, and an endpoint with faults before it."""
+"""Shared fixtures: a simulator for each worker, the command line that uses it, and a faulty endpoint in front of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ for _name in [name for name in os.environ if name.startswith("PYTHON") and name 
     del os.environ[_name]
 sys.dont_write_bytecode = False
 
-# The same examples on every run, and no opinion on how fast a shared machine is.
+# The same examples on every run, and no deadlines: machines are shared.
 settings.register_profile(
     "cloudddp", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -31,7 +31,7 @@ settings.load_profile("cloudddp")
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one worker run the tests that share what was made for a module: otherwise every worker makes it again."""
+    """Assign tests that share a module-scoped fixture to one worker, so that the fixture is created only once."""
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group"):
             continue
@@ -45,12 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.collect()
-    gc.freeze()  # thousands of tests and their modules, which live to the end: not to be looked through again
+    gc.freeze()  # thousands of permanent objects, which later collections skip
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_simulator_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail where a test has started a simulator that outlives it: nobody would ever stop that one."""
+    """Fail if a test has started a simulator and not stopped it."""
     yield
     mine = f"--home\0{tmp_path_factory.getbasetemp()}/".encode()
     left = []
@@ -63,7 +63,7 @@ def no_simulator_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 @pytest.fixture(scope="session")
 def simulator(tmp_path_factory: pytest.TempPathFactory, no_simulator_is_left: None) -> Iterator[Any]:
-    """One simulator for all tests of a worker; they keep apart by cluster name."""
+    """One simulator for all tests of a worker; they use different cluster names."""
     pytest.importorskip("moto", reason="the simulator needs the extra `sim`")
     pytest.importorskip("asyncssh", reason="the simulator needs the extra `sim`")
     from cloudddp.sim import control
@@ -88,7 +88,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def ec2(simulator: Any) -> Any:
-    """Plain boto3 at the simulator: the independent witness."""
+    """Plain boto3 connected to the simulator, independent of cloudddp's own code."""
     boto3 = pytest.importorskip("boto3")
     return boto3.client(
         "ec2",

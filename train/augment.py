@@ -44,7 +44,7 @@ class Augment:
 
     def draws(self, epoch: int, indices: Sequence[int]) -> Tensor:
         """Return the draws of each sample: int64 [3, n], the shifts down and right in -pad..pad, and 1 to flip."""
-        # Drawn on the CPU: three small numbers per sample, and no two kinds of device can disagree.
+        # Drawn on the CPU: three small numbers per sample, equal for every kind of device.
         epoch_key = _mix(_mix(_signed(self.seed)) + _signed(epoch))
         keys = _mix(epoch_key ^ torch.as_tensor(indices, dtype=torch.int64))
         down, right, flipped = (_shift_right(_mix(keys + _signed(_GOLDEN * turn)), 33) for turn in (1, 2, 3))

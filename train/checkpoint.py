@@ -64,13 +64,13 @@ class Checkpoints:
         self.newest_step, self.writing_step = self.writing_step, None
 
     @property
-    def outlook(self) -> str:
+    def resume_advice(self) -> str:
         """What running the same command again would do, as the end of a sentence."""
         if self.newest_step is None:
             text = "starts again"
         else:
             text = f"resumes from the snapshot of step {self.newest_step}"
-        # A dead rank cannot say whether it has written its part.
+        # It is unknown whether a dead rank has written its part.
         return (
             text
             if self.writing_step is None

@@ -1,7 +1,7 @@
 """The datasets: what each consists of, and how raw inputs become those of a model.
 
 A dataset is any map-style torch dataset of (input, label); the ones here are kept in memory as raw tensors and are
-normalized batch by batch on the device. Knows nothing about ranks: the caller decides who downloads, and in which
+normalized batch by batch on the device. Independent of ranks: the caller decides which rank downloads, and in which
 order. Nothing is fetched from the network unless `download` is set.
 """
 
@@ -115,8 +115,8 @@ def _normalize(mean: float, std: float, largest: float = 255.0, size: int = 0) -
 def _digits(_config: Config, _download: bool) -> Datasets:
     """Return scikit-learn's 1,797 handwritten 8x8 digits: 1,438 for training, 359 for testing.
 
-    The split is one fixed permutation and depends on no flag. The two parts share their writers: the file is in order
-    of writing, so its last fifth alone would test on other hands than most of the training part.
+    The split is one fixed permutation and depends on no flag. Both parts contain digits of the same writers: the file
+    is ordered by writer, so the last fifth alone would mostly contain other writers than the training part.
     """
     try:
         from sklearn.datasets import load_digits
@@ -184,7 +184,7 @@ def _toy(_config: Config, _download: bool) -> Datasets:
     noise with standard deviation 0.1, so that the best mean squared error is 0.01.
 
     The tutorial that this comes from trains a single output with cross-entropy, whose gradient is then exactly 0: with
-    one class there is nothing to get wrong. Hence a task of its own, with squared error.
+    one class every prediction is correct. Hence a separate task with squared error.
     """
     generator = torch.Generator().manual_seed(2)
     rule = torch.randn(20, 1, generator=generator)

@@ -1,7 +1,7 @@
 """--parallel ddp: every rank holds the whole model. Also the base class of the other ways to spread a model.
 
-The training loop calls the methods of a strategy and does not know which one it has; the models do not know that they
-are wrapped. A strategy decides which part of a batch this rank takes, how the gradients become those of the whole
+The training loop calls the methods of a strategy without depending on which one it is; the models are not changed by
+wrapping. A strategy decides which part of a batch this rank takes, how the gradients become those of the whole
 batch, and how the state of the whole model is collected for a snapshot.
 """
 

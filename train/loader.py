@@ -1,7 +1,7 @@
 """Batches from a dataset, in the order of each epoch's shards, with worker processes that live as long as the run.
 
-Knows neither what is in a dataset nor which rank this is. Workers are started when the first epoch is read, and exit
-at `close` or with their rank, however that exits.
+Independent of the content of a dataset and of the rank. Workers are started when the first epoch is read, and exit
+at `close` or when their rank exits for any reason.
 """
 
 from __future__ import annotations
@@ -158,4 +158,4 @@ def _init_worker(_worker: int) -> None:
 
 def _exit_with(sentinel: int) -> None:
     connection.wait([sentinel])
-    os._exit(1)  # an orderly shutdown would matter to nobody
+    os._exit(1)  # an orderly shutdown is not needed

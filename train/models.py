@@ -1,7 +1,7 @@
 """The models. Each is an `nn.Sequential` that maps a batch of images to one score per class.
 
-Models know neither ranks nor devices: parallelism is wrapped around them from outside. As a sequence of named layers a
-model can be split into stages without changing it; names, and so snapshots, stay the same. To train a model of your
+Models do not depend on ranks or devices: parallelism is wrapped around them from outside. As a sequence of named layers
+a model can be split into stages without changing it; names, and so snapshots, stay the same. To train a model of your
 own, add it to `build` and its name to MODELS in config.py; only pipelines need a sequence.
 """
 

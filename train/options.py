@@ -1,6 +1,6 @@
 """Turns a frozen dataclass into a command line: each field is one flag with its help text, type and limits.
 
-Knows neither what the flags mean nor torch: parsing, `--help` and every refusal happen before torch is imported.
+Independent of the meaning of the flags and of torch: parsing, `--help` and all checks run before torch is imported.
 """
 
 from __future__ import annotations

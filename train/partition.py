@@ -1,7 +1,7 @@
 """Splits a sequence of layers into pipeline stages.
 
 A stage is an `nn.Sequential` of the model's own layers under their own names, so the parameters of all stages together
-have the names of the whole model, and snapshots fit either. Knows neither devices nor ranks.
+have the names of the whole model, and snapshots fit either. Independent of devices and ranks.
 """
 
 from __future__ import annotations

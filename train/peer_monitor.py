@@ -1,11 +1,12 @@
 """Detects that another rank has died where gloo leaves this one waiting for it, and ends this one.
 
-When a connection breaks, gloo wakes up what waits for an operation of which no byte has been moved yet. It forgets a
-tensor that is half sent or half received, and one that its own thread was about to send (gloo 70dc360, signalException
-in transport/tcp/pair.cc; torch 2.15): a wait for one of these lasts for the whole --timeout. A receive that is never
-answered is woken up. So each rank posts one from the next rank and waits for it in a separate thread.
+When a connection breaks, gloo wakes up what waits for an operation of which no byte has been moved yet. It does not
+wake up a wait for a tensor that is partially sent or received, or for one that its own thread was about to send (gloo
+70dc360, signalException in transport/tcp/pair.cc; torch 2.15): a wait for one of these lasts for the whole --timeout. A
+receive that is never answered is woken up. So each rank posts one from the next rank and waits for it in a separate
+thread.
 
-Knows nothing about training: the caller decides what a rank reports before it exits.
+Independent of training: the caller decides what a rank reports before it exits.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class PeerMonitor:
             self._stopped.set()
 
     def announce_exit(self) -> None:
-        """Tell the previous rank that this one exits normally. Every rank has finished by now."""
+        """Notify the previous rank that this one exits normally. Every rank has finished by now."""
         self.stop()
         if not self._works:
             return

@@ -2,7 +2,7 @@
 
 The unit is the global batch: epoch and seed determine one permutation, step s takes the s-th slice of it, and rank r
 of W takes every W-th sample of that slice. So each sample is used exactly once per epoch, and the global batches are
-the same for every W. Deals in indices only: knows neither datasets nor devices nor process groups.
+the same for every W. It handles indices only, and is independent of datasets, devices and process groups.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Handling of stop signals: SIGTERM from a spot notice, a scheduler or `cloudddp cancel`, and SIGINT from Ctrl-C.
 
-Knows neither ranks nor torch. The handler of SIGTERM only sets a flag: code in a signal handler could interrupt a
+Independent of ranks and torch. The handler of SIGTERM only sets a flag: code in a signal handler could interrupt a
 collective operation, so the training loop polls the flag at points of its own.
 """
 

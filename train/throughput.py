@@ -1,7 +1,7 @@
 """Training speed: throughput, the share of time spent waiting for data, memory, and MFU (model FLOPs utilization).
 
 MFU is the FLOPs of the model itself as a share of the GPU's peak. What a log line needs from every rank are numbers
-that can be summed, so they travel in the same reduction as the losses.
+that can be summed, so they are part of the same reduction as the losses.
 """
 
 from __future__ import annotations

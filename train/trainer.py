@@ -1,7 +1,7 @@
 """The training loop: one `train_step`, one `validate`, and the progress that a snapshot holds.
 
-Knows neither how the job was started, nor where its data came from, nor how the model is spread over the ranks. The
-same step runs on one process and on many: the loss of a step is a sum over this rank's samples, and the gradient is
+Independent of how the job was started, of the source of its data, and of how the model is distributed over the ranks.
+The same step runs on one process and on many: the loss of a step is a sum over this rank's samples, and the gradient is
 that of the mean over the global batch, exact also for uneven and empty shards.
 """
 
@@ -123,8 +123,8 @@ class Trainer:
         problem = connection_lost(error)
         if problem is None:
             raise error
-        outlook = self.checkpoints.outlook
-        raise TrainError(f"after step {self.step}: {problem}; the same command {outlook}") from error
+        advice = self.checkpoints.resume_advice
+        raise TrainError(f"after step {self.step}: {problem}; the same command {advice}") from error
 
     def _fit(self) -> None:
         while True:

@@ -1,7 +1,7 @@
 """Builds the agent: one .pyz that holds infra/node/agent/ and the protocol, reproducibly.
 
 The same sources give the same bytes on every computer: sorted names, fixed times and modes, and no compression, because
-the output of zlib differs between versions. So its SHA-256 names the agent on the nodes, whoever built it.
+the output of zlib differs between versions. So its SHA-256 identifies the agent on the nodes, wherever it was built.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAIN = b"from agent.__main__ import main\n\nraise SystemExit(main())\n"
 
 @functools.cache
 def agent() -> bytes:
-    """Return the agent's .pyz. It is built once, so that one command speaks to one agent throughout."""
+    """Return the agent's .pyz. It is built once, so that a command uses the same agent from start to end."""
     return build(payload.root() / "infra" / "node" / "agent", Path(__file__).parent / "protocol")
 
 

@@ -2,7 +2,7 @@
 
 A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. Each step is one command, since each
 is a round trip. The agent's file is checked by its hash before each use, which catches accidents and other versions. It
-is no defence against a rank, which may replace whatever its user runs: that defence is decode.py.
+does not protect against a rank, which may replace any program of its user: decode.py does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cloudddp.text import one_line
 T = TypeVar("T")
 Reply = TypeVar("Reply", covariant=True)
 
-_LONGEST_REASON = 500  # characters of a node's own words in a message
+_LONGEST_REASON = 500  # characters of a node's error text in a message
 
 
 class Runner(Protocol):
@@ -73,7 +73,7 @@ class Request(Step, Protocol[Reply]):
 
 
 class RefusedByAgent(NodeError):
-    """The agent does not do this step, now or when it is asked again."""
+    """The agent refuses this step; a retry does not help."""
 
 
 class NoSuchJob(RefusedByAgent):
@@ -130,7 +130,7 @@ def _run_agent(*words: str) -> str:
 def _ship(then: str) -> str:
     """Return the command that takes the agent from stdin and puts it in place whole, then runs `then`.
 
-    One that is in place and intact is kept: a node whose disk is full can still be asked.
+    An intact agent is kept: a node whose disk is full can still be queried.
     """
     path = f'"$HOME"/{agent_path()}'
     return (
@@ -169,7 +169,7 @@ def run_step(
             limit=limit,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
-            # A whole reply must arrive within the time; a stream may take as long as it does.
+            # A reply must arrive completely within the time limit; a stream has no limit.
             total_timeout=timeout if on_stdout is None and body is None else None,
         )
 
@@ -188,7 +188,7 @@ def run_step(
 
 def _raise_refusal(node: int, result: Result) -> None:
     if result.exit_code == ExitCode.NO_JOB:
-        raise NoSuchJob(f"node {node}: {last_words(result)}")
+        raise NoSuchJob(f"node {node}: {failure_text(result)}")
     if result.exit_code == ExitCode.OTHER_VERSION:
         try:
             conflict = decode(result.stderr.rstrip().rpartition(b"\n")[2], VersionConflict)
@@ -207,12 +207,12 @@ def call(
     timeout: float | None = 60.0,
     limit: int = MAX_REPLY,
 ) -> T:
-    """Run a step on one node and return its reply. Raises NodeError with the node's own words, or where the reply does
-    not fit the protocol."""
+    """Run a step on one node and return its reply. Raises NodeError with the node's error text, or if the reply
+    does not fit the protocol."""
     result = run_step(runner, node, request, body=body, ship=ship, timeout=timeout, limit=limit)
     step = request.STEP
     if result.exit_code:
-        raise NodeError(f"node {node}: step {step!r} failed: {last_words(result)}")
+        raise NodeError(f"node {node}: step {step!r} failed: {failure_text(result)}")
     # The last line: a .bashrc may have written before.
     line = result.stdout.rstrip().rpartition(b"\n")[2]
     kind: Any = request.REPLY
@@ -224,7 +224,7 @@ def call(
 
 
 def unreadable(node: int, step: str, error: ProtocolError) -> NodeError:
-    """Return the error for a reply that no agent gives: the node runs something else in the agent's place."""
+    """Return the error for a reply that no agent sends: the node runs another program in place of the agent."""
     return NodeError(
         f"node {node} sent an answer that cloudddp cannot read (step {step!r} of agent {agent_id()}): {error}",
         hint=(
@@ -237,7 +237,7 @@ def unreadable(node: int, step: str, error: ProtocolError) -> NodeError:
     )
 
 
-def last_words(result: Result) -> str:
+def failure_text(result: Result) -> str:
     """Return the last line that a command wrote, safe to show, or its exit code where it wrote nothing."""
     if result.exit_code == ExitCode.NO_AGENT and not result.stderr:
         return "the agent's file there is missing or was changed; repeat the command"

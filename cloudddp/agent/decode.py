@@ -1,8 +1,8 @@
 """The laptop's decoder: what a node sent -> a message of the protocol, or ProtocolError.
 
-Any rank runs as the login user and can replace the agent, so a reply is whatever a node cares to send. msgspec builds
-nothing that the message has no field for, so junk takes no memory beyond its own size: `json.loads` would take 25
-times that. It reads the type hints and runs the checks of the same dataclasses as protocol/codec.py.
+Any rank runs as the login user and can replace the agent, so a reply may contain anything. msgspec
+builds no objects for unknown fields, so unexpected data takes no memory beyond its own size: `json.loads` would take
+25 times that. It reads the type hints and runs the checks of the same dataclasses as protocol/codec.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `up` asks AWS before it creates anything: identity, image, instance type, network. Read-only."""
+"""What `up` queries from AWS before it creates anything: identity, image, instance type, network. Read-only."""
 
 from __future__ import annotations
 

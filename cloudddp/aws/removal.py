@@ -1,4 +1,4 @@
-"""Terminates instances and deletes other resources, in spite of EC2's eventual consistency."""
+"""Terminates instances and deletes other resources, and handles EC2's eventual consistency."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _terminate_once(aws: AWS, ids: list[str]) -> list[str]:
     """Return the ids that AWS does not know. If it refuses some, raise after the others have been tried.
 
     One id fails the whole call: an instance that does not exist, is protected, or may not be terminated by the caller
-    (somebody else's, with this cluster's tags). The others are terminated all the same.
+    (another user's, with this cluster's tags). The others are terminated nevertheless.
     """
     try:
         aws.call("ec2", "terminate_instances", InstanceIds=ids)

@@ -1,6 +1,6 @@
 """The console: everything that cloudddp prints goes through here. Data on stdout, messages and progress on stderr.
 
-It writes the commands in messages as this user has to type them. It knows nothing of clusters, settings or AWS.
+It writes the commands in messages as this user has to type them. It does not depend on clusters, settings or AWS.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Console:
         return render(text, self.options.command_line)
 
     def log(self, *text: Part) -> None:
-        """Write a message about what is going on to stderr.
+        """Write a progress message to stderr.
 
-        It never fails: where the terminal is gone every write is an error, and a teardown must not stop for that. It may
-        be called by a signal handler, in the middle of another write (RuntimeError).
+        It never fails: after the terminal is closed every write is an error, and a teardown must not stop for that. It
+        may be called by a signal handler, in the middle of another write (RuntimeError).
         """
         try:
             click.secho(self.render(text), err=True, dim=sys.stderr.isatty())
@@ -57,7 +57,7 @@ class Console:
             if error.hint:
                 click.secho(f"  -> {self.render(error.hint)}", err=True, color=colour())
         except OSError:
-            pass  # the terminal is gone; the exit code still counts
+            pass  # the terminal is closed; the exit code still reports the error
 
     def print(self, text: str, *, err: bool = False) -> None:
         """Write data to stdout (or, with `err`, what belongs to a question or an error to stderr)."""

@@ -73,7 +73,7 @@ def _run(console: Console, arguments: Sequence[str]) -> int:
 
 
 def _os_error(console: Console, error: OSError, arguments: Sequence[str]) -> int:
-    if error.errno == errno.EIO:  # the terminal is gone
+    if error.errno == errno.EIO:  # the terminal is closed
         return EXIT_FAILED
     if error.filename is None and error.errno in _UNWRITABLE:
         hint = "the command itself may have succeeded; check before you repeat it"

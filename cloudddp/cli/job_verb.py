@@ -1,4 +1,4 @@
-"""Verbs that take SCRIPT ARGS...: they refuse options of cloudddp after the script, where every word is the script's.
+"""Verbs that take SCRIPT ARGS...: they refuse options of cloudddp after the script, which gets all words there.
 
 `cloudddp run train.py --max-cost 5` would otherwise create nodes without that limit, and a script that ignores unknown
 options would hide it. The options are read from click's own parameters. `--` before the script, or before the word,

@@ -39,7 +39,7 @@ class Progress:
         """Report the next step. It never fails, and may be called by a signal handler."""
         try:
             self._report(text)
-        except Exception:  # the terminal is gone, or a signal handler came in between: the work must go on
+        except Exception:  # the terminal is closed, or a signal handler interrupted: the work must continue
             self._live, self._status = False, None
 
     def _report(self, text: str) -> None:

@@ -37,7 +37,7 @@ class Session:
     def aws(self) -> AWS:
         """Return a new connection to AWS, with the credentials as they are now.
 
-        A long `run` asks again before its teardown: the user may have logged in again in between.
+        A long `run` reconnects before its teardown: the user may have logged in again in between.
         """
         region = self.settings.cluster.region or os.environ.get("AWS_REGION")
         return AWS(region=region, profile=None if self.options.sim else self.options.profile)
@@ -77,7 +77,7 @@ class Session:
         finally:
             runner.close()
         if silent:
-            raise _not_asked(silent)
+            raise _not_queried(silent)
 
 
 def start(
@@ -114,7 +114,7 @@ def named_cluster(options: GlobalOptions) -> str | None:
 
 
 def _layers(options: GlobalOptions, flags: Sequence[Flag], files: Sequence[Path]) -> list[Layer]:
-    """Return every source of settings, the strongest first.
+    """Return every source of settings, by precedence, the highest first.
 
     The simulator has its own region and SSH port, which override those of files and the environment; `--region` is kept,
     since the simulator serves every region.
@@ -158,9 +158,9 @@ def _report_missing(console: Console, found: Cluster, *, refuse: bool) -> None:
     console.warn(gone)
 
 
-def _not_asked(silent: dict[int, Exception]) -> NodeError:
+def _not_queried(silent: dict[int, Exception]) -> NodeError:
     error = silent[min(silent)]
     return NodeError(
-        f"{node_list(silent)} could not be asked: the answer is without {'them' if len(silent) > 1 else 'it'}",
+        f"{node_list(silent)} could not be queried: the output does not include {'them' if len(silent) > 1 else 'it'}",
         hint=error.hint if isinstance(error, CloudDDPError) else "",
     )

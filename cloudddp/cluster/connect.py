@@ -1,4 +1,4 @@
-"""SSH connections to the nodes of a cluster, and what the agent sees on them."""
+"""SSH connections to the nodes of a cluster, and the agent's probe of each node."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def probe(
     wait_boot: float = 0.0,
     gpus: int = 0,
 ) -> dict[int, ProbeReply]:
-    """Ship the agent and return what it sees on each node. Raises NodeError if no interface has the node's address.
+    """Ship the agent and return its probe reply for each node. Raises NodeError if no interface has the node's address.
 
     The boot may take `wait_boot` seconds; after it, a node has Timing.gpus seconds to show all `gpus` GPUs. 0 does not
     wait for any.

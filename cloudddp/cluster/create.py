@@ -1,7 +1,7 @@
-"""Sends the requests of a plan, and remembers what they created.
+"""Sends the requests of a plan, and records what they created.
 
-Each step is written to the journal before its call. What AWS has answered is remembered besides what its tags show,
-since new resources may not be found by tag for a while.
+Each step is written to the journal before its call. The answers of AWS are kept in addition to what is
+found by tag, since new resources may not be found by tag for a while.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHOWN = {"key-pair": "key pair", "security-group": "security group", "nodes": "
 
 
 class CreatedResources:
-    """What one `up` has created, as far as it knows.
+    """What one `up` has created, as far as known.
 
     `holds_name`: the key pair exists, and with it the lock on the name. `instances`: the ids that RunInstances
     returned. `uncertain`: RunInstances was sent, and its outcome is unknown.
@@ -75,7 +75,7 @@ class CreatedResources:
     def _lock_name(self, request: Request) -> None:
         """Create the key pair. Raises NameTaken if another cluster has the name.
 
-        What an `up` that was killed on this computer has left behind is removed first.
+        The remains of an `up` that was killed on this computer are removed first.
         """
         deadline = time.monotonic() + timing.current().settle
         while True:
@@ -93,7 +93,9 @@ class CreatedResources:
                 return
             if holder is not None:
                 self._remove_abandoned(holder)
-            elif time.monotonic() > deadline:  # EC2 refuses the name, and does not list who has it
+            elif (
+                time.monotonic() > deadline
+            ):  # EC2 refuses the name, and does not list the key pair that has it
                 raise NameTaken(
                     f"the name {self._name!r} is taken in {self._aws.region}, by a key pair that AWS does not list "
                     "yet; nothing was created",

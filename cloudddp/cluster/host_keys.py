@@ -1,10 +1,11 @@
 """A host key for each node: generated on the node over the first connection, before any rank runs, and recorded here.
 
 The nodes of a cluster boot with one shared host key from their user data, so that the first connection can be verified.
-But every process on a node can read the user data from the instance metadata, so with that key any rank could pose as
-any node. So each node generates a key of its own and returns the public half over the connection that the shared key
-has verified. The key is recorded as pending before the node installs it, and as current once the node has presented it.
-From then on it is the only key accepted for that instance, and when every node has one the shared key is deleted.
+But every process on a node can read the user data from the instance metadata, so with that key any rank could
+impersonate any node. So each node generates a key of its own and returns the public half over the connection that the
+shared key has verified. The key is recorded as pending before the node installs it, and as current once the node has
+presented it. From then on it is the only key accepted for that instance, and when every node has one the shared key is
+deleted.
 
 If this is interrupted, the record says which keys a node may present, and the next command continues from there.
 """
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from cloudddp import payload
-from cloudddp.agent.client import Runner, last_words
+from cloudddp.agent.client import Runner, failure_text
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError
 from cloudddp.local_state import ClusterFolder
@@ -48,7 +49,7 @@ class NodeKeys:
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """The host keys of a cluster that this computer knows.
+    """The host keys of a cluster that are recorded on this computer.
 
     `shared` is the one in the user data, '' once every node has its own. `created` are the instances that RunInstances
     returned to `up`, empty if its answer did not arrive.
@@ -74,8 +75,8 @@ class KnownKeys:
 
 
 def read(folder: ClusterFolder) -> KnownKeys:
-    """Return what is recorded about a cluster. Raises CloudDDPError if that is unreadable: no key is guessed."""
-    path = folder.host_key  # read first: whoever deletes it has written the other file before
+    """Return the recorded keys of a cluster. Raises CloudDDPError if the record is unreadable."""
+    path = folder.host_key  # read first: it is deleted only after the other file has been written
     try:
         text = folder.read(path)
         shared = "" if text is None else keys.public(text)
@@ -105,7 +106,7 @@ def incomplete(folder: ClusterFolder, instances: Mapping[int, str]) -> bool:
 def exclusive(
     folder: ClusterFolder, instances: Mapping[int, str], progress: ProgressCallback
 ) -> Iterator[None]:
-    """Keep other commands of this computer out while nodes still need keys; otherwise do nothing."""
+    """Hold a lock on this computer while nodes still need keys; otherwise do nothing."""
     if not incomplete(folder, instances):
         yield
         return
@@ -159,7 +160,7 @@ class _Replacement:
         self._failed: dict[int, Exception] = {}
 
     def run(self) -> tuple[KnownKeys, dict[int, Exception]]:
-        """Return what is known afterwards, and the nodes that failed."""
+        """Return the recorded keys afterwards, and the errors of the nodes that failed."""
         shared = self._known.shared
         keys_by_node = self._each(lambda node: _generate(self._runner, node, self._known, self._todo[node]))
         self._failed.update(_duplicates(keys_by_node, self._known))
@@ -179,7 +180,7 @@ class _Replacement:
         return {node: key for node, key in outcome.values.items() if key}
 
     def _record(self, found: Mapping[int, str], make: Callable[[str], NodeKeys]) -> None:
-        """Write the keys down; then raise what has failed, unless it is to be returned."""
+        """Record the keys; then raise the first error, unless errors are to be returned."""
         new = {self._todo[node]: make(key) for node, key in found.items()}
         self._known = replace(self._known, nodes={**self._known.nodes, **new})
         _write(self._folder, self._known)
@@ -202,10 +203,10 @@ def _duplicates(found: Mapping[int, str], known: KnownKeys) -> dict[int, Excepti
 
 
 def _generate(runner: Runner, node: int, known: KnownKeys, instance: str) -> str:
-    """Have a node generate a key, unless it has one already, and return the public half."""
+    """Generate a key on a node, unless it already has one, and return the public half."""
     recorded = known.nodes.get(instance)
     if recorded and runner.host_key(node) == recorded.pending:
-        # Already in use: the command that installed it was killed before it could record that.
+        # Already in use: the command that installed it was killed before it recorded this.
         return recorded.pending
     output = _run(runner, node, "make-host-key", known.shared)
     try:
@@ -216,7 +217,7 @@ def _generate(runner: Runner, node: int, known: KnownKeys, instance: str) -> str
 
 
 def _install(runner: Runner, node: int, key: str, shared: str) -> str:
-    """Have a node install its key, and return the key once the node has presented it on a new connection."""
+    """Install a node's key, and return it once the node has presented it on a new connection."""
     if runner.host_key(node) == key:
         return key
     _run(runner, node, "install-host-key", key)
@@ -238,7 +239,7 @@ def _run(runner: Runner, node: int, step: str, key: str) -> bytes:
     result = runner.run(node, command, stdin=script, limit=_MAX_OUTPUT)
     if result.exit_code:
         raise NodeError(
-            f"node {node}: cannot replace its host key: {last_words(result)}",
+            f"node {node}: cannot replace its host key: {failure_text(result)}",
             hint="the login user needs `sudo` without a password, as on AWS's images; is cluster.user right?",
         )
     return result.stdout

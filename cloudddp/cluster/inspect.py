@@ -1,6 +1,6 @@
-"""What AWS has: clusters found by tag, the caller's cluster of a name, and what became of lost nodes.
+"""What AWS has: clusters found by tag, the caller's cluster of a name, and the state of lost nodes.
 
-What exists is asked of AWS, never of this computer.
+Only AWS is queried for what exists; local state is not used.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def refresh(aws: AWS, name: str, cluster_id: str) -> Cluster | None:
     return Cluster.of(members, name=name, cluster_id=cluster_id, region=aws.region) if members else None
 
 
-def fates(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
-    """Return what AWS says about those of the nodes whose instances have ended, by node rank. One AWS call."""
+def ended_nodes(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
+    """Return what AWS reports about those nodes whose instances have ended, by node rank. One AWS call."""
     now = {instance.id: instance for instance in inventory.instances(aws, inventory.with_id(cluster.id))}
     found = {}
     for rank in ranks:

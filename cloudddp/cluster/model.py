@@ -1,4 +1,4 @@
-"""A cluster as AWS shows it now, and what follows from that. Pure."""
+"""A cluster as AWS shows it now, and values computed from that. Pure."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ name at all. All computers share the account, so the lock holds between them as 
 the same call: a refused `up` can read who holds the name, since when, and for which cluster.
 
 The key pair is created first, after the user has confirmed, and deleted last, by its id: by its name, a slow `down`
-could delete the lock of the next `up`. An `up` that is killed leaves it behind. On the same computer the next `up` can
-tell (ClusterFolder.is_being_created) and takes over; elsewhere `down` releases it.
+could delete the lock of the next `up`. An `up` that is killed leaves it behind. On the same computer the next `up`
+detects this (ClusterFolder.is_being_created) and replaces it; elsewhere `down` releases it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NameTaken(CloudDDPError):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The key pair that locks a name, and since when."""
+    """The key pair that locks a name, and the time of the lock."""
 
     key: Resource
     since: datetime | None
@@ -71,10 +71,10 @@ def lost(aws: AWS, name: str, cluster_id: str) -> bool:
 
 
 def abandoned(aws: AWS, held_by: Holder) -> bool:
-    """Return whether nobody creates or uses the cluster that holds the name, so that its remains may be removed.
+    """Return whether the cluster that holds the name is neither in use nor being created, so that it may be removed.
 
     Its `up` was killed on this computer, or its nodes have reached their deadline. A live node means that it is in use;
-    and whether an `up` on another computer still runs cannot be known.
+    and an `up` on another computer cannot be ruled out.
     """
     if not held_by.cluster_id:
         return False
@@ -88,7 +88,7 @@ def abandoned(aws: AWS, held_by: Holder) -> bool:
 
 
 def taken(aws: AWS, name: str, by: Holder | Instance) -> NameTaken:
-    """Return the error that says who has the name, since when, and what to type."""
+    """Return the error that names the owner of the name, since when, and what to type."""
     resource = by.key if isinstance(by, Holder) else by
     tags = resource.tags
     if not tags.cluster_id:

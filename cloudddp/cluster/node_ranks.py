@@ -4,7 +4,7 @@
 that is part of the same reservation has a unique ami-launch-index number", EC2 User Guide, "Instance metadata"). That
 number never changes and comes with DescribeInstances, so it is the node rank. A tag would need one CreateTags call
 per node, since one call gives all its resources the same tags. Only a node that is launched alone, as a replacement,
-carries its rank in the tag cloudddp:node-rank; where there is a tag, it counts.
+carries its rank in the tag cloudddp:node-rank; a tag takes precedence.
 
 Not every instance with the cluster's tags is one of its nodes: "Launch more like this" in the AWS console copies tags.
 """
@@ -43,7 +43,7 @@ def assign(members: Sequence[Instance]) -> tuple[dict[int, Instance], tuple[Fore
     from the cluster's own launch gets it, then the older one.
     """
     launch = _launch(members)
-    # The largest: a smaller one, written by somebody else on one node, would make others foreign.
+    # The largest: a smaller one, written to one node by another user, would make other nodes foreign.
     count = max((member.tags.nodes for member in members if member.tags.nodes is not None), default=None)
     nodes: dict[int, Instance] = {}
     foreign: list[Foreign] = []
@@ -78,7 +78,7 @@ def _precedence(instance: Instance, launch: str) -> tuple[bool, bool, datetime, 
 def _launch(members: Sequence[Instance]) -> str:
     """Return the reservation that `up` launched, of all those whose instances have no rank tag; '' if there is none.
 
-    Its idempotency token begins with the cluster's id, which nobody else's launch can have: EC2 answers a repeated token
+    Its idempotency token begins with the cluster's id, which no other launch can have: EC2 answers a repeated token
     with the instances of the first launch. If none has such a token, the largest reservation counts, then the
     oldest.
     """

@@ -1,8 +1,9 @@
 """Ownership of clusters: the caller's own, or another user's in the same account.
 
-A cluster is the caller's if this computer's journal knows it, or if its owner tag is the caller's STS identity. The
-journal is checked first, so that a cluster created here costs no further AWS call. The tag is no proof (everyone who
-may tag can change it): this prevents colleagues from terminating each other's work by mistake; IAM keeps others out.
+A cluster is the caller's if it is in this computer's journal, or if its owner tag is the caller's STS identity. The
+journal is checked first, so that a cluster created here costs no further AWS call. The tag is not a proof (everyone who
+may tag can change it): this prevents colleagues from terminating each other's work by mistake; access control is IAM's
+task.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Ownership:
         """Return whether the caller's commands may act on it. If the identity is unknown, they may not."""
         if self._anyone or self.created_here(resource):
             return True
-        if resource.id in self._instances_created_here:  # whatever its tags say now
+        if resource.id in self._instances_created_here:  # regardless of its current tags
             return True
         return bool(self.identity) and resource.tags.owner == self.identity
 
@@ -47,7 +48,7 @@ class Ownership:
         return f"your AWS identity is unknown: {self.problem}"
 
     def created_here(self, resource: Instance | Resource) -> bool:
-        """Return whether this computer's journal knows the resource's cluster by this name in this region.
+        """Return whether this computer's journal has the resource's cluster, with this name and region.
 
         Makes no call. A tag can be copied, so an instance must be one that `up` created, if the journal lists them.
         """
@@ -69,7 +70,7 @@ class Ownership:
 
     @cached_property
     def identity(self) -> str:
-        """The caller, as `up` writes it into the owner tag; '' if AWS does not say."""
+        """The caller, as `up` writes it into the owner tag; '' if it is unknown."""
         try:
             found = discover.owner(self._aws)
         except CloudDDPError as error:

@@ -172,8 +172,13 @@ def plan(
                 "TagSpecifications": _tagged(tags, "security-group"),
             },
         ),
-        _rules("ingress", [_itself(), *(ssh_rule(b, spec.ssh_port, description) for b in context.ssh_from)]),
-        _rules("egress", [_itself()]),  # EFA needs the group itself as destination; 0.0.0.0/0 is not enough
+        _rules(
+            "ingress",
+            [_self_reference(), *(ssh_rule(b, spec.ssh_port, description) for b in context.ssh_from)],
+        ),
+        _rules(
+            "egress", [_self_reference()]
+        ),  # EFA needs the group itself as destination; 0.0.0.0/0 is not enough
         _run_instances(spec, context, tags, key, data, identity.cluster_id),
     )
     return Plan(identity.cluster_id, requests, price, created, expires)
@@ -191,7 +196,7 @@ def _rules(direction: str, permissions: list[dict[str, Any]]) -> Request:
     )
 
 
-def _itself() -> dict[str, Any]:
+def _self_reference() -> dict[str, Any]:
     return {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": Ref("security-group", "GroupId")}]}
 
 
@@ -217,7 +222,7 @@ def _run_instances(
     params: dict[str, Any] = {
         "ImageId": context.image_id,
         "InstanceType": spec.instance_type,
-        # All or none: with one node missing the job cannot start, and the other nodes are billed all the same.
+        # All or none: with one node missing the job cannot start, and the other nodes are billed nevertheless.
         "MinCount": spec.nodes,
         "MaxCount": spec.nodes,
         "KeyName": key,
@@ -263,8 +268,8 @@ def _run_instances(
 def client_token(cluster_id: str, attempt: int, zone: str, params: Mapping[str, Any]) -> str:
     """Return the idempotency token of one launch, at most 64 ASCII characters (EC2).
 
-    It contains the zone, because EC2 remembers tokens per zone, and begins with the cluster's id, which tells the
-    launch of `up` from others (node_ranks.py).
+    It contains the zone, because EC2 remembers tokens per zone, and begins with the cluster's id, which
+    distinguishes the launch of `up` from others (node_ranks.py).
     """
     text = json.dumps([attempt, zone, params], sort_keys=True, default=repr)
     return f"{cluster_id}-{hashlib.sha256(text.encode()).hexdigest()[:40]}"

@@ -1,4 +1,4 @@
-"""How functions that take long report what they do: one sentence at a time, for people."""
+"""The callback by which long operations report progress: one sentence at a time."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ ProgressCallback = Callable[[str], None]
 
 
 def ignore(_: str) -> None:
-    """The callback of a caller that reports nothing."""
+    """Report nothing."""

@@ -1,4 +1,4 @@
-"""When a cluster is ready to train: every node runs, answers SSH, and has what a job and the bill depend on."""
+"""Waits until a cluster is ready: every node runs, answers SSH, shows its GPUs and has its deadline armed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def make_ready(
     for rank, reply in found.items():
         if not reply.deadline_armed:
             raise NodeError(
-                f"node {rank} ({cluster.nodes[rank].id}): its deadline is not armed, so it could run for ever",
+                f"node {rank} ({cluster.nodes[rank].id}): its deadline is not armed, so it could run indefinitely",
                 hint="does the image run cloud-init and systemd? Deep Learning AMIs do",
             )
         if reply.gpus < gpus and not spec.allow_cpu:
@@ -98,7 +98,7 @@ def check_intact(aws: AWS, cluster: Cluster) -> None:
 
 
 def _liveness_check(aws: AWS, cluster: Cluster) -> Callable[[], None]:
-    """Return a function that raises NodeError once a node has ended: waiting for it is useless, and others are billed."""
+    """Return a function that raises NodeError once a node has ended: waiting is useless, and other nodes are billed."""
     checked = time.monotonic()
 
     def check() -> None:

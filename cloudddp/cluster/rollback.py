@@ -1,4 +1,4 @@
-"""Removes what an `up` has created that did not succeed."""
+"""Removes everything that a failed `up` has created."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def roll_back(
 
 
 def _removed_elsewhere(aws: AWS, name: str, cluster_id: str) -> bool:
-    """Return whether somebody has called TerminateInstances for these nodes, or has released the name."""
+    """Return whether another command has called TerminateInstances for these nodes, or has released the name."""
     try:
         found = inventory.instances(aws, inventory.with_id(cluster_id))
         terminated = any(

@@ -1,6 +1,6 @@
 """Removes clusters: everything that carries the tag, instances first, and then checks again.
 
-Nothing here relies on the journal or on the memory of this computer: what AWS lists is removed, and what is still listed
+Nothing here relies on the journal or other local state: what AWS lists is removed, and what is still listed
 afterwards, or could not be checked, is reported with its price. Nothing here may fail for a reason that is unrelated to
 AWS: a full disk or a closed terminal must not keep an instance running.
 """
@@ -33,7 +33,7 @@ _DELETION_ORDER = ("network interface", "volume", "security group", "key pair")
 
 @dataclass(frozen=True, slots=True)
 class DownReport:
-    """What `down` removed, and what is left in spite of it, which the caller must report."""
+    """What `down` removed, and what remains, which the caller must report."""
 
     terminated: tuple[Instance, ...]
     deleted: tuple[Resource, ...]
@@ -62,7 +62,7 @@ def down(
     RunInstances of an `up` that still runs can succeed; only then the key pair is deleted, which locks the name. Passes
     are repeated until one complete check finds nothing. `known` are ids of instances that exist although their tags may
     not be found yet. Safe to repeat. Raises only if the first check fails; later errors are in the report, and what was
-    last seen then counts as left.
+    listed last is then reported as remaining.
     """
     work = _Teardown(aws, filters, mine, progress)
     present = work.instances()
@@ -82,7 +82,7 @@ def down(
 
 
 class _Teardown:
-    """One teardown: what it has seen, what it has done, and what is left as far as it knows."""
+    """The state of one teardown: what was listed, what was removed, and what remains."""
 
     def __init__(self, aws: AWS, filters: Filters, mine: Mine, progress: ProgressCallback) -> None:
         self._aws, self._filters, self._mine, self._progress = aws, filters, mine, progress

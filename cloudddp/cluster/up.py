@@ -84,7 +84,7 @@ def _create(
     progress: ProgressCallback,
     dial: Dial,
 ) -> Cluster:
-    """Carry the plan out and return the cluster when it is ready, or remove what was created."""
+    """Execute the plan and return the cluster when it is ready, or remove what was created."""
     created = CreatedResources(aws, spec.name, the_plan, folder, progress)
     with folder.being_created():
         try:

@@ -15,7 +15,7 @@ CONFIG_NAME = "cloudddp.toml"
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """The folder whose files the nodes get, and the configuration files that exist, the strongest first."""
+    """The folder whose files the nodes get, and the existing configuration files, by precedence."""
 
     root: Path
     files: tuple[Path, ...]
@@ -38,7 +38,7 @@ def find(config: str | None) -> Project:
             hint="cd to your project",
         ) from None
     root = found.parent if found else here
-    own = root / CONFIG_NAME  # also where it is no regular file: reading it reports that
+    own = root / CONFIG_NAME  # also if it is not a regular file: reading it reports that
     files = [path for path in (own, local_state.user_config()) if path is not None and path.exists()]
     return Project(root, tuple(files), own if own in files and root != here else None)
 

@@ -1,7 +1,7 @@
 """Where settings come from: flags, environment, files; merged in layers and validated against spec.py's table.
 
-The strongest layer wins (flag > environment > ./cloudddp.toml > user configuration > default). Every layer is
-validated and knows its origin, so that an error names the place to fix.
+The layer with the highest precedence wins (flag > environment > ./cloudddp.toml > user configuration > default). Every
+layer is validated and has an origin, so that an error names the place to fix.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cloudddp.text import one_line
 CREATE = ("create one with ", Command("init"))
 LONGEST = 1 << 20  # bytes of a configuration file
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Set for each rank by the launcher or torchrun: a value of the user's would silently be ignored.
+# Set for each rank by the launcher or torchrun: a value set by the user would silently be ignored.
 RESERVED_ENVIRONMENT = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 )
@@ -162,7 +162,7 @@ def variable_of(section: str, key: str) -> str:
 
 
 def resolve(layers: Sequence[Layer]) -> Config:
-    """Return the validated settings of layers, given from the strongest to the weakest.
+    """Return the validated settings of layers, given by precedence, the highest first.
 
     Raises UsageError, naming the origin, the key, the value and what is allowed.
     """

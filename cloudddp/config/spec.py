@@ -208,7 +208,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     scratch: Annotated[
         tuple[Relative, ...],
         _limited(
-            "Folders or files that the script writes there and nobody needs (a downloaded data set): "
+            "Folders or files that the script writes there and that are not results (a downloaded data set): "
             "`run` terminates nodes that hold them."
         ),
     ] = ()
@@ -267,7 +267,7 @@ def help_of(section: str, key: str) -> str:
 
 
 def unwrap(hint: Any) -> tuple[Any, list[Meta]]:
-    """Return (the bare type without None, its limits)."""
+    """Return (the type without None, its limits)."""
     inner, metas = hint, []
     while True:
         metas += [m for m in getattr(inner, "__metadata__", ()) if isinstance(m, Meta)]
@@ -304,7 +304,7 @@ def _bounds(meta: Meta) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number as a person writes it: 10000000, not 1e+07."""
+    """Return a number without an exponent: 10000000, not 1e+07."""
     return str(int(value)) if value == int(value) else repr(float(value))
 
 

@@ -1,7 +1,7 @@
-"""Every time limit that decides when something counts as silent, lost or gone, in one frozen record.
+"""All time limits in one frozen record: when a node is quiet, when it is lost, how long to wait for AWS.
 
-CLOUDDDP_TIME_SCALE shortens all of them by one factor, for tests: a fault that takes minutes to be certain of then
-takes seconds. It cannot lengthen them, and no documentation for users names it.
+CLOUDDDP_TIME_SCALE multiplies all of them by one factor of at most 1, for tests: faults that take minutes to detect are
+then detected in seconds. It is not documented for users.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Timing:
     """Seconds. The defaults are what users get."""
 
     # Following a job (job/).
-    heartbeat: float = 5.0  # between two heartbeats of an agent that is followed
-    quiet: float = 15.0  # without a heartbeat, after which the user is told that a node is not responding
-    silence: float = 30.0  # without a heartbeat, after which a connection counts as broken
-    ask_again: float = 15.0  # between two requests to AWS while a node is quiet
-    lost: float = 20.0  # of failed reconnecting, after which a node counts as lost while others answer
+    heartbeat: float = 5.0  # interval of the agent's heartbeats
+    quiet: float = 15.0  # without a heartbeat until a node is reported as not responding
+    silence: float = 30.0  # without a heartbeat until a connection is considered broken
+    ask_again: float = 15.0  # interval of the queries to AWS while a node is quiet
+    lost: float = 20.0  # of failed reconnects until a node is lost, while other nodes answer
     overdue: float = (
-        120.0  # without a heartbeat, after which a node is lost whatever its connection does, likewise
+        120.0  # without a heartbeat until a node is lost, even if its connection is open, while others answer
     )
-    offline: float = 300.0  # the same when no node answers: then it is most likely this computer's network
+    offline: float = 300.0  # of failed reconnects while no node answers: probably this computer is offline
     exit_barrier: float = 10.0  # torchrun may wait at its exit barrier after every rank has finished
-    stop_again: float = 5.0  # after which a node that could not be told to stop is told again
+    stop_again: float = 5.0  # until a stop request is repeated on nodes that did not reply
     stop_reply: float = (
         30.0  # beyond its grace, for all nodes to confirm a stop before the job's end is reported
     )
@@ -40,17 +40,17 @@ class Timing:
     # SSH (ssh/).
     connect: float = 10.0  # for one attempt to connect, verify the host key and log in
     keepalive: float = 15.0  # between two SSH keepalives
-    dead: float = 45.0  # without any answer, after which a connection is dead
+    dead: float = 45.0  # without any answer until a connection is closed
     start: float = (
         60.0  # for a server to open a channel and start a command that has no time limit of its own
     )
 
     # Clusters (cluster/, cli/).
-    in_use: float = 300.0  # for what uses a security group to let go of it
-    settle: float = 15.0  # for which AWS may not find what it has just created (eventual consistency)
-    unknown_id: float = 30.0  # for which TerminateInstances may not know a new instance, likewise
-    still_listed: float = 30.0  # for which AWS may list what was deleted, likewise
-    at_stake: float = 5.0  # for all nodes together to report, before `down`, what nobody has pulled
+    in_use: float = 300.0  # until a security group is no longer in use
+    settle: float = 15.0  # in which AWS may not find a new resource (eventual consistency)
+    unknown_id: float = 30.0  # in which TerminateInstances may not find a new instance, likewise
+    still_listed: float = 30.0  # in which AWS may still list a deleted resource, likewise
+    at_stake: float = 5.0  # for all nodes to report, before `down`, results that were not pulled
     gpus: float = 60.0  # for a node that has booted to show its GPUs
 
     def scaled(self, factor: float) -> Timing:
@@ -59,7 +59,7 @@ class Timing:
 
 
 def current() -> Timing:
-    """Return the limits of this process. Raises UsageError for a scale that is no number from 0.02 to 1."""
+    """Return the limits of this process. Raises UsageError unless the scale is a number from 0.02 to 1."""
     text = os.environ.get(VARIABLE)
     if text is None:
         return Timing()

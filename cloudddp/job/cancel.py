@@ -58,7 +58,8 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
 
 
 def abort_launch(runner: Runner, job_id: str, *, grace: float = 1.0) -> list[int]:
-    """Stop what an interrupted or failed launch has started; return the nodes on which processes may be left.
+    """Stop everything that an interrupted or failed launch has started; return the nodes on which processes may be
+    left.
 
     It opens new connections, since the failure or the interrupt has closed the old ones.
     """

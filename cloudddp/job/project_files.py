@@ -50,7 +50,7 @@ class Snapshot:
 
 
 def of_config(root: Path, config: Config) -> Snapshot:
-    """Return the project's files as the settings want them on the nodes. Raises UsageError where there are none."""
+    """Return the project's files that the settings select for the nodes. Raises UsageError where there are none."""
     project = snapshot(root, exclude=config.sync.exclude, keep_out=(*config.job.outputs, RESULTS))
     if not project.manifest:
         raise UsageError(f"{root} has no files to send", hint="run cloudddp in your project's folder")
@@ -126,7 +126,7 @@ def _git_list(root: Path, prefix: str = "") -> Iterator[str]:
 
 
 def _walk(root: Path) -> Iterator[str]:
-    """Yield the files of a project that is no repository. A folder's .gitignore applies to everything below it."""
+    """Yield the files of a project that is not a repository. A folder's .gitignore applies to everything below it."""
     stack: list[tuple[str, tuple[tuple[str, Callable[[str], bool | None]], ...]]] = [("", ())]
     excluded = _matcher(NEVER_SENT)
     while stack:

@@ -1,7 +1,7 @@
 """Nodes + JobSpec -> what to start on each node: argv, environment, rendezvous. Pure.
 
 Three ways: torchrun with its c10d rendezvous, torchrun with static ranks, and ranks started directly with the
-variables that torch.distributed's env:// reads. The agent on the node only carries this plan out.
+variables that torch.distributed's env:// reads. The agent on the node executes this plan.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cloudddp.errors import CloudDDPError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a job needs to know about one node. `gpus` and `cpus` are as the node itself counted them."""
+    """The facts about one node that a job needs. `gpus` and `cpus` are as reported by the node."""
 
     rank: int
     private_ip: str

@@ -1,6 +1,6 @@
 """Which file of the project a launch starts: a path as the user typed it, or a module as `python -m` finds it.
 
-It is resolved on the laptop, so that a misspelt script is refused before any node is paid for. It reads the file
+It is resolved on the laptop, so that a misspelt script is refused before any node is created. It reads the file
 system only.
 """
 

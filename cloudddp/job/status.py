@@ -1,4 +1,4 @@
-"""The jobs of a cluster, as its nodes remember them: any laptop with the key sees the same ones."""
+"""The jobs of a cluster, as its nodes record them: the list is the same on any laptop with the key."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class JobRecord:
 
 
 def list_jobs(runner: Runner) -> list[JobRecord]:
-    """Return the jobs that the nodes know, newest last. Raises NodeError."""
+    """Return the jobs that the nodes have recorded, newest last. Raises NodeError."""
     replies = client.call_all(runner, lambda _: JobsRequest(), ship=True, limit=MAX_LISTING)
     jobs: dict[str, dict[int, JobState]] = {}
     for node, reply in replies.items():

@@ -1,4 +1,4 @@
-"""Bringing the project's files to the nodes: what differs, the stream that carries it, and the transfer itself.
+"""Syncs the project's files to the nodes: the difference, the tar stream, and the transfer.
 
 Only files that differ from a node's manifest are sent, as one tar stream; files deleted here are deleted there.
 """
@@ -55,7 +55,7 @@ class Difference:
 
 
 def sync(runner: Runner, cluster: Cluster, config: Config, *, root: Path, progress: Progress) -> None:
-    """Bring the project's files to every node. Raises UsageError, NodeError."""
+    """Sync the project's files to every node. Raises UsageError, NodeError."""
     files = project_files.of_config(root, config)
     probes = probe(runner, cluster, manifest=files.digest, python=config.job.python)
     for job in sorted({job for reply in probes.values() for job in reply.running}):

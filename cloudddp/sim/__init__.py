@@ -3,7 +3,7 @@
 Two modules are for callers: `control` (start, find and stop the server; standard library only) and `aws` (the same EC2
 in this process, without nodes). Only the simulator uses moto, asyncssh and werkzeug, and only when they are needed.
 
-It imports nothing of cloudddp but `errors` and `payload`. The simulator tests the product, so it must be an independent
-witness: with the product's own code for tags, inventory or files, both could be wrong in the same way and agree. What
-it needs of these it implements itself, although the code exists elsewhere.
+It imports nothing of cloudddp but `errors` and `payload`. The simulator tests the product, so it must be
+independent of it: with shared code for tags, inventory or files, both could have the same bug, and no test would detect
+it. So it has its own implementation of what it needs.
 """

@@ -1,1 +1,1 @@
-"""SSH to nodes: the only package that imports paramiko. It knows hosts, keys and commands, not clusters or AWS."""
+"""SSH to nodes: the only package that imports paramiko. It is independent of clusters and AWS."""

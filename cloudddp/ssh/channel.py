@@ -1,4 +1,4 @@
-"""Input and output of one command's channel, and a time limit for each wait on it. Knows neither commands nor nodes."""
+"""Input and output of one command's channel, and a time limit for each wait. Independent of commands and nodes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Activity:
 
 
 def feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes], activity: Activity) -> None:
-    """Send the input and its end. A command that ends without reading all of it is no error."""
+    """Send the input and its end. A command that ends without reading all of it is not an error."""
     pieces = [stdin] if isinstance(stdin, bytes) else stdin
     try:
         for piece in pieces:
@@ -116,12 +116,12 @@ def feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes], activity: Ac
         channel.shutdown_write()
     except OSError as error:
         if error.errno in (None, errno.EPIPE) or isinstance(error, TimeoutError):
-            return  # the command has ended, and its exit code says more
+            return  # the command has ended, and its exit code is reported
         raise
 
 
 def drain(receive: Callable[[int], bytes], keep: Callable[[bytes], Any], activity: Activity) -> None:
-    """Receive one stream to its end. Silence on one stream is no timeout while another one moves."""
+    """Receive one stream to its end. Silence on one stream is not a timeout while data arrives on the other."""
     while True:
         try:
             data = receive(CHUNK)

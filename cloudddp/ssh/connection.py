@@ -2,7 +2,7 @@
 
 `connect_timeout` limits connecting and authenticating, `command_timeout` the silence of one command, `total_timeout` all
 of its time. If a node stops answering, keepalives end the connection after Timing.dead seconds. Nothing here retries,
-or knows other nodes.
+or depends on other nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import paramiko
 
 KEY_PATIENCE = 120.0  # after a refused key: cloud-init may still be writing it, or the login user is wrong
-MAX_OUTPUT = 4 << 20  # bytes of a command's output that are kept, unless the caller says otherwise
+MAX_OUTPUT = 4 << 20  # bytes of a command's output that are kept by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Connection:
         Raises NodeError also if the connection breaks or a time limit passes. `command_timeout` is the longest time, in
         seconds, in which the command neither sends nor accepts a byte; None sets no limit once the server has started
         it (keepalives still find a dead node). `total_timeout` limits the whole command: a node that sends a byte now
-        and then is no better than a silent one if the answer is needed as a whole.
+        and then would otherwise never time out.
         """
         activity = Activity(command_timeout, total_timeout)
         with self._channel(command, activity) as channel:
@@ -265,7 +265,7 @@ def _tcp(target: Target, timeout: float, limits: Timing) -> socket.socket:
 
 
 def _silence_log() -> None:
-    """Keep paramiko's threads from printing tracebacks: what they log is in the error that we raise."""
+    """Prevent paramiko's threads from printing tracebacks: the error that we raise contains what they log."""
     log = logging.getLogger("paramiko")
     if not log.handlers:
         log.addHandler(logging.NullHandler())

@@ -1,8 +1,8 @@
 """Many nodes at once: a bounded number of threads, one connection per node, results that are never lost.
 
-The result of "do this on every node" is an `Outcome`: node -> value, and node -> error, whatever happened. The first
+The result of "do this on every node" is an `Outcome`: node -> value, and node -> error, in every case. The first
 fatal error, or Ctrl-C, ends the wait at once; threads are daemons and are not joined, so that the slowest host never
-holds up the user.
+delays the user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ed25519 keys in OpenSSH's formats: generates key pairs, and validates public keys that somebody else wrote.
+"""ed25519 keys in OpenSSH's formats: generates key pairs, and validates public keys from other sources.
 
 `cryptography` is a dependency of paramiko; a pair takes 0.2 ms.
 """

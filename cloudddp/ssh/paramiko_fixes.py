@@ -12,7 +12,7 @@
    9.2 lost the connection without this fix, and 0 of 160 with it. Here what that thread sends during an exchange is
    handed to another thread.
 
-Knows neither commands nor nodes.
+Independent of commands and nodes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def apply(transport: paramiko.Transport) -> None:
 
 
 class _Sender:
-    """The transport as one channel sees it: marks what that channel sends."""
+    """The transport of one channel: marks the packets that the channel sends."""
 
     def __init__(self, transport: paramiko.Transport, deferred: _DeferredSender) -> None:
         self._transport = transport
@@ -95,6 +95,6 @@ class _DeferredSender:
     def _send_next(self) -> None:
         import paramiko
 
-        # If the connection ends meanwhile, whoever waits for an answer gets the error.
+        # If the connection ends meanwhile, the thread that waits for an answer gets the error.
         with self._lock, contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._transport._send_user_message(self._waiting.popleft())

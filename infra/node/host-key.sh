@@ -1,15 +1,15 @@
 # Gives this node an SSH host key of its own. The one that it boots with is in its user data, which every process on
 # the node can read from the instance metadata, and all nodes of a cluster share it. The laptop runs this as root:
 #
-#   sudo -n sh -s -- make-host-key OLD < host-key.sh      make a new key beside the one in use, print its public half
-#   sudo -n sh -s -- install-host-key NEW < host-key.sh   put that one in place of every other, have sshd read it
+#   sudo -n sh -s -- make-host-key OLD < host-key.sh      create a new key next to the one in use, print its public half
+#   sudo -n sh -s -- install-host-key NEW < host-key.sh   replace all host keys by the new one, and reload sshd
 #
 # OLD and NEW are public keys, `ssh-ed25519 AAAA...`. The private key never leaves the node. Each step may be
-# interrupted anywhere and repeated: a key that was made stays the one that is printed, until it is installed.
+# interrupted at any point and repeated: a new key is created once and printed again until it is installed.
 set -eu
 umask 077
 cd /etc/ssh
-used=ssh_host_ed25519_key  # where cloud-init writes what the user data holds, and sshd looks by default
+used=ssh_host_ed25519_key  # where cloud-init writes the key of the user data; sshd's default path
 made=.cloudddp_host_key
 
 public() {
@@ -23,7 +23,7 @@ make-host-key)
         rm -f $made.$$ $made.$$.pub
         ssh-keygen -q -t ed25519 -N '' -C '' -f $made.$$ < /dev/null
         sync $made.$$  # before its public half is printed: it must survive a power failure
-        ln $made.$$ $made 2> /dev/null || [ -s $made ]  # not mv: another run may have made one meanwhile
+        ln $made.$$ $made 2> /dev/null || [ -s $made ]  # not mv: another run may have created one meanwhile
         rm -f $made.$$ $made.$$.pub
         sync .
     fi
@@ -34,7 +34,7 @@ install-host-key)
         for other in ssh_host_*; do
             [ "$other" = $used ] || rm -f "$other"
         done
-        mv -f $made $used  # one rename: sshd finds the old key or the new one, never none
+        mv -f $made $used  # atomic: sshd finds either the old key or the new one
     fi
     if [ "$(public $used)" != "$2" ]; then
         echo "/etc/ssh/$used is not the key that was made for this node" >&2
@@ -46,7 +46,7 @@ install-host-key)
     sync $used .
     # A reload (SIGHUP), not a restart: open connections stay whatever the unit's KillMode is. Ubuntu calls the unit ssh
     # (sshd is an alias that is missing under socket activation), Amazon Linux sshd. Where neither is active, each
-    # connection starts an sshd of its own, which reads the new key by itself.
+    # connection starts its own sshd, which reads the new key.
     for unit in ssh sshd; do
         if systemctl is-active --quiet $unit; then
             systemctl reload $unit

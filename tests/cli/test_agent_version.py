@@ -1,4 +1,4 @@
-"""A job of another version of cloudddp: commands name it and leave it alone; `down` still works."""
+"""A job of another version of cloudddp: commands name it and do not modify it; `down` still works."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.harness import wait_for
 WAIT_FOR_GO = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
 
 
-def test_job_of_another_agent_version_is_left_alone(cli: Any) -> None:
+def test_job_of_another_agent_version_is_not_modified(cli: Any) -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
     cli.ok("up", "-n", "1")
     cli.write("work.py", WAIT_FOR_GO)

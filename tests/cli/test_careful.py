@@ -1,4 +1,4 @@
-"""Everyday mishaps: the wrong folder, the wrong order, a closed terminal, two signals at once, expired credentials."""
+"""User errors and interruptions: wrong folder, wrong order, closed terminal, two signals, expired credentials."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def test_closing_the_terminal_during_up_leaves_nothing(
     assert remains().nothing
 
 
-def test_closing_the_terminal_during_run_takes_the_cluster_down(
-    cli: Any, terminal: Any, remains: Any
-) -> None:
+def test_closing_the_terminal_during_run_removes_the_cluster(cli: Any, terminal: Any, remains: Any) -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
     cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
     window = terminal("run", "-n", "1", "--nproc-per-node", "1", "wait.py")
@@ -101,7 +99,9 @@ def test_instance_unknown_to_aws_yet_is_terminated(cli: Any, faults: Any, remain
     assert remains().nothing
 
 
-def test_expired_credentials_during_teardown_list_what_may_be_left(cli: Any, faults: Any, ec2: Any) -> None:
+def test_expired_credentials_during_teardown_list_remaining_resources(
+    cli: Any, faults: Any, ec2: Any
+) -> None:
     cli.ok("up", "-n", "1")
     (cluster,) = json.loads(cli.ok("status", "--json"))
     faults.fail("TerminateInstances", "ExpiredToken", times=9)
@@ -111,7 +111,7 @@ def test_expired_credentials_during_teardown_list_what_may_be_left(cli: Any, fau
     assert "ExpiredToken" in done.stderr
 
 
-def test_duplicate_group_after_a_lost_answer_is_our_own(cli: Any, faults: Any) -> None:
+def test_duplicate_group_after_a_lost_answer_is_used(cli: Any, faults: Any) -> None:
     """The first answer is lost after the group was created, and botocore repeats the call: AWS answers Duplicate."""
     faults.lose_answer("CreateSecurityGroup")
     assert "is ready" in cli.ok("up", "-n", "1")
@@ -168,21 +168,21 @@ def test_script_may_be_named_by_any_path(cli: Any, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("run", "train.py"), "sync.max_mb"),
         (("run", "--nproc-per-node", "1,2,3", "train.py"), "lists 3 nodes"),
     ],
 )
 def test_run_refuses_before_it_creates_nodes(
-    cli: Any, faults: Any, words: tuple[str, ...], said: str
+    cli: Any, faults: Any, words: tuple[str, ...], message: str
 ) -> None:
     cli.write("train.py", "")
     cli.write("big.bin", "x" * 3_000_000)
-    cli.env["CLOUDDDP_SYNC_MAX_MB"] = "1" if said == "sync.max_mb" else "100"
+    cli.env["CLOUDDDP_SYNC_MAX_MB"] = "1" if message == "sync.max_mb" else "100"
     done = cli(*words)
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert faults.calls == []
 
 
@@ -195,16 +195,17 @@ def test_run_with_more_ranks_than_gpus_creates_nothing(cli: Any, faults: Any, re
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [("2", "1 GPU, fewer than the 2 ranks"), ("1,1", "lists 2 nodes, the cluster has 1")]
+    ("count", "message"),
+    [("2", "1 GPU, fewer than the 2 ranks"), ("1,1", "lists 2 nodes, the cluster has 1")],
 )
-def test_ranks_that_do_not_fit_are_refused_before_the_sync(cli: Any, count: str, said: str) -> None:
+def test_ranks_that_do_not_fit_are_refused_before_the_sync(cli: Any, count: str, message: str) -> None:
     cli.ok("up", "-n", "1", "-t", "g5.xlarge")
     assert "GPU 0: " in cli.ok("exec", "nvidia-smi -L")
     cli.write("cloudddp.toml", '[setup]\nrun = ["touch ../set-up"]\n')
     cli.write("train.py", "")
     done = cli("launch", "--nproc-per-node", count, "train.py")
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "train.py" not in cli.ok("exec", "ls")
     assert cli.ok("exec", "ls ..; pwd").count("set-up") == 0
 
@@ -287,7 +288,7 @@ def test_ranks_without_supervisor_block_the_node_until_cancelled(cli: Any) -> No
     job = cli.ok("launch", "-d", "wait.py").strip()
     pid = json.loads(cli.ok("exec", f"cat ~/.cloudddp/jobs/{job}/state.json").split("] ", 1)[1])["pid"]
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: json.loads(cli.ok("jobs", "--json"))[0]["state"] == "lost", "the supervisor is missed")
+    wait_for(lambda: json.loads(cli.ok("jobs", "--json"))[0]["state"] == "lost", "the job is shown as lost")
     busy = cli("launch", "wait.py")
     assert busy.returncode == 1
     assert job in busy.stderr
@@ -306,7 +307,7 @@ def test_daemon_with_clean_environment_ends_with_the_job(cli: Any) -> None:
     pid = int(process.stdout.readline().split("] ")[1])
     assert Path(f"/proc/{pid}").exists()
     interrupt(process)
-    wait_for(lambda: "sleep" not in _program(pid), "the daemon is ended")
+    wait_for(lambda: "sleep" not in _program(pid), "the daemon has ended")
 
 
 def _program(pid: int) -> str:
@@ -384,9 +385,9 @@ def test_simultaneous_signals_do_not_abort_the_teardown(cli: Any, faults: Any, r
     came, go = faults.hold("RunInstances")
     process = cli.start("up", "-n", "1")
     assert came.wait(60)
-    asked, answered = faults.hold("DescribeInstances")
+    called, answered = faults.hold("DescribeInstances")
     go.set()
-    assert asked.wait(60)  # up goes on
+    assert called.wait(60)  # `up` continues
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGHUP)
@@ -396,7 +397,7 @@ def test_simultaneous_signals_do_not_abort_the_teardown(cli: Any, faults: Any, r
     assert remains().nothing
 
 
-def test_run_lists_what_may_be_left_when_aws_refuses_to_answer(cli: Any, faults: Any, ec2: Any) -> None:
+def test_run_lists_remaining_resources_when_aws_refuses_calls(cli: Any, faults: Any, ec2: Any) -> None:
     """An SSO session expires during a long job, and AWS refuses the first call of the teardown."""
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
     cli.write(
@@ -412,7 +413,9 @@ def test_run_lists_what_may_be_left_when_aws_refuses_to_answer(cli: Any, faults:
     home = ec2.describe_instances(InstanceIds=[cluster["nodes"][0]["instance_id"]])
     assert home["Reservations"]
     (node,) = [n for n in _nodes(cli) if n["instance_id"] == cluster["nodes"][0]["instance_id"]]
-    (Path(node["home"]) / "project" / "go").mkdir()  # a folder: no file that `run` would keep
+    (
+        Path(node["home"]) / "project" / "go"
+    ).mkdir()  # a folder, because `run` would keep the cluster for a new file
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 3
     assert cluster["nodes"][0]["instance_id"] in err
@@ -451,7 +454,7 @@ def test_background_process_of_set_up_does_not_block_the_launch(cli: Any) -> Non
 
 
 def test_settings_are_not_read_from_shared_folders(cli: Any, tmp_path: Path) -> None:
-    """Outside a repository and the home folder, a file further up may be somebody else's."""
+    """Outside a repository and the home folder, a file in a parent folder may belong to another user."""
     (tmp_path / "cloudddp.toml").write_text("[cluster]\nnodes = 0\n")
     assert cli("status").returncode == 1  # no cluster; the bad file was not read
 

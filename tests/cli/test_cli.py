@@ -83,7 +83,7 @@ def imports_in_functions(tree: ast.Module) -> set[int]:
 
 
 def strings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yield the string literals of a module that are no docstrings."""
+    """Yield the string literals of a module that are not docstrings."""
     documentation = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in documentation:
@@ -102,7 +102,7 @@ def test_imports_inside_functions_are_explained() -> None:
 
 
 def test_commands_in_messages_are_data() -> None:
-    """A command in a string would lack the user's global options. Help texts are no messages."""
+    """A command in a string would lack the user's global options. Help texts are not messages."""
     verbs = "|".join(sorted(set(main.table) - {"init", "sim"}))
     spelled = re.compile(rf"\bcloudddp ({verbs})\b")
     found = [
@@ -202,7 +202,7 @@ def test_allow_me_replaces_only_the_address_of_this_computer(cli: Any, ec2: Any)
     blocks = [
         ("203.0.113.7/32", "cloudddp caller"),
         ("203.0.113.8/32", "a colleague"),
-    ]  # where we were; a guest
+    ]  # the earlier address of this computer, and another user's
     ec2.authorize_security_group_ingress(
         GroupId=group["GroupId"],
         IpPermissions=[{**ours, "IpRanges": [{"CidrIp": b, "Description": why}]} for b, why in blocks],
@@ -258,7 +258,7 @@ def test_option_after_the_verb_wins_over_the_one_before_it(cli: Any) -> None:
     assert "no cluster 'second'" in cli("-c", "first", "status", "-c", "second").stderr
 
 
-def test_bug_leaves_its_traceback_in_a_file(tmp_path: Path) -> None:
+def test_traceback_of_a_bug_is_written_to_a_file(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom cloudddp.cli import edge\n"
         "def broken(*a, **k): raise ZeroDivisionError('by the test')\n"

@@ -52,7 +52,7 @@ def cluster_ids(ec2: Any, name: str) -> set[str]:
 
 
 def names_the_holder(text: str, cluster_id: str) -> bool:
-    """Whether the second `up` says who has the name, in its error or in its report on the existing cluster."""
+    """Whether the second `up` names the owner of the name, in its error or in its report on the existing cluster."""
     taken = f"cluster {cluster_id} of user/moto, since 20" in text
     return taken or re.search(r"is already up, created by user/moto on 20\d\d-", text) is not None
 

@@ -48,7 +48,7 @@ def test_job_ended_by_the_deadline_is_reported(cli: Any, ec2: Any, remains: Any)
     assert "all its nodes have terminated" in err
     assert "may still be running" not in err
     assert f"the deadline of cluster {cli.cluster}" in err
-    assert 'results in ["runs"] that nobody had pulled are lost' in err
+    assert 'results in ["runs"] that were not pulled are lost' in err
     for verb in ("jobs", "logs", "pull"):
         done = cli(verb)
         assert done.returncode == 1

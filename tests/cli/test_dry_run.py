@@ -27,7 +27,7 @@ def dry_run(tmp_path: Path, project: Path) -> Any:
             timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert not home.exists()  # nothing of a rehearsal stays on the disk
+        assert not home.exists()  # a dry run leaves no files
         return done.stdout
 
     return run

@@ -81,7 +81,7 @@ def test_every_command_line_ends_with_an_exit_code_and_a_message(
     )
     assert done.returncode == 0, done.stderr
     assert [fault for outcome in fuzz.outcomes(tmp_path) for fault in faults(*outcome)] == []
-    # Nothing was started, neither a simulator nor a cluster.
+    # Neither a simulator nor a cluster was started.
     assert not list(tmp_path.glob("*/state/sim/sim.json"))
     assert not list(tmp_path.glob("*/state/clusters/*/id_ed25519"))
 
@@ -166,10 +166,10 @@ def test_full_output_of_init_is_not_taken_for_a_full_folder(place: Place) -> Non
     assert (code, "cannot write the output: No space left on device" in shown) == (1, True), shown
 
 
-# -- processes of their own, for what a forked one cannot have ----------------------------------------------------
+# -- separate processes, for conditions that a forked process cannot have ----------------------------------------------------
 
 
-def whole(
+def run_in_shell(
     tmp_path: Path,
     refusing: str,
     words: list[str],
@@ -190,24 +190,23 @@ def whole(
         ["sh", "-c", shell, sys.executable, *words], cwd=project, env={**env, **environment}, timeout=120,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape", check=False,
     )  # fmt: skip
-    said = done.stdout + done.stderr
-    return checked(done.returncode, said)
+    return checked(done.returncode, done.stdout + done.stderr)
 
 
 @pytest.mark.parametrize("redirect", [">&-", "<&- >&- 2>&-", "2> /dev/full"])
 def test_closed_and_full_streams_of_a_shell(tmp_path: Path, refusing: str, redirect: str) -> None:
-    whole(tmp_path, refusing, ["ls"], redirect=redirect)
+    run_in_shell(tmp_path, refusing, ["ls"], redirect=redirect)
 
 
 @pytest.mark.parametrize("verb", ["status", "up -y", "sim status"])
 def test_deleted_current_folder(tmp_path: Path, refusing: str, verb: str) -> None:
     gone = "mkdir gone; cd gone; rmdir ../gone"
-    code, said = whole(tmp_path, refusing, verb.split(), before=gone, CLOUDDDP_HOME="state")
-    assert (code, "the current folder no longer exists" in said) == (2, True), said
+    code, output = run_in_shell(tmp_path, refusing, verb.split(), before=gone, CLOUDDDP_HOME="state")
+    assert (code, "the current folder no longer exists" in output) == (2, True), output
 
 
 def test_help_in_a_deleted_folder(tmp_path: Path, refusing: str) -> None:
-    assert whole(tmp_path, refusing, ["--help"], before="mkdir gone; cd gone; rmdir ../gone")[0] == 0
+    assert run_in_shell(tmp_path, refusing, ["--help"], before="mkdir gone; cd gone; rmdir ../gone")[0] == 0
 
 
 @pytest.mark.parametrize("verb", ["ls", "sim status", "up -y"])
@@ -222,9 +221,9 @@ def test_user_without_a_home(tmp_path: Path, refusing: str, verb: str, home: str
         ["sh", "-c", script, sys.executable, *verb.split()], cwd=tmp_path / "project", env=env, timeout=120,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    said = done.stdout + done.stderr
-    assert done.returncode in CODES, said
-    assert not CRASHES.search(said), said
+    output = done.stdout + done.stderr
+    assert done.returncode in CODES, output
+    assert not CRASHES.search(output), output
     assert list((tmp_path / "project").iterdir()) == []
 
 
@@ -244,8 +243,8 @@ cloudddp.__main__.main()
     [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii:strict"}],
 )
 def test_ascii_terminal(tmp_path: Path, refusing: str, locale: dict[str, str]) -> None:
-    code, said = whole(tmp_path, refusing, ["-c", "ünï\udcff", "status"], **locale)
-    assert (code, "is not allowed" in said) == (2, True)
+    code, output = run_in_shell(tmp_path, refusing, ["-c", "ünï\udcff", "status"], **locale)
+    assert (code, "is not allowed" in output) == (2, True)
 
 
 # -- defects that the random cases found --------------------------------------------------------------------------------
@@ -257,8 +256,8 @@ def test_configuration_that_is_not_a_regular_file(place: Place, name: str, make:
     if (make, name) == ("ln -s odd", "cloudddp.toml"):
         name = "odd"  # a loop
     subprocess.run([*make.split(), name], cwd=place.project, check=True)
-    code, said = place("--config", name, "ls")
-    assert (code, name in said) == (2, True), said
+    code, output = place("--config", name, "ls")
+    assert (code, name in output) == (2, True), output
 
 
 @pytest.mark.parametrize("verb", ["sim status", "ls", "up -y"])

@@ -45,7 +45,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def everything() -> list[Callable[[], object]]:
+def all_writes() -> list[Callable[[], object]]:
     """Return every operation that writes into the state folder."""
     folder = ClusterFolder(ID)
     return [
@@ -61,9 +61,9 @@ def everything() -> list[Callable[[], object]]:
 def test_new_folders_are_private_for_any_umask(home: Path, mask: int) -> None:
     home.parent.mkdir()
     with umask(mask):
-        for write in everything():
+        for write in all_writes():
             write()
-        everything()[0]()
+        all_writes()[0]()
     for path in (home, *home.rglob("*")):
         assert mode(path) == (0o700 if path.is_dir() else 0o644 if path.suffix == ".pub" else 0o600), path
 
@@ -72,7 +72,7 @@ def test_readable_folders_are_made_private(home: Path) -> None:
     (home / "clusters" / ID).mkdir(parents=True)
     for path in (home, home / "clusters", home / "clusters" / ID):
         path.chmod(0o755)
-    everything()[1]()
+    all_writes()[1]()
     for path in (home, home / "clusters", home / "clusters" / ID):
         assert mode(path) == 0o700
 
@@ -81,7 +81,7 @@ def test_readable_folders_are_made_private(home: Path) -> None:
 def test_home_writable_by_others_is_refused(home: Path, open_to: int) -> None:
     home.mkdir(parents=True)
     home.chmod(open_to)
-    for write in everything():
+    for write in all_writes():
         with pytest.raises(UsageError, match="other users") as caught:
             write()
         assert "chmod 700" in caught.value.hint
@@ -101,7 +101,7 @@ def _owned_by_another(path: Path) -> None:
 def test_folder_of_another_user_is_refused(home: Path, part: str) -> None:
     (home / "clusters" / ID).mkdir(parents=True)
     _owned_by_another(home / part)
-    for write in everything()[: 4 if part else 5]:
+    for write in all_writes()[: 4 if part else 5]:
         with pytest.raises(UsageError, match="another user"):
             write()
     assert list((home / "clusters" / ID).iterdir()) == []
@@ -111,11 +111,11 @@ def test_home_behind_a_link_of_another_user_is_refused(home: Path, tmp_path: Pat
     (tmp_path / "ssh").mkdir(0o700)
     home.parent.mkdir()
     home.symlink_to(tmp_path / "ssh")
-    everything()[1]()  # the user's own link
+    all_writes()[1]()  # the user's own link
     assert (tmp_path / "ssh" / "clusters").is_dir()
     _owned_by_another(home)
     with pytest.raises(UsageError, match="another user"):
-        everything()[1]()
+        all_writes()[1]()
 
 
 @pytest.mark.parametrize("part", ["clusters", f"clusters/{ID}"])
@@ -127,7 +127,7 @@ def test_link_in_place_of_a_folder_is_not_followed(home: Path, tmp_path: Path, p
     away.chmod(0o755)
     (home / part).parent.mkdir(parents=True)
     (home / part).symlink_to(away)
-    for write in everything()[:4]:
+    for write in all_writes()[:4]:
         with pytest.raises(UsageError, match="is not a folder"):
             write()
     assert {str(path.relative_to(away)) for path in away.rglob("*")} == {
@@ -146,7 +146,7 @@ def test_link_in_place_of_a_file_is_replaced_not_followed(home: Path, tmp_path: 
     folder.mkdir(parents=True)
     (tmp_path / "bait").write_text("unharmed")
     (folder / name).symlink_to(tmp_path / "bait")
-    for write in everything():
+    for write in all_writes():
         write()
     assert (tmp_path / "bait").read_text() == "unharmed"
     assert not (folder / name).is_symlink()
@@ -178,8 +178,8 @@ def test_journal_must_be_a_regular_file_of_the_user(home: Path, tmp_path: Path, 
 
 
 def test_keys_and_records_behind_links_are_not_read(home: Path, tmp_path: Path) -> None:
-    """A host key chosen by somebody else would let their machine pose as a node."""
-    everything()[0]()
+    """With a host key chosen by another user, their machine could impersonate a node."""
+    all_writes()[0]()
     folder = ClusterFolder(ID)
     (tmp_path / "theirs").write_text("ssh-ed25519 BBBB")
     folder.host_key.unlink()

@@ -140,7 +140,7 @@ def test_exclusive_waits_for_the_other_process(folder: ClusterFolder) -> None:
     assert waited == [None, -9]
 
 
-# -- a real SSH server that is not an honest node -----------------------------------------------------------------
+# -- a real SSH server in place of a node -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def test_unreachable_node_gets_its_key_later(cli: Any, simulator: Any, faults: A
     faults.rewrite("DescribeInstances", lambda body: re.sub(re.escape(address) + rb"\b", b"127.1.2.3", body))
     partly = cli("jobs")
     assert partly.returncode == 1
-    assert "node 1 could not be asked" in partly.stderr
+    assert "node 1 could not be queried" in partly.stderr
     first, second = members(cli)
     known = host_keys.read(recorded(cli))
     assert known.accepted(first["instance_id"]) == (presented(first["public_ip"], simulator.ssh_port),)

@@ -190,7 +190,7 @@ def test_logs_can_be_limited_to_a_rank(cli: Any) -> None:
 
 
 def test_job_that_failed_before_its_cancel_stays_failed(cli: Any) -> None:
-    """Nobody follows it, so the rank on the other node runs until the cancel."""
+    """The job is not followed, so the rank on the other node runs until the cancel."""
     up_without_torchrun(cli, nodes=2, ranks=1)
     cli.write(
         "half.py",
@@ -258,7 +258,7 @@ def test_ctrl_c_on_a_terminal_asks_first(cli: Any) -> None:
     up_without_torchrun(cli, nodes=1, ranks=1)
     cli.write(
         "wait.py",
-        "import time, os\nprint('began', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)\nprint('went on', flush=True)",
+        "import time, os\nprint('began', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)\nprint('continued', flush=True)",
     )
     window = Terminal(cli, "launch", "wait.py", term="dumb")
     try:
@@ -267,7 +267,7 @@ def test_ctrl_c_on_a_terminal_asks_first(cli: Any) -> None:
         window.read_until(b"Cancel the job on every node?")
         os.write(window.ours, b"n\n")
         cli.ok("exec", "--node", "0", "--", "touch", "go")
-        window.read_until(b"went on")
+        window.read_until(b"continued")
         assert window.process.wait(TIMEOUT) == 0
     finally:
         window.close()
@@ -463,7 +463,7 @@ def test_launch_without_a_cluster_suggests_up(cli: Any) -> None:
     assert "up" in done.stderr
 
 
-def test_run_takes_the_cluster_down_and_returns_the_job_exit_code(cli: Any, remains: Any) -> None:
+def test_run_removes_the_cluster_and_returns_the_job_exit_code(cli: Any, remains: Any) -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
     cli.write(
         "seven.py",
@@ -475,7 +475,7 @@ def test_run_takes_the_cluster_down_and_returns_the_job_exit_code(cli: Any, rema
     assert [path.read_text() for path in cli.cwd.glob("results/*/runs/made")] == ["x"]
 
 
-def test_interrupted_run_takes_the_cluster_down(cli: Any, remains: Any) -> None:
+def test_interrupted_run_removes_the_cluster(cli: Any, remains: Any) -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
     cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
     process = cli.start("run", "-n", "1", "--nproc-per-node", "1", "wait.py")
@@ -538,7 +538,7 @@ def test_started_ranks_are_stopped_when_another_node_cannot_start(cli: Any) -> N
     done = cli("launch", "wait.py")
     assert done.returncode == 1
     assert "node 1" in done.stderr
-    wait_for(lambda: processes(cli) == 0, "node 0 ends what it started")
+    wait_for(lambda: processes(cli) == 0, "node 0 ends its ranks")
 
 
 def test_logs_and_jobs_show_the_same_duration(cli: Any) -> None:
@@ -560,4 +560,4 @@ def test_failed_job_leaves_the_cluster_up(cli: Any) -> None:
     cli.write("fail.py", "raise SystemExit(7)")
     done = cli("launch", "fail.py")
     assert done.returncode == 7
-    assert "the cluster is still up; `cloudddp down` ends the bill" in done.stderr
+    assert "the cluster is still up; `cloudddp down` stops the bill" in done.stderr

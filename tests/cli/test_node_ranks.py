@@ -1,4 +1,4 @@
-"""Every command names a node by the same rank after another one has ended, and leaves foreign instances alone."""
+"""Nodes keep their ranks in all commands after another node has ended; foreign instances are not used."""
 
 from __future__ import annotations
 

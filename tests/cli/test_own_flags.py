@@ -100,7 +100,7 @@ def test_script_arguments_reach_the_script(cli: Any, words: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("launch", "train.py", "--max-cost", "5"), "every word belongs to the script"),
         (("run", "train.py", "--max-cost", "5"), "put it before train.py"),
@@ -110,12 +110,12 @@ def test_script_arguments_reach_the_script(cli: Any, words: tuple[str, ...]) -> 
     ],
 )
 def test_misplaced_option_is_a_usage_error_before_any_call(
-    cli: Any, faults: Any, words: tuple[str, ...], said: str
+    cli: Any, faults: Any, words: tuple[str, ...], message: str
 ) -> None:
     cli.write("train.py", "")
     done = cli(*words)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Usage:" not in done.stderr
     assert faults.calls == []
 

@@ -1,4 +1,4 @@
-"""Ownership: commands by name do not touch what other users of the same account created."""
+"""Ownership: commands by name do not change what other users of the same account created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results that nobody has pulled: `run` keeps the nodes that have them, `launch`, `pull` and `down` name them."""
+"""Results that were not pulled: `run` keeps the nodes that have them, `launch`, `pull` and `down` name them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_file_names_are_shown_as_text(cli: Any) -> None:
     assert "evil\\x1b]0;owned\\x07.txt" in done.stderr
 
 
-def test_file_names_are_no_options_in_the_suggested_command(cli: Any) -> None:
+def test_file_names_are_not_options_in_the_suggested_command(cli: Any) -> None:
     configure(cli, "write('--to=..'); write('fine')")
     cli.ok("up", "-n", "1")
     done = cli("launch", "train.py")

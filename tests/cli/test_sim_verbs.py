@@ -1,4 +1,4 @@
-"""`cloudddp sim`: which node is meant, what is broken, what a simulator that runs already is asked for, and mistakes."""
+"""`cloudddp sim`: node names, faults, options of a simulator that is already running, and invalid input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATENCY = '{"latency": {"*": 0.2}}'
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home for a simulator of the test's own."""
+    """The state folder of a separate simulator for the test."""
     yield tmp_path / "home"
     control.stop(tmp_path / "home")
     assert processes.belonging(tmp_path / "home") == []
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def own(home: Path, project: Path) -> Iterator[CommandLine]:
-    """The command line of a user who has named no cluster, with a simulator of process nodes if one is needed."""
+    """The command line without a cluster name, with process nodes if a simulator is started."""
     env = clean_environment(
         CLOUDDDP_HOME=str(home), CLOUDDDP_YES="1", CLOUDDDP_SIM="1", CLOUDDDP_SIM_NODES="process"
     )
@@ -49,7 +49,7 @@ def broken(cli: CommandLine) -> set[tuple[str, int]]:
 
 
 def ids(cli: CommandLine, cluster: str) -> list[str]:
-    """The instances of a cluster in the order of node ranks, as the other verbs have it."""
+    """The instances of a cluster in the order of node ranks, as `status` shows them."""
     (shown,) = json.loads(cli.ok("status", "--json", "-c", cluster))
     return [node["instance_id"] for node in shown["nodes"]]
 
@@ -92,15 +92,15 @@ def test_unknown_node_name_lists_the_candidates(own: CommandLine) -> None:
         assert "node 0 of which cluster? clusters: alpha, beta" in refused(own, "sim", *verb, "0")
         assert "clusters: alpha, beta" in refused(own, "sim", *verb, "0", "-c", "gamma")
         assert f"nodes: 0 ({first})" in refused(own, "sim", *verb, "1", "-c", "alpha")
-        said = refused(own, "sim", *verb, "i-")
-        assert "several nodes match i-: " in said
-        assert f"alpha 0 ({first})" in said
-        assert f"alpha 0 ({first})" in refused(own, "sim", *verb, "nobody")
-    own.write("cloudddp.toml", "[cluster]\nnodse = 2\n")  # in nobody's way who names a node by its id
+        message = refused(own, "sim", *verb, "i-")
+        assert "several nodes match i-: " in message
+        assert f"alpha 0 ({first})" in message
+        assert f"alpha 0 ({first})" in refused(own, "sim", *verb, "unknown")
+    own.write("cloudddp.toml", "[cluster]\nnodse = 2\n")  # not read, because the node is given by its id
     assert own.ok("sim", "fault", "freeze", first[:12]) == f"freeze: {first}\n"
 
 
-def test_rank_is_enough_with_one_cluster_and_heal_lists_what_it_healed(
+def test_rank_identifies_a_node_of_the_only_cluster_and_heal_lists_faults(
     own: CommandLine,
 ) -> None:
     own.ok("up", "-n", "2", "-c", "alpha")
@@ -147,9 +147,9 @@ def test_running_simulator_with_other_options_is_refused(
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "a:b", "lo", ".", "..", "x" * 16, "all", "eth%d", "-e"])
 def test_invalid_interface_name_is_refused(own: CommandLine, name: str) -> None:
-    said = refused(own, "sim", "start", f"--interface={name}")
-    assert repr(name) in said
-    assert "1 to 15 letters" in said
+    message = refused(own, "sim", "start", f"--interface={name}")
+    assert repr(name) in message
+    assert "1 to 15 letters" in message
     assert not (Path(own.env["CLOUDDDP_HOME"]) / "sim" / "sim.json").exists()
 
 
@@ -182,11 +182,11 @@ def test_port_in_use_is_reported_in_one_line(own: CommandLine) -> None:
     assert "--port" in second
 
 
-# -- what this computer lacks --------------------------------------------------------------------------------
+# -- missing programs and privileges --------------------------------------------------------------------------------
 
 
 def without(program: str) -> list[str]:
-    """The words that run a command where a program cannot be found: in a mount namespace that hides it."""
+    """Return a command prefix that hides a program, in a mount namespace."""
     places = [
         f"{folder}/{program}" for folder in ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin")
     ]
@@ -194,15 +194,15 @@ def without(program: str) -> list[str]:
     return ["unshare", "--mount", "sh", "-ec", f'{hide}exec "$@"', "sh"]
 
 
-LACKS = [
+MISSING = [
     (without("sshd"), "openssh-server not installed (apt-get install openssh-server)"),
     (without("nft"), "nftables not installed (apt-get install nftables)"),
     (["setpriv", "--bounding-set=-sys_admin"], "namespaces are refused: unshare: Operation not permitted"),
 ]
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can hide a program, or do without its own powers")
-@pytest.mark.parametrize(("shell", "why"), LACKS, ids=["sshd", "nft", "namespaces"])
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+@pytest.mark.parametrize(("shell", "why"), MISSING, ids=["sshd", "nft", "namespaces"])
 def test_missing_requirement_is_fatal_only_for_a_forced_kind(
     own: CommandLine, shell: list[str], why: str
 ) -> None:
@@ -219,17 +219,17 @@ def test_missing_requirement_is_fatal_only_for_a_forced_kind(
     assert forced.returncode == 1
     assert f"namespace nodes are not available here: {why}" in forced.stderr
     assert "--nodes process" in forced.stderr
-    free = start("--interface", "e0")
-    assert free.returncode == 0, free.stderr
-    assert f"nodes are processes of this computer ({why}" in free.stdout
-    assert "--interface has no effect" in free.stderr
+    fallback = start("--interface", "e0")
+    assert fallback.returncode == 0, fallback.stderr
+    assert f"nodes are processes of this computer ({why}" in fallback.stdout
+    assert "--interface has no effect" in fallback.stderr
 
 
 # -- conditions ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ("{", "not JSON"),
         ("[]", "not a JSON object: []"),
@@ -254,10 +254,10 @@ def test_missing_requirement_is_fatal_only_for_a_forced_kind(
     ],
 )
 def test_invalid_condition_is_a_usage_error_with_an_example(
-    cli: CommandLine, changes: str, said: str
+    cli: CommandLine, changes: str, message: str
 ) -> None:
     error = refused(cli, "sim", "conditions", changes)
-    assert said in error
+    assert message in error
     assert "for example" in error or "known: throttle" in error
 
 

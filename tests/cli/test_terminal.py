@@ -48,12 +48,12 @@ def test_tables_fit_the_terminal(cli: Any) -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
     cli.ok("up", "-n", "1", "-t", "g5.12xlarge")
     cli.write(
-        "tell.py",
+        "report.py",
         "import json, os\n"
         "with open(os.environ['CLOUDDDP_STATUS_FILE'], 'w') as file:\n"
         "    json.dump({'state': 'finished', 'step': 120000, 'steps': 300000, 'best_accuracy': 0.9312}, file)\n",
     )
-    cli.ok("launch", "tell.py", "--learning-rate", "0.1", "--name", "a-rather-long-name-of-a-run")
+    cli.ok("launch", "report.py", "--learning-rate", "0.1", "--name", "a-rather-long-name-of-a-run")
     for words in (("status",), ("jobs",), ("ls",)):
         code, shown = at_terminal(cli, *words)
         table = shown[shown.index("NODE" if words != ("jobs",) else "JOB") :].splitlines()

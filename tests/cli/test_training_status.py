@@ -66,7 +66,7 @@ def test_training_status_is_shown(one_node: Any) -> None:
     cli.ok("launch", "-d", "work.py")
     wait_for(lambda: json.loads(cli.ok("jobs", "--json"))[0]["training"], "the job reports")
     training = json.loads(cli.ok("jobs", "--json"))[0]["training"]
-    assert training.pop("told").endswith("+00:00")
+    assert training.pop("reported").endswith("+00:00")
     assert training == {"state": "running", "step": 12, "steps": 30, "best_accuracy": None}
     assert "step 12 of 30" in cli.ok("jobs")
     done = cli("cancel")
@@ -90,7 +90,7 @@ def test_job_that_saved_a_snapshot_after_sigterm_is_preempted(one_node: Any) -> 
     assert "step 12 of 30, snapshot saved" in cli.ok("jobs")
 
 
-def test_exit_code_decides_whatever_the_script_reports(one_node: Any) -> None:
+def test_exit_code_overrides_the_reported_state(one_node: Any) -> None:
     cli = one_node
     cli.write("work.py", REPORT + "report(state=sys.argv[1], step=12)\nsys.exit(int(sys.argv[2]))\n")
     for state, code, expected in (

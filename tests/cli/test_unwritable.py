@@ -1,4 +1,4 @@
-"""Folders that cannot be created or written, and absurd numbers: a message and a hint, never a bug."""
+"""Folders that cannot be created or written, and huge numbers: a message and a hint, never a bug."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ def test_unexpected_host_key_is_refused(cli: Any) -> None:
 
 
 def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
-    """Counted in a rehearsal, where instances run at once, so that no poll adds calls."""
+    """Counted in a dry run, where instances run at once, so that no poll adds calls."""
     pytest.importorskip("moto")
     from cloudddp.aws.client import AWS
     from cloudddp.cli.actions.rehearsal import Nodes

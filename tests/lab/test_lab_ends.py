@@ -1,4 +1,4 @@
-"""Nodes that end and boot again: reliably, and without trusting what root of the node has left on the disk."""
+"""Nodes that end and boot again: reliably, and without following links that root of the node has left on the disk."""
 
 from __future__ import annotations
 

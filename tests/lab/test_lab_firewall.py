@@ -123,7 +123,7 @@ def test_egress_rules_apply_to_the_original_destination(lab_laptop: LabLaptop) -
     lab_laptop.ec2.revoke_security_group_egress(GroupId=shut, IpPermissions=itself)
 
 
-def test_node_without_public_address_has_no_way_out(lab_laptop: LabLaptop) -> None:
+def test_node_without_public_address_reaches_no_public_address(lab_laptop: LabLaptop) -> None:
     interface = {"DeviceIndex": 0, "Groups": [lab_laptop.group], "AssociatePublicIpAddress": False}
     (node,) = lab_laptop.launch(1, NetworkInterfaces=[interface])
     (peer,) = lab_laptop.launch(1)

@@ -19,7 +19,7 @@ from cloudddp.errors import UsageError
 from cloudddp.sim import control
 
 # Runs on the node: METHOD PATH HEADER=VALUE ... -> status, body, headers.
-ASK = """
+SEND_REQUEST = """
 import http.client, json, sys
 line = http.client.HTTPConnection("169.254.169.254", timeout=30)
 line.request(sys.argv[1], sys.argv[2], headers=dict(h.split("=", 1) for h in sys.argv[3:]))
@@ -31,7 +31,7 @@ SPOT = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": "one-time"}}
 
 
 class MetadataClient:
-    """Sends requests from a node, with a token unless told otherwise."""
+    """Sends requests from a node, with a token by default."""
 
     def __init__(self, client: paramiko.SSHClient) -> None:
         self._client = client
@@ -39,7 +39,7 @@ class MetadataClient:
 
     def raw(self, method: str, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
         words = [f"{name.replace('_', '-')}={value}" for name, value in headers.items()]
-        command = shlex.join(["/opt/pytorch/bin/python", "-c", ASK, method, path, *words])
+        command = shlex.join(["/opt/pytorch/bin/python", "-c", SEND_REQUEST, method, path, *words])
         status, body, response_headers = json.loads(shell(self._client, command))
         return status, body, response_headers
 
@@ -73,47 +73,47 @@ def client(shared_lab_laptop: LabLaptop, instance: dict[str, Any]) -> paramiko.S
 
 
 @pytest.fixture(scope="module")
-def ask(client: paramiko.SSHClient) -> MetadataClient:
+def metadata(client: paramiko.SSHClient) -> MetadataClient:
     return MetadataClient(client)
 
 
-def test_token_is_required(ask: MetadataClient) -> None:
-    assert ask.raw("GET", "/latest/meta-data/instance-id")[0] == 401
-    assert ask.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: "nonsense"})[0] == 401
-    forged = ask.token()[:-5] + "AAAA="
-    assert ask.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: forged})[0] == 401
+def test_token_is_required(metadata: MetadataClient) -> None:
+    assert metadata.raw("GET", "/latest/meta-data/instance-id")[0] == 401
+    assert metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: "nonsense"})[0] == 401
+    forged = metadata.token()[:-5] + "AAAA="
+    assert metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: forged})[0] == 401
 
 
 @pytest.mark.parametrize("seconds", ["0", "21601", "-1", "soon", "1.5"])
-def test_token_ttl_limits(ask: MetadataClient, seconds: str) -> None:
-    assert ask.raw("PUT", "/latest/api/token", **{TTL: seconds})[0] == 400
+def test_token_ttl_limits(metadata: MetadataClient, seconds: str) -> None:
+    assert metadata.raw("PUT", "/latest/api/token", **{TTL: seconds})[0] == 400
 
 
-def test_token_needs_ttl_header_and_no_proxy(ask: MetadataClient) -> None:
-    assert ask.raw("PUT", "/latest/api/token")[0] == 400
-    assert ask.raw("PUT", "/latest/api/token", **{TTL: "60", "X-Forwarded-For": "1.2.3.4"})[0] == 403
-    assert ask.raw("GET", "/latest/api/token")[0] == 405
+def test_token_needs_ttl_header_and_no_proxy(metadata: MetadataClient) -> None:
+    assert metadata.raw("PUT", "/latest/api/token")[0] == 400
+    assert metadata.raw("PUT", "/latest/api/token", **{TTL: "60", "X-Forwarded-For": "1.2.3.4"})[0] == 403
+    assert metadata.raw("GET", "/latest/api/token")[0] == 405
 
 
-def test_token_expires(ask: MetadataClient) -> None:
-    token = ask.token(1)
-    until(lambda: ask.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: token})[0] == 401)
+def test_token_expires(metadata: MetadataClient) -> None:
+    token = metadata.token(1)
+    until(lambda: metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: token})[0] == 401)
 
 
-def test_remaining_ttl_is_returned(ask: MetadataClient) -> None:
-    token = ask.token(600)
-    status, _, headers = ask.raw("GET", "/latest/meta-data/", **{TOKEN: token})
+def test_remaining_ttl_is_returned(metadata: MetadataClient) -> None:
+    token = metadata.token(600)
+    status, _, headers = metadata.raw("GET", "/latest/meta-data/", **{TOKEN: token})
     assert status == 200
     assert 0 < int(headers[TTL.lower()]) <= 600
 
 
-def test_token_of_another_node_is_invalid(lab_laptop: LabLaptop, ask: MetadataClient) -> None:
+def test_token_of_another_node_is_invalid(lab_laptop: LabLaptop, metadata: MetadataClient) -> None:
     other = MetadataClient(lab_laptop.login(lab_laptop.launch()[0]))
-    assert ask.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: other.token()})[0] == 401
+    assert metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: other.token()})[0] == 401
 
 
 def test_metadata_matches_the_api(
-    ask: MetadataClient, instance: dict[str, Any], shared_lab_laptop: LabLaptop
+    metadata: MetadataClient, instance: dict[str, Any], shared_lab_laptop: LabLaptop
 ) -> None:
     expected = {
         "ami-id": instance["ImageId"],
@@ -132,29 +132,29 @@ def test_metadata_matches_the_api(
         "public-keys/0/openssh-key": shared_lab_laptop.key.public,
         "security-groups": shared_lab_laptop.name,
     }
-    assert {path: ask(f"meta-data/{path}") for path in expected} == expected
+    assert {path: metadata(f"meta-data/{path}") for path in expected} == expected
     (reservation,) = shared_lab_laptop.ec2.describe_instances(InstanceIds=[instance["InstanceId"]])[
         "Reservations"
     ]
-    assert ask("meta-data/reservation-id") == reservation["ReservationId"]
+    assert metadata("meta-data/reservation-id") == reservation["ReservationId"]
 
 
 def test_interface_by_mac_address(
-    ask: MetadataClient, instance: dict[str, Any], client: paramiko.SSHClient
+    metadata: MetadataClient, instance: dict[str, Any], client: paramiko.SSHClient
 ) -> None:
-    mac = ask("meta-data/mac")
+    mac = metadata("meta-data/mac")
     assert mac == shell(client, "cat /sys/class/net/ens5/address")
-    assert ask("meta-data/network/interfaces/macs/") == f"{mac}/"
+    assert metadata("meta-data/network/interfaces/macs/") == f"{mac}/"
     here = f"meta-data/network/interfaces/macs/{mac}"
-    assert ask(f"{here}/device-number") == "0"
-    assert ask(f"{here}/subnet-id") == instance["SubnetId"]
-    assert ask(f"{here}/vpc-id") == instance["VpcId"]
-    assert ask(f"{here}/local-ipv4s") == instance["PrivateIpAddress"]
-    assert ask(f"{here}/security-group-ids") == instance["SecurityGroups"][0]["GroupId"]
-    assert ask(f"{here}/ipv4-associations/{instance['PublicIpAddress']}") == instance["PrivateIpAddress"]
+    assert metadata(f"{here}/device-number") == "0"
+    assert metadata(f"{here}/subnet-id") == instance["SubnetId"]
+    assert metadata(f"{here}/vpc-id") == instance["VpcId"]
+    assert metadata(f"{here}/local-ipv4s") == instance["PrivateIpAddress"]
+    assert metadata(f"{here}/security-group-ids") == instance["SecurityGroups"][0]["GroupId"]
+    assert metadata(f"{here}/ipv4-associations/{instance['PublicIpAddress']}") == instance["PrivateIpAddress"]
 
 
-def test_every_listed_path_exists(ask: MetadataClient, client: paramiko.SSHClient) -> None:
+def test_every_listed_path_exists(metadata: MetadataClient, client: paramiko.SSHClient) -> None:
     walk = r"""
 import sys, urllib.request
 def get(path):
@@ -167,29 +167,29 @@ def visit(path):
         visit(path + name) if name.endswith("/") else print(path + name, len(get(path + name)) > 0)
 visit("")
 """
-    seen = shell(client, shlex.join(["/opt/pytorch/bin/python", "-c", walk, ask.token()])).splitlines()
+    seen = shell(client, shlex.join(["/opt/pytorch/bin/python", "-c", walk, metadata.token()])).splitlines()
     assert {"meta-data/placement/region True", "dynamic/instance-identity/document True"} <= set(seen)
     assert [line for line in seen if not line.endswith(" True")] == []
 
 
-def test_identity_document(ask: MetadataClient, instance: dict[str, Any]) -> None:
-    document = json.loads(ask("dynamic/instance-identity/document"))
+def test_identity_document(metadata: MetadataClient, instance: dict[str, Any]) -> None:
+    document = json.loads(metadata("dynamic/instance-identity/document"))
     assert (document["instanceId"], document["privateIp"]) == (
         instance["InstanceId"],
         instance["PrivateIpAddress"],
     )
     assert (document["region"], document["accountId"]) == ("us-east-1", "123456789012")
-    assert ask.get("dynamic/instance-identity/signature")[0] == 404  # only AWS can create one
+    assert metadata.get("dynamic/instance-identity/signature")[0] == 404  # only AWS can create one
 
 
-def test_user_data_is_unchanged(ask: MetadataClient, shared_lab_laptop: LabLaptop) -> None:
-    assert ask("user-data") == shared_lab_laptop.user_data()
+def test_user_data_is_unchanged(metadata: MetadataClient, shared_lab_laptop: LabLaptop) -> None:
+    assert metadata("user-data") == shared_lab_laptop.user_data()
 
 
-def test_instance_tags_in_metadata(ask: MetadataClient) -> None:
-    assert ask("meta-data/tags/instance/Name") == "one"
-    assert ask("meta-data/tags/instance/cloudddp:cluster") == "c"
-    assert ask("meta-data/tags/instance/").splitlines() == ["Name", "cloudddp:cluster"]
+def test_instance_tags_in_metadata(metadata: MetadataClient) -> None:
+    assert metadata("meta-data/tags/instance/Name") == "one"
+    assert metadata("meta-data/tags/instance/cloudddp:cluster") == "c"
+    assert metadata("meta-data/tags/instance/").splitlines() == ["Name", "cloudddp:cluster"]
 
 
 @pytest.mark.parametrize(
@@ -202,12 +202,12 @@ def test_instance_tags_in_metadata(ask: MetadataClient) -> None:
         "../latest/user-data",
     ],
 )
-def test_unknown_path_is_404(ask: MetadataClient, path: str) -> None:
-    assert ask.get(path)[0] == 404
+def test_unknown_path_is_404(metadata: MetadataClient, path: str) -> None:
+    assert metadata.get(path)[0] == 404
 
 
 def test_boto3_finds_its_region_in_metadata(client: paramiko.SSHClient) -> None:
-    """botocore's metadata client on the node: an independent witness."""
+    """With botocore's metadata client on the node, which is independent of our code."""
     code = "import botocore.utils; print(botocore.utils.InstanceMetadataRegionFetcher(timeout=30).retrieve_region())"
     environment = "env -u AWS_EC2_METADATA_DISABLED"
     assert shell(client, f"{environment} /opt/pytorch/bin/python -c {shlex.quote(code)}") == "us-east-1"
@@ -217,25 +217,27 @@ def test_version_1_without_tags_and_user_data(
     lab_laptop: LabLaptop,
 ) -> None:
     node = lab_laptop.launch(MetadataOptions={"HttpTokens": "optional"}, UserData="")[0]
-    ask = MetadataClient(lab_laptop.login_unverified(node))
-    assert ask.raw("GET", "/latest/meta-data/instance-id")[:2] == (200, node["InstanceId"])
-    assert ask.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: "nonsense"})[0] == 401
-    assert ask.raw("GET", "/latest/meta-data/tags/instance/")[0] == 404
-    assert ask.raw("GET", "/latest/user-data")[0] == 404
+    metadata = MetadataClient(lab_laptop.login_unverified(node))
+    assert metadata.raw("GET", "/latest/meta-data/instance-id")[:2] == (200, node["InstanceId"])
+    assert metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: "nonsense"})[0] == 401
+    assert metadata.raw("GET", "/latest/meta-data/tags/instance/")[0] == 404
+    assert metadata.raw("GET", "/latest/user-data")[0] == 404
 
 
 def test_disabled_endpoint_is_403(lab_laptop: LabLaptop) -> None:
-    ask = MetadataClient(lab_laptop.login(lab_laptop.launch(MetadataOptions={"HttpEndpoint": "disabled"})[0]))
-    assert ask.raw("PUT", "/latest/api/token", **{TTL: "60"})[0] == 403
-    assert ask.raw("GET", "/latest/meta-data/")[0] == 403
+    metadata = MetadataClient(
+        lab_laptop.login(lab_laptop.launch(MetadataOptions={"HttpEndpoint": "disabled"})[0])
+    )
+    assert metadata.raw("PUT", "/latest/api/token", **{TTL: "60"})[0] == 403
+    assert metadata.raw("GET", "/latest/meta-data/")[0] == 403
 
 
 def test_changed_metadata_options_are_effective(lab_laptop: LabLaptop) -> None:
     node = lab_laptop.launch(MetadataOptions={"HttpTokens": "optional"})[0]
-    ask = MetadataClient(lab_laptop.login(node))
-    assert ask.raw("GET", "/latest/meta-data/instance-id")[0] == 200
+    metadata = MetadataClient(lab_laptop.login(node))
+    assert metadata.raw("GET", "/latest/meta-data/instance-id")[0] == 200
     lab_laptop.ec2.modify_instance_metadata_options(InstanceId=node["InstanceId"], HttpTokens="required")
-    assert ask.raw("GET", "/latest/meta-data/instance-id")[0] == 401
+    assert metadata.raw("GET", "/latest/meta-data/instance-id")[0] == 401
 
 
 def test_laptop_is_disconnected(lab: control.Simulator) -> None:
@@ -249,11 +251,11 @@ def test_laptop_is_disconnected(lab: control.Simulator) -> None:
 
 def test_spot_interruption_notice_and_termination(lab_laptop: LabLaptop) -> None:
     node, other = lab_laptop.launch(2, InstanceMarketOptions=SPOT)
-    ask = MetadataClient(lab_laptop.login(node))
-    assert ask("meta-data/instance-life-cycle") == "spot"
-    assert [ask.get(f"meta-data/{path}")[0] for path in NOTICES] == [404, 404, 404]
+    metadata = MetadataClient(lab_laptop.login(node))
+    assert metadata("meta-data/instance-life-cycle") == "spot"
+    assert [metadata.get(f"meta-data/{path}")[0] for path in NOTICES] == [404, 404, 404]
     interruption = control.interrupt(lab_laptop.sim, node["InstanceId"], seconds=3600)
-    action, termination, rebalance = (ask(f"meta-data/{path}") for path in NOTICES)
+    action, termination, rebalance = (metadata(f"meta-data/{path}") for path in NOTICES)
     assert json.loads(action) == {"action": "terminate", "time": interruption["time"]}
     assert termination == interruption["time"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", interruption["time"])
@@ -273,12 +275,12 @@ def test_spot_interruption_notice_and_termination(lab_laptop: LabLaptop) -> None
 NOTICES = ("spot/instance-action", "spot/termination-time", "events/recommendations/rebalance")
 
 
-def test_only_a_spot_node_can_be_interrupted_once(lab_laptop: LabLaptop, ask: MetadataClient) -> None:
+def test_only_a_spot_node_can_be_interrupted_once(lab_laptop: LabLaptop, metadata: MetadataClient) -> None:
     fixed, spot = lab_laptop.launch()[0], lab_laptop.launch(InstanceMarketOptions=SPOT)[0]
     with pytest.raises(UsageError, match="is not a spot instance"):
         control.interrupt(lab_laptop.sim, fixed["InstanceId"], seconds=5)
     with pytest.raises(UsageError, match="no node"):
-        control.interrupt(lab_laptop.sim, "i-nobody", seconds=5)
+        control.interrupt(lab_laptop.sim, "i-unknown", seconds=5)
     for seconds in (-1, 1e12):
         with pytest.raises(UsageError, match="seconds must be"):
             control.interrupt(lab_laptop.sim, spot["InstanceId"], seconds=seconds)
@@ -328,13 +330,13 @@ print(f"left: {len(left)}", flush=True)
 
 def test_node_cannot_exhaust_the_metadata_server(lab_laptop: LabLaptop, lab: control.Simulator) -> None:
     greedy, other = lab_laptop.launch(2)
-    ssh, ask = lab_laptop.login(greedy), MetadataClient(lab_laptop.login(other))
+    ssh, metadata = lab_laptop.login(greedy), MetadataClient(lab_laptop.login(other))
     shell(
         ssh,
         f"nohup python3 -c {shlex.quote(FLOOD)} > crowd 2>&1 & until grep -q up crowd; do sleep 0.05; done",
     )
-    assert ask("meta-data/instance-id") == other["InstanceId"]
-    assert threads(lab) < 120  # connections are accepted in order, so the 200 have been seen
+    assert metadata("meta-data/instance-id") == other["InstanceId"]
+    assert threads(lab) < 120  # connections are accepted in order, so all 200 have been accepted
     assert until(lambda: "left: 0" in shell(ssh, "cat crowd"), 120)
 
 

@@ -82,13 +82,13 @@ def person() -> Iterator[Person]:
     if not python:
         pytest.skip("no Python of this version that another user may run")
     # In a process of that user: root and an ordinary user may have different restrictions.
-    asked = subprocess.run(
+    checked = subprocess.run(
         [python, "-c", "from cloudddp.sim.hosts import lab_namespaces as lab; print(lab.unavailable_reason())"], user=ORDINARY_USER,
         group=ORDINARY_USER, extra_groups=[], cwd="/", capture_output=True, text=True, check=False,
         env={"PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )  # fmt: skip
-    if asked.returncode or asked.stdout.strip():
-        pytest.skip(f"no namespaces for an ordinary user: {asked.stdout.strip() or asked.stderr[-300:]}")
+    if checked.returncode or checked.stdout.strip():
+        pytest.skip(f"no namespaces for an ordinary user: {checked.stdout.strip() or checked.stderr[-300:]}")
     with tempfile.TemporaryDirectory() as folder:
         os.chown(folder, ORDINARY_USER, ORDINARY_USER)
         found = Person(Path(folder), python)
@@ -100,7 +100,7 @@ def person() -> Iterator[Person]:
 def test_ordinary_user_runs_a_whole_job(person: Person) -> None:
     (person.project / "hi.py").write_text("import socket; print('hi from', socket.gethostname())")
     (person.project / "cloudddp.toml").write_text('[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
-    assert "hosts of their own" in person("sim", "start", "--nodes", "namespace").stdout
+    assert "separate hosts" in person("sim", "start", "--nodes", "namespace").stdout
     person("--sim", "up", "-n", "2", "-t", "g5.12xlarge")
     output = person("--sim", "launch", "hi.py").stdout
     assert "hi from ip-172-31-" in output

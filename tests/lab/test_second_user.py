@@ -164,12 +164,12 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
 def unavailable_reason(uid: int, python: str) -> str:
     if not uid:
         return lab_namespaces.unavailable_reason()
-    asked = subprocess.run(
+    checked = subprocess.run(
         [python, "-c", "from cloudddp.sim.hosts import lab_namespaces as lab; print(lab.unavailable_reason())"], cwd="/", capture_output=True,
         text=True, check=False, **_as(uid),
         env={"PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]), "PATH": SYSTEM_PATH},
     )  # fmt: skip
-    return asked.stdout.strip() or asked.stderr[-300:]
+    return checked.stdout.strip() or checked.stderr[-300:]
 
 
 def test_other_users_have_no_access(owner: Owner) -> None:

@@ -100,7 +100,7 @@ def test_unknown_parameter_is_not_found(client: Client) -> None:
     [
         ({"ImageId": "ami-0123456789abcdef0"}, "InvalidAMIID.NotFound"),
         ({"InstanceType": "g5.tiny"}, "InvalidParameterValue"),
-        ({"KeyName": "nobody's"}, "InvalidKeyPair.NotFound"),
+        ({"KeyName": "unknown"}, "InvalidKeyPair.NotFound"),
         ({"SecurityGroupIds": ["sg-0123456789abcdef0"]}, "InvalidGroup.NotFound"),
         (
             {"NetworkInterfaces": [{"DeviceIndex": 0, "Groups": ["sg-0123456789abcdef0"]}]},
@@ -267,7 +267,7 @@ def test_terminating_an_unknown_instance_has_no_effect(client: Client) -> None:
 def test_rehearse_runs_instances_at_once_and_restores_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "somebody's")
+    monkeypatch.setenv("AWS_PROFILE", "other")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     before = dict(os.environ)
     with rehearse():

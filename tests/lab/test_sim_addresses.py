@@ -15,12 +15,12 @@ from test_sim_interfaces import cards
 def test_invalid_private_address_is_rejected(account: Account, address: str) -> None:
     subnet = account.subnet("us-east-1a")
     listed = [{"PrivateIpAddress": address, "Primary": True}]
-    for wish in ({"PrivateIpAddress": address}, {"PrivateIpAddresses": listed}):
+    for fields in ({"PrivateIpAddress": address}, {"PrivateIpAddresses": listed}):
         with refused("InvalidParameterValue") as refusal:
-            account.launch(NetworkInterfaces=[{"DeviceIndex": 0, "SubnetId": subnet, **wish}])
+            account.launch(NetworkInterfaces=[{"DeviceIndex": 0, "SubnetId": subnet, **fields}])
         assert address in refusal.message
         with refused("InvalidParameterValue"):
-            account.ec2.create_network_interface(SubnetId=subnet, **wish)
+            account.ec2.create_network_interface(SubnetId=subnet, **fields)
     with refused("InvalidParameterValue"):
         account.launch(SubnetId=subnet, PrivateIpAddress=address)
     assert account.instances() == []

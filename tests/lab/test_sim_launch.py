@@ -25,7 +25,7 @@ def test_all_instances_have_the_profile(account: Account) -> None:
 
 def test_unknown_profile_is_rejected(account: Account) -> None:
     with refused("InvalidParameterValue") as refusal:
-        account.launch(IamInstanceProfile={"Name": "nobody's"})
+        account.launch(IamInstanceProfile={"Name": "unknown"})
     assert "Invalid IAM Instance Profile name" in refusal.message
     assert account.instances() == []
 

@@ -213,7 +213,7 @@ def test_deadline_with_full_host_disk(home: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("ending", ["reboot", "kill what runs"])
+@pytest.mark.parametrize("ending", ["reboot", "kill processes"])
 def test_deadline_after_reboot_and_without_processes(laptop: Laptop, ending: str) -> None:
     moment = datetime.now(UTC) + timedelta(seconds=6)
     (instance,) = laptop.launch(

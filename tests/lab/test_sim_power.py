@@ -37,8 +37,8 @@ def spot(kind: str) -> dict[str, Any]:
 
 
 def test_one_time_spot_instance_cannot_be_stopped(account: Account) -> None:
-    (fixed,), (lent,) = account.running(), account.running(**spot("one-time"))
-    ids = [fixed["InstanceId"], lent["InstanceId"]]
+    (on_demand,), (spot_instance,) = account.running(), account.running(**spot("one-time"))
+    ids = [on_demand["InstanceId"], spot_instance["InstanceId"]]
     with refused("UnsupportedOperation") as refusal:
         account.ec2.stop_instances(InstanceIds=ids)
     assert refusal.message.startswith(
@@ -123,7 +123,7 @@ def test_reason_after_poweroff(laptop: Laptop, behaviour: str, end: str) -> None
     laptop.terminate(instance["InstanceId"])
     (shown,) = laptop.describe(instance["InstanceId"])
     by_user = shown["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
-    assert by_user == (end == "stopped")  # whatever ended first
+    assert by_user == (end == "stopped")  # a stopped instance was ended by the user
 
 
 def test_one_time_spot_instance_terminates_at_poweroff(laptop: Laptop) -> None:
@@ -149,12 +149,12 @@ def test_change_type_of_a_stopped_instance(account: Account) -> None:
     with refused("IncorrectInstanceState"):
         change(InstanceId=instance_id, InstanceType={"Value": "g5.2xlarge"})
     stop(account, instance_id)
-    for wish in (
+    for invalid in (
         {"InstanceType": {"Value": "bogus.huge"}},
         {"Attribute": "instanceType", "Value": "bogus.huge"},
     ):
         with refused("InvalidParameterValue") as refusal:
-            change(InstanceId=instance_id, **wish)
+            change(InstanceId=instance_id, **invalid)
         assert "'bogus.huge'" in refusal.message
     with refused("InvalidParameterValue"):
         change(InstanceId=instance_id, Attribute="nics", Value="none")

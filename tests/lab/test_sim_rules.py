@@ -75,7 +75,7 @@ def test_rule_needs_a_source(account: Account, group: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "kept"),
+    ("given", "kept"),
     [
         (("6", 1, 2), ("tcp", 1, 2)),
         (("17", 1, 2), ("udp", 1, 2)),
@@ -89,12 +89,12 @@ def test_rule_needs_a_source(account: Account, group: str) -> None:
     ],
 )
 def test_protocols_and_ports_are_normalized(
-    account: Account, group: str, asked: tuple[Any, ...], kept: tuple[Any, ...]
+    account: Account, group: str, given: tuple[Any, ...], kept: tuple[Any, ...]
 ) -> None:
-    account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule(*asked)])
+    account.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[rule(*given)])
     (permission,) = shown(account, group)
     assert (permission["IpProtocol"], permission.get("FromPort"), permission.get("ToPort")) == kept
-    account.ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=[rule(*asked)])
+    account.ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=[rule(*given)])
     assert shown(account, group) == []
 
 

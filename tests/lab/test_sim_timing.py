@@ -55,10 +55,10 @@ def test_minimum_state_times(home: Path) -> None:
     (shown,) = laptop.describe(ids[0])
     assert shown["State"]["Name"] == "shutting-down" or time.monotonic() - ended >= 1.0
     assert shown["StateReason"]["Code"] == "Client.UserInitiatedShutdown"  # shown from the call on
-    asked = shown["StateTransitionReason"]
-    assert re.fullmatch(r"User initiated \([0-9-]{10} [0-9:]{8} GMT\)", asked)
+    reason = shown["StateTransitionReason"]
+    assert re.fullmatch(r"User initiated \([0-9-]{10} [0-9:]{8} GMT\)", reason)
     assert first(laptop, "terminated", ids) - ended >= 1.0
-    assert laptop.describe(ids[0])[0]["StateTransitionReason"] == asked
+    assert laptop.describe(ids[0])[0]["StateTransitionReason"] == reason
 
 
 def test_booting_time(home: Path) -> None:

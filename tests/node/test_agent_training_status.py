@@ -1,4 +1,4 @@
-"""What rank 0 reports about its training reaches the laptop, and nothing that it writes does harm."""
+"""The training status that rank 0 reports: it reaches the laptop, and invalid values are dropped."""
 
 from __future__ import annotations
 

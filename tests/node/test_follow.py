@@ -98,7 +98,7 @@ def test_partial_line_is_sent_once(node: Node) -> None:
     assert Followed(data).logs == {0: b"whole\nhalf and half\n"}
 
 
-def test_follower_sees_a_running_job_to_its_end(node: Node) -> None:
+def test_running_job_is_followed_to_its_end(node: Node) -> None:
     node.start("import os, time\n" + WAIT_FOR_GATE + "print('done')\n")
     follower = node.begin(node.following())
     assert follower.stdout is not None

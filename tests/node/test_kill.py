@@ -1,4 +1,4 @@
-"""Ending a job on a node: real signals, processes that hide, supervisors that die."""
+"""Ending a job on a node: real signals, daemons, processes with a cleared environment, killed supervisors."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_daemons_of_a_rank_are_ended_by_cancel(node: Node) -> None:
     assert not alive(pid)
 
 
-def test_killed_wrapper_takes_its_rank_with_it(node: Node) -> None:
+def test_rank_is_killed_with_its_wrapper(node: Node) -> None:
     node.start(FOREVER, grace=1.0)
     pid = node.rank_pid()
     wrapper = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
@@ -178,7 +178,7 @@ def test_cancel_of_an_ended_job_changes_nothing(node: Node) -> None:
     assert node.follow().state == before
 
 
-def test_kill_of_an_unknown_job_is_no_error(node: Node) -> None:
+def test_kill_of_an_unknown_job_is_not_an_error(node: Node) -> None:
     assert node.kill("never-seen") == KillReply(known=False)
 
 
@@ -207,7 +207,7 @@ def test_invalid_job_id_is_refused(node: Node, job: str) -> None:
 
 
 def test_process_name_that_is_not_utf8_is_ignored(node: Node, tmp_path: Path) -> None:
-    """The kernel cuts names at 15 bytes, in the middle of a character if need be."""
+    """The kernel cuts names at 15 bytes, possibly in the middle of a character."""
     program = tmp_path / "学習プログラム"
     shutil.copy("/bin/sleep", program)
     stranger = subprocess.Popen([program, "60"])

@@ -1,7 +1,7 @@
-"""A node on which a rank has replaced the agent by a program of its own: how each command handles its replies.
+"""A node on which a rank has replaced the agent by another program: how each command handles its replies.
 
-A rank runs as the login user, so the replaced file, or a `python3` earlier on PATH as here, replies whatever it likes.
-The command must end with an error that names the node, in bounded memory, and must show no control characters.
+A rank runs as the login user, so the replaced file, or a `python3` earlier on PATH as here, can send any
+reply. The command must end with an error that names the node, in bounded memory, and must show no control characters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JUNK
 from support.harness import TIMEOUT, CommandLine, clean_environment, interrupt, wait_for
 
-MEMORY = 200 << 20  # bytes that a command may take, whatever a node sends
+MEMORY = 200 << 20  # bytes that a command may take, for any reply
 
 # For a step with a file of its name in `evil`, runs that shell script; every other step goes to the agent.
 PYTHON3 = """#!/bin/bash
@@ -287,11 +287,11 @@ def test_sixteen_ranks_at_full_speed_take_bounded_memory(victim: Victim) -> None
 
 
 def test_interrupt_after_a_job_does_not_report_a_start(victim: Victim) -> None:
-    """The node never replies when it is asked for new files."""
-    asked = victim.evil / "asked"
-    victim.runs("new_files", f"touch '{asked}'; exec sleep 60")
+    """The node never replies to `new_files`."""
+    called = victim.evil / "called"
+    victim.runs("new_files", f"touch '{called}'; exec sleep 60")
     launched = victim.cli.start("launch", "done.py")
-    wait_for(asked.exists, "the new files are asked for")
+    wait_for(called.exists, "new_files is called")
     code, out, err = interrupt(launched)
     assert code == 130, err
     assert "done" in out

@@ -1,4 +1,4 @@
-"""Files that a job wrote and nobody has pulled: which count, where they are reported, what marks them as pulled."""
+"""Files that a job wrote and that were not pulled: which files are listed, for which job, and until when."""
 
 from __future__ import annotations
 

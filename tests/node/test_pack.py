@@ -1,4 +1,4 @@
-"""What the agent packs is what the laptop accepts: files, folders, links inside; the rest is named and left out."""
+"""The agent packs what the laptop accepts: files, folders and links inside; other entries are skipped and named."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_special_files_are_left_out(node: Node) -> None:
     ]  # fmt: skip
 
 
-def test_note_is_one_line_whatever_the_name(node: Node) -> None:
+def test_note_is_one_line_for_any_name(node: Node) -> None:
     (node.project / "runs").mkdir()
     os.mkfifo(os.fsencode(node.project) + b"/runs/a\nmissing b\x1b[2J\xff")
     _, notes = pack(node, "runs")
@@ -124,5 +124,5 @@ words = st.lists(st.sampled_from(["a", "b", "..", ".", "", "runs"]), max_size=6)
 @given(st.lists(st.sampled_from(["a", "b", "runs"]), min_size=1, max_size=4), words, st.sampled_from([["runs"], ["."], ["runs/a", "b"]]))  # fmt: skip
 def test_agent_and_laptop_accept_the_same_links(name: list[str], target: str, roots: list[str]) -> None:
     end = safe_names.link_end(tuple(name), target)
-    taken = end is not None and safe_names.covers(safe_names.asked(roots), end)
+    taken = end is not None and safe_names.covers(safe_names.requested(roots), end)
     assert link_leads_to("/".join(name), target, roots) == taken

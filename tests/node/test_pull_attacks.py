@@ -1,4 +1,4 @@
-"""`pull` from a node that a rank controls: whatever it sends, only what was asked for is written.
+"""`pull` from a node that a rank controls: only what was requested is written.
 
 The node is the simulator's, and the command runs in its own process. The attack replaces the node's `python3`, as any
 program of the login user can, by one that replies to `pack` with a stream of the corpus.
@@ -42,15 +42,15 @@ with open(sys.argv[1], "rb") as stream:
 
 
 @dataclass
-class Captured:
-    """A node whose replies to `pack` an attacker chooses, and the command line of its owner."""
+class CompromisedNode:
+    """A node on which an attacker controls the replies to `pack`, and the command line of the cluster's owner."""
 
     cli: CommandLine
     bin: Path
     scratch: Path
     outside: Path
 
-    def sends(self, pieces: Iterable[bytes], program: str = SEND) -> None:
+    def set_stream(self, pieces: Iterable[bytes], program: str = SEND) -> None:
         stream = self.scratch / "stream"
         with stream.open("wb") as out:
             for piece in pieces:
@@ -72,13 +72,13 @@ class Captured:
 
 
 @pytest.fixture(scope="module")
-def node(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
+def node(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompromisedNode]:
     from cloudddp.sim import control
 
     place = tmp_path_factory.mktemp("laptop")
     project, outside = place / "project", place / "elsewhere"
-    for made in (project / ".git" / "hooks", outside):
-        made.mkdir(parents=True)
+    for path in (project / ".git" / "hooks", outside):
+        path.mkdir(parents=True)
     (outside / "bait").write_text("unharmed\n")
     env = clean_environment(
         CLOUDDDP_HOME=str(simulator.home),
@@ -93,20 +93,22 @@ def node(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         cli.write("train.py", "")
         cli.ok("up", "-n", "1")
         cli.ok("launch", "train.py")
-        (one,) = json.loads(cli.ok("status", "--json"))[0]["nodes"]
-        (found,) = [n for n in control.nodes(simulator) if n["instance_id"] == one["instance_id"]]
-        yield Captured(cli, Path(found["home"]).parent / "bin", tmp_path_factory.mktemp("attacker"), outside)
+        (instance,) = json.loads(cli.ok("status", "--json"))[0]["nodes"]
+        (found,) = [n for n in control.nodes(simulator) if n["instance_id"] == instance["instance_id"]]
+        yield CompromisedNode(
+            cli, Path(found["home"]).parent / "bin", tmp_path_factory.mktemp("attacker"), outside
+        )
     finally:
         cli.end()
         cli("down", "-y")
 
 
-def corpus(node: Captured) -> Corpus:
+def corpus(node: CompromisedNode) -> Corpus:
     return Corpus(node.outside, "../../../elsewhere")
 
 
 @pytest.fixture(scope="module")
-def runner(node: Captured) -> Iterator[Runner]:
+def runner(node: CompromisedNode) -> Iterator[Runner]:
     """An open connection to that node: a process for each stream of the corpus would take minutes."""
     with pytest.MonkeyPatch.context() as patch:
         for name in set(os.environ) - set(node.cli.env):
@@ -120,16 +122,16 @@ def runner(node: Captured) -> Iterator[Runner]:
 
 ATTACKS = sorted(Corpus(Path("/elsewhere"), "../../../elsewhere").attacks())
 AT_THE_COMMAND_LINE = [
-    one for one in ATTACKS
-    if "8-GiB" in one
-    or one in ("dot-dot", "absolute", "not-asked", "link-out", "link-chain-CVE-2025-4517", "hard-link-out", "no-end",
+    attack for attack in ATTACKS
+    if "8-GiB" in attack
+    or attack in ("dot-dot", "absolute", "not-requested", "link-out", "link-chain-CVE-2025-4517", "hard-link-out", "no-end",
                "kind-fifo", "file-of-an-exbibyte", "zeros-without-end", "noise")
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("attack", [one for one in ATTACKS if one not in AT_THE_COMMAND_LINE])
-def test_hostile_stream_writes_nothing(node: Captured, runner: Runner, attack: str) -> None:
-    node.sends(corpus(node).attacks()[attack])
+@pytest.mark.parametrize("attack", [attack for attack in ATTACKS if attack not in AT_THE_COMMAND_LINE])
+def test_hostile_stream_writes_nothing(node: CompromisedNode, runner: Runner, attack: str) -> None:
+    node.set_stream(corpus(node).attacks()[attack])
     before = tree(node.outside.parent)
     with pytest.raises(NodeError, match="node 0") as refused:
         pull.pull(runner, ["runs"], node=0, to=node.cli.cwd / "results" / "job")
@@ -138,8 +140,8 @@ def test_hostile_stream_writes_nothing(node: Captured, runner: Runner, attack: s
 
 
 @pytest.mark.parametrize("attack", AT_THE_COMMAND_LINE)
-def test_pull_of_a_hostile_stream_names_the_node_and_exits_1(node: Captured, attack: str) -> None:
-    node.sends(corpus(node).attacks()[attack])
+def test_pull_of_a_hostile_stream_names_the_node_and_exits_1(node: CompromisedNode, attack: str) -> None:
+    node.set_stream(corpus(node).attacks()[attack])
     before = tree(node.outside.parent)
     code, out, err, memory = node.pull()
     assert code == 1, (out, err)
@@ -150,9 +152,9 @@ def test_pull_of_a_hostile_stream_names_the_node_and_exits_1(node: Captured, att
     assert memory < MEMORY
 
 
-@pytest.mark.parametrize("attack", ["not-asked", "not-asked-git-hook", "link-out", "dot-dot-first"])
-def test_pull_into_the_project_is_protected_as_well(node: Captured, attack: str) -> None:
-    node.sends(Corpus(node.outside, "../elsewhere").attacks()[attack])
+@pytest.mark.parametrize("attack", ["not-requested", "not-requested-git-hook", "link-out", "dot-dot-first"])
+def test_hostile_stream_writes_nothing_into_the_project(node: CompromisedNode, attack: str) -> None:
+    node.set_stream(Corpus(node.outside, "../elsewhere").attacks()[attack])
     before = tree(node.outside.parent)
     code, _, err, _ = node.pull("--to", ".", "runs")
     assert code == 1
@@ -160,18 +162,18 @@ def test_pull_into_the_project_is_protected_as_well(node: Captured, attack: str)
     assert tree(node.outside.parent) == before
 
 
-def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(node: Captured, tmp_path: Path) -> None:
-    node.sends([*(file(name) for name in (*tarcorpus.GUARDED, *tarcorpus.WELCOME)), END])
+def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(node: CompromisedNode, tmp_path: Path) -> None:
+    node.set_stream([*(file(name) for name in (*tarcorpus.GUARDED, *tarcorpus.WELCOME)), END])
     code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
     assert code == 0, err
-    came = {str(p.relative_to(tmp_path / "to")) for p in (tmp_path / "to").rglob("*") if p.is_file()}
-    assert came == set(tarcorpus.WELCOME)
+    written = {str(p.relative_to(tmp_path / "to")) for p in (tmp_path / "to").rglob("*") if p.is_file()}
+    assert written == set(tarcorpus.WELCOME)
     assert err.count("left out") == len(tarcorpus.GUARDED)
 
 
 @pytest.mark.parametrize("case", sorted(tarcorpus.COLLISIONS))
-def test_first_of_two_members_with_one_path_is_kept(node: Captured, tmp_path: Path, case: str) -> None:
-    node.sends([*tarcorpus.COLLISIONS[case], END])
+def test_first_of_two_members_with_one_path_is_kept(node: CompromisedNode, tmp_path: Path, case: str) -> None:
+    node.set_stream([*tarcorpus.COLLISIONS[case], END])
     code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
     assert code == 0, err
     assert "left out runs/a" in err
@@ -179,10 +181,10 @@ def test_first_of_two_members_with_one_path_is_kept(node: Captured, tmp_path: Pa
     assert b"second" not in contents
 
 
-def test_names_and_notes_are_escaped(node: Captured, tmp_path: Path) -> None:
+def test_names_and_notes_are_escaped(node: CompromisedNode, tmp_path: Path) -> None:
     evil = "runs/\x1b]0;owned\x07\u202egpj.\n.exe"
     notes = "import sys\nsys.stderr.write('left out \\x1b[2Ka\\x9b1m\\r\\nmissing \\x1b]52;c;x\\x07\\n')\n"
-    node.sends([file(evil), file("runs/\udcff"), file("runs/cloudddp.toml\u202e\x1b[2J"), file("runs/\x1b/cloudddp.toml"), END], notes + SEND)  # fmt: skip
+    node.set_stream([file(evil), file("runs/\udcff"), file("runs/cloudddp.toml\u202e\x1b[2J"), file("runs/\x1b/cloudddp.toml"), END], notes + SEND)  # fmt: skip
     code, out, err, _ = node.pull("--to", str(tmp_path / "to"))
     assert code == 0, err
     assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(out + err)
@@ -193,25 +195,25 @@ def test_names_and_notes_are_escaped(node: Captured, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["missing x\\n", "x"], ids=["lines", "one-line"])
-def test_number_of_warnings_is_limited(node: Captured, tmp_path: Path, text: str) -> None:
+def test_number_of_warnings_is_limited(node: CompromisedNode, tmp_path: Path, text: str) -> None:
     flood = f"import sys\nfor _ in range(300): sys.stderr.write('{text}' * ((1 << 20) // len('{text}')))\n"
-    node.sends([file("runs/a"), END], flood + SEND)
+    node.set_stream([file("runs/a"), END], flood + SEND)
     code, out, err, memory = node.pull("--to", str(tmp_path / "to"))
     assert code == 0, err
     assert len(out + err) < 100_000
     assert memory < MEMORY
 
 
-def test_many_left_out_members_are_counted(node: Captured, tmp_path: Path) -> None:
-    node.sends([file("runs/a"), *(file(f"runs/.cloudddp-{k}", b"") for k in range(5000)), END])
+def test_many_left_out_members_are_counted(node: CompromisedNode, tmp_path: Path) -> None:
+    node.set_stream([file("runs/a"), *(file(f"runs/.cloudddp-{k}", b"") for k in range(5000)), END])
     code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
     assert code == 0, err
     assert len(err.splitlines()) < 200
     assert "and 4950 more" in err
 
 
-def test_modes_and_times_are_restricted(node: Captured, tmp_path: Path) -> None:
-    node.sends(
+def test_modes_and_times_are_restricted(node: CompromisedNode, tmp_path: Path) -> None:
+    node.set_stream(
         [
             file("runs/set-user-id", mode=0o6777),
             file("runs/unreadable", mode=0),
@@ -230,21 +232,21 @@ def test_modes_and_times_are_restricted(node: Captured, tmp_path: Path) -> None:
     assert modes["closed"] == 0o700
 
 
-def test_link_in_the_target_is_not_followed(node: Captured, tmp_path: Path) -> None:
-    """Neither one of the user's nor any other: no file is written where it points."""
+def test_link_in_the_target_is_not_followed(node: CompromisedNode, tmp_path: Path) -> None:
+    """A link to a file is replaced, and a link to a folder is an error; nothing is written to their targets."""
     to, away = tmp_path / "to", tmp_path / "away"
     (to / "runs").mkdir(parents=True)
     away.mkdir()
     (away / "kept").write_text("kept")
     (to / "runs" / "a").symlink_to(away / "kept")
-    node.sends([file("runs/a", b"new"), END])
+    node.set_stream([file("runs/a", b"new"), END])
     code, _, err, _ = node.pull("--to", str(to))
     assert code == 0, err
     assert (to / "runs" / "a").read_text() == "new"
     assert not (to / "runs" / "a").is_symlink()
     assert (away / "kept").read_text() == "kept"
     (to / "runs" / "sub").symlink_to(away)
-    node.sends([folder("runs/sub"), file("runs/sub/b"), END])
+    node.set_stream([folder("runs/sub"), file("runs/sub/b"), END])
     code, _, err, _ = node.pull("--to", str(to))
     assert code == 1
     assert "link" in err
@@ -252,31 +254,31 @@ def test_link_in_the_target_is_not_followed(node: Captured, tmp_path: Path) -> N
     assert sorted(path.name for path in to.iterdir()) == ["runs"]
 
 
-def test_state_folder_is_never_written(node: Captured, tmp_path: Path) -> None:
+def test_state_folder_is_never_written(node: CompromisedNode, tmp_path: Path) -> None:
     home = Path(node.cli.env["CLOUDDDP_HOME"])
-    node.sends([file("runs/a"), END])
+    node.set_stream([file("runs/a"), END])
     before = (home / "sim" / "sim.json").read_bytes()
     for inside in (home, home / "clusters", home / "new"):
         code, _, err, _ = node.pull("--to", str(inside))
         assert code == 2, err
         assert "CLOUDDDP_HOME" in err
-    node.sends([file(f"{home.name}/sim/sim.json"), file(f"{home.name}/planted"), END])
+    node.set_stream([file(f"{home.name}/sim/sim.json"), file(f"{home.name}/planted"), END])
     code, _, err, _ = node.pull("--to", str(home.parent), home.name)
     assert "left out" in err, (code, err)
     assert (home / "sim" / "sim.json").read_bytes() == before
     assert not (home / "planted").exists()
 
 
-def test_repository_folder_is_refused_as_target(node: Captured, tmp_path: Path) -> None:
-    node.sends([file("runs/a"), END])
+def test_repository_folder_is_refused_as_target(node: CompromisedNode, tmp_path: Path) -> None:
+    node.set_stream([file("runs/a"), END])
     (tmp_path / ".git" / "hooks").mkdir(parents=True)
     code, _, err, _ = node.pull("--to", str(tmp_path / ".git" / "hooks"))
     assert code == 2, err
     assert not any((tmp_path / ".git" / "hooks").iterdir())
 
 
-def test_links_inside_the_results_are_kept(node: Captured, tmp_path: Path) -> None:
-    node.sends(
+def test_links_inside_the_results_are_kept(node: CompromisedNode, tmp_path: Path) -> None:
+    node.set_stream(
         [
             folder("runs/a"),
             link("runs/a/up", "../b"),
@@ -293,9 +295,9 @@ def test_links_inside_the_results_are_kept(node: Captured, tmp_path: Path) -> No
     assert "4 files" in out
 
 
-def test_path_that_is_not_utf8_is_pulled(node: Captured, tmp_path: Path) -> None:
-    """It is part of the request, which is ASCII, not of a command, for which not every SSH server takes any bytes."""
-    node.sends([file("runs/\udcff"), END])
+def test_path_that_is_not_utf8_is_pulled(node: CompromisedNode, tmp_path: Path) -> None:
+    """The path is sent in the request, which is ASCII: not every SSH server accepts arbitrary bytes in a command."""
+    node.set_stream([file("runs/\udcff"), END])
     code, _, err, _ = node.pull("--to", str(tmp_path / "to"), "runs/\udcff")
     assert code == 0, err
     assert (tmp_path / "to" / "runs" / "\udcff").exists()

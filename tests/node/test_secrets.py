@@ -1,4 +1,4 @@
-"""Values of variables reach the ranks, and neither the node's disk nor a command line, however the job ends."""
+"""Values of variables reach the ranks, but neither the node's disk nor a command line, for every end of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files arrive on a node as they are here: from a real folder, through the stream, into a real agent."""
+"""Syncing a real folder to a real agent: the files on the node equal those on this computer."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def here(tmp_path: Path) -> Path:
 
 
 class SyncNode(Node):
-    """A node that is brought up to date as the laptop does it."""
+    """A node that is synced as the laptop does."""
 
-    def lacks(self, project: Snapshot) -> sync.Difference:
-        """Return what the node says that it lacks."""
+    def difference(self, project: Snapshot) -> sync.Difference:
+        """Return how the node's files differ, by its reply."""
         manifest = self.probe(manifest_digest=project.digest).manifest
         if manifest is None:
             return sync.Difference((), (), 0)
         return sync.difference(project.manifest, manifest_from_wire(manifest))
 
     def sync(self, here: Path) -> sync.Difference:
-        """Bring the node up to date; return what that took."""
+        """Sync the node; return the difference that was sent."""
         project = snapshot(here, keep_out=("runs",))
-        todo = self.lacks(project)
+        todo = self.difference(project)
         reply = self.call(sync.apply_request(project, todo, "p"), sync.stream(project, todo))
         assert reply == ApplyReply(len(todo.send), len(todo.delete))
         return todo
@@ -66,7 +66,7 @@ def node(tmp_path: Path) -> SyncNode:
 
 
 def tree(root: Path, *, leave_out: str = "runs") -> dict[str, Any]:
-    """Everything about the files and links below a folder that a sync promises to carry."""
+    """Return the properties of the files and links below a folder that a sync transfers."""
     found: dict[str, Any] = {}
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name != leave_out]
@@ -205,7 +205,7 @@ def test_path_may_change_its_kind(here: Path, node: SyncNode, change: Any) -> No
     change(here)
     node.sync(here)
     assert tree(node.project) == tree(here)
-    assert node.lacks(snapshot(here)).empty
+    assert node.difference(snapshot(here)).empty
     kept = {folder.relative_to(here) for folder in here.rglob("*") if folder.is_dir()}
     assert {f.relative_to(node.project) for f in node.project.rglob("*") if f.is_dir()} == kept
 
@@ -243,7 +243,7 @@ def test_next_sync_repairs_a_broken_one(here: Path, node: SyncNode, part: float)
     (here / "dropped").unlink()
     put(here, {"a": "new", "short-lived": "x" * 5000, **{f"many/{k}": os.urandom(3000) for k in range(40)}})
     project = snapshot(here)
-    data = stream(project, node.lacks(project))
+    data = stream(project, node.difference(project))
     broken = node.send(ApplyRequest.STEP, data[: int(len(data) * part)])
     assert broken.returncode != 0
     (here / "short-lived").unlink()

@@ -95,7 +95,7 @@ def test_timer_has_a_second_trigger_and_catches_up() -> None:
     assert Path(TIMER).stem == Path(SERVICE).stem
 
 
-def test_service_has_no_dependencies_and_powers_off_whatever_fails() -> None:
+def test_service_has_no_dependencies_and_powers_off_despite_failures() -> None:
     assert section("cloudddp-deadline.service", "Unit")["DefaultDependencies"] == "no"
     commands = [
         line.removeprefix("ExecStart=")

@@ -146,9 +146,7 @@ def test_store_is_taken_over_once_the_job_has_ended(node: Node, version_one: Ver
     assert node.follow("job-2").state.phase is JobPhase.SUCCEEDED
 
 
-def test_job_whose_supervisor_is_gone_still_counts_while_its_ranks_run(
-    node: Node, version_one: VersionOne
-) -> None:
+def test_job_without_supervisor_is_running_while_its_ranks_run(node: Node, version_one: VersionOne) -> None:
     supervisor = version_one.running()
     rank = version_one.process(**{TASK_VARIABLE: f"{node.id()}/0"})
     supervisor.kill()
@@ -162,7 +160,7 @@ def test_job_whose_supervisor_is_gone_still_counts_while_its_ranks_run(
 
 
 @pytest.mark.parametrize("text", [f"{VERSION + 1}\n", "", "x", "9" * 5000])
-def test_unreadable_job_of_an_unknown_version_counts_by_its_processes(
+def test_unreadable_job_of_an_unknown_version_is_running_while_its_processes_run(
     node: Node, version_one: VersionOne, text: str
 ) -> None:
     node.folder().mkdir(parents=True)

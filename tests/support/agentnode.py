@@ -1,4 +1,4 @@
-"""A node without a machine: a home folder with a project, in which the agent is run as over SSH."""
+"""A stand-in for a node: a home folder with a project, in which the agent is run as over SSH."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def until(condition: Callable[[], T]) -> T:
     """Return the result of `condition` once it is true."""
     deadline = time.monotonic() + HANG_GUARD
     while not (result := condition()):
-        assert time.monotonic() < deadline, "never came true"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
     return result
 

@@ -98,7 +98,7 @@ BAD_FRAMES = {
     "a frame of 100 GB": b"log 0 0 100000000000\nabc",
     "a frame of 100 kB": b"log 0 0 100000\n" + b"x" * 100_000,
     "offset below 0": b"log 0 -1 3\nabc",
-    "rank is no number": b"log x 0 3\nabc",
+    "rank is not a number": b"log x 0 3\nabc",
     "rank is large": b"log 999999 0 3\nabc",
     "too few words": b"log 0\n",
     "an unknown frame": b"\x1b]0;owned\x07\n",

@@ -1,4 +1,4 @@
-"""Helpers of the tests: the command line as a real process, signals, waiting, and what is left in the account."""
+"""Test helpers: the command line as a real process, signals, waiting, and the resources left in the account."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT = 120  # a hang guard, not a measurement
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """The environment without anything that could reach an account, a cluster or a home of the developer's."""
+    """The environment without variables that refer to the developer's account, clusters or home."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CLOUDDDP_"))}
     kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
     kept.update(
@@ -46,7 +46,7 @@ class CommandLine:
     shared: tuple[int, str] | None = None  # the size of the cluster, if it may be used by another test
 
     def nodes(self, count: int, instance_type: str = "g5.12xlarge") -> None:
-        """Have a cluster with so many nodes: one that an earlier test has left as new, or a new one."""
+        """Provide a cluster of this size: a clean one that an earlier test has used, or a new one."""
         assert self.pool is not None
         if found := self.pool.take(count, instance_type):
             self.cluster = self.env["CLOUDDDP_CLUSTER"] = found
@@ -105,13 +105,13 @@ class CommandLine:
         return process
 
     def ok(self, *words: str, **env: str) -> str:
-        """Run, insist on success, return stdout."""
+        """Run, require success, return stdout."""
         done = self(*words, **env)
         assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def patient(self, seconds: float, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command that waits up to `seconds` for the nodes before `down`: on a busy machine 5 s may be too short."""
+        """Run a command with another time limit for the nodes' reports before `down`: 5 s may be too short here."""
         code = (
             f"from cloudddp.config import timing\ntiming.current = lambda: timing.Timing(at_stake={seconds})\n"
             "from cloudddp.__main__ import main\nmain()"
@@ -136,7 +136,7 @@ class CommandLine:
 
 @dataclass
 class Remains:
-    """What exists in the account of a cluster, seen by plain boto3."""
+    """The resources of a cluster in the account, listed with plain boto3."""
 
     instances: list[str]
     groups: list[str]
@@ -149,7 +149,7 @@ class Remains:
 
 
 def remaining(ec2: Any, cluster: str) -> Remains:
-    """Return what exists of a cluster."""
+    """Return the resources of a cluster."""
     where = [{"Name": "tag:cloudddp:cluster", "Values": [cluster]}]
     instances = [
         instance["InstanceId"]
@@ -166,7 +166,7 @@ def remaining(ec2: Any, cluster: str) -> Remains:
 
 
 def wait_for(what: Callable[[], Any], why: str) -> Any:
-    """Poll until `what()` is true; fail saying `why` when it never becomes so."""
+    """Poll until `what()` is true; fail with the message `why` after a time limit."""
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         if value := what():
@@ -183,7 +183,7 @@ def interrupt(process: Process | subprocess.Popen[str], number: int = signal.SIG
 
 
 def cannot(reason: str) -> NoReturn:
-    """Skip the test for want of something; fail in CI, which has everything and must not hide a gap."""
+    """Skip the test because a requirement is missing; in CI, where all must be installed, fail."""
     if os.environ.get("CI"):
         pytest.fail(f"missing in CI: {reason}")
     pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""Builders of what nodes report of a job, and of the state of following one."""
+"""Builders of the job states that nodes report, and of the state of following a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def killed(number: int, signal: int, ended: float = 100.0) -> RankRecord:
 
 
 def job(phase: str, *ranks: RankRecord, **fields: Any) -> JobState:
-    """The state of a job on one node. `expected` is the number of ranks given, unless said otherwise."""
+    """The state of a job on one node. `expected` is the number of ranks given by default."""
     return JobState("j", JobPhase(phase), ranks=ranks, **{"expected": len(ranks), **fields})
 
 

@@ -28,7 +28,7 @@ class Terminal:
             self.seen += os.read(self.ours, 1000)
 
     def close(self) -> int:
-        """Close the window. It is no controlling terminal, so the kernel sends no SIGHUP: send it here."""
+        """Close the window. It is not a controlling terminal, so the kernel sends no SIGHUP: send it here."""
         os.close(self.ours)
         self.process.send_signal(signal.SIGHUP)
         return self.process.wait(TIMEOUT)

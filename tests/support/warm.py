@@ -1,4 +1,4 @@
-"""What a `cloudddp` process imports and reads before it does anything: the zygote does it once for all of them."""
+"""The imports and model files of a `cloudddp` process, which the zygote loads once for all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import cloudddp
 import cloudddp.__main__
 from cloudddp.aws import client
 
-# The simulator's own modules are another process's, but for the one that starts and asks it.
+# The modules of the simulator run in another process, except `control`.
 OTHERS = "cloudddp.sim."
 
 
@@ -36,4 +36,4 @@ for name in ("endpoints", "partitions", "_retry", "sdk-default-configuration"):
 for service in ("ec2", "sts", "ssm"):
     _loader.load_service_model(service, "endpoint-rule-set-1")
     for name in _loader.load_service_model(service, "service-2")["operations"]:
-        botocore.xform_name(name)  # which remembers
+        botocore.xform_name(name)  # fills its cache

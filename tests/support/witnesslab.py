@@ -1,7 +1,7 @@
-"""A lab for programs that nobody here wrote: they run inside its network, each from an environment of its own.
+"""A lab for programs by other authors, which run inside its network, each from its own environment.
 
-Knows how to start them and how to find what they leave running; nothing of what they are asked to do. `make
-witness` makes the environments (requirements-NAME.txt); without them these tests are skipped.
+It starts the programs, and ends processes that they leave behind. `make witness` creates the environments
+(requirements-NAME.txt); without them these tests are skipped.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MARK = "CLOUDDDP_WITNESS"
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """A running lab, and a folder that is the home of whoever works in it."""
+    """A running lab, and a folder that is the HOME of the programs in it."""
 
     sim: control.Simulator
     folder: Path
     env: dict[str, str]
 
     def __call__(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a command inside the lab's network, as `cloudddp sim exec` does for everybody."""
-        # The witness has a Python of its own, which must not find our packages.
+        """Run a command inside the lab's network, with `cloudddp sim exec`, as users do."""
+        # The program has its own Python, which must not find our packages.
         inside = [sys.executable, "-m", "cloudddp", "sim", "exec", "--", "env", "-u", "PYTHONPATH", *command]
         done = subprocess.run(
             inside, env=self.env, cwd=self.folder, text=True, timeout=TIMEOUT, check=False,
@@ -53,7 +53,7 @@ class Lab:
 
 
 def witness(name: str, program: str) -> str:
-    """The path of a witness's program; skips the test where its environment was not made."""
+    """Return the path of a program; skip the test if its environment does not exist."""
     path = ROOT / ".venv-witness" / name / "bin" / program
     if not path.exists():
         cannot(f"no {program} in .venv-witness: `make witness` installs it")
@@ -61,11 +61,11 @@ def witness(name: str, program: str) -> str:
 
 
 def end_marked(mark: str) -> None:
-    """End what a witness left in the background: OpenSSH's shared connections outlive who opened them."""
-    sought = f"{MARK}={mark}".encode()
-    patience = time.monotonic() + 30
-    while left := [pid for pid in _pids() if sought in _environ(pid)]:
-        assert time.monotonic() < patience, f"processes {left} do not end"
+    """End the background processes of a program, such as OpenSSH's shared connections."""
+    wanted = f"{MARK}={mark}".encode()
+    deadline = time.monotonic() + 30
+    while left := [pid for pid in _pids() if wanted in _environ(pid)]:
+        assert time.monotonic() < deadline, f"processes {left} do not end"
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)

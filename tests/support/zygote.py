@@ -35,7 +35,7 @@ def main(number: int, modules: list[str]) -> None:
         importlib.import_module(name)
     assert threading.active_count() == 1
     gc.freeze()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the tests is for the tests
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the test process
     woken, wake = os.pipe()
     for end in (woken, wake):
         os.set_blocking(end, False)
@@ -59,7 +59,7 @@ def main(number: int, modules: list[str]) -> None:
                 *streams, answer = handles
                 pid = os.fork()
                 if not pid:
-                    ready.close()  # not os.close: at its end it would close whatever has its number then
+                    ready.close()  # not os.close: the object would later close a descriptor that reuses its number
                     for handle in (requests.detach(), woken, wake, *answers.values()):
                         os.close(handle)
                     become(streams, answer, **json.loads(message))
@@ -69,7 +69,7 @@ def main(number: int, modules: list[str]) -> None:
 
 
 def answer_with(handle: int, *numbers: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the process that asked no longer waits
+    with contextlib.suppress(BrokenPipeError):  # the caller no longer waits
         os.write(handle, " ".join(map(str, numbers)).encode() + b"\n")
 
 
@@ -99,7 +99,7 @@ def become(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if session:
         os.setsid()
-    answer_with(answer, os.getpid())  # only now: whoever knows the pid may signal its session
+    answer_with(answer, os.getpid())  # only now: once the pid is known, its session may be signalled
     os.close(answer)
     for number, handle in enumerate(streams):
         os.dup2(handle, number)

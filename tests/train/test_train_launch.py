@@ -1,4 +1,4 @@
-"""The support code itself: what the tests of `train/` rely on."""
+"""The support code that the tests of `train/` rely on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_run_can_be_killed_as_soon_as_it_is_started() -> None:
 
 
 def test_exit_of_a_forked_program_closes_no_descriptor_of_others() -> None:
-    """A hang or a crash of gloo was the consequence: its epoll descriptor had the number of one of the zygote's."""
+    """Otherwise gloo hangs or crashes, if its epoll descriptor has the number of one of the zygote's."""
     run = launch.run(launch.CHECKS / "open_descriptors.py")
     assert (run.code, run.stdout.splitlines()[-1]) == (0, "all open"), run.stderr
 

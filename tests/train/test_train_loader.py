@@ -28,7 +28,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @pytest.fixture(scope="module")
 def rank() -> Iterator[launch.Run]:
-    """A process that reads with workers, and goes on to do so."""
+    """A process that reads with workers until it is killed."""
     run = launch.start(launch.CHECKS / "loader_checks.py")
     yield run
     run.kill_session()

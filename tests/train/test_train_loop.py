@@ -1,6 +1,6 @@
-"""What the training loop passes to its parts: each flag reaches its part, and each draw depends on what it should.
+"""The training loop: each flag has its effect, and random draws depend on seed, step and rank only.
 
-All in one process, with a clock of its own where time counts.
+All in one process, with a fake clock for tests of time.
 """
 
 from __future__ import annotations

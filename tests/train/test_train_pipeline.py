@@ -313,7 +313,7 @@ def test_gpipe_with_one_rank_warns_and_explains_a_single_sample(tmp_path: Path) 
 def test_refusal_is_one_sentence_under_torchrun_too(tmp_path: Path) -> None:
     flags = ["--dataset", "synthetic", "--parallel", "1f1b", "--microbatches", 1, "--out", tmp_path]
     run = launch.forked_torchrun(2, "-m", "train.main", *flags)
-    assert run.code == 1  # torchrun's own, whatever a rank's was
+    assert run.code == 1  # torchrun's exit code, independent of those of the ranks
     messages = [line for line in run.stderr.splitlines() if line.startswith("train: rank")]
     assert messages
     assert all("--parallel 1f1b needs at least as many microbatches as stages" in line for line in messages)

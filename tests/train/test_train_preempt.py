@@ -1,6 +1,6 @@
-"""What ends a run from outside: SIGTERM to all ranks, to one, or at a bad moment; a dead peer; a full disk; Ctrl-C.
+"""Runs that are ended from outside: SIGTERM to all ranks or one, at any time; a dead peer; a full disk; Ctrl-C.
 
-Every end is one sentence from our ranks, an exit code and a status; never a traceback, never a hang.
+Each must give one sentence from our ranks, an exit code and a status, without a traceback or a hang.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_sigterm_during_the_start_causes_no_traceback(tmp_path: Path) -> None:
         assert "Traceback" not in run.stderr
 
 
-# In place of torch: reports that the import has begun, and takes its time.
+# In place of torch: reports that the import has begun, and delays it.
 SLOW_IMPORT = """
 import multiprocessing, os, pathlib, sys, time
 name = multiprocessing.current_process().name
@@ -240,14 +240,14 @@ def test_death_of_a_rank_ends_the_others_with_one_sentence(tmp_path: Path, world
 @linux_only
 @pytest.mark.parametrize("sender", [0, 1])
 def test_death_of_a_rank_during_a_transfer_ends_the_other(tmp_path: Path, sender: int) -> None:
-    """gloo wakes up nobody who waits for such a transfer: only --timeout (600 s) would end it."""
+    """gloo does not wake up a wait for such a transfer: only --timeout (600 s) would end it."""
     out = tmp_path / "out"
     script = [launch.CHECKS / "break_transfer.py", 6, sender, tmp_path]
     ranks = launch.start_ranks(2, *script, *flags("--save-every", 4, "--out", out))
     receiver = ranks[1 - sender]
     launch.until(lambda: is_stopped(receiver.pid), "the receiver is stopped")
     (tmp_path / "stopped").touch()
-    launch.until((tmp_path / "sent").exists, "half a tensor is sent")
+    launch.until((tmp_path / "sent").exists, "a part of the tensor is sent")
     ranks[1].signal(signal.SIGKILL)
     assert ranks[1].wait() == -signal.SIGKILL
     ranks[0].signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The trainer as people start it: torchrun, environment variables, tcp and file rendezvous, one process."""
+"""The trainer as users start it: torchrun, environment variables, tcp and file rendezvous, one process."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_only_local_rank_0_downloads(tmp_path: Path) -> None:
 
 
 def test_importing_train_changes_nothing_for_the_process(tmp_path: Path) -> None:
-    """And running it changes only what its flags say."""
+    """And running it changes only what its flags request."""
     run = launch.run(launch.CHECKS / "import_side_effects.py", tmp_path)
     assert run.code == 0, run.stderr
 

@@ -84,7 +84,7 @@ def test_rank_is_available_under_every_documented_name(reports: list[dict[str, A
         assert report["top"] == (rank, rank, RANKS)
         assert report["with local rank 7"] == (7, 7, rank)
         assert report["torch's world"] == RANKS
-        assert report["backend"] == "gloo"  # asked for smddp, which is not installed
+        assert report["backend"] == "gloo"  # smddp was requested, and is not installed
         assert report["returned"] is None
         assert report["initialized"]
 

@@ -11,7 +11,7 @@ from cloudddp.job.follow.event_queue import EventQueue
 from cloudddp.job.follow.events import NodeQuiet
 
 
-def test_event_is_returned_until_the_next_one_is_asked_for() -> None:
+def test_event_is_returned_until_the_next_one_is_requested() -> None:
     queue = EventQueue()
     queue.put(NodeQuiet(0))
     queue.put(NodeQuiet(1))

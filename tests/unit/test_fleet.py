@@ -1,4 +1,4 @@
-"""Many nodes at once: every result is kept, a fatal error returns at once, and no host holds up the others."""
+"""Many nodes at once: every result is kept, a fatal error returns at once, and no host delays the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do next about a job that is followed: state, policy and time in, one action out."""
+"""The next action for a job that is followed: state, policy and time in, one action out."""
 
 from __future__ import annotations
 
@@ -80,60 +80,60 @@ def case(
 
         # A rank fails.
         case("a rank fails", FAILED, STOP_ON_FAILURE),
-        case("a rank fails, seen by a viewer", FAILED, STOP_ON_FAILURE, policy=VIEWER),
-        case("a rank fails, seen by a reader", FAILED, Continue(), policy=READER),
+        case("a rank fails, policy of a viewer", FAILED, STOP_ON_FAILURE, policy=VIEWER),
+        case("a rank fails, policy of a reader", FAILED, Continue(), policy=READER),
         case("a short grace is kept", FAILED, StopJob(1.0, "rank failed"), policy=Policy(1.0, True, timing=T)),
         case("a rank fails, torchrun restarts it", [JobUpdate(0, job("running", rank(0, 7), max_restarts=2))], Continue()),
-        case("somebody else stops the job", [JobUpdate(0, job("running", rank(0, 7), stopping=True))], Continue()),
+        case("another command stops the job", [JobUpdate(0, job("running", rank(0, 7), stopping=True))], Continue()),
         case("the job fails and ends at once", [*FAILED, *FINISHED], STOP_ON_FAILURE),
         case("the launcher fails", [JobUpdate(0, job("failed", exit_code=1))], STOP_ON_FAILURE),
 
-        # A stop is under way.
-        case("the nodes are being asked to stop", [*FAILED, STOP], Continue(), after=1e6),
-        case("all have confirmed, logs are still read", [*FAILED, STOP, STOPPED], Continue(), after=1e6),
-        case("all have finished, answers are due", [*FAILED, STOP, *FINISHED], Continue(), after=OWNER.grace + 29),
-        case("answers are overdue", [*FAILED, STOP, *FINISHED], Done(), after=OWNER.grace + 31),
-        case("all have finished and answered", [*FAILED, STOP, *FINISHED, STOPPED], Done()),
-        case("a node could not be told to stop a moment ago", [*FAILED, STOP, STOPPED_0], Continue(), after=0.1),
-        case("a node could not be told to stop", [*FAILED, STOP, STOPPED_0], Continue(), after=T.stop_again),
+        # A stop is in progress.
+        case("the stop request is being sent", [*FAILED, STOP], Continue(), after=1e6),
+        case("all have confirmed, logs are still being read", [*FAILED, STOP, STOPPED], Continue(), after=1e6),
+        case("all have finished, replies are outstanding", [*FAILED, STOP, *FINISHED], Continue(), after=OWNER.grace + 29),
+        case("replies are overdue", [*FAILED, STOP, *FINISHED], Done(), after=OWNER.grace + 31),
+        case("all have finished and replied", [*FAILED, STOP, *FINISHED, STOPPED], Done()),
+        case("the stop request has just failed on a node", [*FAILED, STOP, STOPPED_0], Continue(), after=0.1),
+        case("the stop request has failed, before the retry interval", [*FAILED, STOP, STOPPED_0], Continue(), after=T.stop_again),
         case(
-            "it is told again", [*FAILED, STOP, STOPPED_0], StopAgain(REQUEST, frozenset({1})), after=T.stop_again + 1
+            "the stop request is repeated", [*FAILED, STOP, STOPPED_0], StopAgain(REQUEST, frozenset({1})), after=T.stop_again + 1
         ),
-        case("it has finished meanwhile", [*FAILED, STOP, STOPPED_0, NodeFinished(1)], Continue(), after=99),
-        case("it is being told again", [*FAILED, STOP, STOPPED_0, STOP], Continue(), after=99),
+        case("the unreached node has finished", [*FAILED, STOP, STOPPED_0, NodeFinished(1)], Continue(), after=99),
+        case("the repeated stop request is being sent", [*FAILED, STOP, STOPPED_0, STOP], Continue(), after=99),
         case("processes survive: no second stop", [*FAILED, STOP, StopEnded(NONE, BOTH, NONE)], Continue(), after=99),
 
         # A node is lost.
         case("a node is lost", [*RUNNING, lost(1)], STOP_ON_LOSS),
-        case("a node is lost, seen by a viewer", [*RUNNING, lost(1)], Continue(), policy=VIEWER),
+        case("a node is lost, policy of a viewer", [*RUNNING, lost(1)], Continue(), policy=VIEWER),
         case("a node is lost after the other has finished", [*RUNNING, NodeFinished(0), lost(1)], STOP_ON_LOSS),
         case("all nodes are lost: offline", [*RUNNING, lost(0), lost(1)], Done()),
         case("all instances have ended", [*RUNNING, lost(0, ended=True), lost(1, ended=True)], Done()),
-        case("a node sends junk", [*RUNNING, FAULTY], STOP_ON_LOSS),
-        case("the only nodes that are left send junk", [*RUNNING, lost(0), FAULTY], STOP_ON_LOSS),
+        case("a node sends invalid replies", [*RUNNING, FAULTY], STOP_ON_LOSS),
+        case("all remaining nodes send invalid replies", [*RUNNING, lost(0), FAULTY], STOP_ON_LOSS),
 
         # A node is quiet.
         case("a node is quiet", [*RUNNING, NodeQuiet(1)], AskAws(frozenset({1}))),
         case("both nodes are quiet", [*RUNNING, NodeQuiet(0), NodeQuiet(1)], AskAws(BOTH)),
-        case("a quiet node, seen by a reader", [NodeQuiet(1)], AskAws(frozenset({1})), policy=READER),
-        case("AWS is being asked", [NodeQuiet(1), AwsAsked()], Continue(), after=1e6),
-        case("AWS was asked just now", [NodeQuiet(1), AwsAsked(), AwsReport()], Continue(), after=T.ask_again - 1),
+        case("a node is quiet, policy of a reader", [NodeQuiet(1)], AskAws(frozenset({1})), policy=READER),
+        case("a query to AWS is in progress", [NodeQuiet(1), AwsAsked()], Continue(), after=1e6),
+        case("AWS has just been queried", [NodeQuiet(1), AwsAsked(), AwsReport()], Continue(), after=T.ask_again - 1),
         case(
-            "AWS is asked again", [NodeQuiet(1), AwsAsked(), AwsReport()], AskAws(frozenset({1})), after=T.ask_again
+            "AWS is queried again", [NodeQuiet(1), AwsAsked(), AwsReport()], AskAws(frozenset({1})), after=T.ask_again
         ),
         case("the node responds again", [NodeQuiet(1), NodeResponding(1)], Continue()),
-        case("AWS says that it has ended", [NodeQuiet(1), AwsAsked(), AwsReport((lost(1, ended=True),))], STOP_ON_LOSS),
+        case("AWS reports that the instance has ended", [NodeQuiet(1), AwsAsked(), AwsReport((lost(1, ended=True),))], STOP_ON_LOSS),
         case("a rank fails while a node is quiet", [*FAILED, NodeQuiet(1)], STOP_ON_FAILURE),
 
         # The exit barrier.
         case("ranks have just finished", SUCCEEDED, Continue(), after=0.1),
         case("ranks have finished a while ago", SUCCEEDED, Continue(), after=T.exit_barrier),
         case("torchrun waits at its exit barrier", SUCCEEDED, EndExitBarrier(), after=T.exit_barrier + 1),
-        case("one node has left it", [*SUCCEEDED, NodeFinished(0)], EndExitBarrier(), after=T.exit_barrier + 1),
-        case("a viewer ends it, too", SUCCEEDED, EndExitBarrier(), policy=VIEWER, after=99),
-        case("a reader does not", SUCCEEDED, Continue(), policy=READER, after=99),
-        case("it is being ended", [*SUCCEEDED, BARRIER], Continue(), after=99),
-        case("ranks are still to start", [JobUpdate(0, job("running", rank(0, 0), expected=2))], Continue(), after=99),
+        case("torchrun of one node has left the exit barrier", [*SUCCEEDED, NodeFinished(0)], EndExitBarrier(), after=T.exit_barrier + 1),
+        case("a viewer ends the exit barrier, too", SUCCEEDED, EndExitBarrier(), policy=VIEWER, after=99),
+        case("a reader does not end the exit barrier", SUCCEEDED, Continue(), policy=READER, after=99),
+        case("the end of the exit barrier is requested", [*SUCCEEDED, BARRIER], Continue(), after=99),
+        case("not all ranks have started", [JobUpdate(0, job("running", rank(0, 0), expected=2))], Continue(), after=99),
         case("a node has not reported yet", SUCCEEDED[:1], Continue(), after=99),
     ],
 )  # fmt: skip

@@ -19,7 +19,7 @@ OVERDUE = NodeLost(1, "no heartbeat for 120 s", WALL - 121)
 
 
 def case(name: str, before: list[Event], silence: Mapping[int, float], *found: Event) -> Any:
-    """A row: the events so far, for how long each node has been silent, and what that means."""
+    """A row: the events so far, for how long each node has been silent, and the resulting events."""
     return pytest.param(before, silence, list(found), id=name)
 
 
@@ -29,7 +29,7 @@ def case(name: str, before: list[Event], silence: Mapping[int, float], *found: E
         case("all respond", [], {0: 0.0, 1: 14.0}),
         case("one is quiet", [], {0: 0.0, 1: 16.0}, NodeQuiet(1)),
         case("all are quiet", [], {0: 16.0, 1: 16.0}, NodeQuiet(0), NodeQuiet(1)),
-        case("it is known that one is quiet", [NodeQuiet(1)], {0: 0.0, 1: 20.0}),
+        case("one is still quiet", [NodeQuiet(1)], {0: 0.0, 1: 20.0}),
         case("one responds again", [NodeQuiet(1)], {0: 0.0, 1: 1.0}, NodeResponding(1)),
         case("one is overdue", [NodeQuiet(1)], {0: 0.0, 1: 121.0}, OVERDUE),
         case("all are overdue: offline", [NodeQuiet(0), NodeQuiet(1)], {0: 121.0, 1: 121.0}),
@@ -45,7 +45,7 @@ def test_changes(before: list[Event], silence: Mapping[int, float], found: list[
 
 
 @pytest.mark.parametrize(
-    ("others", "broken", "hopeless"),
+    ("others", "broken", "give_up"),
     [
         pytest.param([], 19.0, False, id="offline"),
         pytest.param([], 299.0, False, id="offline for minutes"),
@@ -58,7 +58,7 @@ def test_changes(before: list[Event], silence: Mapping[int, float], found: list[
     ],
 )
 def test_reconnecting_is_given_up_sooner_while_others_answer(
-    monkeypatch: pytest.MonkeyPatch, others: list[float], broken: float, hopeless: bool
+    monkeypatch: pytest.MonkeyPatch, others: list[float], broken: float, give_up: bool
 ) -> None:
     """`others`: for how many seconds each other node has answered, or before how many it did for the last time (< 0);
     `broken`: for how many seconds this one has not answered."""
@@ -75,4 +75,4 @@ def test_reconnecting_is_given_up_sooner_while_others_answer(
         if seconds >= 0:
             found.received(node)
     found.broken(0)
-    assert found.is_hopeless(0, clock[0] - broken) is hopeless
+    assert found.should_give_up(0, clock[0] - broken) is give_up

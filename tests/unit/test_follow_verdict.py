@@ -1,4 +1,4 @@
-"""How a job ended, from what was seen of it."""
+"""How a job ended, from the events of following it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def case(name: str, events: Sequence[Event], status: str, code: int, cause: str 
             "preempted", 143, "its ranks were asked to stop (SIGTERM)",
         ),
         case(
-            "exit codes count, whatever the script reports",
+            "exit codes override the script's report",
             [update(0, "failed", rank(0, 7, 5.0), training=SAVED), update(1, "succeeded", rank(1, 0)), *FINISHED],
             "failed", 7, "rank 0 on node 0 exited with code 7 first",
         ),
@@ -114,12 +114,12 @@ def case(name: str, events: Sequence[Event], status: str, code: int, cause: str 
             "failed", 1, "node 1 was lost: not responding for 10 s (no route to host)",
         ),
         case(
-            "the others were stopped for it",
+            "the other ranks were stopped because of it",
             [lost(1, 990.0), update(0, "failed", killed(0, SIGTERM, 995.0), stopping=True), NodeFinished(0)],
             "failed", 1, "node 1 was lost: not responding for 10 s (no route to host)",
         ),
         case(
-            "the others failed for it", [update(0, "failed", rank(0, 1, 995.0)), lost(1, 990.0), NodeFinished(0)],
+            "the other ranks failed because of it", [update(0, "failed", rank(0, 1, 995.0)), lost(1, 990.0), NodeFinished(0)],
             "failed", 1, "node 1 was lost: not responding for 10 s (no route to host)",
         ),
         case(
@@ -162,7 +162,7 @@ def case(name: str, events: Sequence[Event], status: str, code: int, cause: str 
             "failed", 1, "all its nodes have terminated",
         ),
         case(
-            "a node sends junk",
+            "a node sends invalid replies",
             [update(0, "failed", rank(0, 7, 1.0)), NodeLost(1, "junk", 990.0, error=NodeError("node 1 sent junk"))],
             "failed", 1, "node 1 sent junk",
         ),
@@ -201,9 +201,9 @@ def test_last_lines_of_a_launcher_failure_are_the_launchers() -> None:
 
 def test_unverified_nodes_are_listed() -> None:
     none: frozenset[int] = frozenset()
-    asked = [update(0, "failed", rank(0, 7)), StopStarted(STOP, frozenset({0, 1, 2})), *FINISHED]
-    assert result(asked, nodes=3).unverified == (0, 1, 2)
-    answered = [*asked, StopEnded(frozenset({0}), frozenset({1}), frozenset({2}))]
+    requested = [update(0, "failed", rank(0, 7)), StopStarted(STOP, frozenset({0, 1, 2})), *FINISHED]
+    assert result(requested, nodes=3).unverified == (0, 1, 2)
+    answered = [*requested, StopEnded(frozenset({0}), frozenset({1}), frozenset({2}))]
     assert result(answered, nodes=3).unverified == (1, 2)
     again = [
         *answered,

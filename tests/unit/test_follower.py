@@ -90,21 +90,21 @@ def follower(nodes: Nodes, *, lines: list[tuple[int, int, str]] | None = None, *
     return JobFollower(nodes, "j", range(nodes.count), chosen, on_line=lambda *line: shown.append(line))
 
 
-def test_node_that_cannot_be_told_to_stop_is_told_again() -> None:
+def test_stop_request_is_repeated_until_it_succeeds() -> None:
     unreachable = [1, 1]
-    told = threading.Event()
+    stop_received = threading.Event()
 
     def kill(node: int) -> None:
         if node == 1:
             if unreachable:
                 unreachable.pop()
                 raise NodeError("node 1: the SSH connection broke")
-            told.set()
+            stop_received.set()
 
     def follow(node: int, request: FollowRequest, write: Write) -> None:
         if node == 1:
             write(running(1))
-            assert told.wait(60), "nobody tells it to stop"
+            assert stop_received.wait(60), "no stop request arrived"
         write(ended(node, 7))
 
     nodes = Nodes(follow, kill)
@@ -114,7 +114,7 @@ def test_node_that_cannot_be_told_to_stop_is_told_again() -> None:
     assert {request.reason for _, request in nodes.killed} == {StopReason.FAILURE}
 
 
-def test_broken_connection_goes_on_where_it_broke() -> None:
+def test_following_resumes_after_a_broken_connection() -> None:
     def follow(node: int, request: FollowRequest, write: Write) -> None:
         if not request.offsets:
             write(encode_frame(Log(node, 0, b"one\ntw")))
@@ -157,7 +157,7 @@ def test_plain_logs_stop_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_interrupts_lose_no_line(seed: int) -> None:
-    """Ctrl-C arrives again and again while lines are read; each time the user chooses to go on."""
+    """Ctrl-C arrives again and again while lines are read; each time the user chooses to continue."""
     count = 3000
     texts = [f"{number}" for number in range(count)]
 

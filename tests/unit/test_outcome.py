@@ -1,4 +1,4 @@
-"""How a job stands, from its state on each node."""
+"""The status of a job, from its state on each node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def case(name: str, *states: JobState, status: str, code: int | None) -> Any:
             status="failed", code=4,
         ),
         case(
-            "ranks that were stopped are no failures",
+            "ranks that were stopped are not failures",
             job("failed", killed(0, SIGTERM, 5.0), stopping=True), job("failed", rank(1, 4, 10.0)),
             status="failed", code=4,
         ),

@@ -328,7 +328,7 @@ def test_suggested_max_cost_is_sufficient(node_hour: float) -> None:
         lifetime(ClusterSpec(max_cost=price.hour / 10), price)
     advised = float(str(caught.value.hint).split("$")[1].split()[0])
     assert lifetime(ClusterSpec(max_cost=advised, max_hours=0.17), price) >= timedelta(minutes=10)
-    assert advised - 0.01 <= price.hour / 6  # and no cent more than that
+    assert advised - 0.01 <= price.hour / 6  # and not a cent more
 
 
 def test_refused_lifetime_is_reported_in_minutes() -> None:

@@ -50,7 +50,7 @@ def instance(
 
 
 def foreign(name: str, index: int = 0, **changes: object) -> Instance:
-    """An instance that somebody launched later with the tags of the cluster."""
+    """An instance that was launched later, with the tags of the cluster."""
     own = instance(name, index, reservation="r-foreign", token="console", minutes=9)
     return replace(own, **changes)  # type: ignore[arg-type]
 
@@ -116,8 +116,8 @@ def test_foreign_instance_gets_no_rank_and_shifts_none(stranger: Instance, reaso
     assert warning.startswith("instance i-x has the tags of cluster 'demo' but is not one of its nodes: ")
 
 
-def test_launch_is_known_by_its_token_even_if_it_is_younger_and_smaller() -> None:
-    """Somebody has tagged three older instances by hand, and two nodes have ended and are forgotten."""
+def test_launch_is_identified_by_its_token_even_if_newer_and_smaller() -> None:
+    """Three older instances were tagged by hand; two nodes have ended and are no longer listed."""
     older = [foreign(f"i-old{n}", n, launched=START - timedelta(days=1)) for n in range(3)]
     found = cluster([*older, NODES[1]])
     assert ids(found) == {1: "i-b"}
@@ -130,7 +130,7 @@ def test_launch_without_such_a_token_is_the_largest_then_the_oldest() -> None:
     assert ids(cluster([nodes[0], foreign("i-x", client_token="")])) == {0: "i-a"}
 
 
-def test_ended_nodes_still_tell_the_launch() -> None:
+def test_launch_is_identified_by_ended_nodes() -> None:
     """The only live instance is not one of the nodes, of which AWS still lists one."""
     found = cluster([replace(NODES[0], state="terminated"), foreign("i-x")])
     assert ids(found) == {}
@@ -138,7 +138,7 @@ def test_ended_nodes_still_tell_the_launch() -> None:
     assert [one.instance.id for one in found.foreign] == ["i-x"]
 
 
-def test_changed_rank_tag_on_a_node_costs_only_that_node_its_rank() -> None:
+def test_changed_rank_tag_affects_only_that_node() -> None:
     retagged = replace(NODES[0], tags=replace(NODES[0].tags, node_rank=1))
     found = cluster([retagged, *NODES[1:]])
     assert ids(found) == {1: "i-b", 2: "i-c"}

@@ -1,4 +1,4 @@
-"""The simulator is an independent witness: it works without any other module of cloudddp but errors and payload."""
+"""The simulator is independent: it works without any other module of cloudddp but errors and payload."""
 
 from __future__ import annotations
 

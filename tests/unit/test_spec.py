@@ -44,7 +44,7 @@ def file_refusal(folder: Path, text: str) -> UsageError:
 # -- sources ---------------------------------------------------------------------------------------------------
 
 
-def test_strongest_source_wins() -> None:
+def test_source_with_the_highest_precedence_wins() -> None:
     flag = Layer("--nodes", {"cluster": {"nodes": "5"}}, textual=True)
     environment = settings.environment_layers({"CLOUDDDP_NODES": "4", "CLOUDDDP_DISK_GB": "400"})
     file = Layer("cloudddp.toml", {"cluster": {"nodes": 3, "disk_gb": 300, "zone": "us-east-1c"}})
@@ -329,7 +329,7 @@ def test_error_names_file_key_value_and_what_is_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "hint"),
+    ("text", "message", "hint"),
     [
         ("[cluster]\nnodse = 2", "unknown key cluster.nodse", "'nodes'"),
         ("[clustr]\nnodes = 2", "'clustr'", "'cluster'"),
@@ -343,10 +343,10 @@ def test_error_names_file_key_value_and_what_is_allowed(tmp_path: Path) -> None:
     ],
 )
 def test_misplaced_or_misspelt_name_gets_a_suggestion(
-    tmp_path: Path, text: str, said: str, hint: str
+    tmp_path: Path, text: str, message: str, hint: str
 ) -> None:
     error = file_refusal(tmp_path, text)
-    assert said in error.message
+    assert message in error.message
     assert str(tmp_path / "cloudddp.toml") in error.message
     assert hint in error.hint
 

@@ -158,13 +158,13 @@ def test_announced_size_takes_no_memory(attack: str, tmp_path: Any) -> None:
     ],
 )
 def test_requested_names(names: list[str], paths: Any) -> None:
-    assert set(safe_names.asked(names)) == set(paths)
+    assert set(safe_names.requested(names)) == set(paths)
 
 
 @pytest.mark.parametrize("name", ["", "/etc", "~/x", "..", "runs/../../x", "runs/../x", "a\0b"])
 def test_names_outside_the_project_are_refused(name: str) -> None:
     with pytest.raises(ValueError) as refused:
-        safe_names.asked(["runs", name])
+        safe_names.requested(["runs", name])
     assert refused.value.args == (name,)
 
 

@@ -1,4 +1,4 @@
-"""A lab of its own for each test with a witness, and nothing left of it afterwards."""
+"""A separate lab for each test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudddp.sim.linux import processes
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    """A lab of the test's own; afterwards nothing of it, nor of what ran in it, is left."""
+    """A lab for one test; afterwards all processes of the lab and of the programs in it have ended."""
     if reason := lab_namespaces.unavailable_reason():
         cannot(f"no namespaces: {reason}")
     home, folder = tmp_path / "lab", tmp_path / "user"

@@ -1,6 +1,6 @@
-"""The AWS CLI against the lab: what a person types to get a machine, use it over SSH, and be rid of it.
+"""The AWS CLI with the lab: launch a machine, use it over OpenSSH, and terminate it.
 
-The program is Amazon's, the SSH client OpenSSH's. Nothing of cloudddp is asked but where the endpoint is.
+cloudddp provides only the endpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Person:
-    """Somebody with the AWS CLI and ssh, and a key that they made themselves."""
+    """A user with the AWS CLI, ssh, and a key pair of ssh-keygen."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -23,8 +23,8 @@ class Person:
         lab("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "key")
 
     def aws(self, *words: str) -> Any:
-        said = self.lab(self._program, "--output", "json", *words).stdout
-        return json.loads(said) if said.strip() else None
+        output = self.lab(self._program, "--output", "json", *words).stdout
+        return json.loads(output) if output.strip() else None
 
     def refused(self, *words: str) -> str:
         done = self.lab(self._program, *words, check=False)
@@ -60,18 +60,18 @@ def test_aws_cli_launches_and_terminates_an_instance(person: Person) -> None:
     address = seen["PublicIpAddress"]
 
     closed = person.ssh(address, "true", check=False)
-    assert closed.returncode == 255 and "timed out" in closed.stderr  # no rule lets anybody in yet
+    assert closed.returncode == 255 and "timed out" in closed.stderr  # no rule allows SSH yet
 
     me = person.lab("sh", "-c", 'curl -fsS "$CLOUDDDP_CHECKIP_URL"').stdout.strip()
     aws(
         "ec2", "authorize-security-group-ingress", "--group-id", group,
         "--protocol", "tcp", "--port", "22", "--cidr", f"{me}/32",
     )  # fmt: skip
-    said = person.ssh(address, "hostname; id -un; echo $SSH_CONNECTION; nvidia-smi -L").stdout.splitlines()
-    assert said[0] == f"ip-{seen['PrivateIpAddress'].replace('.', '-')}"
-    assert said[1] == "ubuntu"
-    assert said[2].split()[0] == me and said[2].split()[2] == seen["PrivateIpAddress"]
-    assert [line.partition(":")[0] for line in said[3:]] == ["GPU 0"]
+    output = person.ssh(address, "hostname; id -un; echo $SSH_CONNECTION; nvidia-smi -L").stdout.splitlines()
+    assert output[0] == f"ip-{seen['PrivateIpAddress'].replace('.', '-')}"
+    assert output[1] == "ubuntu"
+    assert output[2].split()[0] == me and output[2].split()[2] == seen["PrivateIpAddress"]
+    assert [line.partition(":")[0] for line in output[3:]] == ["GPU 0"]
 
     assert "DependencyViolation" in person.refused("ec2", "delete-security-group", "--group-id", group)
     aws("ec2", "terminate-instances", "--instance-ids", instance)

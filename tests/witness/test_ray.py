@@ -1,7 +1,7 @@
-"""Ray's cluster launcher against the lab: a launcher with its own ideas of keys, groups, SSH and teardown.
+"""Ray's cluster launcher with the lab: it has its own code for keys, groups, SSH and teardown.
 
-Only its configuration file is ours. Ray is not installed on the node: the commands that would start it are Ray's
-own settings, and here they leave a mark instead.
+Only the configuration file is ours. Ray is not installed on the node: its setting for start commands is replaced by
+commands that leave a file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def configuration(image: str) -> str:
-    """A cluster of one head node. JSON is YAML. With a profile named, Ray makes no roles of its own."""
+    """A cluster of one head node. JSON is YAML. With a profile given, Ray creates no roles."""
     head = {"InstanceType": "m5.large", "ImageId": image, "IamInstanceProfile": {"Name": "witness"}}
     return json.dumps(
         {
@@ -27,9 +27,9 @@ def configuration(image: str) -> str:
             "auth": {"ssh_user": "ubuntu"},
             "available_node_types": {"head": {"node_config": head, "resources": {}, "max_workers": 0}},
             "head_node_type": "head",
-            "file_mounts": {"/home/ubuntu/carried": "carried"},
-            "setup_commands": ["cp carried set-up"],
-            "head_setup_commands": [],  # by default `pip install boto3`, and the lab has no way out
+            "file_mounts": {"/home/ubuntu/copied": "copied"},
+            "setup_commands": ["cp copied set-up"],
+            "head_setup_commands": [],  # by default `pip install boto3`, and the lab has no internet access
             "head_start_ray_commands": ["hostname > started"],
         }
     )
@@ -51,15 +51,15 @@ def test_ray_up_exec_and_down(lab: Lab) -> None:
     )
     lab(aws, "iam", "create-instance-profile", "--instance-profile-name", "witness")
     (lab.folder / "cluster.yaml").write_text(configuration(image.stdout.strip()))
-    (lab.folder / "carried").write_text("from the laptop\n")
+    (lab.folder / "copied").write_text("from the laptop\n")
 
     lab(*quiet, ray, "up", "-y", "cluster.yaml")
     (node,) = control.nodes(lab.sim)
     assert node["state"] == "running"
 
-    said = lab(*quiet, ray, "exec", "cluster.yaml", "cat started set-up").stdout.splitlines()
-    assert f"ip-{node['private_ip'].replace('.', '-')}" in said
-    assert "from the laptop" in said
+    output = lab(*quiet, ray, "exec", "cluster.yaml", "cat started set-up").stdout.splitlines()
+    assert f"ip-{node['private_ip'].replace('.', '-')}" in output
+    assert "from the laptop" in output
 
     lab(*quiet, ray, "down", "-y", "cluster.yaml")
     assert lab.states() == []

@@ -2,7 +2,7 @@ r"""`follow`: the logs and states of a job as a stream of frames, on stdout.
 
 log RANK OFFSET LENGTH\n and LENGTH bytes of that rank's log
 state JSON\n             the job's state, when it has changed
-heartbeat\n              sent at an interval: its absence means a dead node, however quiet the job is
+heartbeat\n              sent at an interval: without it the node is down, even if the job prints nothing
 end\n                    the last frame: the job has ended and all of its logs were sent
 """
 
@@ -64,7 +64,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class End:
-    """The job has ended on this node (or `wait` was not asked for), and every byte of its logs was sent."""
+    """The job has ended on this node (or `wait` was not requested), and every byte of its logs was sent."""
 
 
 Frame = Union[Log, JobState, Heartbeat, End]

@@ -55,7 +55,7 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class JobState:
-    """A job as one node knows it. `expected` is how many ranks run there once all have started; `stopping` is True
+    """The state of a job on one node. `expected` is how many ranks run there once all have started; `stopping` is True
     while it is being stopped; `cancelled` is when the user first asked for that; `error` is why its processes could not
     be started."""
 

@@ -27,7 +27,7 @@ class StopReason(Enum):
 
 @dataclass(frozen=True)
 class KillReply:
-    """How many processes were ended, how many of them were `ranks`, and how many are left in spite of it. `known`: the
+    """How many processes were ended, how many of them were `ranks`, and how many survived. `known`: the
     node has the job; otherwise it will refuse to start it."""
 
     known: bool

@@ -32,7 +32,7 @@ def is_interface(name: str) -> bool:
 @dataclass(frozen=True)
 class ProbeReply:
     """`interface` carries the private address, '' if none does. `running` are job ids. `manifest` is in wire form, and
-    None where it is the laptop's or was not asked for."""
+    None where it is the laptop's or was not requested."""
 
     hostname: str
     interface: str
@@ -75,7 +75,7 @@ class ProbeReply:
 class ProbeRequest:
     """`manifest_digest` is the digest of the laptop's manifest, '' for no comparison. `python` is job.python, '' for
     the node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the instance type
-    has; while nvidia-smi lists fewer, it is asked again for up to `gpu_seconds`."""
+    has; while nvidia-smi lists fewer, it is called again for up to `gpu_seconds`."""
 
     project: str
     private_ip: str

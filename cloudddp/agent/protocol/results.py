@@ -1,4 +1,4 @@
-"""Files that jobs wrote on a node and nobody has pulled: `new_files` and `pulled`."""
+"""Files that jobs wrote on a node and that were not pulled yet: `new_files` and `pulled`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class NewFiles:
 
 @dataclass(frozen=True)
 class JobFiles:
-    """What one job wrote on a node and nobody has pulled: below its outputs, and elsewhere in the project."""
+    """The files of one job on a node that were not pulled yet: below its outputs, and elsewhere in the project."""
 
     job: str
     outputs: NewFiles
@@ -81,7 +81,7 @@ class NewFilesReply:
 
 @dataclass(frozen=True)
 class NewFilesRequest:
-    """Look for files that nobody has pulled, of one job or ('') of all. `outputs` and `scratch` are paths in the
+    """Search for files that were not pulled yet, of one job or ('') of all. `outputs` and `scratch` are paths in the
     project: files below `outputs` are counted apart, files below `scratch` not at all."""
 
     project: str

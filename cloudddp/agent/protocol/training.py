@@ -1,6 +1,6 @@
 """The status of a training run, as its script reports it: step, best accuracy, how it stopped.
 
-Rank 0 writes it as JSON to the file that CLOUDDDP_STATUS_FILE names; the agent passes on the known keys. It is only the
+Rank 0 writes it as JSON to the file that CLOUDDDP_STATUS_FILE names; the agent forwards the known keys. It is only the
 script's report: whether a job failed is decided by exit codes.
 """
 

@@ -1,6 +1,6 @@
-"""What `down` would destroy: running jobs and results that nobody has pulled, as the nodes report them.
+"""What `down` would destroy: running jobs and results that were not pulled, as the nodes report them.
 
-The nodes get a few seconds to answer: nothing here may keep `down` from ending the bill.
+The nodes get a few seconds to answer: nothing here may prevent `down` from terminating them.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def report_if_passed(
         return
     console.log(
         f"the deadline of cluster {cluster.name}, {moment(cluster.expires)}, ended job {job_id}; results in "
-        f"{toml(settings.job.outputs)} that nobody had pulled are lost"
+        f"{toml(settings.job.outputs)} that were not pulled are lost"
     )
     console.log(
         "next time: ", Command("up", "--max-hours", "HOURS"), ", and ", Command("pull"), " while the job runs"

@@ -1,4 +1,4 @@
-"""`down`: remove the cluster, and report what may be left."""
+"""`down`: remove the cluster, and report what may remain."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
         rehearsal.down(console, session.settings)
         return
     name, aws = session.settings.cluster.name, session.aws()
-    whose = session.ownership(aws)
-    live = [c for c in inspect.find(aws, name) if any(map(whose.mine, c.live))]
+    ownership = session.ownership(aws)
+    live = [c for c in inspect.find(aws, name) if any(map(ownership.mine, c.live))]
     for warning in (text for c in live for text in c.warnings):
         console.warn(warning)
     if live:
@@ -42,15 +42,15 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
     if report.nothing and others:
         listed = "".join(f"\n  {text}" for text in others)
         raise CloudDDPError(
-            f"cluster {name!r} is not yours; {whose.caller}. Nothing was removed:{listed}",
+            f"cluster {name!r} is not yours; {ownership.caller}. Nothing was removed:{listed}",
             hint=("to remove it anyway: ", Command("down", "--anyone")),
         )
     console.print(lifecycle.down(report, name, simulated=options.sim))
     for text in others:
         console.log(f"not removed, because it is not yours: {text} (--anyone removes it)")
     if report.nothing:
-        _release_name(console, aws, name, whose)
-        _look_elsewhere(console, aws, name)
+        _release_name(console, aws, name, ownership)
+        _report_other_clusters(console, aws, name)
 
 
 def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
@@ -67,16 +67,16 @@ def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
     return report
 
 
-def _release_name(console: Console, aws: AWS, name: str, whose: Ownership) -> None:
+def _release_name(console: Console, aws: AWS, name: str, ownership: Ownership) -> None:
     """Delete a key pair that reserves the name without being tagged as part of the cluster.
 
-    Raises CloudDDPError where it is somebody else's: `up` would refuse the name, so "does not exist" would be half of
-    the truth.
+    Raises CloudDDPError if it belongs to another user: `up` would refuse the name, so "does not exist" would be
+    misleading.
     """
     holder = name_lock.holder(aws, name)
     if holder is None:
         return
-    if not whose.mine(holder.key):
+    if not ownership.mine(holder.key):
         owner = holder.key.tags.owner or views.UNKNOWN_OWNER
         raise CloudDDPError(
             f"the name {name!r} is reserved by key pair {holder.key.id} of {owner}",
@@ -87,7 +87,7 @@ def _release_name(console: Console, aws: AWS, name: str, whose: Ownership) -> No
     console.print(f"cluster {name}: deleted key pair {holder.key.id}, which reserved the name")
 
 
-def _look_elsewhere(console: Console, aws: AWS, name: str) -> None:
+def _report_other_clusters(console: Console, aws: AWS, name: str) -> None:
     """Report where the cluster may be, since it is not here. Raises CloudDDPError if it is probably elsewhere."""
     for other in inspect.find(aws):
         if other.live:

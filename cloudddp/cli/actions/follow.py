@@ -1,4 +1,4 @@
-"""Following a job: its logs as they come, silent nodes, how it ended; and cancelling it at Ctrl-C."""
+"""Following a job: its logs, silent nodes, how it ended; and cancelling it at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) 
         Policy(grace=session.settings.job.stop_grace, stop_on_failure=True, stop_on_loss=True),
         on_line=line_printer(session.console),
         on_quiet=quiet_reporter(session.console),
-        ended_instances=fates(session, cluster),
+        ended_instances=ended_nodes_query(session, cluster),
     )
     try:
         return _followed(follower, session, runner, cluster, job_id)
@@ -83,7 +83,7 @@ def _followed(
 
 def _wants_cancel(console: Console, interrupt: KeyboardInterrupt) -> bool:
     if isinstance(interrupt, signals.HungUp):
-        raise interrupt  # the terminal is gone; the job goes on
+        raise interrupt  # the terminal is closed; the job continues
     if isinstance(interrupt, signals.Terminated) or not sys.stdin.isatty():
         return True
     signals.arm()  # a second Ctrl-C is an answer, too
@@ -101,9 +101,9 @@ def _cancel_now(console: Console, runner: Runner, job_id: str, grace: float) -> 
     raise JobStopped(job_id, f"job {job_id} cancelled{f', {done.text}' if done.text else ''}{stopped}")
 
 
-def fates(session: Session, cluster: Cluster) -> Callable[[], Mapping[int, str]]:
-    """Return a function that asks AWS which nodes have ended. Any thread may call it."""
-    return lambda: inspect.fates(session.aws(), cluster, cluster.nodes)
+def ended_nodes_query(session: Session, cluster: Cluster) -> Callable[[], Mapping[int, str]]:
+    """Return a function that queries AWS for nodes that have ended. Any thread may call it."""
+    return lambda: inspect.ended_nodes(session.aws(), cluster, cluster.nodes)
 
 
 def line_printer(
@@ -134,10 +134,10 @@ def quiet_reporter(console: Console) -> Callable[[int, bool], None]:
 
 
 def report_end(session: Session, cluster: Cluster, finished: JobResult, seconds: float) -> None:
-    """Report how a job ended, and what is known of nodes that were lost."""
+    """Report how a job ended, and what is known about nodes that were lost."""
     console = session.console
     _report_outcome(console, finished, seconds)
-    ended = _report_fates(session, cluster, finished.lost) if finished.lost else frozenset()
+    ended = _report_ended(session, cluster, finished.lost) if finished.lost else frozenset()
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
     if unchecked := set(finished.unverified) - ended:
         console.log(
@@ -172,13 +172,13 @@ def report_stopped(console: Console, training: TrainingStatus | None) -> None:
         console.log(f"the training {training.stopped}")
 
 
-def _report_fates(session: Session, cluster: Cluster, lost: Iterable[int]) -> frozenset[int]:
-    """Report what AWS knows of the nodes that were lost; return those whose instances have ended."""
+def _report_ended(session: Session, cluster: Cluster, lost: Iterable[int]) -> frozenset[int]:
+    """Report what AWS reports about the nodes that were lost; return those whose instances have ended."""
     try:
-        found = inspect.fates(session.aws(), cluster, lost)
+        found = inspect.ended_nodes(session.aws(), cluster, lost)
     except AWSError as error:
         session.console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")
         return frozenset()
-    for node, fate in found.items():
-        session.console.log(f"node {node}: AWS says {fate}")
+    for node, what in found.items():
+        session.console.log(f"node {node}: AWS reports {what}")
     return frozenset(found)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions.follow import fates, line_printer, quiet_reporter, report_end, report_stopped
+from cloudddp.cli.actions.follow import (
+    ended_nodes_query,
+    line_printer,
+    quiet_reporter,
+    report_end,
+    report_stopped,
+)
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import jobs as views
 from cloudddp.cluster.model import Cluster
@@ -39,7 +45,7 @@ def logs(
             Policy(grace=session.settings.job.stop_grace, stop_on_failure=follow, wait=follow),
             on_line=line_printer(console, frozenset(only) if only else None, launcher=options.verbose),
             on_quiet=quiet_reporter(console),
-            ended_instances=fates(session, cluster),
+            ended_instances=ended_nodes_query(session, cluster),
         )
         try:
             finished = follower.run()

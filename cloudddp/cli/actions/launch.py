@@ -46,7 +46,7 @@ def launch(
     try:
         finished = _launch(session, wanted, job_id, detach=detach)
     except JobStopped as stopped:
-        hint: Text = (Command("down"), " ends the bill")
+        hint: Text = (Command("down"), " stops the bill")
         if stopped.cancel_again:
             hint = (Command("cancel", job_id), ", and again if necessary")
         raise Interrupted(f"{stopped.outcome}; the cluster is still up", hint=hint) from None
@@ -57,7 +57,7 @@ def launch(
             "next: ", Command("status"), "; with the remaining nodes: ", Command("pull"), ", ", Command("down")
         )  # fmt: skip
     elif finished.exit_code:
-        console.log("the cluster is still up; ", Command("down"), " ends the bill")
+        console.log("the cluster is still up; ", Command("down"), " stops the bill")
     return finished.exit_code
 
 
@@ -106,7 +106,7 @@ def start_job(session: Session, runner: Runner, cluster: Cluster, script: Script
 
 @contextlib.contextmanager
 def stopped_if_interrupted(console: Console, runner: Runner, job_id: str) -> Iterator[None]:
-    """End the job at a Ctrl-C before anybody follows it: while it is started, or right after. Raises JobStopped."""
+    """End the job at a Ctrl-C while it is being started, or before it is followed. Raises JobStopped."""
     try:
         yield
     except signals.HungUp:

@@ -46,7 +46,7 @@ def exec_(
 
 
 def _execute(console: Console, runner: Runner, node: int, command: str) -> int:
-    """Run a command on a node and print its lines as they come, each whole; return its exit code."""
+    """Run a command on a node and print each line as soon as it is complete; return its exit code."""
     out, err = LineSplitter(), LineSplitter()
 
     def show(lines: Iterable[str], *, err: bool) -> None:
@@ -83,7 +83,8 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, node: int, co
     write_atomic(known, "".join(f"{t.known_as} {key}\n" for t in targets.values() for key in t.host_keys))
     known_only = [f"UserKnownHostsFile={known}", "GlobalKnownHostsFile=none"]
     settings = ["StrictHostKeyChecking=yes", *known_only, "IdentitiesOnly=yes"]
-    # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not trusted.
+    # -F none: a `ForwardAgent yes` for every host would give the node, which is not trusted, the use of the user's
+    # keys.
     argv = [program, "-F", "none", "-i", str(target.private_key), "-p", str(target.port)]
     argv += [word for setting in settings for word in ("-o", setting)]
     os.execv(program, [*argv, f"{target.user}@{target.host}", *command])  # noqa: S606  no shell

@@ -46,7 +46,7 @@ CALLER = "203.0.113.7/32"  # stands for this computer's own address; from the ra
 
 
 class Nodes:
-    """Replaces the SSH fleet: prints each command, unless it has nothing to print with, and answers as a healthy node.
+    """Replaces the SSH fleet: prints each command, if `print` is given, and answers as a healthy node.
 
     `hidden` are the variables set by the user, whose values may be secret.
     """
@@ -106,7 +106,7 @@ class Nodes:
     def _answer(self, step: str) -> bytes:
         replies: dict[str, ProbeReply | ApplyReply | SetupReply | StartReply] = {
             "probe": ProbeReply(
-                hostname="rehearsal", interface="ens5", gpus=self._gpus, cpus=self._cpus,
+                hostname="dry-run", interface="ens5", gpus=self._gpus, cpus=self._cpus,
                 python="/opt/pytorch/bin/python", free_port=29500, time=time.time(), disk_free=1 << 40,
                 timer_state="active", timer_next="-", running=(), manifest={},
             ),
@@ -119,7 +119,7 @@ class Nodes:
     def each(
         self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
     ) -> Outcome[T]:
-        """Work on one node after the other, so that the output has an order."""
+        """Work on one node after the other, so that the order of the output is fixed."""
         outcome: Outcome[T] = Outcome()
         for node in self._cluster.nodes:
             try:
@@ -179,15 +179,15 @@ def _shown(name: str, value: Any) -> str:
 
 def up(console: Console, settings: Config) -> None:
     """Print what `up` would do."""
-    with _rehearsal(console, settings, "up") as (aws, recorder):
+    with _dry_run(console, settings, "up") as (aws, recorder):
         recorder.on = True
         _bring_up(console, aws, settings, show=True)
-        console.print("\n# End of the rehearsal. Nothing was started; nothing costs anything.")
+        console.print("\n# End of the dry run. Nothing was started; nothing costs anything.")
 
 
 def launch(console: Console, settings: Config, script: Script, root: Path) -> None:
     """Print what `launch` would do on a new cluster of these settings."""
-    with _rehearsal(console, settings, "launch") as (aws, recorder):
+    with _dry_run(console, settings, "launch") as (aws, recorder):
         _bring_up(console, aws, settings, show=False)
         recorder.on = True
         found = inspect.get(aws, settings.cluster.name)
@@ -200,22 +200,22 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
             nodes, found, settings, script,
             root=root, progress=lambda text: console.print(f"\n# {text}"), job_id=starting.new_id(),
         )  # fmt: skip
-        console.print("\n# End of the rehearsal. Nothing was started.")
+        console.print("\n# End of the dry run. Nothing was started.")
 
 
 def down(console: Console, settings: Config) -> None:
     """Print what `down` would do to a cluster of these settings."""
     name = settings.cluster.name
-    with _rehearsal(console, settings, "down") as (aws, recorder):
+    with _dry_run(console, settings, "down") as (aws, recorder):
         _bring_up(console, aws, settings, show=False)
         recorder.on = True
         report = teardown.down(aws, inventory.named(name), progress=lambda text: console.print(f"\n# {text}"))
         console.print("\n" + lifecycle.down(report, name, simulated=True))
-        console.print("# End of the rehearsal. Nothing was removed.")
+        console.print("# End of the dry run. Nothing was removed.")
 
 
 @contextlib.contextmanager
-def _rehearsal(console: Console, settings: Config, verb: str) -> Iterator[tuple[AWS, Recorder]]:
+def _dry_run(console: Console, settings: Config, verb: str) -> Iterator[tuple[AWS, Recorder]]:
     """Yield an AWS that is moto, and what prints the calls to it."""
     try:
         # moto takes 0.5 s to import, is only needed here and by the simulator, and may not be installed.
@@ -228,11 +228,9 @@ def _rehearsal(console: Console, settings: Config, verb: str) -> Iterator[tuple[
             "--dry-run needs moto", hint="pip install 'cloudddp[sim]' (in a clone: pip install '.[sim]')"
         ) from None
     try:
-        with tempfile.TemporaryDirectory(prefix="cloudddp-rehearsal-") as folder:
+        with tempfile.TemporaryDirectory(prefix="cloudddp-dry-run-") as folder:
             os.environ["CLOUDDDP_HOME"] = folder  # `rehearse` restores the environment
-            console.print(
-                f"# Rehearsal of `{verb}`: nothing is called; ids, addresses and sizes are made up."
-            )
+            console.print(f"# Dry run of `{verb}`: nothing is called; ids, addresses and sizes are made up.")
             recorder = Recorder(console.print, on=False)
             yield AWS(region=settings.cluster.region, observe=recorder), recorder
     finally:

@@ -1,4 +1,4 @@
-"""A job's results: pulled before its nodes are terminated, and reported where nobody has pulled them.
+"""A job's results: pulled before its nodes are terminated, and reported if they were not pulled.
 
 `run` terminates nodes only when every new file on them has been pulled: new files outside `job.outputs`, or results
 whose transfer failed, keep the cluster until its deadline.
@@ -75,7 +75,7 @@ def _pull_new(
 ) -> str:
     """Pull the outputs of one node if there are new ones; return why that failed, or ''.
 
-    Asks for the names in our own settings: those in the node's answer are chosen by the node.
+    Requests the names in our own settings: those in the node's answer are chosen by the node.
     """
     if not any(one.outputs.files for one in reply.jobs):
         return ""
@@ -100,7 +100,7 @@ def report_new(console: Console, runner: Runner, settings: Config, job_id: str) 
 
 
 def report_held(console: Console, replies: Mapping[int, NewFilesReply], settings: Config) -> None:
-    """Report what the nodes hold that nobody has pulled, and the command that pulls it."""
+    """Report the files on the nodes that were not pulled, and the command that pulls them."""
     held = new_files.by_node(replies)
     if found := [one for one in held if one.outputs]:
         elsewhere = any(not replies[one.node].rank_zero for one in found)
@@ -144,7 +144,7 @@ def pull_command(
 
 def _can_be_typed(name: str) -> bool:
     try:
-        parts = safe_names.asked([name])
+        parts = safe_names.requested([name])
     except ValueError:
         return False
     return one_line(name) == name and not any(safe_names.guarded(part) for path in parts for part in path)

@@ -1,4 +1,4 @@
-"""`run`: up, launch, pull and down in one command, with the teardown whatever happens."""
+"""`run`: up, launch, pull and down in one command. The cluster is removed after failures, too."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from cloudddp.text import one_line
 
 @dataclass(slots=True)
 class _Ending:
-    """What decides whether the nodes may be terminated: how the job ended, and what they still hold."""
+    """How the job ended and which files the nodes still hold: this decides whether the nodes may be terminated."""
 
     discard: bool
     finished: JobResult | None = None
@@ -116,12 +116,12 @@ def _collect(session: Session, runner: Runner, cluster: Cluster, job_id: str, en
     ended: dict[int, str] = {}
     if ending.finished is not None and ending.finished.lost:
         with contextlib.suppress(AWSError):
-            ended = inspect.fates(session.aws(), cluster, ending.finished.lost)
+            ended = inspect.ended_nodes(session.aws(), cluster, ending.finished.lost)
     ending.left = collect(session, runner, job_id, ended)
 
 
 def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
-    """Terminate the nodes, or report which are kept and why. Raises Leftovers, which outweighs the job's exit code."""
+    """Terminate the nodes, or report which are kept and why. Raises Leftovers, which overrides the job's exit code."""
     console = session.console
     with signals.protected(lambda: console.log(teardown.STILL_REMOVING)):
         try:
@@ -132,7 +132,7 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
             report = take_down(session, cluster.id)
         except Leftovers:
             raise
-        except Exception as error:  # whatever it is: the message must be about the nodes, not about a bug
+        except Exception as error:  # also a bug: the message must name the nodes that may still be running
             ids = ", ".join(node.id for node in cluster.live)
             raise Leftovers(
                 f"cannot confirm that {ids} have been terminated; they cost {_price(cluster)} "
@@ -143,7 +143,7 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
 
 
 def _still_live(aws: AWS, cluster: Cluster) -> bool:
-    """Return whether the nodes exist, as far as anyone can tell."""
+    """Return whether the nodes may still exist; True if AWS cannot be queried."""
     try:
         return any(node.live for node in inventory.instances(aws, inventory.with_id(cluster.id)))
     except CloudDDPError:
@@ -151,7 +151,7 @@ def _still_live(aws: AWS, cluster: Cluster) -> bool:
 
 
 def _leave_running(cluster: Cluster) -> NoReturn:
-    """Raise Leftovers: a computer that cannot reach the nodes removes nothing, since the job may be running well."""
+    """Raise Leftovers: if this computer cannot reach the nodes, the job may still be running, so nothing is removed."""
     raise Leftovers(
         f"lost connection to all nodes, so the {counted(len(cluster.nodes), 'node')} were left running; "
         f"they terminate at {_deadline(cluster)}",
@@ -173,7 +173,7 @@ def _keep(session: Session, cluster: Cluster, left: Left, *, discard: bool) -> N
         f"not all files that the job wrote were pulled{listed}",
         hint=(
             left.pull, ", then ", Command("down"), ". Next time name such files in [job] outputs of cloudddp.toml "
-            f"(now {toml(session.settings.job.outputs)}), or in [job] scratch if nobody needs them; "
+            f"(now {toml(session.settings.job.outputs)}), or in [job] scratch if they are not needed; "
             "--discard terminates the nodes anyway",
         ),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """`sim start`, `stop`, `status`, `env`, `shell`, `exec`, `fault`, `interrupt` and `conditions`.
 
-What a node, a fault or a condition is, only the simulator knows.
+Nodes, faults and conditions are defined by the simulator.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def conditions(console: Console, _: GlobalOptions, *, changes: str | None, clear
 
 
 def _cluster(options: GlobalOptions, nodes: tuple[str, ...]) -> str | None:
-    """Return the cluster whose ranks are meant; None where no node is named by its rank: settings are then not read."""
+    """Return the cluster whose ranks are meant; None if no node is named by its rank (then no settings are read)."""
     return named_cluster(options) if any(node.isdecimal() for node in nodes) else None
 
 

@@ -17,12 +17,12 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
     session = sessions.start(console, options)
     name, aws = session.settings.cluster.name, session.aws()
     found = inspect.find(aws, name)
-    live, whose = [c for c in found if c.live], session.ownership(aws)
+    live, ownership = [c for c in found if c.live], session.ownership(aws)
     _warn(console, live)
     if as_json:
-        console.print_json([views.cluster_json(c, whose) for c in live])
+        console.print_json([views.cluster_json(c, ownership) for c in live])
     elif live:
-        console.print("\n\n".join(views.cluster(c, whose) for c in live))
+        console.print("\n\n".join(views.cluster(c, ownership) for c in live))
     if not live:
         last = max((c for c in found if c.ended), key=lambda c: (c.ended, c.id), default=None)
         before = f"; the last one, {last.id}, ended {views.at(last.ended)}" if last else ""
@@ -38,8 +38,8 @@ def ls(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
     found = [c for c in inspect.find(aws) if c.live]
     _warn(console, found)
     if as_json:
-        whose = session.ownership(aws)
-        console.print_json([views.cluster_json(c, whose) for c in found])
+        ownership = session.ownership(aws)
+        console.print_json([views.cluster_json(c, ownership) for c in found])
     elif found:
         console.print(views.clusters_table(found))
     else:

@@ -32,7 +32,7 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
         ) from None
     signals.ignore()  # the cluster is up, whether or not this is printed
     console.print(lifecycle.up(created))
-    console.log("next: ", Command("launch", "SCRIPT"), "   (", Command("down"), " ends the bill)")
+    console.log("next: ", Command("launch", "SCRIPT"), "   (", Command("down"), " stops the bill)")
 
 
 def bring_up(session: Session, *, yes: bool, check: Callable[[TypeInfo], None] = lambda _: None) -> UpResult:

@@ -13,7 +13,7 @@ YES = click.Option(
     envvar="CLOUDDDP_YES",
     help="Do not ask for confirmation. With --sim, nothing is asked.",
 )
-ANYONE = click.Option(["--anyone"], is_flag=True, help="Also act on a cluster that somebody else created.")
+ANYONE = click.Option(["--anyone"], is_flag=True, help="Also act on a cluster that another user created.")
 DRY_RUN = click.Option(
     ["--dry-run"],
     is_flag=True,

@@ -67,7 +67,7 @@ start = Verb(
             ["--nodes"],
             type=click.Choice(["auto", "namespace", "process"]),
             default="auto",
-            help="Nodes as hosts of their own (namespace), or as processes of this computer; auto: the first if possible.",
+            help="Nodes as separate hosts (namespace), or as processes of this computer; auto: the first if possible.",
         ),
         click.Option(
             ["--interface", "interfaces"],
@@ -110,8 +110,8 @@ env = Verb(
     only_own_options=True,
     help="""Print the variables that point AWS clients at the simulator.
 
-    They are enough for API calls. Where nodes are hosts of their own (namespaces), their addresses exist only inside
-    the simulator's network: use `cloudddp sim shell` or `cloudddp sim exec` for SSH to them.
+    They are enough for API calls. If nodes are separate hosts (namespaces), their addresses exist only inside the
+    simulator's network: use `cloudddp sim shell` or `cloudddp sim exec` for SSH to them.
     """,
 )
 
@@ -121,9 +121,9 @@ shell = Verb(
     only_own_options=True,
     help="""Open a shell inside the simulator's network.
 
-    Every AWS client in it uses the simulator. Nodes that are hosts of their own (namespaces) can only be reached from
-    there, and nothing else can: neither the other networks of this computer nor the internet. Process nodes have no
-    network of their own, so with them the shell stays in this computer's.
+    Every AWS client in it uses the simulator. Nodes that are separate hosts (namespaces) can only be reached from
+    there; the other networks of this computer and the internet cannot be reached. Process nodes have no network of
+    their own, so with them the shell stays in this computer's network.
     """,
 )
 

@@ -14,12 +14,12 @@ from cloudddp.cluster.ownership import Ownership
 UNKNOWN_OWNER = "an unknown owner"
 
 
-def cluster(found: Cluster, whose: Ownership) -> str:
+def cluster(found: Cluster, ownership: Ownership) -> str:
     hour = hourly(found)
     price = "price unknown" if hour is None else f"{dollars(hour)} an hour"
     head = f"cluster {found.name} ({found.id or 'no id'}) in {found.region}, created by {found.owner or '-'}"
-    if not whose.owns(found):
-        head += f" (not yours; {whose.caller})"
+    if not ownership.owns(found):
+        head += f" (not yours; {ownership.caller})"
     if found.missing:
         head += f"\n  warning: {counted(found.missing, 'node')} of it {'has' if found.missing == 1 else 'have'} ended"
     if found.live:
@@ -51,14 +51,14 @@ def clusters_table(found: list[Cluster]) -> str:
     return table(header, rows, elastic=("OWNER",), spare=("ID",))
 
 
-def cluster_json(found: Cluster, whose: Ownership) -> dict[str, Any]:
+def cluster_json(found: Cluster, ownership: Ownership) -> dict[str, Any]:
     hour, bill = hourly(found), found.cost()
     return {
         "cluster": found.name,
         "cluster_id": found.id or None,
         "region": found.region,
         "owner": found.owner,
-        "yours": whose.owns(found),
+        "yours": ownership.owns(found),
         "created": found.created.isoformat() if found.created else None,
         "expires": found.expires.isoformat() if found.expires else None,
         "usd_per_hour": None if hour is None else round(hour, 4),
@@ -96,5 +96,5 @@ def time_left(found: Cluster) -> str:
 
 
 def amount(bill: Cost) -> str:
-    """Return a sum, marked where it is an upper bound: AWS does not always say when a node ended."""
+    """Return a sum, marked if it is an upper bound: AWS does not always report when a node ended."""
     return f"{'at most ' if bill.at_most and bill.usd is not None else ''}{dollars(bill.usd)}"

@@ -36,7 +36,7 @@ def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
 
 
 def _training(record: JobRecord) -> str:
-    """Return the progress of the training; of a running job also the report's age if it is old: it may hang."""
+    """Return the progress of the training; for a running job also the age of an old report: the job may hang."""
     training = record.training
     if training is None or not training.text:
         return "-"
@@ -69,7 +69,7 @@ def _training_json(training: TrainingStatus | None) -> dict[str, Any] | None:
         "step": training.step,
         "steps": training.steps,
         "best_accuracy": training.best_accuracy,
-        "told": _iso(training.reported),
+        "reported": _iso(training.reported),
     }
 
 

@@ -61,9 +61,9 @@ def not_removed(report: DownReport) -> list[str]:
     found: dict[str, list[str]] = {}
     for one in report.others:
         created = f", created {at(one.tags.created)}" if one.tags.created else ""
-        whose = f"{one.cluster_id or 'no id'} of {one.tags.owner or UNKNOWN_OWNER}{created}"
-        found.setdefault(whose, []).append(one.id)
-    return [f"cluster {whose}: {', '.join(ids)}" for whose, ids in found.items()]
+        owner = f"{one.cluster_id or 'no id'} of {one.tags.owner or UNKNOWN_OWNER}{created}"
+        found.setdefault(owner, []).append(one.id)
+    return [f"cluster {owner}: {', '.join(ids)}" for owner, ids in found.items()]
 
 
 def summary(found: Cluster) -> str:

@@ -25,7 +25,7 @@ def simulator_json(found: Simulator, nodes: list[Node]) -> dict[str, Any]:
 
 def kind(found: Simulator) -> str:
     if found.nodes == "namespace":
-        return "nodes are hosts of their own (namespaces)"
+        return "nodes are separate hosts (namespaces)"
     return f"nodes are processes of this computer ({found.why})"
 
 

@@ -54,7 +54,7 @@ class StopAgain:
 
 @dataclass(frozen=True, slots=True)
 class AskAws:
-    """Ask AWS whether the instances of quiet nodes have ended."""
+    """Query AWS for the state of the instances of quiet nodes."""
 
     nodes: frozenset[int]
 
@@ -70,7 +70,7 @@ Action = Continue | StopJob | EndExitBarrier | StopAgain | AskAws | Done
 def decide(state: FollowState, policy: Policy, now: float) -> Action:
     """Return the next action. `now` is of the monotonic clock.
 
-    A gang restart will be one more action here: stop the job everywhere as now, and where the policy allows another
+    A gang restart will be one more action here: stop the job everywhere as now, and if the policy allows another
     attempt, return Restart instead of Done.
     """
     if state.stop is None and (why := _reason_to_stop(state, policy)):
@@ -96,7 +96,7 @@ def _reason_to_stop(state: FollowState, policy: Policy) -> Literal["rank failed"
 
 
 def _awaits_stop(state: FollowState, policy: Policy, now: float) -> bool:
-    """Whether to wait for replies to a stop, so that the verdict can tell where processes may be left."""
+    """Whether to wait for replies to a stop, so that the verdict can list the nodes on which processes may be left."""
     longest = policy.grace + policy.timing.stop_reply
     return state.stop_pending and _elapsed(state.closed_at, now) < longest
 

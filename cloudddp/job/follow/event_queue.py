@@ -1,6 +1,6 @@
 """The events of all nodes, in one bounded queue with many writers and one reader.
 
-A full queue blocks the threads that read from the nodes, so SSH's own flow control holds the nodes back.
+A full queue blocks the threads that read from the nodes, so SSH's flow control slows the nodes down.
 
 The reader is the main thread, where Ctrl-C may raise an exception between any two bytecodes. So reading does not
 remove an event: the reader asks for an event by its number, as often as it likes, and acknowledges it by asking for

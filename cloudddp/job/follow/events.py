@@ -67,7 +67,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """How the agents are asked to stop the job."""
+    """The parameters of the stop request to the agents."""
 
     grace: float  # seconds between SIGTERM and SIGKILL
     reason: StopReason
@@ -75,7 +75,7 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class StopStarted:
-    """Nodes are being asked to stop the job."""
+    """A stop request is being sent to these nodes."""
 
     request: StopRequest
     nodes: frozenset[int]
@@ -92,12 +92,12 @@ class StopEnded:
 
 @dataclass(frozen=True, slots=True)
 class AwsAsked:
-    """AWS is being asked which instances have ended."""
+    """A query to AWS for ended instances is in progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class AwsReport:
-    """AWS's reply: the nodes whose instances have ended. Empty if AWS could not be asked."""
+    """AWS's reply: the nodes whose instances have ended. Empty if AWS could not be queried."""
 
     ended: tuple[NodeLost, ...] = ()
 

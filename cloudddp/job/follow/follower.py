@@ -187,21 +187,21 @@ class JobFollower:
             return cancel.kill(self._runner, node, self._job, grace=request.grace, reason=request.reason)
 
         replies: dict[int, KillReply] = {}
-        with contextlib.suppress(Exception):  # a node without a reply is asked again
+        with contextlib.suppress(Exception):  # the stop is repeated for a node without a reply
             values = self._runner.each(stop, fatal=lambda _: False).values
             replies = {node: reply for node, reply in values.items() if reply is not None}
         surviving = frozenset(node for node, reply in replies.items() if reply.left)
         self._queue.put(StopEnded(frozenset(replies) - surviving, surviving, nodes - frozenset(replies)))
 
     def _ask_aws(self) -> None:
-        threading.Thread(target=self._learn_ended_instances, daemon=True).start()
+        threading.Thread(target=self._query_ended_instances, daemon=True).start()
         self._apply(AwsAsked())
 
-    def _learn_ended_instances(self) -> None:
+    def _query_ended_instances(self) -> None:
         ended: list[NodeLost] = []
-        with contextlib.suppress(Exception):  # asked again while it matters
+        with contextlib.suppress(Exception):  # queried again while nodes are quiet
             for node, report in self._ended_instances().items():
                 if node in self._state.nodes:
                     since = time.time() - self._liveness.silence(node)
-                    ended.append(NodeLost(node, f"AWS says {report}", since, instance_ended=True))
+                    ended.append(NodeLost(node, f"AWS reports {report}", since, instance_ended=True))
         self._queue.put(AwsReport(tuple(ended)))

@@ -1,4 +1,4 @@
-"""Cuts a rank's log into lines as a terminal would show them. Pure, and in bounded memory whatever a rank writes."""
+"""Cuts a rank's log into lines as a terminal would show them. Pure. Memory is bounded for any output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When each node last responded, and what its silence means. Times are by the monotonic clock."""
+"""When each node last responded, and when a silent node counts as quiet or lost. Times are by the monotonic clock."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Liveness:
     def finished_nodes(self) -> frozenset[int]:
         return frozenset(self._finished.copy())
 
-    def is_hopeless(self, node: int, broken_since: float) -> bool:
+    def should_give_up(self, node: int, broken_since: float) -> bool:
         """Whether reconnecting to a node has failed for long enough to give up.
 
         While other nodes respond, the node is at fault, and the limit is short. It is counted from when they began to

@@ -26,7 +26,7 @@ from cloudddp.job.follow.events import (
 )
 
 TAIL_LINES = 20  # of each rank, kept for the report of its failure
-TAIL_LINE_LENGTH = 4096  # characters; a report is bounded whatever a rank writes
+TAIL_LINE_LENGTH = 4096  # characters; so that the size of a report is bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class FollowState:
     nodes: Mapping[int, NodeState]
     lines: tuple[Line, ...] = ()  # completed by the last event
     stop: StopRequest | None = None  # the last one
-    stop_pending: bool = False  # nodes are being asked
+    stop_pending: bool = False  # a stop request is in progress
     stop_ended_at: float | None = None
-    aws_pending: bool = False  # AWS is being asked
+    aws_pending: bool = False  # a query to AWS is in progress
     aws_asked_at: float | None = None
     ranks_finished_at: float | None = None  # every rank has exited with 0; the job has not ended everywhere
     closed_at: float | None = None  # the last node stopped being followed

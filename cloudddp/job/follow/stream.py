@@ -117,7 +117,7 @@ class NodeStream:
             self._connections.runner, self._node, request, timeout=self._timing.silence, on_stdout=received
         )
         if not self._ended:
-            raise NodeError(f"node {self._node}: {client.last_words(result)}")
+            raise NodeError(f"node {self._node}: {client.failure_text(result)}")
         self._liveness.finished(self._node)
 
     def _event(self, frame: Log | JobState | End) -> Event:
@@ -142,12 +142,12 @@ class NodeStream:
         while True:
             time.sleep(self._timing.reconnect)
             self._check_finished_nodes()
-            hopeless = self._liveness.is_hopeless(self._node, self._broken_since)
+            give_up = self._liveness.should_give_up(self._node, self._broken_since)
             try:
                 self._connections.reconnect(self._node)
                 return True
             except Exception:
-                if hopeless or self._connections.closed:  # decided before this last attempt
+                if give_up or self._connections.closed:  # decided before this last attempt
                     return False
 
     def _check_finished_nodes(self) -> None:

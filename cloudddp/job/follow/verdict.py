@@ -17,7 +17,7 @@ CANCELLED_EXIT_CODE = 130
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """How a job ended, for a person. `exit_code` is what the command exits with."""
+    """How a job ended, for messages to the user. `exit_code` is what the command exits with."""
 
     job: str
     status: JobStatus
@@ -62,7 +62,7 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
 
 
 def _connection_ending(state: FollowState, first: RankFailure | None, wall: float) -> _Ending | None:
-    """Return how the job ended where that was for the loss of nodes; None where it was not."""
+    """Return how the job ended if it ended because nodes were lost, else None."""
     if state.faulty is not None:
         return _Ending(JobStatus.FAILED, 1, state.faulty.message)
     if state.all_ended:

@@ -1,1 +1,1 @@
-"""Results: what jobs have written on the nodes, what of it nobody has pulled, and pulling it safely."""
+"""Results: the files that jobs have written on the nodes, which of them were not pulled, and pulling them safely."""

@@ -1,6 +1,7 @@
-"""Files that jobs have written on the nodes and nobody has pulled yet.
+"""Files that jobs have written on the nodes and that were not pulled yet.
 
-The nodes remember what was pulled, so that every laptop with the key knows. Only the project's folder counts.
+The nodes record what was pulled, so that the list is the same on every laptop with the key. Only the project's folder
+counts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def find_all(
 ) -> Outcome[NewFilesReply]:
     """Return the new files of one job, or of all, on every node, and why a node did not answer.
 
-    `retry`: ask again over a new connection if the old one fails.
+    `retry`: repeat the request over a new connection if the old one fails.
     """
 
     def ask(node: int) -> NewFilesReply:
@@ -55,12 +56,12 @@ def find(
 
 
 def mark_pulled(runner: Runner, node: int, names: Sequence[str], time_ns: int, *, project: str) -> None:
-    """Have a node remember that these paths have been pulled, as they were at `time_ns` (of a NewFilesReply). Raises
+    """Record on a node that these paths have been pulled, as they were at `time_ns` (of a NewFilesReply). Raises
     NodeError."""
     client.call(runner, node, PulledRequest(project=project, names=tuple(names), time_ns=time_ns))
 
 
-# -- for a person ------------------------------------------------------------------------------------------
+# -- for messages ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

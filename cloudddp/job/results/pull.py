@@ -1,7 +1,7 @@
 """Pulling results: a tar stream from a node, unpacked next to its destination and moved there once it is complete.
 
-A node is not trusted: any program that runs there as the login user decides what is sent. So only what was asked
-for is taken, by names that mean the same on every file system (safe_names.py), through open folders and never
+A node is not trusted: any program that runs there as the login user decides what is sent. So only what was
+requested is accepted, by names that mean the same on every file system (safe_names.py), through open folders and never
 through a link (unpack.py). A stream that no agent sends is refused as a whole; a single file that cannot be written
 is left out and reported.
 """
@@ -49,8 +49,8 @@ def pull(runner: Runner, names: Sequence[str], *, node: int, to: Path, since: fl
     """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began.
 
     Files are written to a temporary folder inside it and moved once all have arrived, so that a broken transfer never
-    leaves half a snapshot under a good name. Raises UsageError for a name or a target that is not allowed; NodeError,
-    with nothing moved, where the node sends what was not asked for; CloudDDPError where `to` cannot be written.
+    leaves a partial snapshot under its final name. Raises UsageError for a name or a target that is not allowed;
+    NodeError, with nothing moved, if the node sends what was not requested; CloudDDPError where `to` cannot be written.
     """
     roots = check_names(names)
     check_target(to)
@@ -85,9 +85,9 @@ def check_target(to: Path, *, hint: str = OTHER_FOLDER_HINT) -> None:
 
 
 def check_names(names: Sequence[str]) -> tuple[Parts, ...]:
-    """Return the paths that a user asked for. Raises UsageError for one that leads out of the project."""
+    """Return the paths that a user requested. Raises UsageError for one that leads out of the project."""
     try:
-        return safe_names.asked(names)
+        return safe_names.requested(names)
     except ValueError as error:
         raise UsageError(
             f"{str(error)!r} is not a path inside the project",
@@ -147,7 +147,7 @@ def _incoming(target: Folder) -> Iterator[Folder]:
 
 
 def _receive(runner: Runner, roots: Sequence[Parts], node: int, folder: Folder, notes: Notes) -> None:
-    """Receive what was asked for from the node, into an empty folder."""
+    """Receive what was requested from the node, into an empty folder."""
     request = PackRequest(PROJECT, tuple("/".join((".", *root)) for root in roots))
     try:
         with Unpack(folder, roots, notes, node) as unpack:
@@ -157,7 +157,7 @@ def _receive(runner: Runner, roots: Sequence[Parts], node: int, folder: Folder, 
                 timeout=PACK_SECONDS, on_stdout=reader.feed, on_stderr=notes.feed,
             )  # fmt: skip
             if result.exit_code:
-                raise NodeError(f"node {node}: {notes.last() or client.last_words(result)}")
+                raise NodeError(f"node {node}: {notes.last() or client.failure_text(result)}")
             reader.close()
     except untar.Truncated as error:
         raise NodeError(

@@ -1,7 +1,7 @@
 """Which names in a stream of results may be written. Pure.
 
-A name is a relative path, as its components. It must be one that was asked for, or lie below one, and so must the
-target of a link. Files that git or cloudddp would act on are left out, in every spelling that some file system
+A name is a relative path, as its components. It must be one that was requested, or lie below one, and so must the
+target of a link. Files that git or cloudddp would interpret are left out, in every spelling that some file system
 treats as the same name.
 """
 
@@ -23,8 +23,8 @@ _IGNORED = ("Cc", "Cf", "Cn", "Mn", "Me")
 _GUARDED = re.compile(r"(\.git|git~[0-9]+|cloudddp\.toml|\.cloudddp.*)\Z", re.DOTALL)
 
 
-def asked(names: Sequence[str]) -> tuple[Parts, ...]:
-    """Return the paths of the names that a user asked for, without those that lie below another of them.
+def requested(names: Sequence[str]) -> tuple[Parts, ...]:
+    """Return the paths of the names that a user requested, without those that lie below another of them.
 
     Raises ValueError, with the name, for one that leads out of the project.
     """

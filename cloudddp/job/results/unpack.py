@@ -1,6 +1,6 @@
 """Writes a stream of results into an empty folder, through open folders and never through a link.
 
-What no agent sends is refused: a name that was not asked for, or that leads out of the folder. What an agent may
+What no agent sends is refused: a name that was not requested, or that leads out of the folder. What an agent may
 send but this computer cannot hold, or should not get, is left out with a note.
 """
 
@@ -62,12 +62,12 @@ class Unpack:
         except ValueError as error:
             raise untar.Refused(f"{member.name!r} {error}") from None
         if not safe_names.covers(self._roots, path):
-            raise untar.Refused(f"{member.name!r} was not asked for")
+            raise untar.Refused(f"{member.name!r} was not requested")
         if member.kind == "link":
             end = safe_names.link_end(path, member.target)
             if end is None or not safe_names.covers(self._roots, end):
                 raise untar.Refused(
-                    f"{member.name!r} is a link to {member.target!r}, which was not asked for"
+                    f"{member.name!r} is a link to {member.target!r}, which was not requested"
                 )
         return path
 

@@ -17,7 +17,7 @@ from cloudddp.sim.linux.socket_owner import Address, SocketOwners
 
 
 class GuardedServer(ThreadedWSGIServer):
-    """Serves `application` on a listening socket, whose network `owners` knows."""
+    """Serves `application` on a listening socket. `owners` looks up the owners of its connections."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Resolves the name that a user gives a node: rank, instance id or address. Pure.
 
 A rank is the number that every other command shows for the node: see `ranked`. The tags are read here, from EC2's
-answers alone, and not with the product's own code: a simulator that shared it would agree with its mistakes.
+answers alone, and not with the product's own code: with shared code, tests would not detect its bugs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A proxy in front of moto that delays, rejects, throttles or loses calls, as the conditions say.
+"""A proxy in front of moto that delays, rejects, throttles or loses calls, as the conditions require.
 
 It reads the action and the service of an AWS request. Requests to /_cloudddp/... and /moto-api/... pass unchanged.
 """

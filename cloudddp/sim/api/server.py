@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     os.umask(0o022)  # with the user's umask, the login user might be unable to read the node's files
     if os.environ.get(processes.HOME_MARK) != str(options.home):
-        # Started by hand. The mark by which `stop` finds this process has to be in its initial environment.
+        # Started by hand. `stop` finds this process by a mark, which has to be in its initial environment.
         marked = {**os.environ, processes.HOME_MARK: str(options.home)}
         os.execve(sys.executable, sys.orig_argv, marked)  # noqa: S606
     logging.getLogger("werkzeug").setLevel(logging.WARNING)

@@ -1,6 +1,6 @@
 """Starts, finds and stops the simulator's server process, and points AWS clients at it.
 
-Standard library only, since every command with `--sim` imports it. It knows the server by the record in `sim/sim.json`,
+Standard library only, since every command with `--sim` imports it. It finds the server by the record in `sim/sim.json`,
 the marks on processes and the admin API, and imports none of its code. The caller passes in the home folder.
 """
 

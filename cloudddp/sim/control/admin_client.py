@@ -58,7 +58,7 @@ def is_healthy(sim: Simulator) -> bool:
 
 
 def get(url: str | urllib.request.Request) -> bytes:
-    # No proxy, whatever the environment says: the address is a loopback address.
+    # No proxy, even if the environment sets one: the address is a loopback address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=_TIMEOUT) as response:
         return bytes(response.read())

@@ -21,7 +21,7 @@ from cloudddp.sim.hosts import node_folder
 from cloudddp.sim.linux import private_files, processes
 
 SERVER_MODULE = "cloudddp.sim.api.server"
-CANNOT_START = "cannot start: "  # prefix of the server's error message, if it knows the reason
+CANNOT_START = "cannot start: "  # prefix of the server's error message, if the reason is known
 
 _PACKAGE_PARENT = Path(__file__).resolve().parents[3]  # the folder that has the package `cloudddp`
 _POLL_SECONDS = 0.02

@@ -27,7 +27,7 @@ class Simulator:
     ssh_port: int
     started: str  # ISO 8601, UTC
     home: Path
-    nodes: str  # namespace (hosts of their own) or process (sharing this computer)
+    nodes: str  # namespace (separate hosts) or process (sharing this computer)
     why: str  # why not namespace, or ''
     interfaces: tuple[str, ...] = (INTERFACE,)
     timing: Mapping[str, float] = field(default_factory=lambda: dict(TIMING))

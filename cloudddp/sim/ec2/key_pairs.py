@@ -5,7 +5,7 @@ DeleteKeyPair by name only; by id it deletes nothing and reports success.
 
 Sources: EC2 API reference, DeleteKeyPair (parameters KeyName and KeyPairId, neither required by itself; "Return: Is
 true if the request succeeds, and an error otherwise") and "Error codes" (InvalidKeyPair.Duplicate: "The key pair name
-already exists in that Region"; InvalidKeyPair.NotFound). A name that does not exist is no error
+already exists in that Region"; InvalidKeyPair.NotFound). A name that does not exist is not an error
 (https://github.com/boto/boto3/issues/865); whether an id that does not exist is one is not documented, here it is.
 """
 

@@ -2,7 +2,7 @@
 
 As pid 1 it cannot be killed or stopped by signals of the node's own, and it reaps orphans. It serves requests on a
 Unix socket that every user of the node may open, and identifies the caller by SO_PEERCRED. The timers of a frozen node
-stand still with it, as those of a real machine do. services.py keeps the units; power is handled here.
+stop with it, as those of a real machine do. services.py keeps the units; power is handled here.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _handle(manager: services.Services, connection: socket.socket) -> None:
             connection.sendall(json.dumps(reply).encode())
             connection.shutdown(socket.SHUT_RDWR)  # a thread that still reads would keep it open
         except OSError:
-            pass  # the caller is gone
+            pass  # the caller has exited
 
 
 def _reply(

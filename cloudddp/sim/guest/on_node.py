@@ -1,6 +1,6 @@
-"""Whether this process runs on a simulated node, and what the simulator tells the node about itself.
+"""Whether this process runs on a simulated node, and the description of the node that the simulator provides.
 
-Code that powers a machine off must not run anywhere else.
+Code that powers off a machine must not run anywhere else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The timers and services of a node, with systemd's states, and its folders for what outlives a boot."""
+"""The timers and services of a node, with systemd's states, and its folders for state that persists across boots."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Unit:
 
 
 def find(name: str) -> Unit | None:
-    """Return the unit with that name, or None. Raises ValueError for a file that is no valid unit."""
+    """Return the unit with that name, or None. Raises ValueError for an invalid unit file."""
     if not _NAME.fullmatch(name):
         return None
     for folder in FOLDERS:
@@ -89,7 +89,7 @@ def find(name: str) -> Unit | None:
 
 
 def parse(name: str, text: str, path: Path | None = None) -> Unit:
-    """Parse the text of a unit file. Raises ValueError for a line that is no assignment."""
+    """Parse the text of a unit file. Raises ValueError for a line that is not an assignment."""
     unit, section = Unit(name, path=path), ""
     for number, raw in enumerate(text.replace("\\\n", " ").splitlines(), 1):
         line = raw.strip()
@@ -100,7 +100,7 @@ def parse(name: str, text: str, path: Path | None = None) -> Unit:
             continue
         key, equals, value = (part.strip() for part in line.partition("="))
         if not equals or not section:
-            raise ValueError(f"{name}: line {number} is no assignment")
+            raise ValueError(f"{name}: line {number} is not an assignment")
         values = unit.values.setdefault(f"{section}.{key}", [])
         if value:
             values.append(value)

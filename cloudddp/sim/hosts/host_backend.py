@@ -24,7 +24,7 @@ _VPC = "172.31.0.0/16"  # the default VPC, as on EC2
 
 
 class Unavailable(Exception):
-    """This kind of hosts is not available here; the message says what is missing."""
+    """This kind of hosts is not available here; the message names what is missing."""
 
 
 class Hosts(Protocol):

@@ -1,4 +1,4 @@
-"""Ties moto's instances to hosts, so that their states take time and mean something.
+"""Connects moto's instances to hosts, so that instance states reflect the state of the hosts.
 
 An instance is `pending` until its host is up and `shutting-down` until every process on it has ended, and it ends when
 its host powers off, for example at the deadline that its user data sets.
@@ -45,7 +45,7 @@ class Timing:
 
 @dataclass(slots=True)
 class _Record:
-    """One instance. `turn` is held while its host changes; `hurry` ends the waiting of a boot."""
+    """One instance. `turn` is a lock held while its host changes; `hurry` ends the wait of a boot."""
 
     instance: Any
     turn: threading.Lock = field(default_factory=threading.Lock)
@@ -224,7 +224,7 @@ class Lifecycle:
                 if record.deadline and record.deadline <= now and record.instance.state == "running":
                     try:
                         self._powered_off(record)
-                    except Exception:  # the other deadlines, and the next attempt, must not be lost
+                    except Exception:  # the thread must continue: other deadlines, and the next attempt
                         log.write(f"{record.instance.id}: {traceback.format_exc()}")
 
     # -- transitions, each in a thread of its own ----------------------------------------------------------
@@ -236,7 +236,7 @@ class Lifecycle:
             with record.turn:
                 try:
                     transition(record)
-                except Exception:  # no caller would see it
+                except Exception:  # in a thread: no caller gets it
                     log.write(f"{instance_id}: {traceback.format_exc()}")
 
         threading.Thread(target=run, name=f"lifecycle of {instance_id}", daemon=True).start()
@@ -256,7 +256,7 @@ class Lifecycle:
                     set_state(record.instance, "running")
             if self._timing.booting and not record.hurry.wait(self._timing.booting):
                 self._hosts.boot(spec)
-        except Exception as error:  # whatever it is, the instance must not stay pending
+        except Exception as error:  # after any error: the instance must not stay pending
             log.write(f"{record.instance.id} does not boot: {error}")
             self._fail(record, str(error))
             return
@@ -296,7 +296,7 @@ class Lifecycle:
         ended_at = time.monotonic() + self._timing.shutting_down
         try:
             self._hosts.halt(record.instance.id)
-        finally:  # whatever it is, the instance must not stay shutting-down
+        finally:  # after any error: the instance must not stay shutting-down
             time.sleep(max(0.0, ended_at - time.monotonic()))
             self._remove(record)
 
@@ -310,7 +310,7 @@ class Lifecycle:
         with LOCK:
             reason_of_call = record.instance._reason
             self._moto_terminate(record.instance)
-            if record.reason:  # moto has set its own, which says that the user requested it
+            if record.reason:  # moto has set its own: requested by the user
                 set_reason(record.instance, record.reason)
             else:
                 record.instance._reason = (

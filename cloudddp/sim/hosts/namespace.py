@@ -1,4 +1,4 @@
-"""Namespace nodes: each instance is a host of its own with OpenSSH, on the lab's network.
+"""Namespace nodes: each instance is a separate host with OpenSSH, on the lab's network.
 
 Requires Linux, `sshd`, `ip` and `nft`, and namespaces of root or of an ordinary user. machine/ is the node itself; this
 module boots it, attaches it to the network, injects faults, and ends it.
@@ -37,7 +37,7 @@ class _Host:
     spec: NodeSpec
     machine: process.MachineProcess
     interface: str
-    stopping: bool = False  # set by whoever ends it, so that its end is not reported
+    stopping: bool = False  # set before it is ended on request, so that its end is not reported
 
 
 class NamespaceHosts:
@@ -241,7 +241,7 @@ class NamespaceHosts:
         self.on_end(instance_id, ending)
 
     def _update_hosts_file(self) -> None:
-        """Write what the VPC's DNS would answer, in place: the nodes have mounted this very file."""
+        """Write the host names that the VPC's DNS would resolve, in place: this file is mounted on the nodes."""
         lines = ["127.0.0.1 localhost"]
         for host in self._hosts.values():
             private, name = host.spec.private_ip, _hostname(host.spec.private_ip)

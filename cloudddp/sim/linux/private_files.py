@@ -1,7 +1,7 @@
 """Folders of the user alone, and files in them that are replaced as a whole or appended to, without following links.
 
-The simulator runs commands for whoever controls its record and its socket, so its folder must not be writable by
-others. It has its own code for that, as for all it needs: it does not import the product that it is used to test.
+Anyone who controls the simulator's record and its socket can run commands in it, so its folder must not be writable by
+other users. The code is separate from the product's: the simulator does not import the product that it tests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PrivateFolder:
     def append(self, name: str, *, truncate: bool = False) -> int:
         """Return a descriptor that writes at the end of a file of the user, created with mode 0600 if missing.
 
-        Raises UsageError if the name is a link, another user's file, a hard link, or no regular file.
+        Raises UsageError if the name is a link, another user's file, a hard link, or not a regular file.
         """
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:

@@ -66,11 +66,11 @@ class Handle:
     """A pidfd of a process, so that a signal never reaches another process that gets its pid later."""
 
     def __init__(self, pid: int, *, parent: int) -> None:
-        """Raise ProcessLookupError if the process is gone or is no child of `parent`."""
+        """Raise ProcessLookupError if the process has ended or is not a child of `parent`."""
         self.pid = pid
         self._lock = threading.Lock()
         self._descriptor = os.pidfd_open(pid)
-        # Checked after the pidfd is open: before that, the pid could change hands.
+        # Checked after the pidfd is open: before that, the pid could be reused.
         if _parent(pid) != parent:
             self.close()
             raise ProcessLookupError(f"process {pid} is gone")
@@ -188,7 +188,7 @@ def _send(number: int, process: Process, home: Path, trusted: set[int]) -> bool:
     except OSError:
         return False
     try:
-        # With the pidfd open the pid cannot change hands; it may have done so before.
+        # With the pidfd open the pid cannot be reused; it may have been reused before.
         now = read(process.pid)
         if now is None or now.started != process.started:
             return False

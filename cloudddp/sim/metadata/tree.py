@@ -1,4 +1,4 @@
-"""What an instance reads about itself: its metadata as a tree of folders and leaves, from moto's Instance."""
+"""The metadata of an instance as a tree of folders and leaves, from moto's Instance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Notice:
 
 
 def tree_of(instance: Any, notice: Notice | None) -> Tree:
-    """Return all that the service knows of an instance."""
+    """Return the metadata of an instance."""
     user_data = base64.b64decode(str(instance.user_data or ""))
     return {
         "dynamic": {"instance-identity": {"document": _identity_document(instance)}},

@@ -1,7 +1,7 @@
-"""Gives instances addresses that can be connected to.
+"""Assigns reachable addresses to instances.
 
 VPCs may overlap and regions are independent of each other, but all nodes share one network here: no address, private
-or public, is given to a second interface while another has it. Patches moto's address allocation. In-process AWS
+or public, is assigned to two interfaces at a time. Patches moto's address allocation. In-process AWS
 (cloudddp.sim.aws) does without it: it has no nodes.
 """
 

@@ -1,8 +1,8 @@
 """The network between the simulated hosts: a veth pair per node, routes, public addresses and the firewall.
 
 One network namespace is the laptop and everything between the nodes, with no route out of it. Each node is attached by
-a veth pair of its own and reaches the others through here only, so one nftables table sees every packet. Needs `ip`
-and `nft`, and root in the namespace. Knows nothing of moto or of how nodes are made.
+a veth pair of its own and reaches the others through here only, so one nftables table processes every packet. Needs
+`ip` and `nft`, and root in the namespace. Independent of moto and of the implementation of nodes.
 """
 
 from __future__ import annotations

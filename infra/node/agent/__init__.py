@@ -2,8 +2,8 @@
 
 Standard library only, Python 3.9 or newer. The laptop builds these modules and the protocol into one .pyz
 (cloudddp/agent/build.py), copies it over SSH and runs it once per step. Between steps only one supervisor per job
-runs, so the laptop may disconnect and come back: what is known of a job is in JSON files that are replaced whole, below
-~/.cloudddp/jobs/JOB/. The agent knows nothing of AWS or torch.
+runs, so the laptop may disconnect and reconnect: the state of a job is in JSON files that are replaced atomically,
+below ~/.cloudddp/jobs/JOB/. The agent does not depend on AWS or torch.
 
 Each step is the module of its name with `REQUEST`, the type of its request, and `step(request)`:
 
@@ -11,13 +11,13 @@ Each step is the module of its name with `REQUEST`, the type of its request, and
     apply      delete and write files of the project, from a tar stream on stdin
     setup      run the project's setup commands, once for each content
     start      start a job's processes on this node, detached
-    follow     write a job's logs and states to stdout as they come
+    follow     write a job's logs and states to stdout as they are produced
     kill       end every process of a job, and check that none is left
     jobs       list the jobs of this node
-    new_files  list the files that jobs wrote into the project and nobody has pulled
+    new_files  list the files that jobs wrote into the project and that were not pulled yet
     pulled     record what has been pulled
     pack       write files of the project to stdout, as a tar stream
 
 `supervisor` and `rank` are the processes of a job. Every module imports what it needs at its top, so that a running
-step needs nothing more from the .pyz, which may be replaced.
+step does not read the .pyz again, which may be replaced.
 """

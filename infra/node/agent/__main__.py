@@ -25,7 +25,7 @@ def main() -> int:
         if command not in STEPS:
             raise SystemExit(f"not a step: {command!r}")
         return run(command, arguments)
-    except BrokenPipeError:  # the laptop disconnected: the job goes on
+    except BrokenPipeError:  # the laptop disconnected: the job continues
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

@@ -37,7 +37,7 @@ def step(request: ApplyRequest) -> ApplyReply:
         for member in stream:
             _write(stream, member, folder, manifest[member.name])
             written += 1
-    if written < request.send:  # cut between two files, which tar takes for the end
+    if written < request.send:  # truncated between two files, which tar treats as the end
         raise SystemExit(f"the stream ended after {written} of {request.send} files")
     store.write(files.manifest_file(folder), manifest)
     return ApplyReply(written, len(request.delete))

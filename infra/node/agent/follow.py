@@ -13,7 +13,7 @@ from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
 from cloudddp.agent.protocol.frames import MAX_PIECE, End, FollowRequest, Heartbeat, Log, encode_frame
 
 REQUEST = FollowRequest
-PAUSE = 0.1  # seconds between two looks
+PAUSE = 0.1  # seconds between two polls
 
 
 def step(request: FollowRequest) -> int:

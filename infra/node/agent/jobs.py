@@ -27,7 +27,7 @@ def step(_: JobsRequest) -> JobsReply:
 
 
 def state_of(folder: Path) -> JobState:
-    """Return everything that the files of a job say about it."""
+    """Return the state of a job from its files."""
     record = phases.recorded(folder)
     setup = None if record is not None else phases.running_setup(folder)
     if setup is not None:

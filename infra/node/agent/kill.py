@@ -11,7 +11,7 @@ from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
 from cloudddp.agent.protocol.phases import JobPhase
 
 REQUEST = KillRequest
-LOOKS, PAUSE = 100, 0.05  # for the supervisor to record the end, which it notices within 50 ms; seconds
+POLLS, PAUSE = 100, 0.05  # while the supervisor records the end, which it detects within 50 ms; seconds
 FINAL = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED)
 
 
@@ -35,7 +35,7 @@ def _end_job(folder: Path, job: phases.JobFile, grace: float) -> KillReply:
     records = jobs.rank_records(folder)
     ranks = sum(one.exit_code is None and bool(processes.born(one.pid or 0)) for one in records)
     ended, left = processes.end(task, grace)
-    for _ in range(LOOKS):
+    for _ in range(POLLS):
         if phases.phase_of(folder).ended:
             break
         time.sleep(PAUSE)
@@ -57,7 +57,7 @@ def _end_setup(folder: Path, grace: float) -> KillReply:
     if setup is None:
         return KillReply(known=False)
     ended, left = processes.end(phases.setup_task(folder, setup.node), grace)
-    for _ in range(LOOKS):  # the step that runs it notices that its command has ended
+    for _ in range(POLLS):  # the step that runs it detects that its command has ended
         if phases.running_setup(folder) is None:
             break
         time.sleep(PAUSE)

@@ -1,4 +1,4 @@
-"""What the agent finds out about the machine: interface, GPUs, Python, ports, boot."""
+"""What the agent detects about the machine: interface, GPUs, Python, ports, boot."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _secondary_interface_of(address: str) -> str:
 
 
 def count_gpus(expected: int, seconds: float) -> int:
-    """Return how many GPUs `nvidia-smi -L` lists. While it lists fewer than `expected`, it is asked again for up to
+    """Return how many GPUs `nvidia-smi -L` lists. While it lists fewer than `expected`, it is called again for up to
     `seconds`: drivers show GPUs one after another."""
     deadline = time.monotonic() + seconds
     while True:
@@ -61,7 +61,7 @@ def count_gpus(expected: int, seconds: float) -> int:
 
 
 def find_python(wanted: str, folder: Path) -> str:
-    """Return the Python for the ranks, or '': the one that was asked for, or the Deep Learning AMI's, or the one on
+    """Return the Python for the ranks, or '': the requested one, or the Deep Learning AMI's, or the one on
     PATH."""
     if wanted:
         return shutil.which(program(wanted, folder)) or ""

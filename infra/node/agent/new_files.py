@@ -1,7 +1,7 @@
-"""`new_files`: list the files that jobs wrote into the project and nobody has pulled.
+"""`new_files`: list the files that jobs wrote into the project and that were not pulled yet.
 
 A new file is recognised by its ctime, which neither the job nor a tool that preserves times can set. It is compared with
-the ctime of a file of ours: both come from the file system's clock, which may lag behind time.time().
+the ctime of a file that the agent creates: both come from the file system's clock, which may lag behind time.time().
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ REPOSITORY = ".git"  # the laptop would not take it
 
 
 def step(request: PackRequest) -> None:
-    """What cannot be sent (a pipe, a socket, a link to what was not asked for, a file that is gone or unreadable) is
+    """What cannot be sent (a pipe, a socket, a link to what was not requested, a file that is gone or unreadable) is
     named on stderr and left out; the other files are still sent."""
     folder = store.project_folder(request.project)
     roots = [os.path.normpath(name) for name in request.paths]
@@ -108,7 +108,7 @@ class Packer:
                 self._stream.addfile(member, FixedSize(source, member.size))  # type: ignore[arg-type]
 
     def _add_link(self, member: tarfile.TarInfo, path: Path) -> None:
-        """Send a link to something that was asked for. An absolute one into the project becomes relative."""
+        """Send a link to something that was requested. An absolute one into the project becomes relative."""
         target = member.linkname
         if os.path.isabs(target) and str(self._folder) in (target, *map(str, Path(target).parents)):
             member.linkname = os.path.relpath(target, str(path.parent))

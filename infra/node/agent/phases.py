@@ -1,8 +1,8 @@
-"""Which phase a job is in, and which jobs run: from the files in the jobs' folders.
+"""The phase of each job, and the running jobs, from the files in the jobs' folders.
 
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
 (RankRecord) and `ranks/N.log`, `launcher.log`, `supervisor.log`, `status.json` (by the script). While its setup runs
-it holds `setup.json` (SetupFile). An empty file `cancel` or `stopped` says that it is being stopped, and why.
+it holds `setup.json` (SetupFile). An empty file `cancel` or `stopped` marks that it is being stopped, and why.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECENT = 20  # jobs that may still run: a node runs one at a time
 
 @dataclass(frozen=True)
 class JobFile:
-    """What later steps must know of a job that was started. Of its environment nothing is written to the disk."""
+    """What later steps must know of a job that was started. Its environment is never written to the disk."""
 
     job: str
     node: int
@@ -81,10 +81,10 @@ def setup_task(folder: Path, node: int) -> Task:
 
 
 def recorded(folder: Path) -> Optional[StateFile]:
-    """Return what the supervisor recorded, with the phase LOST where it is gone without recording the end."""
+    """Return what the supervisor recorded, with the phase LOST if it has exited without recording the end."""
     state = store.read(folder / STATE_FILE, StateFile)
     if state is not None and _is_gone(folder, state):
-        again = store.read(folder / STATE_FILE, StateFile)  # it may have ended between the two looks
+        again = store.read(folder / STATE_FILE, StateFile)  # it may have ended between the two reads
         if again is None or again.state is state.state:
             return replace(state, state=JobPhase.LOST, exit_code=1)
         return again
@@ -116,7 +116,7 @@ def phase_of(folder: Path) -> JobPhase:
 
 
 def running_jobs() -> list[str]:
-    """Return the jobs that occupy this node, also those whose supervisor is gone while their ranks go on."""
+    """Return the jobs that occupy this node, also those whose supervisor has exited while their ranks continue."""
     return [folder.name for folder in known_folders()[-RECENT:] if _occupies(folder)]
 
 

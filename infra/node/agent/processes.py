@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import subprocess
 
 GIVE_UP_SECONDS = 10.0  # of SIGKILL without effect
-PAUSE = 0.05  # seconds between two looks
-NOBODY = -1  # is no pid, and nobody's parent
+PAUSE = 0.05  # seconds between two polls
+NO_PID = -1  # no process has this pid
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -42,7 +42,7 @@ class Task:
 
 
 def adopt_orphans() -> None:
-    """Have orphans come to this process instead of pid 1, so that those with a cleared environment are found, too."""
+    """Make this process the parent of orphans, so that those with a cleared environment are found, too."""
     import ctypes  # 2 ms, which the other steps need not take
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -52,7 +52,7 @@ def find(task: Task) -> list[int]:
     """Return the processes of a task, but for its leader: all that carry its mark, or descend from one that does.
 
     Process groups and parents are not enough: torchrun's ranks have sessions of their own, and when torchrun and the
-    supervisor are killed they go on under pid 1 and keep training. A process that has cleared its environment is found
+    supervisor are killed they continue as children of pid 1. A process that has cleared its environment is found
     by descent, from a marked process or from the leader.
     """
     parents = _parents()
@@ -68,18 +68,18 @@ def find(task: Task) -> list[int]:
 
 
 def _leader(task: Task) -> int:
-    """Return the pid of a task's leader, NOBODY if it has ended or the record names none.
+    """Return the pid of a task's leader, NO_PID if it has ended or the record names none.
 
     The descendants of pid 0 and 1 are all processes of the machine: a damaged record must not end those.
     """
     record = store.read(task.record, Leader)
     if record is None or record.pid <= 1 or not record.born or born(record.pid) != record.born:
-        return NOBODY
+        return NO_PID
     return record.pid
 
 
 def any_of_job(job: str) -> bool:
-    """Return whether any process carries the mark of a job, whatever its node: for a job whose record is unreadable."""
+    """Return whether any process has the mark of a job, for any node: for a job whose record is unreadable."""
     return any(_marked(_parents(), f"{TASK_VARIABLE}={job}/".encode(), whole=False))
 
 

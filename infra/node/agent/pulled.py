@@ -1,4 +1,4 @@
-"""`pulled`: record what has been pulled, so that every laptop with the key knows."""
+"""`pulled`: record what has been pulled, for every laptop with the key."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def main(job: str, *argv: str) -> int:
     """Run the rank and return its exit code.
 
     torchrun signals this process or its group, depending on the version. The rank is in a group of its own and gets
-    each signal once, from here, so that its data-loader workers do not die of it before it has saved.
+    each signal once, from here, so that its data-loader workers do not get it before the rank has saved.
     """
     folder = store.job_folder(job)
     number = int(os.environ.get("RANK", "0"))
@@ -36,7 +36,7 @@ def main(job: str, *argv: str) -> int:
     reports = {STATUS_VARIABLE: str(folder / store.STATUS_FILE)} if number == 0 else {}
 
     def die_with_parent() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # a killed wrapper leaves no rank behind
+        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # the rank is killed with its wrapper
 
     with open(folder / "ranks" / f"{number}.log", "ab") as log:
         try:
@@ -58,7 +58,7 @@ def main(job: str, *argv: str) -> int:
         replace(record, ended=time.time(), exit_code=128 - code if code < 0 else code, signal=killed_by),
     )
     if killed_by is not None:
-        _die_of(killed_by)
+        _exit_by_signal(killed_by)
     return code
 
 
@@ -75,8 +75,8 @@ def _forward_signals(child: subprocess.Popen[bytes]) -> None:
         signal.signal(number, forward)
 
 
-def _die_of(number: int) -> None:
-    """End by the same signal, so that torchrun reports what happened."""
+def _exit_by_signal(number: int) -> None:
+    """End by the same signal, so that torchrun reports it."""
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

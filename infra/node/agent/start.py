@@ -15,7 +15,7 @@ from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartReply, StartRequest
 
 REQUEST = StartRequest
-PAUSE = 0.01  # seconds between two looks at the supervisor
+PAUSE = 0.01  # seconds between two polls of the supervisor
 
 
 def step(request: StartRequest) -> StartReply:
@@ -46,12 +46,12 @@ def _start_supervisor(request: StartRequest, folder: Path) -> StartReply:
             start_new_session=True, close_fds=True, cwd="/",
         )  # fmt: skip
     if supervisor.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), supervisor.stdin:  # its death is reported below
+        with contextlib.suppress(BrokenPipeError), supervisor.stdin:  # a crash is reported below
             supervisor.stdin.write(encode(request))
     while True:
         state = store.read(state_file, phases.StateFile)
         if state is None or state.state is not JobPhase.STARTING:
             return StartReply(supervisor.pid)
         if supervisor.poll() is not None:
-            raise SystemExit("the job's supervisor died: " + log_file.read_text()[-2000:])
+            raise SystemExit("the job's supervisor crashed: " + log_file.read_text()[-2000:])
         time.sleep(PAUSE)

@@ -1,4 +1,4 @@
-"""The agent's files below ~/.cloudddp: records that are replaced whole, and locks."""
+"""The agent's files below ~/.cloudddp: records that are replaced atomically, and locks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESERVE_BYTES = 1 << 16
 
 
 def write(path: Path, record: Any) -> None:
-    """Replace a file whole, so that no reader sees half of it."""
+    """Replace a file atomically, so that no reader gets a partial file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     data = encode(record)
     try:

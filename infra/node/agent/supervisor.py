@@ -1,4 +1,4 @@
-"""The process of a job that starts its launchers, waits for them, leaves no process behind and records how it ended."""
+"""The process of a job that starts its launchers, waits for them, ends what remains and records how it ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudddp.agent.protocol.codec import decode
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process, StartRequest
 
-PAUSE = 0.05  # seconds between two looks at the children
+PAUSE = 0.05  # seconds between two polls of the children
 NOT_STARTED = 127  # the exit code of a command that cannot be started, as in a shell
 
 Child = subprocess.Popen  # of bytes

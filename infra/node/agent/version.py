@@ -50,7 +50,7 @@ def conflict(step: str) -> Optional[VersionConflict]:
 
 
 def take_over() -> None:
-    """Record this version, and remove the agents of others, which nothing runs any more."""
+    """Record this version, and remove the agents of other versions, which are no longer in use."""
     with contextlib.suppress(OSError):  # on a full disk the next step tries again
         store.write_private(store.ROOT / FILE, f"{VERSION}\n".encode())
     for path in store.ROOT.glob("agent-*.py"):

@@ -159,16 +159,16 @@ def test_next_command_completes_an_interrupted_replacement(
         held = [(node["home"] / "held").exists() for node in nodes(cli, lab)]
         return len(held) == 2 and all(held)
 
-    wait_for(lambda: process.poll() is not None or reached(), "both nodes are at that step")
+    wait_for(lambda: process.poll() is not None or reached(), "both nodes are held at that step")
     assert process.poll() is None, process.communicate()
     process.kill()
     process.communicate()
     cli.ok(*command)
     now = check(cli, lab, tmp_path)
-    # The held programs continue after all: nobody has killed them.
+    # The held programs were not killed. When they continue, the keys must not change.
     for node in nodes(cli, lab):
         (node["home"] / "go").touch()
-        wait_for((node["home"] / "gone").exists, "it has gone on")
+        wait_for((node["home"] / "gone").exists, "the held program has continued")
     assert check(cli, lab, tmp_path) == now
 
 

@@ -81,10 +81,10 @@ def test_torchrun_across_hosts_with_different_interface_names(cli: CommandLine) 
         "dist.barrier()\n"
         "os._exit(0)\n",  # gloo's threads sometimes abort the interpreter's shutdown
     )
-    said = cli.ok("launch", "--nproc-per-node", "2", "reduce.py")
+    output = cli.ok("launch", "--nproc-per-node", "2", "reduce.py")
     names = {node["private_ip"]: f"ip-{node['private_ip'].replace('.', '-')}" for node in nodes(cli)}
     for name, interface in zip(sorted(names.values()), interfaces(cli), strict=True):
-        assert said.count(f"6 {name} {interface} ={interface} False") == 2, said
+        assert output.count(f"6 {name} {interface} ={interface} False") == 2, output
     assert set(interfaces(cli)) == {"ens5", "enp71s0"}
 
 
@@ -123,7 +123,7 @@ def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
     _, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "node 1 was lost: not responding for " in err
-    assert "node 1: AWS says that i-" in err
+    assert "node 1: AWS reports that i-" in err
     assert "is terminated: Server.InternalError" in err
     assert "status`; with the remaining nodes: " in err
     wait_for(
@@ -147,13 +147,13 @@ def test_silent_node_is_reported_before_it_is_lost(cli: CommandLine) -> None:
     process = running(cli)
     assert process.stderr is not None
     shown = []
-    for act, said in (
+    for act, message in (
         ("freeze", "node 1 is not responding; retrying"),
         ("heal", "node 1 is responding again"),
     ):
         cli.ok("sim", "fault", act, "1")
         shown.append(act)
-        while said not in shown[-1]:
+        while message not in shown[-1]:
             shown.append(process.stderr.readline())
             assert shown[-1], shown
     cli.ok("cancel")
@@ -172,7 +172,7 @@ def test_lost_node_is_found_after_the_other_has_finished(cli: CommandLine) -> No
     process = running(cli, "until.py")
     cli.ok("sim", "fault", "kill", nodes(cli)[1]["instance_id"])
     cli.ok("exec", "--node", "0", "touch enough")
-    _, err = process.communicate(timeout=110)  # once, it gave up only after a long time without any node
+    _, err = process.communicate(timeout=110)  # a regression: the loss was once detected only after minutes
     assert process.returncode == 1
     assert "node 1 was lost" in err
     assert "agent" not in err
@@ -217,7 +217,7 @@ def test_job_commands_with_a_silent_node(cli: CommandLine, kind: str, verbs: tup
         assert shown[verb] in done.stdout
         assert "rank 1" not in done.stdout
         assert f"node 1 ({nodes(cli)[1]['instance_id']}) at " in done.stderr
-        assert "node 1 could not be asked" in done.stderr
+        assert "node 1 could not be queried" in done.stderr
         assert "the node itself" in done.stderr
         assert "booting" not in done.stderr
     refused = cli("launch", "wait.py")
@@ -331,9 +331,9 @@ def test_unknown_fault_or_node_is_a_usage_error(
 
 
 def test_sim_start_refuses_another_node_kind(cli: CommandLine, tmp_path: Any) -> None:
-    asked = cli("sim", "start", "--nodes", "process")
-    assert asked.returncode == 1
-    assert "is already running, with namespace nodes" in asked.stderr
+    done = cli("sim", "start", "--nodes", "process")
+    assert done.returncode == 1
+    assert "is already running, with namespace nodes" in done.stderr
 
 
 def test_deadline_holds_without_the_supervisor(cli: CommandLine, lab: control.Simulator) -> None:

@@ -1,7 +1,7 @@
 """One SSH session on a loopback node: runs a process and transfers its data and exit status, as OpenSSH's sshd does.
 
-asyncssh can redirect a process to a channel by itself, but under load it closes the channel before the last bytes are
-through.
+asyncssh can redirect a process to a channel by itself, but under load it closes the channel before the last bytes have
+been sent.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ async def serve(process: Any, workspace: Workspace) -> None:
         # The node was halted after its processes were killed.
         _signal_group(child.pid, signal.SIGKILL)
     await _transfer(process, child, pipes)
-    # sshd closes the pipes of a command whose client is gone, and does not kill it. asyncio would kill it if the child
-    # were garbage collected.
+    # sshd closes the pipes of a command whose client has disconnected, and does not kill it. asyncio would kill it if
+    # the child were garbage collected.
     await child.wait()
 
 
@@ -177,7 +177,7 @@ class _Pump:
                 self._sent = self.read
                 self._progress.set()
         except (OSError, asyncssh.Error):
-            pass  # the client is gone; the child notices when the pipe is closed, as with sshd
+            pass  # the client has disconnected; the child gets an error when the pipe is closed, as with sshd
         finally:
             self._done = True
             self._progress.set()

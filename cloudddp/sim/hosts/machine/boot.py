@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _run_init(machine: Machine, report: int) -> None:
-    """Be pid 1 of the node. Never returns: writes an error of the boot to `report`, and exits."""
+    """Run as pid 1 of the node. Never returns: writes an error of the boot to `report`, and exits."""
     try:
         kernel.die_with_parent(signal.SIGKILL)
         _redirect(os.devnull)  # from the simulator's pipes, to which root of the node could write

@@ -41,7 +41,8 @@ _FOLDERS = (
 )  # fmt: skip
 _SMALL = 256 << 20  # bytes; for /run, /dev and /root
 
-# Not namespaced; container runtimes protect these, too. The first act on the computer, the others reveal about it.
+# Not namespaced; container runtimes protect these, too. Writing to the first affects the computer, the others reveal
+# data about it.
 _PROC_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _PROC_HIDDEN = (
     "acpi", "asound", "interrupts", "kallsyms", "kcore", "key-users", "keys", "kmsg", "latency_stats", "sched_debug",

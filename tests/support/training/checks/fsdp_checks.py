@@ -206,7 +206,7 @@ def fail_together(comm: Communicator, folder: Path, _shared: Path) -> dict[str, 
         report["full"] = message_of(subject.save)
         comm.any(True)  # rank 0 has removed its draft
     report["left"] = folder_names(out)
-    comm.any(True)  # all have looked
+    comm.any(True)  # all have read it
     draft = out / sharded_snapshot.UNFINISHED
     if comm.is_main:
         draft.touch()  # a file where the folder should be

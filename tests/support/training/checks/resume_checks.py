@@ -89,7 +89,7 @@ def trainer(task: Task, name: str, comm: Communicator, out: Path, stop: StopRequ
 
 
 def images(samples: int) -> InMemoryDataset:
-    """Each sample is a class of its own, so that labels tell which samples were used."""
+    """Each sample has its own class, so that labels identify the samples that were used."""
     generator = torch.Generator().manual_seed(samples)
     inputs = torch.randn(samples, 1, SIZE, SIZE, generator=generator)
     return InMemoryDataset(inputs, torch.arange(samples))

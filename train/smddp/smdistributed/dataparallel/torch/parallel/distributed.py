@@ -40,8 +40,8 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
             module, device_ids=device_ids, output_device=output_device, bucket_cap_mb=bucket_cap_mb, **options
         )
 
-    # Scripts for this interface test on rank 0 alone. torch would have rank 0 send buffers that nobody receives, and
-    # after a pass without gradients skip the next synchronization, for which the other ranks wait.
+    # Scripts for this interface test on rank 0 alone. With torch's, rank 0 would send buffers that no rank receives,
+    # and after a pass without gradients skip the next synchronization, for which the other ranks wait.
 
     def will_sync_module_buffers(self) -> bool:
         """Return whether a forward pass sends rank 0's buffers to all ranks: only while training."""
