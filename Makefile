@@ -42,10 +42,10 @@ coverage: PYTEST = --cov --cov-report=term
 coverage: test  ## the same, and which lines it ran; half as slow again
 
 # Programs by other authors, each in its own environment: their dependencies may conflict with ours.
-$(WITNESS)/%/.installed: tests/witness/requirements-%.txt
+$(WITNESS)/%/.installed: tests/witness/requirements-%.txt $(VENV)/.installed
 	@rm -rf $(@D)
-	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $<
+	@$(PYTHON) -m venv --without-pip $(@D)
+	@$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	@touch $@
 
 witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator
@@ -72,10 +72,10 @@ docs: $(VENV)/.installed  ## write the generated pages of docs/
 bench: $(VENV)/.installed  ## print the figures of bench/
 	@$(BIN)/python -m bench
 
-$(MUTANTS)/.installed: bench/requirements-mutants.txt
+$(MUTANTS)/.installed: bench/requirements-mutants.txt $(VENV)/.installed
 	@rm -rf $(@D)
-	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --no-compile -r $<
+	@$(PYTHON) -m venv --without-pip $(@D)
+	@$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	@touch $@
 
 mutants: $(VENV)/.installed $(MUTANTS)/.installed  ## change the code that must never be wrong, see whether tests notice: hours

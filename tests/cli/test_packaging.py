@@ -43,9 +43,13 @@ def test_wheel_contains_infra_and_train_and_no_generic_names(wheel: Path) -> Non
 def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     """Core first (its size is limited), then with the simulator: init and up from a clean environment."""
     venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
     pip = [
-        str(venv / "bin" / "pip"),
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(venv / "bin" / "python"),
         "--disable-pip-version-check",
         "install",
         "--no-compile",
