@@ -14,11 +14,19 @@ from typing import Any
 import pytest
 from support.account import refused
 from support.harness import cannot
-from support.labnode import LabLaptop, attempt, call, reachable, serve, shell, unavailable_reason
+from support.labnode import (
+    LabLaptop,
+    attempt,
+    call,
+    network_namespace,
+    reachable,
+    serve,
+    shell,
+    unavailable_reason,
+)
 from support.simlab import until
 
 from cloudddp.sim import control
-from cloudddp.sim.linux import kernel
 
 ANYONE = [{"CidrIp": "0.0.0.0/0"}]
 EVERYTHING = {"IpProtocol": "-1", "IpRanges": ANYONE}
@@ -35,7 +43,7 @@ def allow(laptop: LabLaptop, group: str, rule: dict[str, Any]) -> None:
 def call_from_inside(laptop: LabLaptop, node: Any, address: str, port: int = 4000) -> str:
     """As `call`, for nodes that SSH does not reach. Returns the error if the connection fails."""
     node_shown = next(one for one in control.nodes(laptop.sim) if one["instance_id"] == node["InstanceId"])
-    with kernel.network_namespace(Path(f"/proc/{node_shown['home'].split('/')[2]}/ns/net")):
+    with network_namespace(Path(f"/proc/{node_shown['home'].split('/')[2]}/ns/net")):
         try:
             with socket.create_connection((address, port), timeout=1.5) as connection:
                 return connection.recv(99).decode()

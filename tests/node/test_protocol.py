@@ -59,7 +59,7 @@ MESSAGES: list[Any] = [
     KillRequest(JOB_ID, 1.5, StopReason.FINISHED),
     NewFilesRequest("p", ("runs",), ("data",), JOB_ID),
     NewFilesReply(1 << 60, True, False, (JOB_ID,), (JobFiles(JOB_ID, NewFiles(1, 2, (NewPath("a/", 1, 2),)), NewFiles(0, 0, ())),)),
-    KillReply(True, 3, 0, 1, JobPhase.CANCELLED, TRAINING),
+    KillReply(3, 0, 1, JobPhase.CANCELLED, TRAINING),
     JobsReply((STATE,)),
     VersionConflict(1, 2, (JOB_ID,)),
 ]  # fmt: skip

@@ -29,31 +29,32 @@ def set_up(node: Node, *commands: str, **more: Any) -> SetupReply:
 
 
 def test_set_up_runs_once_for_the_same_content(node: Node) -> None:
-    (node.project / "requirements.txt").write_text("a")
+    def log_of(*commands: str, content: str) -> str:
+        (node.project / "requirements.txt").write_text(content)
+        for _ in range(2):
+            reply = set_up(node, *commands, inputs=("requirements.txt",), env={"MINE": "x y"})
+            assert reply == SetupReply(exit_code=0)
+        return (node.project / "log").read_text()
+
     commands = ("echo run >> log", 'echo "$MINE" >> log')
-
-    def ran() -> bool:
-        return set_up(node, *commands, inputs=("requirements.txt",), env={"MINE": "x y"}).ran
-
-    assert [ran(), ran(), ran()] == [True, False, False]
-    assert (node.project / "log").read_text() == "run\nx y\n"
-    (node.project / "requirements.txt").write_text("b")
-    assert [ran(), ran()] == [True, False]
-    assert set_up(node, "true").ran
+    assert log_of(*commands, content="a") == "run\nx y\n"
+    assert log_of(*commands, content="b") == "run\nx y\n" * 2
+    assert log_of("echo other >> log", content="b") == "run\nx y\n" * 2 + "other\n"
 
 
 def test_content_that_moves_between_inputs_is_a_change(node: Node) -> None:
     for a, b in (("xy", "z"), ("x", "yz")):
         (node.project / "a").write_text(a)
         (node.project / "b").write_text(b)
-        assert set_up(node, "true", inputs=("a", "b")).ran
+        assert set_up(node, "echo run >> log", inputs=("a", "b")).exit_code == 0
+    assert (node.project / "log").read_text() == "run\nrun\n"
 
 
 def test_failed_command_stops_the_set_up_and_is_repeated(node: Node) -> None:
     failing = "echo out; echo err >&2; exit 3"
     for _ in range(2):
         reply = set_up(node, "echo fine", failing, "touch never")
-        assert reply == SetupReply(ran=True, exit_code=3, command=failing, output="out\nerr\n")
+        assert reply == SetupReply(exit_code=3, command=failing, output="out\nerr\n")
     assert not (node.project / "never").exists()
 
 
@@ -88,7 +89,8 @@ def test_cancel_ends_every_process_of_a_set_up(node: Node, command: str) -> None
     assert process.stdout is not None
     assert decode(process.stdout.read().rstrip(), SetupReply).cancelled
     assert process.wait(HANG_GUARD) == 0
-    assert set_up(node, "true", job="job-2").ran
+    assert set_up(node, "touch ran", job="job-2").exit_code == 0
+    assert (node.project / "ran").exists()
 
 
 def test_set_up_is_listed_as_a_job_until_it_ends(node: Node) -> None:

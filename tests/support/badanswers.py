@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 PROBE = {
-    "hostname": "h", "interface": "lo", "gpus": 4, "cpus": 2, "python": "/bin/false", "free_port": 29500, "time": 1e9,
+    "interface": "lo", "gpus": 4, "cpus": 2, "python": "/bin/false", "free_port": 29500, "time": 1e9,
     "disk_free": 1 << 40, "timer_state": "active", "timer_next": "x", "running": [], "manifest": None,
 }  # fmt: skip
 JOB = {"job": "20260101-000000-abcd", "node": 0, "phase": "running", "ranks": []}
@@ -30,10 +30,10 @@ JUNK = {
     "a string": '"x"',
     "deep": "[" * 100_000 + "]" * 100_000,
     "deep in a key": '{"x": ' + "[" * 100_000 + "]" * 100_000 + "}",
-    "not UTF-8": b'{"hostname": "\xff\xfe"}',
+    "not UTF-8": b'{"interface": "\xff\xfe"}',
     "NUL bytes": b"\0" * 1000,
     "control characters": '{"\x1b]0;owned\x07": 1}',
-    "half": '{"hostname": "h", ',
+    "half": '{"interface": "lo", ',
 }
 
 BAD_PROBES = {

@@ -32,9 +32,23 @@ def unavailable_reason() -> str:
 
 
 @contextmanager
+def network_namespace(network: Path) -> Iterator[None]:
+    """Run the body in another network namespace, in this thread only. Sockets created there stay there."""
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        kernel.setns(network, kernel.CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            kernel.setns(Path(f"/proc/self/fd/{own}"), kernel.CLONE_NEWNET)
+    finally:
+        os.close(own)
+
+
+@contextmanager
 def inside(lab: control.Simulator) -> Iterator[None]:
     """Create sockets of this thread, and of threads started in the block, in the lab's network."""
-    with kernel.network_namespace(Path(f"/proc/{lab.pid}/ns/net")):
+    with network_namespace(Path(f"/proc/{lab.pid}/ns/net")):
         yield
 
 

@@ -62,7 +62,7 @@ class Nodes:
         if step == KillRequest.STEP:
             self.killed.append((node, decode(message, KillRequest)))
             self.kill(node)
-            return Result(0, encode(KillReply(known=True, ended=1)), b"")
+            return Result(0, encode(KillReply(ended=1, left=0)), b"")
         if step == FollowRequest.STEP:
             assert on_stdout is not None
             request = decode(message, FollowRequest)

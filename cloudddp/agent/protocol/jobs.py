@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import (
-    MAX_COUNT,
     MAX_TEXT,
     MAX_TIME,
     ProtocolError,
@@ -29,15 +28,12 @@ MAX_GRACE = 1e6  # seconds
 @dataclass(frozen=True)
 class RankRecord:
     """One rank on its node. Times are seconds since the epoch by that node's clock. `ended` and `exit_code` are None
-    while it runs; `signal` is the signal that ended it, or None; `attempt` counts torchrun's restarts."""
+    while it runs; `signal` is the signal that ended it, or None."""
 
     rank: int
     exit_code: Optional[int]
     ended: Optional[float]
     signal: Optional[int] = None
-    local_rank: int = 0
-    attempt: int = 0
-    started: Optional[float] = None
     pid: Optional[int] = None
 
     def __post_init__(self) -> None:
@@ -45,10 +41,7 @@ class RankRecord:
         check_range("exit_code", self.exit_code, 0, 255)
         check_range("ended", self.ended, 0, MAX_TIME)
         check_range("signal", self.signal, 1, 64)
-        check_range("local_rank", self.local_rank, 0, MAX_RANKS)
         check_range("pid", self.pid, 1, MAX_PID)
-        check_range("attempt", self.attempt, 0, MAX_COUNT)
-        check_range("started", self.started, 0, MAX_TIME)
         if (self.exit_code is None) != (self.ended is None):
             raise ProtocolError("a rank has an exit code without an end, or an end without an exit code")
 

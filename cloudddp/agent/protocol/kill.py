@@ -27,12 +27,11 @@ class StopReason(Enum):
 
 @dataclass(frozen=True)
 class KillReply:
-    """How many processes were ended, how many of them were `ranks`, and how many survived. `known`: the
-    node has the job; otherwise it will refuse to start it."""
+    """How many processes were ended, how many of them were `ranks`, and how many survived. `phase` is None for
+    a job that the node does not have; it will refuse to start it."""
 
-    known: bool
-    ended: int = 0
-    left: int = 0
+    ended: int
+    left: int
     ranks: int = 0
     phase: Optional[JobPhase] = None
     training: Optional[TrainingStatus] = None

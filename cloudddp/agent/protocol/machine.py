@@ -34,7 +34,6 @@ class ProbeReply:
     """`interface` carries the private address, '' if none does. `running` are job ids. `manifest` is in wire form, and
     None where it is the laptop's or was not requested."""
 
-    hostname: str
     interface: str
     gpus: int
     cpus: int
@@ -52,7 +51,6 @@ class ProbeReply:
             raise ProtocolError("interface is not an interface name")
         if "\0" in self.python:
             raise ProtocolError("python contains a NUL")
-        check_length("hostname", self.hostname, 256)
         check_length("python", self.python, MAX_PATH)
         check_length("timer_state", self.timer_state, 64)
         check_length("timer_next", self.timer_next, 64)

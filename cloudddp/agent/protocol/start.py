@@ -38,7 +38,6 @@ class SetupReply:
     """How the setup ended. `command` is the one that failed, with the end of its `output`. `cancelled`: the job was
     cancelled meanwhile, and no process of its setup is left."""
 
-    ran: bool
     exit_code: int
     command: str = ""
     output: str = ""

@@ -106,12 +106,12 @@ class Nodes:
     def _answer(self, step: str) -> bytes:
         replies: dict[str, ProbeReply | ApplyReply | SetupReply | StartReply] = {
             "probe": ProbeReply(
-                hostname="dry-run", interface="ens5", gpus=self._gpus, cpus=self._cpus,
+                interface="ens5", gpus=self._gpus, cpus=self._cpus,
                 python="/opt/pytorch/bin/python", free_port=29500, time=time.time(), disk_free=1 << 40,
                 timer_state="active", timer_next="-", running=(), manifest={},
             ),
             "apply": ApplyReply(written=0, deleted=0),
-            "setup": SetupReply(ran=True, exit_code=0, command="", output=""),
+            "setup": SetupReply(exit_code=0),
             "start": StartReply(pid=1),
         }  # fmt: skip
         return encode(replies[step]) if step in replies else b"{}"

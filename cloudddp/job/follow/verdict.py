@@ -24,7 +24,6 @@ class JobResult:
     exit_code: int
     cause: str = ""  # one sentence
     last_lines: tuple[str, ...] = ()  # of the rank that failed first, or of the launcher
-    first_failure: RankFailure | None = None
     ranks: int = 0  # that have ended
     lost: tuple[int, ...] = ()  # nodes
     unverified: tuple[int, ...] = ()  # nodes on which processes may be left
@@ -53,7 +52,6 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         ending.exit_code,
         cause=ending.cause,
         last_lines=ending.last_lines,
-        first_failure=first,
         ranks=outcome.ranks_ended(state.jobs.values()),
         lost=tuple(sorted(state.lost)),
         unverified=state.unverified,

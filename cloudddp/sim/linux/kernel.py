@@ -11,8 +11,7 @@ import ctypes
 import errno
 import functools
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 CLONE_NEWNET, CLONE_NEWUSER, CLONE_NEWNS = 0x40000000, 0x10000000, 0x00020000
@@ -48,33 +47,13 @@ def unshare(namespaces: int) -> None:
     _call("unshare", namespaces)
 
 
-def setns(namespace: Path | int, kind: int = 0) -> None:
-    """Move this thread to a namespace, given as a path or a descriptor.
-
-    A process can enter a user namespace only while it has a single thread.
-    """
-    if isinstance(namespace, int):
-        _call("setns", namespace, kind)
-        return
+def setns(namespace: Path, kind: int = 0) -> None:
+    """Move this thread to a namespace. A process can enter a user namespace only while it has a single thread."""
     handle = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _call("setns", handle, kind, about=str(namespace))
     finally:
         os.close(handle)
-
-
-@contextmanager
-def network_namespace(network: Path | int) -> Iterator[None]:
-    """Run the body in another network namespace, in this thread only. Sockets created there stay there."""
-    previous = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        setns(network, CLONE_NEWNET)
-        try:
-            yield
-        finally:
-            setns(previous, CLONE_NEWNET)
-    finally:
-        os.close(previous)
 
 
 def unshare_user_as_root() -> None:

@@ -45,20 +45,17 @@ def _end_job(folder: Path, job: phases.JobFile, grace: float) -> KillReply:
     if state is not None and state.state is JobPhase.LOST and not left:
         outcome = jobs.outcome(folder, job.ranks, [137])
         store.write(folder / phases.STATE_FILE, replace(state, ended=time.time(), **outcome))
-    return KillReply(
-        known=True, ended=ended, left=left, ranks=ranks, phase=phases.phase_of(folder),
-        training=jobs.training_status(folder),
-    )  # fmt: skip
+    return KillReply(ended, left, ranks, phase=phases.phase_of(folder), training=jobs.training_status(folder))
 
 
 def _end_setup(folder: Path, grace: float) -> KillReply:
     """End a job's setup if it runs, and reply once the next one may begin."""
     setup = phases.running_setup(folder)
     if setup is None:
-        return KillReply(known=False)
+        return KillReply(ended=0, left=0)
     ended, left = processes.end(phases.setup_task(folder, setup.node), grace)
     for _ in range(POLLS):  # the step that runs it detects that its command has ended
         if phases.running_setup(folder) is None:
             break
         time.sleep(PAUSE)
-    return KillReply(known=True, ended=ended, left=left, phase=JobPhase.SETUP)
+    return KillReply(ended, left, phase=JobPhase.SETUP)

@@ -30,9 +30,7 @@ RECENT = 20  # jobs that may still run: a node runs one at a time
 class JobFile:
     """What later steps must know of a job that was started. Its environment is never written to the disk."""
 
-    job: str
     node: int
-    project: str
     ranks: int
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import time
 from pathlib import Path
 from typing import Optional
@@ -26,7 +25,6 @@ def step(request: ProbeRequest) -> ProbeReply:
         machine.wait_for_boot(request.boot_seconds)
     timer = _deadline_timer()
     return ProbeReply(
-        hostname=socket.gethostname(),
         interface=machine.interface_of(request.private_ip),
         gpus=machine.count_gpus(request.gpus, request.gpu_seconds),
         cpus=len(os.sched_getaffinity(0)),

@@ -27,10 +27,7 @@ def main(job: str, *argv: str) -> int:
     """
     folder = store.job_folder(job)
     number = int(os.environ.get("RANK", "0"))
-    record = RankRecord(
-        number, None, None, local_rank=int(os.environ.get("LOCAL_RANK", "0")), started=time.time(),
-        attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-    )  # fmt: skip
+    record = RankRecord(number, None, None)
     path = folder / "ranks" / f"{number}.json"
     libc = ctypes.CDLL(None)
     reports = {STATUS_VARIABLE: str(folder / store.STATUS_FILE)} if number == 0 else {}

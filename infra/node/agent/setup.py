@@ -31,7 +31,7 @@ def step(request: SetupRequest) -> SetupReply:
     stamp = store.ROOT / f"setup-{folder.name}-{_digest(request, folder)[:16]}"
     with store.locked("setup"):
         if stamp.exists():
-            return SetupReply(ran=False, exit_code=0)
+            return SetupReply(exit_code=0)
         return _set_up(request, folder, stamp)
 
 
@@ -59,13 +59,13 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
             code, output = _run(command, project, env, folder)
             if phases.is_stopping(folder):
                 processes.end(task, grace=1.0)
-                return SetupReply(ran=True, exit_code=CANCELLED, command=command[:MAX_TEXT], cancelled=True)
+                return SetupReply(exit_code=CANCELLED, command=command[:MAX_TEXT], cancelled=True)
             if code:
-                return SetupReply(ran=True, exit_code=code, command=command[:MAX_TEXT], output=output)
+                return SetupReply(exit_code=code, command=command[:MAX_TEXT], output=output)
     finally:
         task.record.unlink()
     stamp.write_text("done\n")
-    return SetupReply(ran=True, exit_code=0)
+    return SetupReply(exit_code=0)
 
 
 def _run(command: str, project: Path, env: dict[str, str], folder: Path) -> tuple[int, str]:

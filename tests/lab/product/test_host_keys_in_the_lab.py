@@ -13,11 +13,11 @@ from typing import Any
 import paramiko
 import pytest
 from support.harness import CommandLine, wait_for
+from support.labnode import network_namespace
 
 from cloudddp.cluster import host_keys
 from cloudddp.local_state import ClusterFolder
 from cloudddp.sim import control
-from cloudddp.sim.linux import kernel
 from cloudddp.ssh import keys
 
 USER_DATA = (
@@ -80,7 +80,7 @@ def nodes(cli: CommandLine, lab: control.Simulator) -> list[dict[str, Any]]:
 def presented(lab: control.Simulator, node: dict[str, Any]) -> str:
     """The host key that a node presents; "" if it accepts no connection."""
     try:
-        with kernel.network_namespace(Path(f"/proc/{lab.pid}/ns/net")):
+        with network_namespace(Path(f"/proc/{lab.pid}/ns/net")):
             transport = paramiko.Transport((node["public_ip"], 22))
         with contextlib.closing(transport):
             transport.start_client(timeout=30)
