@@ -6,9 +6,12 @@ import os
 import sys
 
 import pytest
-from support.agentnode import HANG_GUARD, Followed, Node, Refused, until
+from support.agentnode import FOREVER, HANG_GUARD, Followed, Node, Refused, until
 
+from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
+from cloudddp.agent.protocol.frames import Log
+from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
 
@@ -63,6 +66,31 @@ def test_following_continues_at_the_given_offsets(node: Node) -> None:
     third = node.follow(offsets={**first.offsets, **second.offsets})
     assert third.logs == {}
     assert third.state.phase is JobPhase.SUCCEEDED
+
+
+def test_rank_that_writes_without_end_does_not_hide_the_state(node: Node) -> None:
+    """Its log grows faster than the network takes it; another rank's failure must still be seen, and its output."""
+    node.start(FOREVER, "print('boom', flush=True)\nraise SystemExit(7)\n", grace=60.0)
+    until(
+        lambda: (node.folder() / "ranks" / "1.log").exists() and (node.folder() / "ranks" / "0.log").exists()
+    )
+    os.truncate(node.folder() / "ranks" / "0.log", 1 << 40)  # sparse: as if it had written 1 TiB
+    follower = node.begin(node.following())
+    assert follower.stdout is not None
+    frames, failed, said = FrameDecoder(), False, b""
+    try:
+        for _ in range(4096):  # 256 MiB
+            for frame in frames.feed(os.read(follower.stdout.fileno(), 1 << 16)):
+                if isinstance(frame, JobState):
+                    failed = failed or any(one.exit_code == 7 for one in frame.ranks)
+                elif isinstance(frame, Log) and frame.rank == 1:
+                    said += frame.data
+            if failed and said:
+                break
+        assert (failed, said) == (True, b"boom\n")
+    finally:
+        follower.kill()
+        follower.communicate(timeout=HANG_GUARD)
 
 
 def test_following_continues_after_a_broken_connection(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -10,10 +11,14 @@ from typing import BinaryIO
 
 from agent import jobs, phases, store
 from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
+from cloudddp.agent.protocol.codec import MAX_COUNT
 from cloudddp.agent.protocol.frames import MAX_PIECE, End, FollowRequest, Heartbeat, Log, encode_frame
 
 REQUEST = FollowRequest
 PAUSE = 0.1  # seconds between two polls
+# Bytes of each log that are sent between two polls. Without a limit, a rank that writes faster than the network would hide
+# the failure of another rank.
+MAX_AT_ONCE = 1 << 20
 
 
 def step(request: FollowRequest) -> int:
@@ -30,20 +35,25 @@ def step(request: FollowRequest) -> int:
             last_heartbeat = time.monotonic()
             out.write(encode_frame(Heartbeat()))
         state = jobs.state_of(folder)  # before the logs: all that was written until now is read below
+        last = state.phase.ended or not request.wait
+        behind = False
         for rank, path in _log_files(folder):
-            for offset, data in _new_bytes(path, offsets.get(rank, 0)):
+            begin = offsets.get(rank, 0)
+            for offset, data in _new_bytes(path, begin, MAX_COUNT if last else MAX_AT_ONCE):
                 out.write(encode_frame(Log(rank, offset, data)))
                 offsets[rank] = offset + len(data)
+            behind = behind or offsets.get(rank, 0) - begin == MAX_AT_ONCE
         frame = encode_frame(state)
         if frame != last_state:
             last_state = frame
             out.write(frame)
-        if state.phase.ended or not request.wait:
+        if last:
             out.write(encode_frame(End()))
             out.flush()
             return 0
         out.flush()
-        time.sleep(PAUSE)
+        if not behind:
+            time.sleep(PAUSE)
 
 
 def _log_files(folder: Path) -> list[tuple[int, Path]]:
@@ -51,16 +61,17 @@ def _log_files(folder: Path) -> list[tuple[int, Path]]:
     return [(LAUNCHER_RANK, folder / "launcher.log"), *sorted(logs)]
 
 
-def _new_bytes(path: Path, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, data) of what was added, in pieces."""
+def _new_bytes(path: Path, offset: int, limit: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (offset, data) of what was added until now, in pieces, and at most `limit` bytes of it."""
     try:
         file: BinaryIO = open(path, "rb")  # noqa: SIM115
     except OSError:
         return
     with file:
+        end = min(os.fstat(file.fileno()).st_size, offset + limit)
         file.seek(offset)
-        while True:
-            data = file.read(MAX_PIECE)
+        while offset < end:
+            data = file.read(min(MAX_PIECE, end - offset))
             if not data:
                 return
             yield offset, data
