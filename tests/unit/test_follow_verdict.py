@@ -102,6 +102,22 @@ def case(name: str, events: Sequence[Event], status: str, code: int, cause: str 
             "failed", 127, "node 0: no such file: python9",
         ),
         case(
+            "the launcher failed, and the ranks of the other node were stopped for it",
+            [
+                update(0, "failed", killed(0, SIGTERM, 12.0), stopping=True, exit_code=143, ended=12.1),
+                update(1, "failed", exit_code=1, ended=10.0, expected=1), *FINISHED,
+            ],
+            "failed", 1, "node 1: the launcher exited with code 1 before its ranks had finished",
+        ),
+        case(
+            "a supervisor was lost, and the ranks of the other node were stopped for it",
+            [
+                update(0, "failed", killed(0, SIGTERM, 12.0), stopping=True, exit_code=143, ended=12.1),
+                update(1, "lost", rank(1)), *FINISHED,
+            ],
+            "failed", 1, "node 1: the launcher exited before its ranks had finished",
+        ),
+        case(
             "a supervisor was lost", [update(0, "lost"), update(1, "succeeded", rank(1, 0)), *FINISHED],
             "failed", 1, "node 0: the launcher exited before its ranks had finished",
         ),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import inf
 
 from cloudddp.agent.protocol import LAUNCHER_RANK
+from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
 from cloudddp.job import outcome
 from cloudddp.job.follow.state import TAIL_LINE_LENGTH, FollowState
@@ -86,15 +88,27 @@ def _job_ending(state: FollowState, found: JobOutcome | None, first: RankFailure
     if found.status is JobStatus.CANCELLED:
         return _Ending(JobStatus.CANCELLED, CANCELLED_EXIT_CODE)
     if first is None:
-        return _launcher_ending(state)
+        return _launcher_ending(state, *outcome.failed_node(state.jobs))
+    if first.stopped and (earlier := _failed_before(state, first.ended)):
+        return _launcher_ending(state, *outcome.failed_node(earlier))
     if found.status is JobStatus.PREEMPTED:
         return _Ending(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, "its ranks were asked to stop (SIGTERM)")
     return _Ending(JobStatus.FAILED, first.exit_code, f"{first} first", _tail(state, first.node, first.rank))
 
 
-def _launcher_ending(state: FollowState) -> _Ending:
+def _failed_before(state: FollowState, moment: float) -> dict[int, JobState]:
+    """Return the nodes on which the job had failed before, although no rank had: the ranks of others are then stopped."""
+    return {
+        node: job
+        for node, job in state.jobs.items()
+        if job.phase in (JobPhase.FAILED, JobPhase.LOST)
+        and not any(rank.exit_code for rank in job.ranks)
+        and (job.ended or 0.0) < moment
+    }
+
+
+def _launcher_ending(state: FollowState, node: int, job: JobState) -> _Ending:
     """No rank failed, yet the job did: torchrun itself failed, or the processes could not be started."""
-    node, job = outcome.failed_node(state.jobs)
     code = "" if job.exit_code is None else f" with code {job.exit_code}"
     why = one_line(job.error, TAIL_LINE_LENGTH) or f"the launcher exited{code} before its ranks had finished"
     return _Ending(
