@@ -175,6 +175,15 @@ def test_ssh_reaches_a_node_with_strict_host_key_checking(cli: Any) -> None:
     assert done.stdout.splitlines()[0] == "reached"
 
 
+def test_ssh_works_with_a_state_folder_of_any_name(cli: Any, tmp_path: Path) -> None:
+    """OpenSSH splits the value of an option at spaces and expands `%`. macOS has a space in every state folder."""
+    cli.ok("up", "-n", "1")
+    home = tmp_path / 'Application Support "100%d"'
+    home.symlink_to(cli.env["CLOUDDDP_HOME"])
+    done = cli("ssh", "0", "echo reached", CLOUDDDP_HOME=str(home))
+    assert (done.returncode, done.stdout) == (0, "reached\n"), done.stderr
+
+
 def test_init_writes_a_valid_configuration(cli: Any) -> None:
     cli.ok("init", "here")
     text = (cli.cwd / "here" / "cloudddp.toml").read_text()

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
@@ -81,10 +82,20 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, node: int, co
     target.require_host_key()
     known = ClusterFolder(cluster.id).known_hosts
     write_atomic(known, "".join(f"{t.known_as} {key}\n" for t in targets.values() for key in t.host_keys))
-    known_only = [f"UserKnownHostsFile={known}", "GlobalKnownHostsFile=none"]
-    settings = ["StrictHostKeyChecking=yes", *known_only, "IdentitiesOnly=yes"]
-    # -F none: a `ForwardAgent yes` for every host would give the node, which is not trusted, the use of the user's
-    # keys.
-    argv = [program, "-F", "none", "-i", str(target.private_key), "-p", str(target.port)]
+    settings = [
+        "StrictHostKeyChecking=yes",
+        f"UserKnownHostsFile={_ssh_config_value(known)}",
+        "GlobalKnownHostsFile=none",
+        f"IdentityFile={_ssh_config_value(target.private_key)}",
+        "IdentitiesOnly=yes",
+    ]
+    # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not trusted.
+    argv = [program, "-F", "none", "-p", str(target.port)]
     argv += [word for setting in settings for word in ("-o", setting)]
     os.execv(program, [*argv, f"{target.user}@{target.host}", *command])  # noqa: S606  no shell
+
+
+def _ssh_config_value(path: Path) -> str:
+    """Return a path as OpenSSH reads it in an option: it splits values at spaces and expands `%`."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'
