@@ -135,11 +135,12 @@ def _bug(console: Console, error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _without_values(arguments: Sequence[str]) -> list[str]:
-    """Return a command line without the values of -e and --env, which may be secret: the file is sent to us."""
+    """Return a command line without the values of --env and -e (also `-de K=V`), which may be secret: the file is sent
+    to us."""
     shown = []
     follows = False
     for word in arguments:
-        given = re.fullmatch(r"(--env=|-e|)([A-Za-z_]\w*)=.*", word, re.DOTALL)
+        given = re.fullmatch(r"(--env=|-[a-z]*e|)([A-Za-z_]\w*)=.*", word, re.DOTALL)
         shown.append(f"{given[1]}{given[2]}=****" if given and (given[1] or follows) else word)
-        follows = word in ("-e", "--env")
+        follows = word == "--env" or re.fullmatch("-[a-z]*e", word) is not None
     return shown

@@ -295,7 +295,7 @@ def test_variables_stay_out_of_the_debug_log(line: CommandLine, home: Path) -> N
         "import sys\nfrom cloudddp.job import launch\nfrom cloudddp.__main__ import main\n"
         "def broken(*_, **__): raise RuntimeError('a defect')\n"
         "launch.prepare = broken\n"
-        "sys.argv = ['cloudddp', 'launch', '-e', 'TOKEN=hunter2', '--env=OTHER=hunter2', '-eTHIRD=hunter2', 'x.py']\n"
+        "sys.argv = ['cloudddp', 'launch', '-e', 'TOKEN=hunter2', '--env=OTHER=hunter2', '-eTHIRD=hunter2', '-de', 'FOURTH=hunter2', '-meFIFTH=hunter2', 'x.py']\n"
         "main()\n"
     )
     done = subprocess.run(
