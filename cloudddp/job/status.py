@@ -19,7 +19,10 @@ LONGEST_SCRIPT = 1000  # characters of a script and its arguments
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job on all its nodes together. Times are seconds since the epoch; `nodes` are node ranks."""
+    """A job on all its nodes together. Times are seconds since the epoch; `nodes` are node ranks.
+
+    `ended` is None while it runs, and for a job that ended when no node could record it (LOST).
+    """
 
     id: str
     status: JobStatus
@@ -33,9 +36,10 @@ class JobRecord:
     training: TrainingStatus | None = None  # where the training is, if the script reports it
 
     @property
-    def seconds(self) -> float:
-        """How long it has run, or ran; 0 before it starts."""
-        return max((self.ended or time.time()) - self.started, 0.0) if self.started else 0.0
+    def seconds(self) -> float | None:
+        """How long it has run, or ran; None before it starts, and where its end is unknown."""
+        end = self.ended if self.status.ended else time.time()
+        return None if self.started is None or end is None else max(end - self.started, 0.0)
 
 
 def list_jobs(runner: Runner) -> list[JobRecord]:
@@ -52,13 +56,14 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
     """Return a job, from its state on each node. Pure."""
     found = outcome(states)
     reported = states.values()
+    ends = [one.ended for one in reported if one.ended is not None]
     return JobRecord(
         id=job_id,
         status=found.status,
         exit_code=found.exit_code,
         script=one_line(next(iter(reported)).script, LONGEST_SCRIPT),
         started=min((one.started for one in reported if one.started is not None), default=None),
-        ended=max((one.ended or 0.0 for one in reported), default=None) if found.status.ended else None,
+        ended=max(ends, default=None) if found.status.ended else None,
         nodes=tuple(sorted(states)),
         rank_zero=next(
             (node for node, one in states.items() if any(rank.rank == 0 for rank in one.ranks)), None

@@ -54,7 +54,7 @@ def logs(
             raise
         if not follow:
             return 0
-        report_end(session, cluster, finished, record.seconds)
+        report_end(session, cluster, finished, record.seconds or 0.0)
         return finished.exit_code
 
 

@@ -21,7 +21,7 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
             record.id,
             record.status,
             "-" if record.exit_code is None else str(record.exit_code),
-            duration(record.seconds) if record.started else "-",
+            "-" if record.seconds is None else duration(record.seconds),
             _training(record),
             record.script,
         )
@@ -43,7 +43,7 @@ def _training(record: JobRecord) -> str:
     if training.preempted:
         return f"{training.text}, snapshot saved"
     age = time.time() - training.reported
-    stale = record.ended is None and age > STALE
+    stale = not record.status.ended and age > STALE
     return training.text + (f", {duration(age)} ago" if stale else "")
 
 

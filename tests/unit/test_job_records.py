@@ -1,0 +1,22 @@
+"""A job on all its nodes together, as `jobs` lists it."""
+
+from __future__ import annotations
+
+from support.jobstates import job, rank
+
+from cloudddp.cli.views.jobs import jobs_json, jobs_table
+from cloudddp.job.status import record
+
+
+def test_job_with_unknown_end_has_no_end_and_no_time() -> None:
+    """Its supervisor is gone: nobody has recorded when it ended."""
+    lost = record("j", {0: job("lost", rank(0), started=1000.0)})
+    assert (lost.status, lost.ended, lost.seconds) == ("lost", None, None)
+    assert jobs_json([lost])[0]["ended"] is None
+    assert jobs_table([lost]).splitlines()[1].split()[1:4] == ["lost", "-", "-"]
+
+
+def test_job_ends_when_it_has_ended_on_every_node() -> None:
+    states = {0: job("failed", started=1000.0, ended=1010.0), 1: job("failed", started=1001.0, ended=1030.0)}
+    found = record("j", states)
+    assert (found.started, found.ended, found.seconds) == (1000.0, 1030.0, 30.0)
