@@ -86,7 +86,7 @@ def launch(
     progress(
         f"starting job {job_id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
     )
-    _start(runner, config, script, job_id, plans)
+    _start(runner, config, script, job_id, plans, progress)
 
 
 def _check_rank_counts(config: Config, nodes: int) -> None:
@@ -149,7 +149,7 @@ def _set_up(runner: Runner, config: Config, script: Script, job_id: str, progres
     try:
         replies = client.call_all(runner, request, timeout=None)
     except Exception:  # the other nodes continue with it
-        abort_launch(runner, job_id)
+        _abort(runner, job_id, progress)
         raise
     if any(reply.cancelled for reply in replies.values()):
         raise Interrupted(
@@ -171,7 +171,9 @@ def shown(script: Script) -> str:
     return one_line(shlex.join(script.argv), LONGEST_SCRIPT)
 
 
-def _start(runner: Runner, config: Config, script: Script, job_id: str, plans: Sequence[NodePlan]) -> None:
+def _start(
+    runner: Runner, config: Config, script: Script, job_id: str, plans: Sequence[NodePlan], progress: Progress
+) -> None:
     requests = {
         plan.node: StartRequest(
             job=job_id,
@@ -189,5 +191,11 @@ def _start(runner: Runner, config: Config, script: Script, job_id: str, plans: S
     try:
         client.call_all(runner, lambda node: requests[node])
     except Exception:  # some nodes may have started
-        abort_launch(runner, job_id)
+        _abort(runner, job_id, progress)
         raise
+
+
+def _abort(runner: Runner, job_id: str, progress: Progress) -> None:
+    """Stop what has started, and name the nodes on which that may not have succeeded."""
+    for node in abort_launch(runner, job_id):
+        progress(f"warning: job {job_id} may still run on node {node}; cancel it before the next launch")

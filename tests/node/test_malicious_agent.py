@@ -203,6 +203,14 @@ def test_invalid_reply_of_other_steps_is_refused(victim: Victim, step: str, answ
     (victim.cli.cwd / "cloudddp.toml").unlink()
 
 
+def test_node_that_may_still_run_a_failed_launch_is_named(victim: Victim) -> None:
+    for step in ("start", "kill"):
+        victim.answers(step, JUNK["no JSON"])
+    done = victim("launch", "done.py")
+    refused(done)
+    assert re.search(r"warning: job \S+ may still run on node 0; cancel it", done.err), done.err
+
+
 def test_error_text_of_a_step_is_escaped(victim: Victim) -> None:
     victim.runs("jobs", r"printf '\033]0;owned\007 \302\233 \342\200\256 evil\r' >&2; exit 3")
     done = victim("jobs")
