@@ -2,8 +2,8 @@
 
 `make mutants` runs it, in an environment with cosmic-ray. It is not part of CI: one run takes hours. The working tree
 is copied, so nothing in it changes. Mutations that no test can notice are left out: type annotations (the modules import
-annotations from __future__), the flags of dataclasses, and `==` for `is`. Of the mutations at one place in the code, at most `--per-place`
-are tried.
+annotations from __future__), the flags of dataclasses, and `==` for `is`. Of the mutations at one place in the code, at
+most `--per-place` are tried.
 """
 
 from __future__ import annotations

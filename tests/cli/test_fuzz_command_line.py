@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support import fuzz
+from support.fuzz_cases import Case
 from support.harness import ROOT, TIMEOUT, clean_environment
 from support.processes import CLOSED, Stream, zygote
 
@@ -86,7 +87,7 @@ def test_every_command_line_ends_with_an_exit_code_and_a_message(
     assert not list(tmp_path.glob("*/state/clusters/*/id_ed25519"))
 
 
-def faults(case: fuzz.Case, code: int, out: bytes, err: bytes) -> Iterator[str]:
+def faults(case: Case, code: int, out: bytes, err: bytes) -> Iterator[str]:
     about = f"seed {case.seed}, {case.words!r:.300}"
     if code not in CODES:
         yield f"{about}: exit {code}: {err[-500:]!r}"
