@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.harness import wait_for
+from support.instances import inventory_instance
 
 from cloudddp.aws.inventory import Instance
 from cloudddp.cluster.cost import Cost, so_far, total
@@ -29,22 +30,13 @@ def member(
     created: datetime | None = START,
     launched: datetime | None = START,
 ) -> Instance:
-    return Instance(
-        id=f"i-{number}",
+    return inventory_instance(
+        f"i-{number}",
+        Tags("demo", "c-0123456789", "me", created, None, None, nodes, price),
         state=state,
-        reason="",
-        reason_code="",
-        type="g5.xlarge",
-        zone="",
-        spot=False,
-        private_ip="",
-        public_ip="",
-        reservation="r-0",
         launch_index=number,
-        client_token="",
         launched=launched,
         ended=ended,
-        tags=Tags("demo", "c-0123456789", "me", created, None, None, nodes, price),
     )
 
 

@@ -16,6 +16,7 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import paramiko
 import pytest
 from support.simlab import Laptop, execute, until
 
@@ -37,6 +38,23 @@ def started(code: str, *arguments: str, **more: object) -> subprocess.Popen[str]
         text=True,
         **more,  # type: ignore[call-overload]
     )
+
+
+def with_daemon(home: Path) -> tuple[Laptop, paramiko.SSHClient, int]:
+    """Start a simulator with one node, and a process there that its SSH session does not end; return its pid, too."""
+    laptop = Laptop(control.start(home, nodes="process"), "key")
+    (instance,) = laptop.launch()
+    client = laptop.connect(instance["PublicIpAddress"])
+    execute(client, "setsid sh -c 'echo $$ > pid; exec sleep 3600' >/dev/null 2>&1 </dev/null &")
+    return laptop, client, int(until(lambda: execute(client, "cat pid 2>/dev/null").out))
+
+
+def as_nobody(code: str, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run Python code as another user of this computer, who may not read the tests' environment."""
+    return subprocess.run(
+        ["/usr/bin/python3", "-I", "-c", code, *map(str, arguments)],
+        user=65534, cwd="/", capture_output=True, text=True, timeout=120, check=check,
+    )  # fmt: skip
 
 
 def test_control_imports_no_heavy_package() -> None:
@@ -80,11 +98,7 @@ def test_server_outlives_its_starter_and_terminal(home: Path) -> None:
 
 
 def test_stop_ends_node_processes_after_the_server_was_killed(home: Path) -> None:
-    laptop = Laptop(control.start(home, nodes="process"), "key")
-    (instance,) = laptop.launch()
-    client = laptop.connect(instance["PublicIpAddress"])
-    execute(client, "setsid sh -c 'echo $$ > pid; exec sleep 3600' >/dev/null 2>&1 </dev/null &")
-    pid = int(until(lambda: execute(client, "cat pid 2>/dev/null").out))
+    laptop, client, pid = with_daemon(home)
     os.kill(laptop.sim.pid, signal.SIGKILL)
     until(lambda: control.find(home) is None)
     assert processes.read(pid)
@@ -95,11 +109,7 @@ def test_stop_ends_node_processes_after_the_server_was_killed(home: Path) -> Non
 
 
 def test_start_after_a_crash_is_clean(home: Path) -> None:
-    laptop = Laptop(control.start(home, nodes="process"), "key")
-    (instance,) = laptop.launch()
-    client = laptop.connect(instance["PublicIpAddress"])
-    execute(client, "setsid sh -c 'echo $$ > pid; exec sleep 3600' >/dev/null 2>&1 </dev/null &")
-    pid = int(until(lambda: execute(client, "cat pid 2>/dev/null").out))
+    laptop, client, pid = with_daemon(home)
     os.kill(laptop.sim.pid, signal.SIGKILL)
     until(lambda: control.find(home) is None)
     again = control.start(home, nodes="process")
@@ -284,10 +294,7 @@ def test_socket_in_time_wait_grants_no_access(sim: control.Simulator) -> None:
         "again = made(); again.bind(('127.0.0.1', port)); again.connect(('127.0.0.1', int(sys.argv[1])))\n"
         "again.sendall(b'GET /_cloudddp/nodes HTTP/1.0\\r\\n\\r\\n'); print(again.recv(100))\n"
     )
-    done = subprocess.run(
-        ["/usr/bin/python3", "-I", "-c", code, sim.endpoint.rsplit(":", 1)[1]],
-        user=65534, cwd="/", capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    done = as_nobody(code, urlsplit(sim.endpoint).port)
     assert done.stdout.strip() == "b''"
 
 
@@ -306,10 +313,7 @@ def test_own_socket_on_the_same_port_grants_no_access(sim: control.Simulator) ->
                 "s.bind(('127.0.0.1', int(sys.argv[1]))); s.connect(('127.0.0.1', int(sys.argv[2])))\n"
                 "s.sendall(b'GET /_cloudddp/nodes HTTP/1.0\\r\\n\\r\\n'); print(s.recv(100))\n"
             )
-            done = subprocess.run(
-                ["/usr/bin/python3", "-I", "-c", code, str(ours.getsockname()[1]), str(endpoint.port)],
-                user=65534, cwd="/", capture_output=True, text=True, timeout=60, check=False,
-            )  # fmt: skip
+            done = as_nobody(code, ours.getsockname()[1], endpoint.port, check=False)
     assert "b''" in done.stdout or "Address already in use" in done.stderr
 
 
@@ -326,10 +330,7 @@ def test_connections_of_others_are_closed(sim: control.Simulator) -> None:
         "    except ConnectionResetError: return True\n"
         "print(all(map(ended, connections)))\n"
     )
-    done = subprocess.run(
-        ["/usr/bin/python3", "-I", "-c", code, str(urlsplit(sim.endpoint).port)],
-        user=65534, cwd="/", capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+    done = as_nobody(code, urlsplit(sim.endpoint).port)
     assert done.stdout == "True\n"
 
 

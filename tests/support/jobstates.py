@@ -7,7 +7,7 @@ from typing import Any
 
 from cloudddp.agent.protocol.jobs import JobState, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.job.follow.events import Event
+from cloudddp.job.follow.events import Event, JobUpdate, NodeLost
 from cloudddp.job.follow.state import FollowState
 
 SIGTERM, SIGKILL = 15, 9
@@ -27,6 +27,14 @@ def killed(number: int, signal: int, ended: float = 100.0) -> RankRecord:
 def job(phase: str, *ranks: RankRecord, **fields: Any) -> JobState:
     """The state of a job on one node. `expected` is the number of ranks given by default."""
     return JobState("j", JobPhase(phase), ranks=ranks, **{"expected": len(ranks), **fields})
+
+
+def update(node: int, phase: str, *ranks: RankRecord, **fields: Any) -> JobUpdate:
+    return JobUpdate(node, job(phase, *ranks, **fields))
+
+
+def lost(node: int, since: float = 1.0, *, reason: str = "no route to host", ended: bool = False) -> NodeLost:
+    return NodeLost(node, reason, since, instance_ended=ended)
 
 
 def followed(events: Iterable[Event], *, nodes: int = 2, at: float = 0.0) -> FollowState:

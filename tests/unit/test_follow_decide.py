@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.jobstates import followed, job, rank
+from support.jobstates import followed, lost, rank, update
 
 from cloudddp.agent.protocol.kill import StopReason
 from cloudddp.config.timing import Timing
@@ -26,7 +26,6 @@ from cloudddp.job.follow.events import (
     AwsAsked,
     AwsReport,
     Event,
-    JobUpdate,
     NodeFinished,
     NodeLost,
     NodeQuiet,
@@ -43,9 +42,9 @@ READER = Policy(grace=60.0, wait=False, timing=T)  # `logs` without -f
 
 BOTH = frozenset({0, 1})
 NONE: frozenset[int] = frozenset()
-RUNNING = [JobUpdate(0, job("running", rank(0))), JobUpdate(1, job("running", rank(1)))]
-FAILED = [JobUpdate(0, job("running", rank(0, 7))), JobUpdate(1, job("running", rank(1)))]
-SUCCEEDED = [JobUpdate(0, job("running", rank(0, 0))), JobUpdate(1, job("running", rank(1, 0)))]
+RUNNING = [update(0, "running", rank(0)), update(1, "running", rank(1))]
+FAILED = [update(0, "running", rank(0, 7)), update(1, "running", rank(1))]
+SUCCEEDED = [update(0, "running", rank(0, 0)), update(1, "running", rank(1, 0))]
 FINISHED = [NodeFinished(0), NodeFinished(1)]
 REQUEST = StopRequest(5.0, StopReason.FAILURE)
 STOP = StopStarted(REQUEST, BOTH)
@@ -55,10 +54,6 @@ BARRIER = StopStarted(StopRequest(1.0, StopReason.FINISHED), BOTH)
 FAULTY = NodeLost(1, "junk", 1.0, error=NodeError("junk"))
 STOP_ON_FAILURE = StopJob(T.fail_grace, "rank failed")
 STOP_ON_LOSS = StopJob(T.fail_grace, "node lost")
-
-
-def lost(node: int, *, ended: bool = False) -> NodeLost:
-    return NodeLost(node, "no route to host", 1.0, instance_ended=ended)
 
 
 def case(
@@ -83,10 +78,10 @@ def case(
         case("a rank fails, policy of a viewer", FAILED, STOP_ON_FAILURE, policy=VIEWER),
         case("a rank fails, policy of a reader", FAILED, Continue(), policy=READER),
         case("a short grace is kept", FAILED, StopJob(1.0, "rank failed"), policy=Policy(1.0, True, timing=T)),
-        case("a rank fails, torchrun restarts it", [JobUpdate(0, job("running", rank(0, 7), max_restarts=2))], Continue()),
-        case("another command stops the job", [JobUpdate(0, job("running", rank(0, 7), stopping=True))], Continue()),
+        case("a rank fails, torchrun restarts it", [update(0, "running", rank(0, 7), max_restarts=2)], Continue()),
+        case("another command stops the job", [update(0, "running", rank(0, 7), stopping=True)], Continue()),
         case("the job fails and ends at once", [*FAILED, *FINISHED], STOP_ON_FAILURE),
-        case("the launcher fails", [JobUpdate(0, job("failed", exit_code=1))], STOP_ON_FAILURE),
+        case("the launcher fails", [update(0, "failed", exit_code=1)], STOP_ON_FAILURE),
 
         # A stop is in progress.
         case("the stop request is being sent", [*FAILED, STOP], Continue(), after=1e6),
@@ -133,7 +128,7 @@ def case(
         case("a viewer ends the exit barrier, too", SUCCEEDED, EndExitBarrier(), policy=VIEWER, after=99),
         case("a reader does not end the exit barrier", SUCCEEDED, Continue(), policy=READER, after=99),
         case("the end of the exit barrier is requested", [*SUCCEEDED, BARRIER], Continue(), after=99),
-        case("not all ranks have started", [JobUpdate(0, job("running", rank(0, 0), expected=2))], Continue(), after=99),
+        case("not all ranks have started", [update(0, "running", rank(0, 0), expected=2)], Continue(), after=99),
         case("a node has not reported yet", SUCCEEDED[:1], Continue(), after=99),
     ],
 )  # fmt: skip

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from support.jobstates import followed, job, rank
+from support.jobstates import followed, lost, rank, update
 
 from cloudddp.agent.protocol.kill import StopReason
 from cloudddp.job.follow.events import (
     AwsAsked,
     AwsReport,
-    JobUpdate,
     LogData,
     NodeFinished,
-    NodeLost,
     NodeQuiet,
     StopEnded,
     StopRequest,
     StopStarted,
 )
 from cloudddp.job.follow.state import TAIL_LINE_LENGTH, TAIL_LINES, FollowState, Line
-
-
-def lost(node: int, reason: str = "why", *, ended: bool = False) -> NodeLost:
-    return NodeLost(node, reason, 1.0, instance_ended=ended)
 
 
 def test_lines_of_the_last_event_are_complete_ones() -> None:
@@ -58,7 +52,7 @@ def test_applying_an_event_leaves_the_old_state_unchanged() -> None:
 
 def test_node_that_is_not_followed_any_more_cannot_be_lost() -> None:
     assert followed([NodeFinished(0), lost(0)]).lost == {}
-    assert followed([lost(0, "first"), lost(0, "second")]).lost[0].reason == "first"
+    assert followed([lost(0, reason="first"), lost(0, reason="second")]).lost[0].reason == "first"
 
 
 def test_instances_that_have_ended_are_lost_nodes() -> None:
@@ -71,19 +65,19 @@ def test_instances_that_have_ended_are_lost_nodes() -> None:
 
 
 def test_ranks_finished_at_is_when_the_last_one_finished() -> None:
-    done = [JobUpdate(node, job("running", rank(node, 0))) for node in (0, 1)]
+    done = [update(node, "running", rank(node, 0)) for node in (0, 1)]
     state = FollowState.of([0, 1]).apply(done[0], 1.0)
     assert state.ranks_finished_at is None
     state = state.apply(done[1], 2.0).apply(LogData(0, 0, b"bye\n"), 3.0).apply(done[0], 4.0)
     assert state.ranks_finished_at == 2.0
-    assert state.apply(JobUpdate(0, job("running", rank(0))), 5.0).ranks_finished_at is None
+    assert state.apply(update(0, "running", rank(0)), 5.0).ranks_finished_at is None
     assert state.apply(NodeFinished(0), 5.0).apply(NodeFinished(1), 6.0).ranks_finished_at is None
 
 
 def test_closed_at_is_when_the_last_node_finished() -> None:
     state = FollowState.of([0, 1]).apply(NodeFinished(0), 1.0)
     assert state.closed_at is None
-    state = state.apply(lost(1), 2.0).apply(JobUpdate(0, job("failed")), 3.0)
+    state = state.apply(lost(1), 2.0).apply(update(0, "failed"), 3.0)
     assert state.closed_at == 2.0
 
 

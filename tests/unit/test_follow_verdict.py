@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.jobstates import SIGKILL, SIGTERM, followed, job, killed, rank
+from support.jobstates import SIGKILL, SIGTERM, followed, killed, lost, rank, update
 
 from cloudddp.agent.protocol.kill import StopReason
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.events import (
     Event,
-    JobUpdate,
     LogData,
     NodeFinished,
     NodeLost,
@@ -34,14 +33,6 @@ STOP = StopRequest(5.0, StopReason.FAILURE)
 
 def result(events: Sequence[Event], *, nodes: int = 2) -> JobResult:
     return verdict(followed(events, nodes=nodes), "j", NOW)
-
-
-def update(node: int, state: str, *ranks: Any, **fields: Any) -> JobUpdate:
-    return JobUpdate(node, job(state, *ranks, **fields))
-
-
-def lost(node: int, since: float, *, ended: bool = False) -> NodeLost:
-    return NodeLost(node, "no route to host", since, instance_ended=ended)
 
 
 def case(name: str, events: Sequence[Event], status: str, code: int, cause: str = "") -> Any:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.instances import inventory_instance
 
 from cloudddp.aws.inventory import Instance
 from cloudddp.cluster.model import Cluster
@@ -30,22 +31,14 @@ def instance(
     nodes: int | None = 3,
     minutes: int = 0,
 ) -> Instance:
-    return Instance(
-        id=name,
+    return inventory_instance(
+        name,
+        Tags(cluster="demo", cluster_id=ID, owner="me", node_rank=rank, nodes=nodes, price=1.0),
         state=state,
-        reason="",
-        reason_code="",
-        type="g5.xlarge",
-        zone="",
-        spot=False,
-        private_ip="",
-        public_ip="",
         reservation=reservation,
         launch_index=index,
         client_token=token,
         launched=START + timedelta(minutes=minutes),
-        ended=None,
-        tags=Tags(cluster="demo", cluster_id=ID, owner="me", node_rank=rank, nodes=nodes, price=1.0),
     )
 
 
