@@ -25,6 +25,7 @@ from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import inspect, teardown
 from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.plan import Plan
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers
 from cloudddp.job import cancel, launch, project_files, ranks
@@ -39,6 +40,7 @@ class _Ending:
     """How the job ended and which files the nodes still hold: this decides whether the nodes may be terminated."""
 
     discard: bool
+    planned: str = ""  # the id of the cluster that is about to be created
     finished: JobResult | None = None
     left: Left | None = None
 
@@ -67,13 +69,22 @@ def run(
     _refuse_existing(session)
     created: Cluster | None = None
     ending = _Ending(discard)
+
+    def check(plan: Plan, info: TypeInfo) -> None:
+        _check_fits(session, info)
+        ending.planned = plan.cluster_id
+
     try:
-        created = bring_up(session, yes=yes, check=lambda info: _check_fits(session, info)).cluster
+        created = bring_up(session, yes=yes, check=check).cluster
         finished = _run_job(session, wanted, ending)
     except JobStopped as stopped:
         raise Interrupted(f"{stopped.outcome}; the cluster is removed") from None
     except Interrupted as stopped:  # its hint would be about a cluster that stays up
         raise Interrupted(stopped.message) from None
+    except KeyboardInterrupt:
+        if created is None and ending.planned:  # `up` was not interrupted, but what came right after it
+            created = inspect.refresh(session.aws(), session.settings.cluster.name, ending.planned)
+        raise
     finally:
         if created is not None:
             _end(session, created, ending)

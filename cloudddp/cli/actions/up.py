@@ -35,14 +35,17 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
     console.log("next: ", Command("launch", "SCRIPT"), "   (", Command("down"), " stops the bill)")
 
 
-def bring_up(session: Session, *, yes: bool, check: Callable[[TypeInfo], None] = lambda _: None) -> UpResult:
-    """Create the cluster after asking, for `up` and `run`. `check` raises for what the instance type cannot do."""
+def bring_up(
+    session: Session, *, yes: bool, check: Callable[[Plan, TypeInfo], None] = lambda *_: None
+) -> UpResult:
+    """Create the cluster after asking, for `up` and `run`. `check` is called before, and raises for what the instance
+    type cannot do."""
     console, spec = session.console, session.settings.cluster
     with console.progress() as progress:
 
         def agree(plan: Plan, info: TypeInfo) -> None:
             progress.stop()
-            check(info)
+            check(plan, info)
             console.print(lifecycle.plan(plan, info, spec), err=True)
             console.must_confirm("Start these nodes?", yes=yes)
 
