@@ -53,6 +53,7 @@ BAD_PROBES = {
     "interface is long": changed(PROBE, interface="x" * 16),
     "python is long": changed(PROBE, python="/" * 5000),
     "a running job that is a path": changed(PROBE, running=["../../x"]),
+    "many running jobs": changed(PROBE, running=[f"job-{number}" for number in range(21)]),
     "running is a word": changed(PROBE, running="abc"),
     "manifest is a list": changed(PROBE, manifest=[1]),
     "manifest with short entries": changed(PROBE, manifest={"a": ["f", 1]}),

@@ -10,11 +10,9 @@ from cloudddp.agent.protocol.codec import (
     check_job_id,
     check_range,
 )
-from cloudddp.agent.protocol.jobs import MAX_PID, MAX_RANKS
+from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_PID, MAX_RANKS
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import TrainingStatus
-
-MAX_GRACE = 1e6  # seconds
 
 
 class StopReason(Enum):

@@ -17,11 +17,11 @@ from cloudddp.agent.protocol.codec import (
     is_plain,
 )
 from cloudddp.agent.protocol.manifest import Entry, check_wire_manifest
+from cloudddp.agent.protocol.phases import MAX_RUNNING
 
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
 MAX_MANIFEST = 16 << 20  # bytes of a reply that holds a manifest: 100,000 files take 12 MB
 MAX_GPUS = 256
-MAX_JOBS = 10_000
 MAX_WAIT = 86_400.0  # seconds
 
 
@@ -59,7 +59,7 @@ class ProbeReply:
         check_range("free_port", self.free_port, 1, (1 << 16) - 1)
         check_range("time", self.time, 0, MAX_TIME)
         check_range("disk_free", self.disk_free, 0, MAX_SIZE)
-        check_length("running", self.running, MAX_JOBS)
+        check_length("running", self.running, MAX_RUNNING)
         for job in self.running:
             check_job_id("running", job)
         check_wire_manifest(self.manifest or {})

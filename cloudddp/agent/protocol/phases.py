@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+MAX_RUNNING = 20  # jobs that a node reports as running; it runs one at a time
+
 
 class JobPhase(Enum):
     """Where a job is in its life, on one node."""

@@ -12,10 +12,7 @@ from cloudddp.agent.protocol.codec import (
     check_project,
     check_range,
 )
-from cloudddp.agent.protocol.jobs import MAX_NODES, MAX_PID, MAX_RANKS
-
-MAX_RESTARTS = 1 << 16
-MAX_GRACE = 1e6  # seconds
+from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from cloudddp.agent.protocol.codec import (
     check_length,
     check_range,
 )
-
-MAX_JOBS = 10_000
+from cloudddp.agent.protocol.phases import MAX_RUNNING
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,6 @@ class VersionConflict:
     def __post_init__(self) -> None:
         check_range("store", self.store, 0, 1 << 31)
         check_range("agent", self.agent, 0, 1 << 31)
-        check_length("jobs", self.jobs, MAX_JOBS)
+        check_length("jobs", self.jobs, MAX_RUNNING)
         for job in self.jobs:
             check_job_id("jobs", job)

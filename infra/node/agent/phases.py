@@ -14,7 +14,7 @@ from typing import Optional
 
 from agent import processes, store
 from agent.processes import Task
-from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.phases import MAX_RUNNING, JobPhase
 
 JOB_FILE = "job.json"
 STATE_FILE = "state.json"
@@ -23,7 +23,6 @@ BEGAN = "began"  # an empty file: its ctime is when the job started, by the file
 CANCEL_MARK = "cancel"  # its mtime is the time of the first cancel
 STOPPED_MARK = "stopped"
 START_SECONDS = 30.0  # for a supervisor to record that it runs; it takes milliseconds
-RECENT = 20  # jobs that may still run: a node runs one at a time
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def phase_of(folder: Path) -> JobPhase:
 
 def running_jobs() -> list[str]:
     """Return the jobs that occupy this node, also those whose supervisor has exited while their ranks continue."""
-    return [folder.name for folder in known_folders()[-RECENT:] if _occupies(folder)]
+    return [folder.name for folder in known_folders()[-MAX_RUNNING:] if _occupies(folder)]
 
 
 def _occupies(folder: Path) -> bool:
