@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.agentnode import FOREVER, HANG_GUARD, Followed, Node, Refused, until
 
 from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
-from cloudddp.agent.protocol.frames import Log
+from cloudddp.agent.protocol.frames import Frame, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
@@ -68,26 +71,52 @@ def test_following_continues_at_the_given_offsets(node: Node) -> None:
     assert third.state.phase is JobPhase.SUCCEEDED
 
 
-def test_rank_that_writes_without_end_does_not_hide_the_state(node: Node) -> None:
-    """Its log grows faster than the network takes it; another rank's failure must still be seen, and its output."""
-    node.start(FOREVER, "print('boom', flush=True)\nraise SystemExit(7)\n", grace=60.0)
-    until(
-        lambda: (node.folder() / "ranks" / "1.log").exists() and (node.folder() / "ranks" / "0.log").exists()
-    )
-    os.truncate(node.folder() / "ranks" / "0.log", 1 << 40)  # sparse: as if it had written 1 TiB
-    follower = node.begin(node.following())
+STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER
+
+
+def frames_of(follower: subprocess.Popen[bytes]) -> Iterator[Frame]:
+    """Yield the frames of the first 256 MiB that a follower writes."""
+    decoder = FrameDecoder()
     assert follower.stdout is not None
-    frames, failed, said = FrameDecoder(), False, b""
+    for _ in range(4096):
+        yield from decoder.feed(os.read(follower.stdout.fileno(), 1 << 16))
+
+
+def make_endless(log: Path) -> None:
+    """Have a log contain 1 TiB (it is sparse): as if its rank wrote faster than any network takes it."""
+    until(log.exists)
+    os.truncate(log, 1 << 40)
+
+
+def test_endless_log_hides_neither_the_state_nor_the_other_logs(node: Node) -> None:
+    failing = f"import os, time\n{WAIT_FOR_GATE}print('boom', flush=True)\nraise SystemExit(7)\n"
+    node.start(STUBBORN, failing, grace=HANG_GUARD)
+    make_endless(node.folder() / "ranks" / "0.log")
+    follower = node.begin(node.following())
+    failed, shown = False, b""
     try:
-        for _ in range(4096):  # 256 MiB
-            for frame in frames.feed(os.read(follower.stdout.fileno(), 1 << 16)):
-                if isinstance(frame, JobState):
-                    failed = failed or any(one.exit_code == 7 for one in frame.ranks)
-                elif isinstance(frame, Log) and frame.rank == 1:
-                    said += frame.data
-            if failed and said:
+        for frame in frames_of(follower):
+            (node.project / "gate").touch()
+            failed = failed or (
+                isinstance(frame, JobState) and any(one.exit_code == 7 for one in frame.ranks)
+            )
+            shown += frame.data if isinstance(frame, Log) and frame.rank == 1 else b""
+            if failed and shown:
                 break
-        assert (failed, said) == (True, b"boom\n")
+        assert (failed, shown) == (True, b"boom\n")
+    finally:
+        follower.kill()
+        follower.communicate(timeout=HANG_GUARD)
+
+
+def test_end_of_a_job_is_reported_before_the_rest_of_its_logs(node: Node) -> None:
+    """Other nodes are stopped when it is reported."""
+    node.start("raise SystemExit(7)\n")
+    until(lambda: node.state().phase is JobPhase.FAILED)
+    make_endless(node.folder() / "ranks" / "0.log")
+    follower = node.begin(node.following())
+    try:
+        assert any(isinstance(one, JobState) and one.phase is JobPhase.FAILED for one in frames_of(follower))
     finally:
         follower.kill()
         follower.communicate(timeout=HANG_GUARD)

@@ -35,6 +35,10 @@ def step(request: FollowRequest) -> int:
             last_heartbeat = time.monotonic()
             out.write(encode_frame(Heartbeat()))
         state = jobs.state_of(folder)  # before the logs: all that was written until now is read below
+        frame = encode_frame(state)
+        if frame != last_state:
+            last_state = frame
+            out.write(frame)
         last = state.phase.ended or not request.wait
         behind = False
         for rank, path in _log_files(folder):
@@ -43,10 +47,6 @@ def step(request: FollowRequest) -> int:
                 out.write(encode_frame(Log(rank, offset, data)))
                 offsets[rank] = offset + len(data)
             behind = behind or offsets.get(rank, 0) - begin == MAX_AT_ONCE
-        frame = encode_frame(state)
-        if frame != last_state:
-            last_state = frame
-            out.write(frame)
         if last:
             out.write(encode_frame(End()))
             out.flush()
