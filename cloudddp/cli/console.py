@@ -56,7 +56,7 @@ class Console:
             self.fail(error.message)
             if error.hint:
                 click.secho(f"  -> {self.render(error.hint)}", err=True, color=colour())
-        except OSError:
+        except (OSError, ValueError, RuntimeError):
             pass  # the terminal is closed; the exit code still reports the error
 
     def print(self, text: str, *, err: bool = False) -> None:

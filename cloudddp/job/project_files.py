@@ -88,9 +88,17 @@ def _list(root: Path) -> Iterator[str]:
         yield from _walk(root)
 
 
+# What git sets for hooks, aliases and `rebase --exec` (`git rev-parse --local-env-vars`): another repository than the project's.
+_GIT_VARIABLES = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_DIR", "GIT_IMPLICIT_WORK_TREE", "GIT_INDEX_FILE",
+    "GIT_NAMESPACE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX", "GIT_WORK_TREE",
+)  # fmt: skip
+
+
 def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes] | None:
+    env = {name: value for name, value in os.environ.items() if name not in _GIT_VARIABLES}
     try:
-        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
+        return subprocess.run(["git", "-C", str(root), *arguments], env=env, capture_output=True, check=False)
     except FileNotFoundError:
         return None
 

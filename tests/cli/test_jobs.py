@@ -224,17 +224,12 @@ def test_ctrl_c_cancels_the_job_and_keeps_the_cluster(cli: Any) -> None:
     assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2
 
 
-@pytest.mark.parametrize(
-    "moment", ["launch.launch", "follower.JobFollower.__init__", "progress.Progress.stop"]
-)
-def test_ctrl_c_right_after_the_start_stops_the_job(cli: Any, moment: str) -> None:
-    up_without_torchrun(cli)
-    cli.write("wait.py", SLEEPERS)
+def interrupted_at(cli: Any, moment: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that gets Ctrl-C at an exact moment: as the named function returns."""
     owner, _, name = moment.rpartition(".")
-    # The signal comes at an exact moment: as the named function returns, when every rank has been started.
     code = (
         "import os, signal\n"
-        "from cloudddp import __main__\nfrom cloudddp.cli import progress\n"
+        "from cloudddp import __main__\nfrom cloudddp.cli import progress\nfrom cloudddp.cli.actions import follow\n"
         "from cloudddp.job import launch\nfrom cloudddp.job.follow import follower\n"
         f"real = {moment}\n"
         "def then_interrupted(*args, **kwargs):\n"
@@ -243,15 +238,34 @@ def test_ctrl_c_right_after_the_start_stops_the_job(cli: Any, moment: str) -> No
         f"setattr({owner}, {name!r}, then_interrupted)\n"
         "__main__.main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "launch", "wait.py"],
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
         cwd=cli.cwd, env=cli.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "moment", ["launch.launch", "follower.JobFollower.__init__", "progress.Progress.stop"]
+)
+def test_ctrl_c_right_after_the_start_stops_the_job(cli: Any, moment: str) -> None:
+    up_without_torchrun(cli)
+    cli.write("wait.py", SLEEPERS)
+    done = interrupted_at(cli, moment, "launch", "wait.py")
     assert done.returncode == 130, done.stderr
     assert "it was ended; the cluster is still up" in done.stderr
     assert still_running(cli, "wait.py") == []
     wait_for(lambda: processes(cli) == 0, "the supervisors end")
+
+
+def test_ctrl_c_while_the_end_is_reported_does_not_report_a_start(cli: Any) -> None:
+    up_without_torchrun(cli, nodes=1, ranks=1)
+    cli.write("ok.py", "print('ran')")
+    done = interrupted_at(cli, "follow._report_outcome", "launch", "ok.py")
+    assert done.returncode == 130, done.stderr
+    assert "finished: 1 rank" in done.stderr
+    assert "being started" not in done.stderr
+    assert "it was ended" not in done.stderr
 
 
 def test_ctrl_c_on_a_terminal_asks_first(cli: Any) -> None:

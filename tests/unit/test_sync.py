@@ -71,6 +71,19 @@ def test_tracked_and_untracked_files_are_sent_but_not_ignored_ones(here: Path) -
 
 
 @needs_git
+def test_repository_of_a_git_hook_is_not_the_projects(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git sets these variables for hooks, aliases and `rebase --exec`."""
+    repository(here, {"train.py": "a", "model.pt": "w"})
+    put(here, {".gitignore": "*.pt\n"})
+    other = repository(tmp_path / "other", {"other.py": "b"})
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    assert names(here) == {".gitignore", "train.py", "model.pt"}
+
+
+@needs_git
 def test_tracked_file_is_sent_although_ignored(here: Path) -> None:
     repository(here, {"kept.pt": "x"})
     put(here, {".gitignore": "*.pt\n", "other.pt": ""})

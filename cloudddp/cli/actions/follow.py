@@ -39,8 +39,8 @@ class JobStopped(Exception):
         self.cancel_again = cancel_again
 
 
-def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> JobResult:
-    """Show the job's logs until it ends, and return how it ended. Raises JobStopped.
+def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> tuple[JobResult, float]:
+    """Show the job's logs until it ends; return how it ended, and after how many seconds. Raises JobStopped.
 
     Ctrl-C asks once, and cancels the job on every node. Call it inside `launch.stopped_if_interrupted`.
     """
@@ -54,19 +54,19 @@ def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) 
         ended_instances=ended_nodes_query(session, cluster),
     )
     try:
-        return _followed(follower, session, runner, cluster, job_id)
+        return _followed(follower, session, runner, job_id)
     finally:
         follower.close()
 
 
 def _followed(
-    follower: JobFollower, session: Session, runner: Runner, cluster: Cluster, job_id: str
-) -> JobResult:
+    follower: JobFollower, session: Session, runner: Runner, job_id: str
+) -> tuple[JobResult, float]:
     console, grace = session.console, session.settings.job.stop_grace
     began = time.monotonic()
     while True:
         try:
-            finished = follower.run()
+            return follower.run(), time.monotonic() - began
         except KeyboardInterrupt as interrupt:
             if _wants_cancel(console, interrupt):
                 _cancel_now(console, runner, job_id, grace)
@@ -76,9 +76,6 @@ def _followed(
                 Command("logs", "-f", job_id), ", ", Command("cancel", job_id),
             )  # fmt: skip
             raise
-        else:
-            report_end(session, cluster, finished, time.monotonic() - began)
-            return finished
 
 
 def _wants_cancel(console: Console, interrupt: KeyboardInterrupt) -> bool:

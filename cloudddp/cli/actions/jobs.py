@@ -52,6 +52,8 @@ def logs(
         except KeyboardInterrupt:
             console.log("the job keeps running; ", Command("cancel", record.id), " ends it")
             raise
+        finally:
+            follower.close()
         if not follow:
             return 0
         report_end(session, cluster, finished, record.seconds or 0.0)

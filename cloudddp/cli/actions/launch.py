@@ -10,7 +10,7 @@ from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import deadlines, rehearsal
-from cloudddp.cli.actions.follow import JobStopped, foreground
+from cloudddp.cli.actions.follow import JobStopped, foreground, report_end
 from cloudddp.cli.actions.results import report_new
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
@@ -73,7 +73,8 @@ def _launch(session: Session, script: Script, job_id: str, *, detach: bool) -> J
                     "next: ", Command("logs", "-f", job_id), "   (", Command("cancel", job_id), " ends it)"
                 )  # fmt: skip
                 return None
-            finished = foreground(session, runner, cluster, job_id)
+            finished, seconds = foreground(session, runner, cluster, job_id)
+        report_end(session, cluster, finished, seconds)
         if not finished.lost:
             report_new(console, runner, session.settings, job_id)
     return finished

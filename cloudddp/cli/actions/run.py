@@ -14,7 +14,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.discover import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.down import take_down
-from cloudddp.cli.actions.follow import JobStopped, foreground
+from cloudddp.cli.actions.follow import JobStopped, foreground, report_end
 from cloudddp.cli.actions.launch import checked_script, start_job, stopped_if_interrupted, variable_flags
 from cloudddp.cli.actions.results import Left, collect
 from cloudddp.cli.actions.up import bring_up
@@ -112,7 +112,8 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
         try:
             with stopped_if_interrupted(session.console, runner, job_id):
                 start_job(session, runner, cluster, script, job_id)
-                ending.finished = foreground(session, runner, cluster, job_id)
+                ending.finished, seconds = foreground(session, runner, cluster, job_id)
+            report_end(session, cluster, ending.finished, seconds)
         finally:
             _collect(session, runner, cluster, job_id, ending)
     return ending.finished

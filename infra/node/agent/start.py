@@ -52,5 +52,5 @@ def _start_supervisor(request: StartRequest, folder: Path) -> StartReply:
         if state is None or state.state is not JobPhase.STARTING:
             return StartReply(supervisor.pid)
         if supervisor.poll() is not None:
-            raise SystemExit("the job's supervisor crashed: " + log_file.read_text()[-2000:])
+            raise SystemExit("the job's supervisor crashed: " + log_file.read_text(errors="replace")[-2000:])
         time.sleep(PAUSE)

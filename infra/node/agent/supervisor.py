@@ -43,8 +43,11 @@ def main(job: str) -> int:
             if not phases.is_stopping(folder)
         )
         codes = _wait(children, task, request.stop_grace)
-    except OSError as error:
-        state = replace(state, error=f"{error.filename or 'process'}: {error.strerror}")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in an argument or a variable
+        reason = (
+            f"{error.filename or 'process'}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        )
+        state = replace(state, error=reason)
         codes = [NOT_STARTED]
     processes.end(task, request.stop_grace, children)
     ended = jobs.outcome(folder, request.ranks, codes)
