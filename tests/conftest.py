@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
 from support.pool import Pool
+from support.terminal import Terminal
 
 # Settings of the interpreter that a developer may have: without byte code each of thousands of processes compiles what it
 # imports, and unbuffered output behaves in another way when a disk is full.
@@ -118,6 +119,21 @@ def cli(
     line.end()
     if not line.give_back() and not remaining(ec2, line.cluster).nothing:
         line("down", "-y", AWS_ENDPOINT_URL=simulator.endpoint)
+
+
+@pytest.fixture
+def terminal(cli: CommandLine) -> Iterator[Callable[..., Terminal]]:
+    """Return a function that runs a command on a terminal of its own, which is ended after the test."""
+    opened: list[Terminal] = []
+
+    def open_one(*words: str) -> Terminal:
+        opened.append(Terminal(cli, *words))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.process.kill()
+        one.process.wait()
 
 
 @pytest.fixture

@@ -115,3 +115,51 @@ def test_node_deadline_equals_cluster_deadline(cli: Any, ec2: Any) -> None:
     ]
     (cluster,) = json.loads(cli.ok("status", "--json"))
     assert shown["deadline"].replace(" ", "T")[:19] == cluster["expires"][:19]
+
+
+def test_unwritable_journal_does_not_stop_the_teardown(cli: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "1")
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    journal = Path(cli.env["CLOUDDDP_HOME"]) / "clusters" / cluster["cluster_id"] / "journal.jsonl"
+    journal.unlink()
+    journal.symlink_to("/dev/full")
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
+def test_instance_unknown_to_aws_yet_is_terminated(cli: Any, faults: Any, remains: Any) -> None:
+    """InvalidInstanceID.NotFound right after a launch does not mean that the instance has been terminated."""
+    cli.ok("up", "-n", "1")
+    faults.fail("TerminateInstances", "InvalidInstanceID.NotFound", times=2)
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
+def test_expired_credentials_during_teardown_list_remaining_resources(
+    cli: Any, faults: Any, ec2: Any
+) -> None:
+    cli.ok("up", "-n", "1")
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    faults.fail("TerminateInstances", "ExpiredToken", times=9)
+    done = cli("down", "-y")
+    assert done.returncode == 3
+    assert cluster["nodes"][0]["instance_id"] in done.stderr
+    assert "ExpiredToken" in done.stderr
+
+
+def test_down_in_the_wrong_region_names_the_right_one(cli: Any) -> None:
+    cli.ok("up", "-n", "1")
+    done = cli("down", "-y", "--region", "us-west-2")
+    assert done.returncode == 1
+    assert "us-east-1" in done.stderr
+    assert "down --region us-east-1" in done.stderr
+
+
+def test_tag_without_time_zone_does_not_stop_the_teardown(cli: Any, ec2: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "1")
+    ec2.create_tags(
+        Resources=remains().instances, Tags=[{"Key": "cloudddp:created", "Value": "2026-11-20T10:00:00"}]
+    )
+    cli.ok("status")
+    cli.ok("down", "-y")
+    assert remains().nothing

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from support.harness import TIMEOUT
+import pytest
+from support.harness import TIMEOUT, interrupt
 
 # A Ctrl-C in the moment between the end of `up` and the first line after it.
 INTERRUPTED = """
@@ -39,3 +42,95 @@ def test_interrupt_when_the_cluster_is_ready_removes_it(cli: Any) -> None:
     left = [one for one in json.loads(cli.ok("ls", "--json")) if one["cluster"] == cli.cluster]
     assert (done.returncode, left) == (130, []), done.stderr
     assert "never runs" not in done.stdout
+
+
+def test_run_removes_the_cluster_and_returns_the_job_exit_code(cli: Any, remains: Any) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
+    cli.write(
+        "seven.py",
+        "import pathlib, sys\npathlib.Path('runs').mkdir(exist_ok=True)\npathlib.Path('runs/made').write_text('x')\nsys.exit(7)",
+    )
+    done = cli("run", "-n", "2", "--nproc-per-node", "1", "seven.py")
+    assert done.returncode == 7, done.stderr
+    assert remains().nothing
+    assert [path.read_text() for path in cli.cwd.glob("results/*/runs/made")] == ["x"]
+
+
+def test_interrupted_run_reports_that_the_cluster_is_removed(cli: Any, remains: Any) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
+    cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
+    process = cli.start("run", "-n", "1", "--nproc-per-node", "1", "wait.py")
+    assert process.stdout is not None
+    assert "began" in process.stdout.readline()
+    code, _, err = interrupt(process)
+    assert code == 130
+    assert re.search(r"job \S+ cancelled, 1 rank stopped; the cluster is removed\n", err), err
+    assert "still up" not in err
+    assert remains().nothing
+
+
+def test_closing_the_terminal_during_run_removes_the_cluster(cli: Any, terminal: Any, remains: Any) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
+    cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
+    window = terminal("run", "-n", "1", "--nproc-per-node", "1", "wait.py")
+    window.read_until(b"began")
+    window.close()
+    assert remains().nothing
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "train.py"), "sync.max_mb"),
+        (("run", "--nproc-per-node", "1,2,3", "train.py"), "lists 3 nodes"),
+    ],
+)
+def test_run_refuses_before_it_creates_nodes(
+    cli: Any, faults: Any, words: tuple[str, ...], message: str
+) -> None:
+    cli.write("train.py", "")
+    cli.write("big.bin", "x" * 3_000_000)
+    cli.env["CLOUDDDP_SYNC_MAX_MB"] = "1" if message == "sync.max_mb" else "100"
+    done = cli(*words)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert faults.calls == []
+
+
+def test_run_with_more_ranks_than_gpus_creates_nothing(cli: Any, faults: Any, remains: Any) -> None:
+    cli.write("train.py", "")
+    done = cli("run", "-n", "1", "-t", "g5.xlarge", "--nproc-per-node", "2", "train.py")
+    assert done.returncode == 2, done.stderr
+    assert "1 GPU, fewer than the 2 ranks" in done.stderr
+    assert not {"ImportKeyPair", "CreateSecurityGroup", "RunInstances"} & set(faults.calls)
+
+
+def test_run_lists_remaining_resources_when_aws_refuses_calls(cli: Any, faults: Any, ec2: Any) -> None:
+    """An SSO session expires during a long job, and AWS refuses the first call of the teardown."""
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
+    cli.write(
+        "wait.py",
+        "import os, time\nprint('began', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)",
+    )
+    process = cli.start("run", "-n", "1", "--nproc-per-node", "1", "wait.py")
+    assert process.stdout is not None
+    assert "began" in process.stdout.readline()
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    for action in ("DescribeInstances", "TerminateInstances"):
+        faults.fail(action, "RequestExpired", times=99)
+    home = ec2.describe_instances(InstanceIds=[cluster["nodes"][0]["instance_id"]])
+    assert home["Reservations"]
+    (node,) = [n for n in _nodes(cli) if n["instance_id"] == cluster["nodes"][0]["instance_id"]]
+    (
+        Path(node["home"]) / "project" / "go"
+    ).mkdir()  # a folder, because `run` would keep the cluster for a new file
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 3
+    assert cluster["nodes"][0]["instance_id"] in err
+    assert "an hour" in err
+    faults.clear()
+
+
+def _nodes(cli: Any) -> list[dict[str, Any]]:
+    shown: list[dict[str, Any]] = json.loads(cli.ok("sim", "status", "--json"))["nodes"]
+    return shown

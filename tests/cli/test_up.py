@@ -309,3 +309,10 @@ def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
     assert counts[1] == counts[8] == counts[64]
     # also DescribeInstances after RunInstances and at the end, and DescribeKeyPairs for the name lock
     assert counts[1] == len(EVERY_CALL) + 3
+
+
+def test_duplicate_group_after_a_lost_answer_is_used(cli: Any, faults: Any) -> None:
+    """The first answer is lost after the group was created, and botocore repeats the call: AWS answers Duplicate."""
+    faults.lose_answer("CreateSecurityGroup")
+    assert "is ready" in cli.ok("up", "-n", "1")
+    assert faults.count("CreateSecurityGroup") == 2

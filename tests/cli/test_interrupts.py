@@ -1,0 +1,167 @@
+"""Ctrl-C, two signals at once, a closed terminal: during `up`, `launch`, `logs` and `down`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from support.harness import TIMEOUT, interrupt, wait_for
+from support.jobs import SLEEPERS, direct, processes, still_running
+from support.terminal import Terminal
+
+
+def interrupted_at(cli: Any, moment: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that gets Ctrl-C at an exact moment: as the named function returns."""
+    owner, _, name = moment.rpartition(".")
+    code = (
+        "import os, signal\n"
+        "from cloudddp import __main__\nfrom cloudddp.cli import progress\nfrom cloudddp.cli.actions import follow\n"
+        "from cloudddp.job import launch\nfrom cloudddp.job.follow import follower\n"
+        f"real = {moment}\n"
+        "def then_interrupted(*args, **kwargs):\n"
+        "    real(*args, **kwargs)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        f"setattr({owner}, {name!r}, then_interrupted)\n"
+        "__main__.main()\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        cwd=cli.cwd, env=cli.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+
+
+def test_ctrl_c_cancels_the_job_and_keeps_the_cluster(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=2)
+    cli.write("wait.py", SLEEPERS)
+    process = cli.start("launch", "wait.py")
+    begun = [process.stdout.readline() for _ in range(4)]  # a line of each rank
+    assert all(begun), process.communicate()
+    assert len(still_running(cli, "wait.py")) >= 4
+    code, _, err = interrupt(process)
+    assert code == 130, err
+    assert "the cluster is still up" in err
+    assert still_running(cli, "wait.py") == []
+    wait_for(lambda: processes(cli) == 0, "the supervisors end")
+    assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2
+
+
+@pytest.mark.parametrize(
+    "moment", ["launch.launch", "follower.JobFollower.__init__", "progress.Progress.stop"]
+)
+def test_ctrl_c_right_after_the_start_stops_the_job(cli: Any, moment: str) -> None:
+    direct(cli, nodes=2, ranks=2)
+    cli.write("wait.py", SLEEPERS)
+    done = interrupted_at(cli, moment, "launch", "wait.py")
+    assert done.returncode == 130, done.stderr
+    assert "it was ended; the cluster is still up" in done.stderr
+    assert still_running(cli, "wait.py") == []
+    wait_for(lambda: processes(cli) == 0, "the supervisors end")
+
+
+def test_ctrl_c_while_the_end_is_reported_does_not_report_a_start(cli: Any) -> None:
+    direct(cli)
+    cli.write("ok.py", "print('ran')")
+    done = interrupted_at(cli, "follow._report_outcome", "launch", "ok.py")
+    assert done.returncode == 130, done.stderr
+    assert "finished: 1 rank" in done.stderr
+    assert "being started" not in done.stderr
+    assert "it was ended" not in done.stderr
+
+
+def test_ctrl_c_on_a_terminal_asks_first(cli: Any) -> None:
+    direct(cli)
+    cli.write(
+        "wait.py",
+        "import time, os\nprint('began', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)\nprint('continued', flush=True)",
+    )
+    window = Terminal(cli, "launch", "wait.py", term="dumb")
+    try:
+        window.read_until(b"began")
+        window.process.send_signal(signal.SIGINT)
+        window.read_until(b"Cancel the job on every node?")
+        os.write(window.ours, b"n\n")
+        cli.ok("exec", "--node", "0", "--", "touch", "go")
+        window.read_until(b"continued")
+        assert window.process.wait(TIMEOUT) == 0
+    finally:
+        window.close()
+
+
+def test_answering_no_repeats_no_line(cli: Any, terminal: Any) -> None:
+    direct(cli)
+    cli.write(
+        "tick.py",
+        "import time, os\nfor i in range(10**6):\n print('tick', i, flush=True)\n time.sleep(0.1)\n if os.path.exists('stop'): break",
+    )
+    window = terminal("launch", "tick.py")
+    window.read_until(b"tick 3")
+    window.process.send_signal(signal.SIGINT)
+    window.read_until(b"Cancel the job on every node?")
+    os.write(window.ours, b"n\n")
+    window.read_until(b"tick 30\r")
+    cli.ok("exec", "touch stop")
+    window.read_until(b"finished")
+    for k in range(30):
+        assert window.seen.count(f"tick {k}\r".encode()) == 1, k
+
+
+def test_ctrl_c_on_logs_leaves_the_job_running(cli: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
+    cli.ok("launch", "-d", "wait.py")
+    follower = cli.start("logs", "-f")
+    assert follower.stdout is not None
+    assert "began" in follower.stdout.readline()
+    code, _, err = interrupt(follower)
+    assert code == 130
+    assert "the job keeps running" in err
+    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
+
+
+def test_closing_the_terminal_during_up_leaves_nothing(
+    cli: Any, faults: Any, terminal: Any, remains: Any
+) -> None:
+    came, go = faults.hold("RunInstances")
+    window = terminal("up", "-n", "2")
+    assert came.wait(60)
+    os.close(window.ours)
+    window.process.send_signal(signal.SIGHUP)
+    go.set()
+    window.process.wait(TIMEOUT)
+    assert remains().nothing
+
+
+def test_second_signal_does_not_abort_the_teardown(cli: Any, faults: Any, remains: Any) -> None:
+    came, go = faults.hold("TerminateInstances")
+    cli.ok("up", "-n", "1")
+    process = cli.start("down", "-y")
+    assert came.wait(60)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGHUP)
+    go.set()
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0
+    assert remains().nothing
+
+
+def test_simultaneous_signals_do_not_abort_the_teardown(cli: Any, faults: Any, remains: Any) -> None:
+    """Both signals are pending when RunInstances answers: the second must not raise in the handler of the first."""
+    came, go = faults.hold("RunInstances")
+    process = cli.start("up", "-n", "1")
+    assert came.wait(60)
+    called, answered = faults.hold("DescribeInstances")
+    go.set()
+    assert called.wait(60)  # `up` continues
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGHUP)
+    answered.set()
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130
+    assert remains().nothing

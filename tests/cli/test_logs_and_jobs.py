@@ -1,0 +1,169 @@
+"""`logs`, `jobs`, `cancel` and `exec`: jobs that other commands started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import TIMEOUT, interrupt, wait_for
+from support.jobs import SLEEPERS, direct, lines_by_rank, processes, still_running
+
+
+def test_no_line_is_lost_at_the_end(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=2)
+    cli.write(
+        "flood.py",
+        "for i in range(20000): print(i)\nimport sys; sys.stdout.write('the end'); sys.stdout.flush()",
+    )
+    logs = lines_by_rank(cli.ok("launch", "flood.py"))
+    expected = [str(i) for i in range(20000)] + ["the end"]
+    assert sorted(logs) == [0, 1, 2, 3]
+    for lines in logs.values():
+        assert lines == expected
+
+
+def test_unencodable_characters_are_replaced(cli: Any) -> None:
+    direct(cli)
+    cli.write("uni.py", "print('ok \\u2713')")
+    done = cli("launch", "uni.py", PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0, done.stderr
+    assert "ok ?" in done.stdout
+
+
+def test_logs_can_be_limited_to_a_rank(cli: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write("hi.py", "print('hi')")
+    cli.ok("launch", "hi.py")
+    assert sorted(lines_by_rank(cli.ok("logs", "--rank", "1"))) == [1]
+    assert sorted(lines_by_rank(cli.ok("logs", "-f"))) == [0, 1]
+    for words in (("--rank", "9"), ("-f", "--rank", "0", "--rank", "2")):
+        done = cli("logs", *words)
+        assert done.returncode == 2
+        assert f"has no rank {words[-1]}" in done.stderr
+        assert "its ranks are 0 to 1" in done.stderr
+
+
+def test_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=2)
+    cli.write("wait.py", SLEEPERS)
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", job)
+    wait_for(lambda: len(lines_by_rank(cli.ok("logs"))) == 4, "all ranks have written a line")
+    (shown,) = json.loads(cli.ok("jobs", "--json"))
+    assert (shown["id"], shown["state"], shown["nodes"]) == (job, "running", [0, 1])
+    busy = cli("launch", "wait.py")
+    assert busy.returncode == 1
+    assert f"job {job} is still running" in busy.stderr
+    follower = cli.start("logs", "-f", job)
+    assert "4 ranks stopped" in cli.ok("cancel", job)
+    follower.communicate(timeout=TIMEOUT)
+    assert follower.returncode == 130
+    assert still_running(cli, "wait.py") == []
+    wait_for(lambda: processes(cli) == 0, "the supervisors end")
+    assert "had already ended" in cli.ok("cancel", job)
+    assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2  # the cluster stays
+
+
+ENDED = "grep -l '\"exit_code\": 9' ~/.cloudddp/jobs/*/ranks/1.json && echo ls-ranks-done; true"
+
+
+def test_job_that_failed_before_its_cancel_stays_failed(cli: Any) -> None:
+    """The job is not followed, so the rank on the other node runs until the cancel."""
+    direct(cli, nodes=2)
+    cli.write(
+        "half.py",
+        "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\nprint('on', flush=True)\ntime.sleep(600)",
+    )
+    cli.ok("launch", "-d", "half.py")
+    wait_for(lambda: "ls-ranks-done" in cli.ok("exec", "--node", "1", ENDED), "rank 1 has ended")
+    wait_for(lambda: lines_by_rank(cli.ok("logs")).get(0) == ["on"], "rank 0 has begun")
+    assert "1 rank stopped" in cli.ok("cancel")
+    (job,) = json.loads(cli.ok("jobs", "--json"))
+    assert (job["state"], job["exit_code"]) == ("failed", 9)
+    done = cli("logs", "-f")
+    assert (done.returncode, "rank 1 on node 1 exited with code 9 first" in done.stderr) == (9, True)
+
+
+def test_logs_and_jobs_show_the_same_duration(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=2)
+    cli.write("done.py", "import time; time.sleep(1)")
+    job = cli.ok("launch", "-d", "done.py").strip()
+    (record,) = wait_for(
+        lambda: [r for r in json.loads(cli.ok("jobs", "--json")) if r["ended"]], "the job has ended"
+    )
+    assert record["id"] == job
+    time.sleep(2)  # must not be counted
+    shown = next(line for line in cli.ok("jobs").splitlines() if job in line)
+    messages = cli("logs", "-f").stderr
+    assert f"job {job} finished: 4 ranks, {re.split('  +', shown)[3]}\n" in messages
+
+
+def test_following_does_not_end_a_job_that_restarts(cli: Any) -> None:
+    """torchrun restarts the rank that failed."""
+    pytest.importorskip("torch")
+    cli.env.update(CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_MAX_RESTARTS="1", CLOUDDDP_RENDEZVOUS="static")
+    cli.ok("up", "-n", "1")
+    cli.write(
+        "twice.py",
+        "import os, sys, time\ntime.sleep(1)\nsys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)",
+    )
+    cli.ok("launch", "-d", "twice.py")
+    assert cli("logs", "-f").returncode == 0
+
+
+def test_following_ends_where_a_node_does_not_know_the_job(cli: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write("ok.py", "print('ran')")
+    cli.ok("launch", "ok.py")
+    cli.ok("exec", "--node", "1", "rm -r ~/.cloudddp/jobs/*")
+    assert "ran" in cli.ok("logs", "-f")
+
+
+def test_ranks_without_supervisor_block_the_node_until_cancelled(cli: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", "import time; time.sleep(600)")
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    pid = json.loads(cli.ok("exec", f"cat ~/.cloudddp/jobs/{job}/state.json").split("] ", 1)[1])["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: json.loads(cli.ok("jobs", "--json"))[0]["state"] == "lost", "the job is shown as lost")
+    busy = cli("launch", "wait.py")
+    assert busy.returncode == 1
+    assert job in busy.stderr
+    assert "stopped" in cli.ok("cancel", job)
+    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "cancelled"
+
+
+def test_daemon_with_clean_environment_ends_with_the_job(cli: Any) -> None:
+    direct(cli)
+    cli.write(
+        "daemon.py",
+        "import subprocess, time\nprint(subprocess.Popen(['setsid', 'env', '-i', 'sleep', '601']).pid, flush=True)\ntime.sleep(600)",
+    )
+    process = cli.start("launch", "daemon.py")
+    assert process.stdout is not None
+    pid = int(process.stdout.readline().split("] ")[1])
+    assert Path(f"/proc/{pid}").exists()
+    interrupt(process)
+    wait_for(lambda: "sleep" not in _program(pid), "the daemon has ended")
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def test_exec_runs_on_all_nodes_and_returns_the_highest_code(cli: Any) -> None:
+    direct(cli, nodes=2)
+    done = cli("exec", "--", "sh", "-c", "echo $0 here; exit $CODE", "two words")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[node 0] two words here", "[node 1] two words here"]
+    assert cli("exec", "--node", "1", "exit 4").returncode == 4
+    assert cli("exec", "--node", "2", "true").returncode == 1

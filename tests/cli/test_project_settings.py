@@ -1,0 +1,56 @@
+"""Where settings are read, and what is wrong with the files and folders of this computer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_project_settings_apply_in_subfolders(cli: Any) -> None:
+    del cli.env["CLOUDDDP_CLUSTER"]
+    cli.write("cloudddp.toml", f'[cluster]\nname = "{cli.cluster}"\nnodes = 1\n')
+    (cli.cwd / ".git").mkdir()
+    below = cli.cwd / "a" / "b"
+    below.mkdir(parents=True)
+    cli.cwd = below
+    assert cli.cluster in cli.ok("up")
+    done = cli("status")
+    assert done.returncode == 0
+    assert "using" in done.stderr
+
+
+def test_settings_are_not_read_from_shared_folders(cli: Any, tmp_path: Path) -> None:
+    """Outside a repository and the home folder, a file in a parent folder may belong to another user."""
+    (tmp_path / "cloudddp.toml").write_text("[cluster]\nnodes = 0\n")
+    assert cli("status").returncode == 1  # no cluster; the bad file was not read
+
+
+def test_hints_repeat_global_options(cli: Any) -> None:
+    cli.write("ok.py", "")
+    done = cli("-c", "nowhere", "--region", "us-east-1", "launch", "ok.py")
+    assert "cloudddp -c nowhere --region us-east-1 up" in done.stderr
+
+
+def test_unknown_profile_and_broken_aws_file_are_usage_errors(cli: Any, tmp_path: Path) -> None:
+    unknown = cli("status", "--profile", "nope")
+    assert unknown.returncode == 2
+    assert "nope" in unknown.stderr
+    (tmp_path / "config").write_text("not [ an ini file")
+    broken = cli("status", AWS_CONFIG_FILE=str(tmp_path / "config"))
+    assert broken.returncode == 2
+    assert "AWS configuration" in broken.stderr
+
+
+@pytest.mark.parametrize("words", [("sim", "start"), ("--sim", "up", "-n", "1")])
+def test_unusable_state_folder_is_named_with_the_variable_to_set(
+    cli: Any, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    taken = tmp_path / "a file"
+    taken.touch()
+    done = cli(*words, CLOUDDDP_HOME=str(taken))
+    assert done.returncode == 2, done
+    assert f"{taken} is not a folder, so cloudddp does not use it" in done.stderr
+    assert str(taken) in done.stderr
+    assert "-> set CLOUDDDP_HOME" in done.stderr

@@ -1,0 +1,87 @@
+"""Set-up commands: run once per content, their output, and what interrupts them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.harness import TIMEOUT, interrupt, wait_for
+from support.jobs import direct, lines_by_rank, processes, still_running
+
+
+def test_setup_commands_run_once_per_content(cli: Any) -> None:
+    direct(cli)
+    cli.write("cloudddp.toml", '[setup]\nrun = ["date +%s%N >> ../setup"]\ninputs = ["needs.txt"]\n')
+    cli.write("needs.txt", "a")
+    cli.write("count.py", "print(len(open('../setup').readlines()))")
+    assert lines_by_rank(cli.ok("launch", "count.py"))[0] == ["1"]
+    assert lines_by_rank(cli.ok("launch", "count.py"))[0] == ["1"]
+    cli.write("needs.txt", "b")
+    assert lines_by_rank(cli.ok("launch", "count.py"))[0] == ["2"]
+
+
+def test_output_of_a_failed_setup_command_is_shown(cli: Any) -> None:
+    direct(cli)
+    cli.write("cloudddp.toml", '[setup]\nrun = ["echo the cause; exit 9"]\n')
+    cli.write("ok.py", "print('not reached')")
+    done = cli("launch", "ok.py")
+    assert done.returncode == 1
+    assert "exited with code 9" in done.stderr
+    assert "the cause" in done.stderr
+    assert "not reached" not in done.stdout
+
+
+def test_background_process_of_set_up_does_not_block_the_launch(cli: Any) -> None:
+    direct(cli)
+    cli.write("cloudddp.toml", '[setup]\nrun = ["sleep 300 & echo started"]\n')
+    cli.write("ok.py", "print('ran')")
+    assert "ran" in cli.ok("launch", "ok.py")
+
+
+WAITING = '[setup]\nrun = ["touch ../began; trap \\"\\" TERM; while [ ! -e ../go ]; do sleep 0.1; done"]\n'
+
+
+def launch_in_setup(cli: Any) -> Any:
+    """Start a launch, and return its process once setup commands run on both nodes."""
+    direct(cli, nodes=2)
+    cli.write("cloudddp.toml", WAITING)
+    cli.write("ok.py", "print('ran')")
+    process = cli.start("launch", "ok.py")
+    wait_for(lambda: cli.ok("exec", "ls ..").count("began") == 2, "the setup runs on both nodes")
+    return process
+
+
+@pytest.mark.parametrize("how", ["interrupt", "cancel"])
+def test_interrupted_setup_stops_on_every_node(cli: Any, how: str) -> None:
+    process = launch_in_setup(cli)
+    assert len(still_running(cli, "../began")) >= 2
+    (job,) = json.loads(cli.ok("jobs", "--json"))
+    assert job["state"] == "setup"
+    if how == "interrupt":
+        code, _, err = interrupt(process)
+        assert "it was ended; the cluster is still up" in err
+    else:
+        assert cli.ok("cancel") == f"job {job['id']}: its setup was stopped\n"
+        err = process.communicate(timeout=TIMEOUT)[1]
+        code = process.returncode
+        assert f"job {job['id']} was cancelled during its setup" in err
+    assert code == 130
+    assert still_running(cli, "../began") == []
+    wait_for(lambda: processes(cli) == 0, "the setup's parent ends")
+    assert json.loads(cli.ok("jobs", "--json")) == []
+    cli.ok("exec", "touch ../go")
+    assert cli.ok("launch", "ok.py").count("] ran") == 2
+
+
+def test_launch_and_logs_are_refused_during_setup(cli: Any) -> None:
+    process = launch_in_setup(cli)
+    busy = cli("launch", "ok.py")
+    assert busy.returncode == 1
+    assert "is still running on node" in busy.stderr
+    silent = cli("logs")
+    assert silent.returncode == 1
+    assert "still in its setup" in silent.stderr
+    cli.ok("exec", "touch ../go")
+    assert process.communicate(timeout=TIMEOUT)[0].count("] ran") == 2
+    assert process.returncode == 0

@@ -1,0 +1,149 @@
+"""`sync` and `pull`: which files travel, and which do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from support.harness import TIMEOUT
+from support.jobs import direct
+
+
+def test_sync_sends_changes_and_deletes(cli: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write("one.py", "print(1)")
+    cli.write("sub/two words.py", "print(2)")
+    cli.ok("sync")
+    (cli.cwd / "one.py").unlink()
+    cli.write("three.py", "print(3)")
+    cli.ok("sync")
+    listed = cli.ok("exec", "find . -type f | sort")
+    assert Counter(line.split("] ")[1] for line in listed.splitlines()) == {
+        "./sub/two words.py": 2,
+        "./three.py": 2,
+    }
+
+
+def test_unchanged_sync_takes_one_round_trip(cli: Any, simulator: Any, monkeypatch: Any) -> None:
+    """Each command on the connection is a round trip."""
+    from cloudddp.aws.client import AWS
+    from cloudddp.cluster import connect, inspect
+    from cloudddp.config.spec import ClusterSpec, Config
+    from cloudddp.job import sync
+    from cloudddp.ssh.connection import Result
+    from cloudddp.ssh.fleet import Fleet
+
+    for k in range(2000):
+        cli.write(f"d{k % 40}/f{k}.py", f"x = {k}\n")
+    cli.ok("up", "-n", "1")
+    for name, value in cli.env.items():
+        monkeypatch.setenv(name, value)
+    commands: list[str] = []
+
+    class Counting(Fleet):
+        def run(self, node: int, command: str, **rest: Any) -> Result:
+            commands.append(command)
+            return super().run(node, command, **rest)
+
+    spec = ClusterSpec(name=cli.cluster, ssh_port=simulator.ssh_port)
+    found = inspect.get(AWS(region=simulator.region), cli.cluster)
+    with Counting(connect.targets(found, spec)) as fleet:
+        fleet.connect()
+        progress: Callable[[str], None] = lambda _: None  # noqa: E731
+        sync.sync(fleet, found, Config(cluster=spec), root=cli.cwd, progress=progress)
+        assert len(commands) == 2
+        commands.clear()
+        sync.sync(fleet, found, Config(cluster=spec), root=cli.cwd, progress=progress)
+        assert len(commands) == 1
+
+
+def test_pulled_results_are_not_sent_back(cli: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write(
+        "write.py",
+        "import os, pathlib\nif os.environ['RANK'] == '0':\n p = pathlib.Path('runs/a b'); p.mkdir(parents=True); (p / 'x').write_bytes(bytes(range(256)) * 1000)\n",
+    )
+    cli.ok("launch", "write.py")
+    out = cli.ok("pull")
+    assert "node 0: 1 file," in out
+    (job,) = (cli.cwd / "results").iterdir()
+    assert (job / "runs" / "a b" / "x").read_bytes() == bytes(range(256)) * 1000
+    again = cli("sync")
+    assert "up to date" in again.stderr
+    cli.ok("pull", "--all-nodes", "--to", "out", "write.py")
+    assert (cli.cwd / "out" / "node1" / "write.py").read_text() == (cli.cwd / "write.py").read_text()
+
+
+def test_pull_works_without_tarfile_filters(cli: Any) -> None:
+    """Debian 12's own is 3.11.2; extraction filters came with 3.11.4."""
+    direct(cli)
+    cli.write(
+        "make.py",
+        "import os\nos.makedirs('runs')\nopen('runs/a', 'w').close()\nos.symlink('/etc', 'runs/out')\n",
+    )
+    cli.ok("launch", "make.py")
+    code = (
+        "import sys, tarfile\n"
+        "tarfile._NAMED_FILTERS = {}\n"
+        "for name in ('FilterError', 'data_filter'): vars(tarfile).pop(name, None)\n"
+        "from cloudddp import __main__\n"
+        "sys.argv = ['cloudddp', 'pull']\n"
+        "__main__.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cli.cwd,
+        env=cli.env,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "left out" in done.stderr
+    (brought,) = (cli.cwd / "results").rglob("runs/*")
+    assert brought.name == "a"
+
+
+def test_pull_refuses_paths_outside_the_project(cli: Any) -> None:
+    direct(cli)
+    cli.write("ok.py", "")
+    cli.ok("launch", "ok.py")
+    assert cli("pull", "../.cloudddp").returncode == 2
+    assert cli("pull", "/etc/passwd").returncode == 2
+
+
+def test_bad_file_does_not_lose_other_results(cli: Any) -> None:
+    direct(cli)
+    cli.write(
+        "write.py",
+        "import os, pathlib\np = pathlib.Path('runs/a'); p.mkdir(parents=True)\n(p / 'best.pt').write_text('w')\n"
+        "os.symlink(os.path.abspath('runs/a'), 'runs/latest')\nos.symlink('/etc/passwd', 'runs/outside')\nos.mkfifo('runs/pipe')\n",
+    )
+    cli.ok("launch", "write.py")
+    done = cli("pull")
+    assert done.returncode == 0, done.stderr
+    (got,) = (cli.cwd / "results").iterdir()
+    assert (got / "runs" / "a" / "best.pt").read_text() == "w"
+    assert (got / "runs" / "latest" / "best.pt").read_text() == "w"
+    assert not (got / "runs" / "outside").exists()
+    assert "left out runs/pipe" in done.stderr
+    assert "left out runs/outside" in done.stderr
+
+
+def test_pull_reports_missing_and_older_files(cli: Any) -> None:
+    direct(cli)
+    cli.write(
+        "write.py",
+        "import os, pathlib\npathlib.Path('runs').mkdir()\npathlib.Path('runs/x').write_text('1')\nos.utime('runs/x', (1, 1))",
+    )
+    cli.write("nothing.py", "print('nothing')")
+    assert cli.ok("launch", "write.py") == ""
+    cli.ok("launch", "nothing.py")
+    done = cli("pull")
+    assert "older than job" in done.stderr
+    missing = cli("pull", "nowhere")
+    assert missing.returncode == 1
+    assert "nothing to pull" in missing.stderr
