@@ -43,8 +43,9 @@ def assign(members: Sequence[Instance]) -> tuple[dict[int, Instance], tuple[Fore
     from the cluster's own launch gets it, then the older one.
     """
     launch = _launch(members)
+    own = [member for member in members if launch and member.reservation == launch] or members
     # The largest: a smaller one, written to one node by another user, would make other nodes foreign.
-    count = max((member.tags.nodes for member in members if member.tags.nodes is not None), default=None)
+    count = max((member.tags.nodes for member in own if member.tags.nodes is not None), default=None)
     nodes: dict[int, Instance] = {}
     foreign: list[Foreign] = []
     for instance in sorted(
@@ -78,9 +79,8 @@ def _precedence(instance: Instance, launch: str) -> tuple[bool, bool, datetime, 
 def _launch(members: Sequence[Instance]) -> str:
     """Return the reservation that `up` launched, of all those whose instances have no rank tag; '' if there is none.
 
-    Its idempotency token begins with the cluster's id, which no other launch can have: EC2 answers a repeated token
-    with the instances of the first launch. If none has such a token, the largest reservation counts, then the
-    oldest.
+    Its idempotency token begins with the cluster's id. A later launch may have such a token as well (tokens can be read),
+    so the oldest with one counts. If none has one, the largest reservation counts, then the oldest.
     """
     reservations: defaultdict[str, list[Instance]] = defaultdict(list)
     for member in members:
@@ -90,6 +90,7 @@ def _launch(members: Sequence[Instance]) -> str:
     def preference(name: str) -> tuple[bool, int, datetime, str]:
         launched = reservations[name]
         ours = any(i.client_token.startswith(f"{i.cluster_id}-") for i in launched)
-        return not ours, -len(launched), min(i.launched or _UNKNOWN for i in launched), name
+        size = 0 if ours else -len(launched)
+        return not ours, size, min(i.launched or _UNKNOWN for i in launched), name
 
     return min(reservations, key=preference, default="")

@@ -123,6 +123,22 @@ def test_launch_without_such_a_token_is_the_largest_then_the_oldest() -> None:
     assert ids(cluster([nodes[0], foreign("i-x", client_token="")])) == {0: "i-a"}
 
 
+def test_later_launch_with_a_token_of_the_cluster_is_foreign() -> None:
+    """Anyone who may launch instances in the account can read the token, and use one with the same beginning."""
+    later = [foreign(f"i-x{n}", n, client_token=f"{ID}-x") for n in range(3)]
+    found = cluster([*later, *NODES[:2]])
+    assert ids(found) == {0: "i-a", 1: "i-b"}
+    assert [one.instance.id for one in found.foreign] == ["i-x0", "i-x1", "i-x2"]
+
+
+def test_foreign_instance_does_not_raise_the_number_of_nodes() -> None:
+    found = cluster(
+        [*NODES, instance("i-x", reservation="r-foreign", token="", rank=3, nodes=9999, minutes=9)]
+    )
+    assert ids(found) == {0: "i-a", 1: "i-b", 2: "i-c"}
+    assert [one.reason for one in found.foreign] == ["its rank is 3, and the cluster has 3 nodes"]
+
+
 def test_launch_is_identified_by_ended_nodes() -> None:
     """The only live instance is not one of the nodes, of which AWS still lists one."""
     found = cluster([replace(NODES[0], state="terminated"), foreign("i-x")])
