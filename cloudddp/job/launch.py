@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
@@ -37,8 +37,8 @@ def prepare(root: Path, here: Path, script: Script, config: Config, *, fresh: bo
     `here` is the user's current folder. `fresh`: the nodes will be new, so every file will be sent. Raises UsageError;
     calls nothing.
     """
-    check_inputs(root, config)
     files = project_files.of_config(root, config)
+    _check_inputs(root, config.setup.inputs, files.manifest)
     found = scripts.resolve(root, here, script, files.manifest, config.job.env)
     if fresh:
         sync.check_size(files, sync.difference(files.manifest, {}), config.sync.max_mb)
@@ -46,11 +46,15 @@ def prepare(root: Path, here: Path, script: Script, config: Config, *, fresh: bo
     return found
 
 
-def check_inputs(root: Path, config: Config) -> None:
-    """Raise UsageError for setup inputs that do not exist. Calls nothing."""
-    for name in config.setup.inputs:
+def _check_inputs(root: Path, names: Sequence[str], sent: Container[str]) -> None:
+    """Raise UsageError for a setup input that is not sent: its changes would not run the setup again."""
+    for name in names:
+        if name in sent:
+            continue
         if not (root / name).is_file():
             raise UsageError(f"setup.inputs names {name}, which is not in {root}")
+        hint = f"write it as `{PurePosixPath(name)}`, and check that neither .gitignore nor sync.exclude names it"
+        raise UsageError(f"setup.inputs names {name}, which is not among the files that are sent", hint=hint)
 
 
 def new_id() -> str:

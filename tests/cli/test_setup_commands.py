@@ -39,6 +39,19 @@ def test_background_process_of_set_up_does_not_block_the_launch(cli: Any) -> Non
     assert "ran" in cli.ok("launch", "ok.py")
 
 
+@pytest.mark.parametrize("name", ["ignored.txt", "folder//needs.txt", "needs.txt/"])
+def test_input_that_is_not_sent_is_refused(cli: Any, faults: Any, name: str) -> None:
+    """A change of it would not run the set-up again."""
+    cli.write(".gitignore", "ignored.txt\n")
+    for file in ("ok.py", "ignored.txt", "needs.txt", "folder/needs.txt"):
+        cli.write(file, "")
+    cli.write("cloudddp.toml", f'[setup]\nrun = ["true"]\ninputs = ["{name}"]\n')
+    done = cli("launch", "ok.py")
+    assert done.returncode == 2, done.stderr
+    assert f"setup.inputs names {name}, which is not among the files that are sent" in done.stderr
+    assert faults.calls == []
+
+
 WAITING = '[setup]\nrun = ["touch ../began; trap \\"\\" TERM; while [ ! -e ../go ]; do sleep 0.1; done"]\n'
 
 
