@@ -150,6 +150,11 @@ def _verbs_with(ctx: click.Context, name: str) -> str:
 
 def _unknown_option(ctx: click.Context, command: click.Command, name: str, words: list[str]) -> UsageError:
     """Return the error for an unknown option before the script: most often it is one of the script's own."""
+    if name in _refused_options(ctx, command):
+        return UsageError(
+            f"{name} is an option of {_verbs_with(ctx, name)}, not of {ctx.info_name}",
+            hint=("see ", Command(str(ctx.info_name), "--help")),
+        )
     known = [n for n, option in _spellings(command.params) if not option.hidden or n.startswith("--")]
     similar = difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
     script = next((word for word in words if word.endswith(".py")), "SCRIPT")

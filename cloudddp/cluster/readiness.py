@@ -35,7 +35,7 @@ def wait_running(aws: AWS, spec: ClusterSpec, cluster_id: str, progress: Progres
             )
         if running != shown:
             shown = running
-            progress(f"{running} of {spec.nodes} nodes running")
+            progress(f"nodes running: {running} of {spec.nodes}")
         time.sleep(pause)
         pause = min(pause * 1.5, POLL_SECONDS)
 

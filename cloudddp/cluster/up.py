@@ -138,7 +138,9 @@ def _check_existing(
             f"cluster {cluster.name!r} already exists, but {'; '.join(differences)}. Nothing was changed",
             hint=(Command("down"), " first, or another name with -c"),
         )
-    progress(f"cluster {cluster.name} already exists; checking that its {len(nodes)} nodes are ready")
+    progress(
+        f"cluster {cluster.name} already exists; checking whether all of its nodes ({len(nodes)}) are ready"
+    )
     if any(node.state != "running" for node in nodes):
         cluster = wait_running(aws, spec, cluster.id, progress)
     make_ready(aws, cluster, spec, 0, progress, dial)

@@ -166,7 +166,7 @@ def _set_up(runner: Runner, config: Config, script: Script, job_id: str, progres
             )
             raise NodeError(
                 f"node {node}: setup command exited with code {reply.exit_code}: {one_line(reply.command)}\n{output}",
-                hint="fix it in [setup] of cloudddp.toml and repeat the launch; the files are on the nodes already",
+                hint="fix it in [setup] of cloudddp.toml and repeat the command",
             )
 
 

@@ -62,6 +62,11 @@ def snapshot(root: Path, *, exclude: Sequence[str] = (), keep_out: Sequence[str]
 
     Raises UsageError for what cannot be sent: a socket, a pipe, a device, an unreadable file.
     """
+    for pattern in exclude:
+        if not _is_pattern(pattern):
+            raise UsageError(
+                f"sync.exclude: {pattern!r} is not a pattern", hint="remove it, or see `man gitignore`"
+            )
     excluded = _matcher((*NEVER_SENT, *exclude))
     outputs = [posixpath.normpath(out) for out in keep_out]  # "./runs/" is "runs"
     manifest: Manifest = {}
@@ -79,6 +84,17 @@ def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
 
     spec = pathspec.GitIgnoreSpec.from_lines(patterns)
     return spec.match_file
+
+
+def _is_pattern(line: str) -> bool:
+    """Return whether a line of a .gitignore is valid. git ignores one that is not, such as `!` alone."""
+    import pathspec
+
+    try:
+        pathspec.GitIgnoreSpec.from_lines([line])
+    except ValueError:
+        return False
+    return True
 
 
 def _list(root: Path) -> Iterator[str]:
@@ -162,7 +178,10 @@ def _ignore_file(path: Path) -> Callable[[str], bool | None] | None:
         lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
-    spec = pathspec.GitIgnoreSpec.from_lines(lines)
+    try:
+        spec = pathspec.GitIgnoreSpec.from_lines(lines)
+    except ValueError:
+        spec = pathspec.GitIgnoreSpec.from_lines(filter(_is_pattern, lines))
     return lambda name: spec.check_file(name).include
 
 

@@ -218,6 +218,14 @@ def test_walk_agrees_with_git(here: Path, tmp_path: Path, rules: str) -> None:
     assert names(here) == names(twin)
 
 
+@pytest.mark.parametrize("line", ["!", "! ", "\\", "a\\"])
+def test_invalid_line_of_a_gitignore_is_ignored_as_by_git(here: Path, line: str) -> None:
+    put(here, {".gitignore": f"*.pt\n{line}\n", "a": "", "b.pt": ""})
+    assert names(here) == {".gitignore", "a"}
+    with pytest.raises(UsageError, match=r"sync\.exclude: .* is not a pattern"):
+        names(here, exclude=(line,))
+
+
 def test_environments_and_caches_are_never_sent(here: Path) -> None:
     put(
         here,

@@ -65,5 +65,5 @@ def _messages(replies: dict[int, NewFilesReply], nodes: list[int]) -> list[tuple
         command = pull_command(kept, replies, with_outputs=True)
         messages.append(("the files are deleted with the nodes; to keep them, first: ", command))
     if silent := [node for node in nodes if node not in replies]:
-        messages.append((f"{node_list(silent)} did not answer: its jobs and results are unknown",))
+        messages.append((f"{node_list(silent)} did not answer: jobs and results there are unknown",))
     return messages

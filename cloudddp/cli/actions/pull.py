@@ -75,6 +75,6 @@ def _report(console: Console, node: int, pulled: Pulled, target: Path, job_id: s
         console.print(f"node {node}: {count}, {size_of(pulled.size)} -> {target}")
     if pulled.older:
         console.warn(
-            f"{pulled.older} of them {'is' if pulled.older == 1 else 'are'} older than job {job_id}: "
-            "jobs share the folder, so these may be an earlier job's"
+            f"{counted(pulled.older, 'pulled file')} of node {node} {'is' if pulled.older == 1 else 'are'} older than job "
+            f"{job_id}: jobs share the folder, so an earlier job may have written {'it' if pulled.older == 1 else 'them'}"
         )

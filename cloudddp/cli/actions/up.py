@@ -32,6 +32,11 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
         ) from None
     signals.ignore()  # the cluster is up, whether or not this is printed
     console.print(lifecycle.up(created))
+    ignored = [flag.option for flag in flags if flag.key in ("max_hours", "max_cost")]
+    if created.plan is None and ignored:
+        console.warn(
+            f"{' and '.join(ignored)} not applied: the deadline of a cluster is set when it is created"
+        )
     console.log("next: ", Command("launch", "SCRIPT"), "   (", Command("down"), " stops the bill)")
 
 

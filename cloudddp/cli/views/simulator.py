@@ -8,6 +8,7 @@ from cloudddp.cli.tables import table
 from cloudddp.sim.control import Simulator
 
 HEADER = ("CLUSTER", "NODE", "INSTANCE", "STATE", "PRIVATE", "PUBLIC", "PROCESSES", "DEADLINE", "FAULTS")
+SPARE = ("PROCESSES", "PRIVATE", "DEADLINE", "PUBLIC", "STATE")  # left out in this order on a narrow terminal
 FAULTS = {"freeze": "frozen", "fill-disk": "disk full", "slow-ssh": "slow ssh", "drop-ssh": "no ssh"}
 
 Node = dict[str, Any]
@@ -15,7 +16,8 @@ Node = dict[str, Any]
 
 def simulator(found: Simulator, nodes: list[Node]) -> str:
     head = f"simulator at {found.endpoint}, region {found.region}, pid {found.pid}; {kind(found)}"
-    return "\n".join([head, table(HEADER, [_row(node, nodes) for node in nodes])]) if nodes else head
+    rows = [_row(node, nodes) for node in nodes]
+    return "\n".join([head, table(HEADER, rows, elastic=("FAULTS",), spare=SPARE)]) if nodes else head
 
 
 def simulator_json(found: Simulator, nodes: list[Node]) -> dict[str, Any]:
