@@ -106,6 +106,7 @@ def test_script_arguments_reach_the_script(cli: Any, words: tuple[str, ...]) -> 
         (("run", "train.py", "--max-cost", "5"), "put it before train.py"),
         (("launch", "--epochs", "3", "train.py"), "go after it: `cloudddp launch train.py --epochs`"),
         (("launch", "--detatch", "train.py"), "did you mean --detach?"),
+        (("run", "--dry-run", "train.py"), "--dry-run is an option of down, launch and up, not of run"),
         (("launch", "-m"), "-m needs the name of a module"),
     ],
 )
