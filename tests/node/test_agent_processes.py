@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.agentnode import alive, until
 
 from agent import processes
 from agent.processes import Task, born, find
@@ -17,6 +23,8 @@ from cloudddp.agent.protocol import TASK_VARIABLE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
+SLEEP = shutil.which("sleep") or ""
+FORK = multiprocessing.get_context("fork")
 MARK = f"test-processes-{os.getpid()}/0"
 
 
@@ -24,6 +32,14 @@ MARK = f"test-processes-{os.getpid()}/0"
 def marked() -> Iterator[int]:
     """A process of the task."""
     with subprocess.Popen(["sleep", "600"], env={**os.environ, TASK_VARIABLE: MARK}) as process:
+        yield process.pid
+        process.kill()
+
+
+@pytest.fixture
+def unmarked() -> Iterator[int]:
+    """A child of this process that does not belong to the task."""
+    with subprocess.Popen(["sleep", "600"]) as process:
         yield process.pid
         process.kill()
 
@@ -41,32 +57,160 @@ def task(folder: Path, record: object) -> Task:
         {"pid": 0, "born": ""},
         {"pid": -1, "born": ""},
         {"pid": 2**22 + 1, "born": ""},
-        {"pid": os.getpid(), "born": "1"},
+        {"pid": os.getpid(), "born": "0"},
+        {"pid": os.getpid(), "born": "9" * 30},
         {"pid": os.getpid(), "born": ""},
         {"pid": None, "born": ""},
         {},
         [],
     ],
-    ids=["init", "0", "-1", "no process", "other start", "no start", "null", "empty", "a list"],
+    ids=[
+        "init",
+        "0",
+        "-1",
+        "no process",
+        "earlier start",
+        "later start",
+        "no start",
+        "null",
+        "empty",
+        "a list",
+    ],
 )
-def test_record_that_names_no_supervisor_adds_no_process(tmp_path: Path, marked: int, record: object) -> None:
+def test_record_that_names_no_supervisor_adds_no_process(
+    tmp_path: Path, marked: int, unmarked: int, record: object
+) -> None:
     assert find(task(tmp_path, record)) == [marked]
 
 
 def test_descendants_of_the_leader_belong_to_the_task(tmp_path: Path) -> None:
-    command = 'env -i sh -c "sleep 600 & wait" & wait'
-    with subprocess.Popen(["sh", "-c", command], start_new_session=True) as leader:
+    command = 'env -i setsid sh -c "sleep 600 & wait" & wait'
+    leader = subprocess.Popen(["sh", "-c", command], start_new_session=True)
+    found: list[int] = []
+    try:
         record = task(tmp_path, {"pid": leader.pid, "born": born(leader.pid)})
-        while len(found := find(record)) < 2:
-            assert leader.poll() is None
+        found += until(lambda: len(pids := find(record)) >= 2 and pids, seconds=5.0)
         assert leader.pid not in found
         assert os.getpid() not in found
         assert processes.end(record, grace=5.0, children=[leader])[1] == 0
         assert find(record) == []
+    finally:
+        for pid in (*found, leader.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        leader.wait()
 
 
 def test_mark_of_another_task_does_not_count(tmp_path: Path, marked: int) -> None:
     assert marked not in find(Task(MARK + "/setup", tmp_path / "none"))
     assert marked not in find(Task(MARK[:-1] + "1", tmp_path / "none"))
+    assert marked not in find(Task(MARK[:-1], tmp_path / "none"))  # as node 1's of node 10
     assert processes.any_of_job(MARK.split("/")[0])
     assert not processes.any_of_job(MARK.split("/")[0][:-1])
+
+
+def test_zombie_counts_as_ended(tmp_path: Path) -> None:
+    """In a container without an init nobody collects them."""
+    with subprocess.Popen(["sh", "-c", "echo $$ & exec sleep 600"], stdout=subprocess.PIPE) as leader:
+        try:
+            record = task(tmp_path, {"pid": leader.pid, "born": born(leader.pid)})
+            children = Path(f"/proc/{leader.pid}/task/{leader.pid}/children")
+            zombie = int(until(children.read_text))
+            until(lambda: not alive(zombie))
+            assert born(zombie) == ""
+            assert find(record) == []
+            assert Path(f"/proc/{zombie}").exists()
+        finally:
+            leader.kill()
+
+
+def test_process_that_has_ended_has_no_birth_and_no_parent() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert born(process.pid) == ""
+    assert processes.parent(process.pid) is None
+
+
+def test_birth_is_the_start_in_clock_ticks_since_boot(marked: int) -> None:
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert uptime - 60 <= int(born(marked)) / ticks <= uptime + 1
+
+
+def test_process_name_may_contain_parentheses(tmp_path: Path) -> None:
+    program = tmp_path / "a) Z 1 (b"
+    shutil.copy(SLEEP, program)
+    with subprocess.Popen([program, "600"], env={TASK_VARIABLE: MARK}) as process:
+        try:
+            until(lambda: b"a) Z" in Path(f"/proc/{process.pid}/stat").read_bytes())
+            assert find(Task(MARK, tmp_path / "none")) == [process.pid]
+            assert processes.parent(process.pid) == os.getpid()
+        finally:
+            process.kill()
+
+
+def test_process_that_ends_before_its_signal_counts_as_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill = os.kill
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, TASK_VARIABLE: MARK}) as process:
+
+        def late(pid: int, number: int) -> None:
+            kill(pid, signal.SIGKILL)
+            process.wait()
+            kill(pid, number)
+
+        monkeypatch.setattr("os.kill", late)
+        try:
+            assert processes.end(Task(MARK, tmp_path / "none"), grace=5.0) == (1, 0)
+        finally:
+            monkeypatch.undo()
+            process.kill()
+
+
+@pytest.fixture
+def sudo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The calls of a sudo that asks for a password, one on each line, in a folder that every user can write to."""
+    with tempfile.TemporaryDirectory() as folder:
+        calls, program = Path(folder, "calls"), Path(folder, "sudo")
+        calls.touch()
+        program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >> {calls}\nexit 1\n')
+        for path, mode in ((calls.parent, 0o777), (calls, 0o666), (program, 0o755)):
+            path.chmod(mode)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        yield calls
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs processes of two users")
+def test_process_of_another_user_counts_as_left_when_sudo_fails(
+    sudo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "GIVE_UP_SECONDS", 0.5)
+    results: multiprocessing.SimpleQueue[tuple[int, int]] = FORK.SimpleQueue()
+
+    def end_as_another_user() -> None:
+        os.setuid(65534)
+        results.put(processes.end(record, grace=0.5))
+
+    with subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True) as leader:
+        try:
+            record = task(sudo.parent, {"pid": leader.pid, "born": born(leader.pid)})
+            (child,) = until(lambda: find(record), seconds=5.0)
+            ending = FORK.Process(target=end_as_another_user)
+            ending.start()
+            ending.join(10)
+            ending.kill()
+            ending.join()
+            assert not results.empty(), "end() did not give up"
+            assert results.get() == (1, 1)
+            assert alive(child)
+        finally:
+            os.killpg(leader.pid, signal.SIGKILL)
+    first, *later = sudo.read_text().splitlines()
+    assert first == f"-n kill -15 {child}"
+    assert set(later) == {f"-n kill -9 {child}"}
+
+
+def test_own_process_is_ended_without_sudo(tmp_path: Path, marked: int, sudo: Path) -> None:
+    assert processes.end(Task(MARK, tmp_path / "none"), grace=5.0) == (1, 0)
+    assert sudo.read_text() == ""

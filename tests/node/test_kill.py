@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -123,6 +124,24 @@ def test_daemons_of_a_rank_end_with_the_job(node: Node) -> None:
     node.start(DAEMON, grace=0.2)
     assert node.follow().state.phase is JobPhase.SUCCEEDED
     assert not alive(int((node.project / "daemon").read_text()))
+
+
+def test_daemon_without_environment_ends_with_the_job(node: Node) -> None:
+    """It carries no mark: only the supervisor, which adopts it, leads to it."""
+    daemon = "echo $$ > daemon.tmp; mv daemon.tmp daemon; exec sleep 600"
+    node.start(
+        "import os, subprocess, time\n"
+        f"subprocess.run(['sh', '-c', 'exec setsid sh -c \"$0\" &', {daemon!r}], env={{'PATH': os.environ['PATH']}})\n"
+        "while not os.path.exists('daemon'): time.sleep(0.02)\n",
+        grace=0.2,
+    )
+    assert node.follow().state.phase is JobPhase.SUCCEEDED
+    pid = int((node.project / "daemon").read_text())
+    try:
+        assert not alive(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_daemons_of_a_rank_are_ended_by_cancel(node: Node) -> None:

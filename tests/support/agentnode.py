@@ -45,9 +45,9 @@ def agent_file() -> Path:
     return path
 
 
-def until(condition: Callable[[], T]) -> T:
-    """Return the result of `condition` once it is true."""
-    deadline = time.monotonic() + HANG_GUARD
+def until(condition: Callable[[], T], seconds: float = HANG_GUARD) -> T:
+    """Return the result of `condition` once it is true. The time limit only guards against hangs."""
+    deadline = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)
