@@ -6,6 +6,7 @@ applies to one EC2 action.
 
 from __future__ import annotations
 
+import functools
 import http.server
 import re
 import threading
@@ -71,7 +72,10 @@ class FaultyEndpoint:
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        serve = functools.partial(
+            self._server.serve_forever, poll_interval=0.02
+        )  # which shutdown() waits for
+        threading.Thread(target=serve, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

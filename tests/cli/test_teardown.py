@@ -1,0 +1,633 @@
+"""Removal of a cluster from an account: what is terminated and deleted, what is kept, and what the report says.
+
+`down` is called in this process and the account is the simulator's. Its instances never boot, so most tests take less
+than a second; test_down.py has whole clusters. `make mutants` runs this file for each change of teardown.py and stops
+at the first failure, so slow tests come last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.faults import FaultyEndpoint
+from support.harness import TIMEOUT
+from support.simlab import IMAGE_PARAMETER, client_of, until
+
+from cloudddp.aws import inventory
+from cloudddp.aws.client import AWS
+from cloudddp.aws.inventory import Instance, Resource
+from cloudddp.cluster import teardown
+from cloudddp.cluster.cost import Cost
+from cloudddp.cluster.teardown import DownReport, leftovers
+from cloudddp.errors import AWSError
+from cloudddp.local_state import ClusterFolder, ClusterRecord
+from cloudddp.sim import control
+from cloudddp.tags import Tags
+
+SCALE = 0.02  # of the time limits: 0.6 s for what is still listed, 6 s for what is in use
+NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
+    pytest.importorskip("moto", reason="the simulator needs the extra `sim`")
+    pytest.importorskip("asyncssh", reason="the simulator needs the extra `sim`")
+    home = tmp_path_factory.mktemp("account")
+    timing = {"booting": 3600.0, "shutting-down": 0.15}
+    yield control.start(home, nodes="process", timing=timing, timeout=TIMEOUT)
+    control.stop(home)
+
+
+class Account:
+    """One cluster's name in the account, plain boto3 to fill it, and `down` through an endpoint with faults."""
+
+    def __init__(self, sim: control.Simulator, faults: FaultyEndpoint, aws: AWS) -> None:
+        self.ec2 = client_of(sim, "ec2")
+        self.image = client_of(sim, "ssm").get_parameter(Name=IMAGE_PARAMETER)["Parameter"]["Value"]
+        self.faults, self.aws = faults, aws
+        number = next(NUMBERS)
+        self.name, self.cluster_id = f"teardown-{number}", f"c-{number:010x}"
+        self.progress: list[str] = []
+
+    def tags(self, kind: str, tags: dict[str, str] | None = None) -> list[dict[str, Any]]:
+        """Return tags for a Create call; without `tags`, those of the cluster."""
+        own = {
+            "cloudddp:cluster": self.name,
+            "cloudddp:cluster-id": self.cluster_id,
+            "cloudddp:usd-per-node-hour": "1.50",
+        }
+        pairs = [{"Key": key, "Value": value} for key, value in (own if tags is None else tags).items()]
+        return [{"ResourceType": kind, "Tags": pairs}] if pairs else []
+
+    def launch(self, count: int = 1, *, tags: dict[str, str] | None = None, **more: Any) -> list[str]:
+        answer = self.ec2.run_instances(
+            ImageId=self.image, InstanceType="g5.xlarge", MinCount=count, MaxCount=count,
+            TagSpecifications=self.tags("instance", tags), **more,
+        )  # fmt: skip
+        return [instance["InstanceId"] for instance in answer["Instances"]]
+
+    def group(self) -> str:
+        created = self.ec2.create_security_group(
+            GroupName=f"{self.name}-{next(NUMBERS)}",
+            Description="-",
+            TagSpecifications=self.tags("security-group"),
+        )
+        return created["GroupId"]
+
+    def key(self, **tags: str) -> str:
+        given = self.tags("key-pair", tags or None)
+        return self.ec2.create_key_pair(KeyName=f"{self.name}-{next(NUMBERS)}", TagSpecifications=given)[
+            "KeyPairId"
+        ]
+
+    def volume(self) -> str:
+        created = self.ec2.create_volume(
+            AvailabilityZone="us-east-1a", Size=8, TagSpecifications=self.tags("volume")
+        )
+        return created["VolumeId"]
+
+    def interface(self) -> str:
+        subnet = self.ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+        created = self.ec2.create_network_interface(
+            SubnetId=subnet, TagSpecifications=self.tags("network-interface")
+        )
+        return created["NetworkInterface"]["NetworkInterfaceId"]
+
+    def down(self, **options: Any) -> DownReport:
+        self.faults.calls.clear()
+        return teardown.down(self.aws, inventory.named(self.name), progress=self.progress.append, **options)
+
+    def state(self, instance: str) -> str:
+        found = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"]
+        return found[0]["Instances"][0]["State"]["Name"]
+
+    def listed(self) -> list[str]:
+        """Return the ids of everything with the cluster's name, except terminated instances."""
+        where = [{"Name": "tag:cloudddp:cluster", "Values": [self.name]}]
+        found = [
+            i for r in self.ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]
+        ]
+        ids = [i["InstanceId"] for i in found if i["State"]["Name"] != "terminated"]
+        ids += [one["GroupId"] for one in self.ec2.describe_security_groups(Filters=where)["SecurityGroups"]]
+        ids += [one["KeyPairId"] for one in self.ec2.describe_key_pairs(Filters=where)["KeyPairs"]]
+        ids += [one["VolumeId"] for one in self.ec2.describe_volumes(Filters=where)["Volumes"]]
+        found = self.ec2.describe_network_interfaces(Filters=where)["NetworkInterfaces"]
+        return ids + [one["NetworkInterfaceId"] for one in found]
+
+    def changes(self) -> list[str]:
+        """Return the calls of `down` that change something, repeated ones once."""
+        made = [call for call in self.faults.calls if not call.startswith("Describe")]
+        return [call for call, _ in itertools.groupby(made)]
+
+
+@pytest.fixture
+def account(sim: control.Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    with FaultyEndpoint(sim.endpoint) as faults:
+        for name, value in {
+            "AWS_ENDPOINT_URL": faults.url,
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x",
+            "CLOUDDDP_HOME": str(tmp_path / "home"),
+            "CLOUDDDP_TIME_SCALE": str(SCALE),
+        }.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("AWS_PROFILE", raising=False)
+        yield Account(sim, faults, AWS(region=sim.region))
+
+
+def ids(found: tuple[Instance | Resource, ...]) -> list[str]:
+    return [one.id for one in found]
+
+
+def folder_of(account: Account, cluster_id: str = "", region: str = "us-east-1") -> ClusterFolder:
+    """Write the keys and the record of a cluster that was created on this computer."""
+    one = cluster_id or account.cluster_id
+    folder = ClusterFolder(one)
+    record = ClusterRecord(one, account.name, region, "", "2026-01-01T00:00:00Z")
+    folder.create(record, private_key="private", host_public="ssh-ed25519 AAAA")
+    return folder
+
+
+def journal(folder: ClusterFolder) -> list[dict[str, Any]]:
+    path = folder.path / "journal.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# -- the error that lists what is left ---------------------------------------------------------------------------------
+
+NODE = Instance(
+    id="i-1",
+    state="running",
+    reason="",
+    reason_code="",
+    type="g5.xlarge",
+    zone="us-east-1a",
+    spot=False,
+    private_ip="",
+    public_ip="",
+    reservation="r-1",
+    launch_index=0,
+    client_token="",
+    launched=None,
+    ended=None,
+    tags=Tags(price=1.5),
+)
+GROUP = Resource("security group", "sg-1", Tags(), "cloudddp-demo")
+EMPTY = DownReport((), (), (), (), (), Cost(0))
+
+LISTS = {
+    "one node": (
+        (NODE,),
+        (),
+        "1 resource may remain, costing $1.50 an hour:\n  instance i-1 (running) g5.xlarge $1.50/h",
+    ),
+    "two": (
+        (NODE, replace(NODE, id="i-2")),
+        (),
+        "2 resources may remain, costing $3.00 an hour:\n  instance i-1 (running) g5.xlarge $1.50/h\n"
+        "  instance i-2 (running) g5.xlarge $1.50/h",
+    ),
+    "shutting down": (
+        (replace(NODE, state="shutting-down"),),
+        (),
+        "1 resource may remain, costing $0.00 an hour:\n  instance i-1 (shutting-down) g5.xlarge $0.00/h",
+    ),
+    "unknown price": (
+        (replace(NODE, tags=Tags()), NODE),
+        (),
+        "2 resources may remain, costing $1.50 an hour and more, of unknown price:\n"
+        "  instance i-1 (running) g5.xlarge price unknown\n  instance i-1 (running) g5.xlarge $1.50/h",
+    ),
+    "unknown instance": (
+        (Resource("instance", "i-9", Tags(), "(state unknown)"), GROUP),
+        ("ExpiredToken",),
+        "2 resources may remain, costing $0.00 an hour and more, of unknown price:\n"
+        "  instance i-9 (state unknown)\n  security group sg-1 cloudddp-demo\n  because: ExpiredToken",
+    ),
+    "a group": (
+        (GROUP, NODE),
+        (),
+        "2 resources may remain, costing $1.50 an hour:\n  security group sg-1 cloudddp-demo\n"
+        "  instance i-1 (running) g5.xlarge $1.50/h",
+    ),
+    "only reasons": (
+        (),
+        ("one", "two"),
+        "it is not certain that everything was removed, costing $0.00 an hour:\n\n  because: one\n  because: two",
+    ),
+}
+
+
+@pytest.mark.parametrize(("left", "reasons", "message"), LISTS.values(), ids=LISTS)
+def test_leftovers_are_listed_with_their_price(
+    left: tuple[Instance | Resource, ...], reasons: tuple[str, ...], message: str
+) -> None:
+    assert leftovers(replace(EMPTY, left=left, reasons=reasons)).message == message
+
+
+# -- what is removed -----------------------------------------------------------------------------------------------
+
+
+def test_everything_with_the_name_is_removed(account: Account) -> None:
+    group = account.group()
+    nodes = account.launch(2, SecurityGroupIds=[group])
+    interface, volume, key = account.interface(), account.volume(), account.key()
+    began = datetime.now(UTC) - timedelta(hours=2)
+    account.ec2.create_tags(
+        Resources=nodes, Tags=[{"Key": "cloudddp:created", "Value": f"{began:%Y-%m-%dT%H:%M:%SZ}"}]
+    )
+    report = account.down()
+    assert account.listed() == []
+    assert sorted(ids(report.terminated)) == sorted(nodes)
+    assert ids(report.deleted) == [interface, volume, group, key]
+    assert (report.left, report.others, report.reasons) == ((), (), ())
+    assert not report.nothing
+    assert report.cost.usd == pytest.approx(6.0, abs=0.1)
+    assert account.changes() == [
+        "TerminateInstances",
+        "DeleteNetworkInterface",
+        "DeleteVolume",
+        "DeleteSecurityGroup",
+        "DeleteKeyPair",
+    ]
+    assert account.progress[0] == "terminating 2 nodes"
+    assert "waiting for 2 nodes to terminate" in account.progress
+    assert account.progress[-4:] == [
+        f"deleting network interface {interface}",
+        f"deleting volume {volume}",
+        f"deleting security group {group}",
+        f"deleting key pair {key}",
+    ]
+
+
+def test_progress_for_one_node_is_singular(account: Account) -> None:
+    account.launch()
+    account.down()
+    assert account.progress[0] == "terminating 1 node"
+    assert set(account.progress[1:]) == {"waiting for 1 node to terminate"}
+
+
+def test_nothing_to_remove_changes_nothing(account: Account) -> None:
+    report = account.down()
+    assert report.nothing
+    assert report == DownReport((), (), (), (), (), Cost(0))
+    assert account.progress == []
+    assert account.changes() == []
+
+
+@pytest.mark.parametrize("kind", ["launch", "group"])
+def test_one_resource_is_something_to_remove(account: Account, kind: str) -> None:
+    getattr(account, kind)()
+    report = account.down()
+    assert not report.nothing
+    assert account.listed() == []
+
+
+def test_instance_that_had_ended_is_not_reported_as_terminated(account: Account) -> None:
+    (node,) = account.launch()
+    account.down()
+    assert account.state(node) == "terminated"
+    account.progress.clear()
+    again = account.down()
+    assert again.nothing
+    assert again.cost == Cost(0)
+    assert account.progress == []
+    assert account.changes() == []
+
+
+def test_instance_that_is_already_shutting_down_is_awaited(account: Account) -> None:
+    (node,) = account.launch()
+    account.ec2.terminate_instances(InstanceIds=[node])
+
+    def slow(body: bytes) -> bytes:
+        ended = account.faults.count("DescribeInstances") > 3
+        return body if ended else body.replace(b"<name>terminated<", b"<name>shutting-down<")
+
+    account.faults.rewrite("DescribeInstances", slow)
+    report = account.down()
+    assert account.faults.count("DescribeInstances") > 3
+    assert "waiting for 1 node to terminate" in account.progress
+    assert report.nothing
+    assert account.changes() == []
+
+
+def test_group_of_an_instance_that_is_shutting_down_is_deleted(account: Account) -> None:
+    group = account.group()
+    (node,) = account.launch(SecurityGroupIds=[group])
+    account.ec2.terminate_instances(InstanceIds=[node])
+    report = account.down()
+    assert account.listed() == []
+    assert ids(report.deleted) == [group]
+    assert account.changes() == ["DeleteSecurityGroup"]
+
+
+def test_resources_of_others_are_kept_and_reported(account: Account) -> None:
+    mine, theirs, ended = account.launch(3)
+    group, key = account.group(), account.key()
+    account.ec2.terminate_instances(InstanceIds=[ended])
+    until(lambda: account.state(ended) == "terminated")
+    report = account.down(mine=lambda one: one.id in (mine, group))
+    assert sorted(account.listed()) == sorted([theirs, key])
+    assert ids(report.terminated) == [mine]
+    assert ids(report.deleted) == [group]
+    assert sorted(ids(report.others)) == sorted([theirs, key])
+    assert report.left == ()
+    account.down()
+
+
+# -- instances that AWS does not list, does not know, or refuses ------------------------------------------------------
+
+
+def test_known_instance_without_tags_is_terminated(account: Account) -> None:
+    (untagged,) = account.launch(tags={})
+    (node,) = account.launch()
+    report = account.down(known=[untagged, node])
+    assert account.state(untagged) in ("shutting-down", "terminated")
+    assert report.left == ()
+    assert account.progress[0] == "terminating 2 nodes"
+
+
+def test_refused_instance_is_left_and_others_are_terminated(account: Account) -> None:
+    group = account.group()
+    kept, other = account.launch(2, SecurityGroupIds=[group])
+    account.ec2.modify_instance_attribute(InstanceId=kept, DisableApiTermination={"Value": True})
+    report = account.down()
+    assert account.state(other) == "terminated"
+    assert account.state(kept) == "running"
+    assert ids(report.left) == [kept]
+    assert ids(report.terminated) == [other]
+    assert report.deleted == ()
+    assert len(report.reasons) == 1
+    assert "OperationNotPermitted" in report.reasons[0]
+    assert "DeleteSecurityGroup" not in account.faults.calls
+    account.ec2.modify_instance_attribute(InstanceId=kept, DisableApiTermination={"Value": False})
+    assert account.down().left == ()
+
+
+def test_refusal_leaves_unlisted_instances_in_the_report(account: Account) -> None:
+    (untagged,) = account.launch(tags={})
+    account.faults.fail("TerminateInstances", "UnauthorizedOperation", status=403)
+    report = account.down(known=[untagged])
+    assert ids(report.left) == [untagged]
+    assert "UnauthorizedOperation" in report.reasons[0]
+    account.ec2.terminate_instances(InstanceIds=[untagged])
+
+
+def test_error_of_the_first_check_is_raised(account: Account) -> None:
+    (node,) = account.launch()
+    account.faults.fail("DescribeInstances", "UnauthorizedOperation", status=403)
+    with pytest.raises(AWSError):
+        account.down()
+    assert account.state(node) in ("pending", "running")
+    account.down()
+
+
+def test_later_error_is_a_reason_and_what_was_seen_is_left(account: Account) -> None:
+    (node,) = account.launch()
+    folder = folder_of(account)
+    account.faults.fail("TerminateInstances", "ExpiredToken", times=9)
+    report = account.down(known=["i-0123456789abcdef0"])
+    assert ids(report.left) == [node, "i-0123456789abcdef0"]
+    assert report.terminated == ()
+    assert "ExpiredToken" in report.reasons[0]
+    assert folder.private_key.exists()
+    account.faults.clear()
+    account.down()
+
+
+def test_failed_check_after_the_removal_is_reported(account: Account) -> None:
+    group = account.group()
+    folder = folder_of(account)
+    account.faults.fail("DescribeSecurityGroups", "UnauthorizedOperation", status=403)
+    report = account.down()
+    assert not report.deleted
+    assert "UnauthorizedOperation" in report.reasons[0]
+    assert folder.private_key.exists()
+    assert account.listed() == [group]
+    account.down()
+
+
+# -- resources that cannot be deleted at once -------------------------------------------------------------------------
+
+
+def test_permanent_error_does_not_keep_other_resources(account: Account) -> None:
+    volume, group, key = account.volume(), account.group(), account.key()
+    account.faults.fail("DeleteVolume", "UnauthorizedOperation", times=9, status=403)
+    report = account.down()
+    assert account.faults.count("DeleteVolume") == 1  # waiting would not help
+    assert account.listed() == [key, volume]
+    assert ids(report.deleted) == [group]
+    assert sorted(ids(report.left)) == sorted([volume, key])
+    assert len(report.reasons) == 1
+    assert "UnauthorizedOperation" in report.reasons[0]
+    account.faults.clear()
+    account.down()
+
+
+def test_permanent_error_is_reported_although_nothing_is_listed(account: Account) -> None:
+    volume = account.volume()
+    seen = threading.Event()
+
+    def hide_after_the_first(body: bytes) -> bytes:
+        if not seen.is_set():
+            seen.set()
+            return body
+        return re.sub(rb"<volumeSet>.*</volumeSet>", b"<volumeSet/>", body, flags=re.S)
+
+    account.faults.rewrite("DescribeVolumes", hide_after_the_first)
+    account.faults.fail("DeleteVolume", "UnauthorizedOperation", status=403)
+    report = account.down()
+    assert report.left == ()
+    assert len(report.reasons) == 1
+    assert account.listed() == [volume]
+    account.ec2.delete_volume(VolumeId=volume)
+
+
+def test_instance_started_during_the_removal_is_terminated(account: Account) -> None:
+    group = account.group()
+    reached, release = account.faults.hold("DescribeSecurityGroups")
+    reports: list[DownReport] = []
+    removal = threading.Thread(target=lambda: reports.append(account.down()))
+    removal.start()
+    assert reached.wait(TIMEOUT)
+    (node,) = account.launch(SecurityGroupIds=[group])
+    release.set()
+    removal.join(TIMEOUT)
+    assert account.state(node) == "terminated"
+    assert account.listed() == []
+    (report,) = reports
+    assert ids(report.terminated) == [node]
+    assert ids(report.deleted) == [group]
+    assert (report.left, report.reasons) == ((), ())
+
+
+# -- this computer's files ------------------------------------------------------------------------------------------
+
+
+def test_removal_is_journalled_and_the_keys_are_removed(account: Account) -> None:
+    folder, nodes = folder_of(account), account.launch(2)
+    account.down()
+    first, last = journal(folder)
+    assert (first["event"], sorted(first["ids"])) == ("terminate", sorted(nodes))
+    assert last["event"] == "gone"
+    assert not folder.private_key.exists()
+
+
+def test_each_journal_lists_its_own_instances(account: Account) -> None:
+    """Two clusters of one name, as an earlier version could create them, and an instance with no valid id."""
+    second = "c-ffffffff00"
+    folders = [folder_of(account), folder_of(account, second)]
+    (one,) = account.launch()
+    (two,) = account.launch(tags={"cloudddp:cluster": account.name, "cloudddp:cluster-id": second})
+    (three,) = account.launch(tags={"cloudddp:cluster": account.name, "cloudddp:cluster-id": "../../x"})
+    report = account.down()
+    assert sorted(ids(report.terminated)) == sorted([one, two, three])
+    assert [journal(folder)[0]["ids"] for folder in folders] == [[one], [two]]
+    assert not any(folder.private_key.exists() for folder in folders)
+    assert len(list(folders[0].path.parent.iterdir())) == 2
+
+
+def test_cluster_of_another_computer_gets_no_folder(account: Account) -> None:
+    account.launch()
+    account.down()
+    assert not ClusterFolder(account.cluster_id).exists
+
+
+def test_keys_stay_while_something_is_left(account: Account) -> None:
+    folder = folder_of(account)
+    account.group()
+    account.faults.fail("DeleteSecurityGroup", "UnauthorizedOperation", times=9, status=403)
+    assert account.down().left
+    assert folder.private_key.exists()
+    account.faults.clear()
+    account.down()
+    assert not folder.private_key.exists()
+
+
+def test_keys_of_a_cluster_of_another_region_stay(account: Account) -> None:
+    folder = folder_of(account, region="us-west-2")
+    account.key()
+    account.down()
+    assert folder.private_key.exists()
+
+
+def test_keys_of_a_cluster_that_is_being_created_stay(account: Account) -> None:
+    folder = folder_of(account)
+    account.key()
+    with folder.being_created():
+        account.down()
+    assert folder.private_key.exists()
+
+
+def test_keys_of_a_cluster_with_live_nodes_stay(account: Account) -> None:
+    """The tag of a key pair may hold the id of another cluster."""
+    folder = folder_of(account)
+    (node,) = account.launch(tags={"cloudddp:cluster": "another", "cloudddp:cluster-id": account.cluster_id})
+    account.key()
+    account.down()
+    assert folder.private_key.exists()
+    account.ec2.terminate_instances(InstanceIds=[node])
+    until(lambda: account.state(node) == "terminated")
+    account.key()
+    account.down()
+    assert not folder.private_key.exists()
+
+
+def test_keys_that_stay_do_not_keep_those_of_another_cluster(account: Account) -> None:
+    busy = [folder_of(account, f"c-eeeeeeee{k:02x}", region="us-west-2") for k in range(4)]
+    free = [folder_of(account, f"c-dddddddd{k:02x}") for k in range(4)]
+    for folder in (*busy, *free):
+        account.key(**{"cloudddp:cluster": account.name, "cloudddp:cluster-id": folder.id})
+    account.down()
+    assert all(folder.private_key.exists() for folder in busy)
+    assert not any(folder.private_key.exists() for folder in free)
+
+
+# -- tests that take seconds, since `down` waits ----------------------------------------------------------------
+
+
+def test_volume_that_disappears_late_is_deleted(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is listed once more after its deletion: eventual consistency."""
+    volume = account.volume()
+    shown: list[bytes] = []
+
+    def one_late(body: bytes) -> bytes:
+        shown.append(body)
+        return shown[0] if len(shown) == 2 else body
+
+    account.faults.rewrite("DescribeVolumes", one_late)
+    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "1")
+    report = account.down()
+    assert (ids(report.deleted), report.left, report.reasons) == ([volume], (), ())
+
+
+def test_deleted_volume_that_stays_listed_is_left(account: Account) -> None:
+    volume, group = account.volume(), account.group()
+    shown: list[bytes] = []
+
+    def repeat_the_first(body: bytes) -> bytes:
+        shown.append(body)
+        return shown[0]
+
+    account.faults.rewrite("DescribeVolumes", repeat_the_first)
+    report = account.down()
+    assert account.listed() == []
+    assert ids(report.left) == [volume]
+    assert ids(report.deleted) == [group]
+    assert report.reasons == ()
+    assert len(shown) > 2
+    assert account.progress.count(f"deleting volume {volume}") == 1
+    assert "waiting until they are no longer in use" not in account.progress
+
+
+def test_known_instance_that_aws_does_not_find_is_left(account: Account) -> None:
+    group, key = account.group(), account.key()
+    (node,) = account.launch()
+    lost = "i-0123456789abcdef0"
+    report = account.down(known=[lost])
+    assert [(one.id, one.kind, one.detail) for one in report.left if isinstance(one, Resource)] == [
+        (lost, "instance", "(state unknown)")
+    ]
+    assert ids(report.left) == [lost]
+    assert ids(report.terminated) == [node]
+    assert ids(report.deleted) == [group, key]
+    assert not report.nothing
+    assert account.listed() == []
+
+
+def test_group_in_use_is_deleted_once_it_is_released(account: Account) -> None:
+    group, key = account.group(), account.key()
+    account.faults.fail("DeleteSecurityGroup", "DependencyViolation", times=2)
+    report = account.down()
+    assert account.listed() == []
+    assert (report.left, report.reasons) == ((), ())
+    assert account.changes() == ["DeleteSecurityGroup", "DeleteKeyPair"]
+    assert account.faults.count("DeleteSecurityGroup") == 3
+    assert account.progress == [
+        f"deleting security group {group}",
+        *["waiting until they are no longer in use"] * 2,
+        f"deleting key pair {key}",
+    ]
+
+
+def test_group_that_stays_in_use_is_left_and_keeps_the_name(account: Account) -> None:
+    group, key = account.group(), account.key()
+    account.faults.fail("DeleteSecurityGroup", "DependencyViolation", times=99)
+    report = account.down()
+    assert sorted(ids(report.left)) == sorted([group, key])
+    assert account.faults.count("DeleteSecurityGroup") >= 3
+    assert account.faults.count("DeleteKeyPair") == 0
+    assert report.deleted == ()
+    assert len(report.reasons) == 1
+    assert "DependencyViolation" in report.reasons[0]
+    account.faults.clear()
+    account.down()
