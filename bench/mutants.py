@@ -1,9 +1,11 @@
 """Mutation check: changes one operator, number or condition at a time and runs the tests that should notice.
 
 `make mutants` runs it, in an environment with cosmic-ray. It is not part of CI: one run takes hours. The working tree
-is copied, so nothing in it changes. Mutations that no test can notice are left out: type annotations (the modules import
-annotations from __future__), the flags of dataclasses, and `==` for `is`. Of the mutations at one place in the code, at
-most `--per-place` are tried.
+is copied, so nothing in it changes. On Linux the tests run in a PID namespace: a mutant of the code that ends processes
+must not end those of the developer, and what a mutant leaves behind ends with its tests. Mutations that no test can
+notice are left out: type annotations (the modules import annotations from __future__), the imports for them, and the
+flags of dataclasses, and `==` for `is`; so are those that are not valid Python. Of the mutations at one place in the code, at most
+`--per-place` are tried.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,7 +47,7 @@ TARGETS = (
     Target("cloudddp/job/follow/decide.py", _FOLLOW),
     Target("cloudddp/job/follow/verdict.py", _FOLLOW),
     Target("cloudddp/job/outcome.py", ("tests/unit/test_outcome.py", *_FOLLOW)),
-    Target("cloudddp/cluster/teardown.py", ("tests/cli/test_down.py", "tests/cli/test_concurrency.py")),
+    Target("cloudddp/cluster/teardown.py", ("tests/cli/test_teardown.py",)),
     Target(
         "infra/node/agent/processes.py", ("tests/node/test_agent_processes.py", "tests/node/test_kill.py")
     ),
@@ -86,26 +89,47 @@ def check(target: Target, copy: Path, per_place: int, limit: int) -> None:
     os.chdir(copy)
     # First in sys.path of every process that the tests start, before the installed checkout.
     os.environ["PYTHONPATH"] = str(copy)
-    command = shlex.join([str(PYTHON), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *target.tests])
+    # Emptied by every run. Those that pytest names by itself would be kept for days where a run is killed.
+    temporary = copy.parent / "t"
+    pytest = [str(PYTHON), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--basetemp={temporary}"]
+    command = [*isolated(), *pytest, *target.tests]
     began = time.monotonic()
-    passed = subprocess.run(shlex.split(command), capture_output=True, text=True)
+    passed = subprocess.run(command, capture_output=True, text=True)
     if passed.returncode:
-        sys.exit(f"the tests of {target.module} fail without a mutation:\n{passed.stdout[-3000:]}")
-    timeout = 30 + 4 * (time.monotonic() - began)
+        sys.exit(
+            f"the tests of {target.module} fail without a mutation:\n{passed.stdout[-3000:]}{passed.stderr}"
+        )
+    took = time.monotonic() - began
+    # A test that takes longer than all of them did hangs.
+    limited = shlex.join([*command, f"--timeout={10 + took:.0f}"])
     mutations = list(chosen(target.module, per_place))
     if limit and len(mutations) > limit:
         mutations = [mutations[index * len(mutations) // limit] for index in range(limit)]
-    killed, survivors = 0, []
-    for mutation in mutations:
-        result = mutate_and_test([mutation], command, timeout)
+    killed = 0
+    print(f"{target.module}: {len(mutations)} mutants, {took:.0f} s or less each", flush=True)
+    for number, mutation in enumerate(mutations, 1):
+        result = mutate_and_test([mutation], limited, 30 + 2 * took)
         if result.is_killed:
             killed += 1
-        else:
-            survivors.append(result.diff or "")
+            continue
+        diff = (result.diff or result.output or "").splitlines()
+        changed = [line for line in diff if line[:1] in "+-@" and line[:3] not in ("---", "+++")]
+        # As soon as it is known: a run takes hours, and may be ended before its time.
+        print("\n".join([f"  survivor, mutant {number}:", *(f"    {line}" for line in changed)]), flush=True)
     print(f"{target.module}: {killed} of {len(mutations)} mutants killed", flush=True)
-    for diff in survivors:
-        changed = [line for line in diff.splitlines() if line[:1] in "+-@" and line[:3] not in ("---", "+++")]
-        print("\n".join(f"    {line}" for line in changed), flush=True)
+
+
+def isolated() -> list[str]:
+    """Return what to put before a command so that it sees no process but its own. Empty where there is no Linux.
+
+    The shell is process 1: it collects orphans, and the tests have an ordinary pid.
+    """
+    if sys.platform != "linux":
+        return []
+    user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+    return [
+        "unshare", *user, "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh",
+    ]  # fmt: skip
 
 
 def chosen(module: str, per_place: int) -> Iterator[Any]:
@@ -113,7 +137,8 @@ def chosen(module: str, per_place: int) -> Iterator[Any]:
     from cosmic_ray.commands import init
     from cosmic_ray.work_db import WorkDB, use_db
 
-    ignored = list(unnoticeable(ast.parse(Path(module).read_text())))
+    code = Path(module).read_text()
+    ignored = list(unnoticeable(ast.parse(code)))
     seen: Counter[tuple[int, int]] = Counter()
     with tempfile.TemporaryDirectory() as folder, use_db(f"{folder}/work.sqlite", WorkDB.Mode.create) as work:
         init([Path(module)], work, {})
@@ -123,15 +148,34 @@ def chosen(module: str, per_place: int) -> Iterator[Any]:
                 continue
             start = mutation.start_pos
             seen[start] += 1
-            if seen[start] <= per_place and not any(first <= start < last for first, last in ignored):
+            if seen[start] > per_place or any(first <= start < last for first, last in ignored):
+                continue
+            if is_python(mutation, code):
                 yield mutation
+            else:
+                seen[start] = per_place  # no operator: the `*` before keyword-only parameters
+
+
+def is_python(mutation: Any, code: str) -> bool:
+    """Return whether the mutated code compiles."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    operator = get_operator(mutation.operator_name)(**mutation.operator_args)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # `is` with a literal
+            compile(mutate_code(code, operator, mutation.occurrence), mutation.module_path, "exec")
+    except SyntaxError:
+        return False
+    return True
 
 
 def unnoticeable(tree: ast.AST) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Yield the ranges of annotations and decorators, as ((line, column), (line, column))."""
+    """Yield the ranges of annotations, decorators and `TYPE_CHECKING`, as ((line, column), (line, column))."""
     for node in ast.walk(tree):
         found: list[Any] = list(getattr(node, "decorator_list", []))
         found += [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        found += [node] if isinstance(node, ast.Name) and node.id == "TYPE_CHECKING" else []
         for part in found:
             if part is not None:
                 yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
