@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faults import FaultyEndpoint
+from support.faults import FaultyEndpoint, Rewrite, without_element
 from support.harness import TIMEOUT
 from support.simlab import IMAGE_PARAMETER, client_of, until
 
@@ -282,6 +282,7 @@ def test_nothing_to_remove_changes_nothing(account: Account) -> None:
     assert report == DownReport((), (), (), (), (), Cost(0))
     assert account.progress == []
     assert account.changes() == []
+    assert account.faults.count("DescribeInstances") == 1
 
 
 @pytest.mark.parametrize("kind", ["launch", "group"])
@@ -543,12 +544,15 @@ def test_keys_of_a_cluster_with_live_nodes_stay(account: Account) -> None:
 
 
 def test_keys_that_stay_do_not_keep_those_of_another_cluster(account: Account) -> None:
-    busy = [folder_of(account, f"c-eeeeeeee{k:02x}", region="us-west-2") for k in range(4)]
+    away = [folder_of(account, f"c-eeeeeeee{k:02x}", region="us-west-2") for k in range(4)]
+    live = [folder_of(account, f"c-cccccccc{k:02x}") for k in range(4)]
+    for folder in live:
+        account.launch(tags={"cloudddp:cluster": "another", "cloudddp:cluster-id": folder.id})
     free = [folder_of(account, f"c-dddddddd{k:02x}") for k in range(4)]
-    for folder in (*busy, *free):
+    for folder in (*away, *live, *free):
         account.key(**{"cloudddp:cluster": account.name, "cloudddp:cluster-id": folder.id})
     account.down()
-    assert all(folder.private_key.exists() for folder in busy)
+    assert all(folder.private_key.exists() for folder in (*away, *live))
     assert not any(folder.private_key.exists() for folder in free)
 
 
@@ -568,6 +572,29 @@ def test_volume_that_disappears_late_is_deleted(account: Account, monkeypatch: p
     monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "1")
     report = account.down()
     assert (ids(report.deleted), report.left, report.reasons) == ([volume], (), ())
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["terminated", "refused"])
+def test_group_that_is_listed_late_is_deleted(
+    account: Account, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """What an `up` creates at the same time appears after the first check."""
+    group = account.group()
+    (node,) = account.launch(tags={} if refused else None)
+    if refused:
+        account.faults.fail("TerminateInstances", "OperationNotPermitted")
+    account.faults.rewrite("DescribeSecurityGroups", hidden_at_first(account))
+    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "1")
+    report = account.down(known=[node])
+    assert account.listed() == []
+    assert ids(report.deleted) == [group]
+    assert ids(report.left) == ([node] if refused else [])
+    account.ec2.terminate_instances(InstanceIds=[node])
+
+
+def hidden_at_first(account: Account) -> Rewrite:
+    empty = without_element("securityGroupInfo")
+    return lambda body: empty(body) if account.faults.count("DescribeSecurityGroups") == 1 else body
 
 
 def test_deleted_volume_that_stays_listed_is_left(account: Account) -> None:
