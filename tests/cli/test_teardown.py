@@ -33,7 +33,6 @@ from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.sim import control
 from cloudddp.tags import Tags
 
-SCALE = 0.02  # of the time limits: 0.6 s for what is still listed, 6 s for what is in use
 NUMBERS = itertools.count(1)
 
 
@@ -106,6 +105,15 @@ class Account:
         self.faults.calls.clear()
         return teardown.down(self.aws, inventory.named(self.name), progress=self.progress.append, **options)
 
+    def show_as_shutting_down(self, times: int) -> None:
+        """Have so many listings show terminated instances as shutting down."""
+
+        def change(body: bytes) -> bytes:
+            ended = self.faults.count("DescribeInstances") > times
+            return body if ended else body.replace(b"<name>terminated<", b"<name>shutting-down<")
+
+        self.faults.rewrite("DescribeInstances", change)
+
     def state(self, instance: str) -> str:
         found = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"]
         return found[0]["Instances"][0]["State"]["Name"]
@@ -137,7 +145,6 @@ def account(sim: control.Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "AWS_ACCESS_KEY_ID": "x",
             "AWS_SECRET_ACCESS_KEY": "x",
             "CLOUDDDP_HOME": str(tmp_path / "home"),
-            "CLOUDDDP_TIME_SCALE": str(SCALE),
         }.items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("AWS_PROFILE", raising=False)
@@ -245,6 +252,7 @@ def test_everything_with_the_name_is_removed(account: Account) -> None:
     account.ec2.create_tags(
         Resources=nodes, Tags=[{"Key": "cloudddp:created", "Value": f"{began:%Y-%m-%dT%H:%M:%SZ}"}]
     )
+    account.show_as_shutting_down(3)
     report = account.down()
     assert account.listed() == []
     assert sorted(ids(report.terminated)) == sorted(nodes)
@@ -271,6 +279,7 @@ def test_everything_with_the_name_is_removed(account: Account) -> None:
 
 def test_progress_for_one_node_is_singular(account: Account) -> None:
     account.launch()
+    account.show_as_shutting_down(3)
     account.down()
     assert account.progress[0] == "terminating 1 node"
     assert set(account.progress[1:]) == {"waiting for 1 node to terminate"}
@@ -308,12 +317,7 @@ def test_instance_that_had_ended_is_not_reported_as_terminated(account: Account)
 def test_instance_that_is_already_shutting_down_is_awaited(account: Account) -> None:
     (node,) = account.launch()
     account.ec2.terminate_instances(InstanceIds=[node])
-
-    def slow(body: bytes) -> bytes:
-        ended = account.faults.count("DescribeInstances") > 3
-        return body if ended else body.replace(b"<name>terminated<", b"<name>shutting-down<")
-
-    account.faults.rewrite("DescribeInstances", slow)
+    account.show_as_shutting_down(3)
     report = account.down()
     assert account.faults.count("DescribeInstances") > 3
     assert "waiting for 1 node to terminate" in account.progress
@@ -407,6 +411,7 @@ def test_later_error_is_a_reason_and_what_was_seen_is_left(account: Account) -> 
 
 def test_failed_check_after_the_removal_is_reported(account: Account) -> None:
     group = account.group()
+    account.launch()
     folder = folder_of(account)
     account.faults.fail("DescribeSecurityGroups", "UnauthorizedOperation", status=403)
     report = account.down()
@@ -559,7 +564,7 @@ def test_keys_that_stay_do_not_keep_those_of_another_cluster(account: Account) -
 # -- tests that take seconds, since `down` waits ----------------------------------------------------------------
 
 
-def test_volume_that_disappears_late_is_deleted(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_volume_that_disappears_late_is_deleted(account: Account) -> None:
     """It is listed once more after its deletion: eventual consistency."""
     volume = account.volume()
     shown: list[bytes] = []
@@ -569,22 +574,18 @@ def test_volume_that_disappears_late_is_deleted(account: Account, monkeypatch: p
         return shown[0] if len(shown) == 2 else body
 
     account.faults.rewrite("DescribeVolumes", one_late)
-    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "1")
     report = account.down()
     assert (ids(report.deleted), report.left, report.reasons) == ([volume], (), ())
 
 
 @pytest.mark.parametrize("refused", [False, True], ids=["terminated", "refused"])
-def test_group_that_is_listed_late_is_deleted(
-    account: Account, monkeypatch: pytest.MonkeyPatch, refused: bool
-) -> None:
+def test_group_that_is_listed_late_is_deleted(account: Account, refused: bool) -> None:
     """What an `up` creates at the same time appears after the first check."""
     group = account.group()
     (node,) = account.launch(tags={} if refused else None)
     if refused:
         account.faults.fail("TerminateInstances", "OperationNotPermitted")
     account.faults.rewrite("DescribeSecurityGroups", hidden_at_first(account))
-    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "1")
     report = account.down(known=[node])
     assert account.listed() == []
     assert ids(report.deleted) == [group]
@@ -597,8 +598,9 @@ def hidden_at_first(account: Account) -> Rewrite:
     return lambda body: empty(body) if account.faults.count("DescribeSecurityGroups") == 1 else body
 
 
-def test_deleted_volume_that_stays_listed_is_left(account: Account) -> None:
-    volume, group = account.volume(), account.group()
+def test_deleted_volume_that_stays_listed_is_left(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.1")
+    volume, group, folder = account.volume(), account.group(), folder_of(account)
     shown: list[bytes] = []
 
     def repeat_the_first(body: bytes) -> bytes:
@@ -612,11 +614,15 @@ def test_deleted_volume_that_stays_listed_is_left(account: Account) -> None:
     assert ids(report.deleted) == [group]
     assert report.reasons == ()
     assert len(shown) > 2
+    assert folder.private_key.exists()
     assert account.progress.count(f"deleting volume {volume}") == 1
     assert "waiting until they are no longer in use" not in account.progress
 
 
-def test_known_instance_that_aws_does_not_find_is_left(account: Account) -> None:
+def test_known_instance_that_aws_does_not_find_is_left(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.02")
     group, key = account.group(), account.key()
     (node,) = account.launch()
     lost = "i-0123456789abcdef0"
@@ -646,12 +652,15 @@ def test_group_in_use_is_deleted_once_it_is_released(account: Account) -> None:
     ]
 
 
-def test_group_that_stays_in_use_is_left_and_keeps_the_name(account: Account) -> None:
+def test_group_that_stays_in_use_is_left_and_keeps_the_name(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.02")
     group, key = account.group(), account.key()
     account.faults.fail("DeleteSecurityGroup", "DependencyViolation", times=99)
     report = account.down()
     assert sorted(ids(report.left)) == sorted([group, key])
-    assert account.faults.count("DeleteSecurityGroup") >= 3
+    assert account.faults.count("DeleteSecurityGroup") >= 2
     assert account.faults.count("DeleteKeyPair") == 0
     assert report.deleted == ()
     assert len(report.reasons) == 1
