@@ -111,6 +111,28 @@ def test_answering_no_repeats_no_line(cli: Any, terminal: Any) -> None:
         assert window.seen.count(f"tick {k}\r".encode()) == 1, k
 
 
+@pytest.mark.parametrize("with_signal", [True, False])
+def test_closing_the_terminal_at_the_question_leaves_the_job_running(
+    cli: Any, terminal: Any, with_signal: bool
+) -> None:
+    """Without a signal: the process reads the end of the input before its shell sends SIGHUP."""
+    direct(cli)
+    cli.write("wait.py", SLEEPERS)
+    window = terminal("launch", "wait.py")
+    window.read_until(b"rank 0 began")
+    window.process.send_signal(signal.SIGINT)
+    window.read_until(b"Cancel the job on every node?")
+    if with_signal:
+        window.process.send_signal(signal.SIGHUP)
+        window.process.wait(TIMEOUT)
+        os.close(window.ours)
+    else:
+        os.close(window.ours)
+        window.process.wait(TIMEOUT)
+    assert still_running(cli, "wait.py")
+    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
+
+
 def test_ctrl_c_on_logs_leaves_the_job_running(cli: Any) -> None:
     direct(cli)
     cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")

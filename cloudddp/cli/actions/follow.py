@@ -86,7 +86,11 @@ def _wants_cancel(console: Console, interrupt: KeyboardInterrupt) -> bool:
     signals.arm()  # a second Ctrl-C is an answer, too
     try:
         return console.confirm("\nCancel the job on every node?", default=True)
-    except (click.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
+        return True
+    except click.Abort as abort:  # click raises it for every interrupt, and at the end of the input
+        if isinstance(abort.__context__, signals.HungUp) or not sys.stdin.isatty():
+            raise signals.HungUp from None  # the terminal was closed at the question
         return True
 
 
