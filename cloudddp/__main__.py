@@ -13,6 +13,9 @@ def main() -> NoReturn:
 
         sys.exit(run(sys.argv[1:]))
     except KeyboardInterrupt:
+        from cloudddp import signals
+
+        signals.ignore()
         sys.stderr.write("cloudddp: interrupted\n")
         sys.exit(130)
 

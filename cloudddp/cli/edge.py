@@ -42,6 +42,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return _run(Console(), arguments)
     finally:
+        signals.ignore()  # until the process has ended: Python resets its own handlers when the interpreter exits
         streams.flush()  # now: a stream that cannot be written when the interpreter exits means exit code 120
 
 

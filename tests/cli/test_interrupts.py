@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, interrupt, wait_for
+from support.harness import ROOT, TIMEOUT, clean_environment, interrupt, wait_for
 from support.jobs import SLEEPERS, direct, processes, still_running
 from support.terminal import Terminal
 
@@ -187,3 +187,41 @@ def test_simultaneous_signals_do_not_abort_the_teardown(cli: Any, faults: Any, r
     process.communicate(timeout=TIMEOUT)
     assert process.returncode == 130
     assert remains().nothing
+
+
+# Signals at the latest moment at which Python code runs: modules are deleted after Python has reset its handlers.
+AT_EXIT = """
+import os, signal
+from cloudddp import __main__
+from cloudddp.cli import main
+
+class Last:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.{second}):
+        kill(pid, number)
+
+last = Last()
+real = main.main.main
+
+def interrupted(*args, **kwargs):
+    if {first!r}:
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(*args, **kwargs)
+
+main.main.main = interrupted
+__main__.sys.argv = ["cloudddp", "--version"]
+__main__.main()
+"""
+
+
+@pytest.mark.parametrize("second", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(("first", "code"), [(True, 130), (False, 0)])
+def test_signal_while_the_interpreter_exits_does_not_change_the_exit_code(
+    first: bool, code: int, second: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT.format(first=first, second=second)],
+        env=clean_environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert ("interrupted" in done.stderr) == first
