@@ -11,29 +11,9 @@ from typing import Any
 
 import pytest
 from support.harness import ROOT, TIMEOUT, clean_environment, interrupt, wait_for
+from support.interrupts import interrupted_at
 from support.jobs import SLEEPERS, direct, processes, still_running
 from support.terminal import Terminal
-
-
-def interrupted_at(cli: Any, moment: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that gets Ctrl-C at an exact moment: as the named function returns."""
-    owner, _, name = moment.rpartition(".")
-    code = (
-        "import os, signal\n"
-        "from cloudddp import __main__\nfrom cloudddp.cli import progress\nfrom cloudddp.cli.actions import follow\n"
-        "from cloudddp.job import launch\nfrom cloudddp.job.follow import follower\n"
-        f"real = {moment}\n"
-        "def then_interrupted(*args, **kwargs):\n"
-        "    real(*args, **kwargs)\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        f"setattr({owner}, {name!r}, then_interrupted)\n"
-        "__main__.main()\n"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=cli.cwd, env=cli.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
 
 
 def test_ctrl_c_cancels_the_job_and_keeps_the_cluster(cli: Any) -> None:
@@ -52,7 +32,7 @@ def test_ctrl_c_cancels_the_job_and_keeps_the_cluster(cli: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "moment", ["launch.launch", "follower.JobFollower.__init__", "progress.Progress.stop"]
+    "moment", ["job.launch:launch", "job.follow.follower:JobFollower.__init__", "cli.progress:Progress.stop"]
 )
 def test_ctrl_c_right_after_the_start_stops_the_job(cli: Any, moment: str) -> None:
     direct(cli, nodes=2, ranks=2)
@@ -67,7 +47,7 @@ def test_ctrl_c_right_after_the_start_stops_the_job(cli: Any, moment: str) -> No
 def test_ctrl_c_while_the_end_is_reported_does_not_report_a_start(cli: Any) -> None:
     direct(cli)
     cli.write("ok.py", "print('ran')")
-    done = interrupted_at(cli, "follow._report_outcome", "launch", "ok.py")
+    done = interrupted_at(cli, "cli.actions.follow:_report_outcome", "launch", "ok.py")
     assert done.returncode == 130, done.stderr
     assert "finished: 1 rank" in done.stderr
     assert "being started" not in done.stderr

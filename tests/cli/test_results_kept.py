@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from support.harness import TIMEOUT, interrupt
+from support.interrupts import interrupted_at, start_interrupted
 
 WRITE = (
     "import os\n"
@@ -97,6 +98,36 @@ def test_interrupted_run_keeps_files_outside_the_outputs(cli: Any, remains: Any)
     assert len(remains().instances) == 1
     (job,) = json.loads(cli.ok("jobs", "--json"))
     assert job["state"] == "cancelled"
+
+
+def test_ctrl_c_while_aws_is_queried_about_a_lost_node_keeps_the_files_of_the_other(
+    cli: Any, ec2: Any, remains: Any
+) -> None:
+    configure(
+        cli,
+        "import time\nif rank == '0': write('runs/log'); write('out/best.pt')\nprint('began', flush=True); time.sleep(600)",
+    )
+    process = start_interrupted(
+        cli, "cluster.inspect:ended_nodes", "run", "-n", "2", "train.py", caller="_collect"
+    )
+    assert process.stdout is not None
+    assert all("began" in process.stdout.readline() for _ in range(2))
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    ec2.terminate_instances(InstanceIds=[cluster["nodes"][1]["instance_id"]])
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 3, err
+    assert "node 0: out/ (" in err
+    assert pulled_files(cli) == {"runs/log"}
+    assert remains().instances == [cluster["nodes"][0]["instance_id"]]
+
+
+def test_run_keeps_the_cluster_if_it_is_unknown_what_the_nodes_hold(cli: Any, remains: Any) -> None:
+    configure(cli, "write('runs/log')")
+    done = interrupted_at(cli, "cli.actions.run:collect", "run", "-n", "1", "train.py", on_call=True)
+    assert done.returncode == 3, done.stderr
+    assert "the nodes were not checked, so their files are unknown" in done.stderr
+    assert "`cloudddp pull --all-nodes`, then `cloudddp down`" in done.stderr
+    assert len(remains().instances) == 1
 
 
 def test_job_without_results_is_reported(cli: Any, remains: Any) -> None:

@@ -27,12 +27,14 @@ from cloudddp.cluster import inspect, teardown
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.config.options import Flag, GlobalOptions
-from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers
+from cloudddp.errors import CloudDDPError, Command, Interrupted, Leftovers
 from cloudddp.job import cancel, launch, project_files, ranks
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.ranks import Script
 from cloudddp.job.results import pull
 from cloudddp.text import one_line
+
+_UNCHECKED = Left(("the nodes were not checked, so their files are unknown",), Command("pull", "--all-nodes"))
 
 
 @dataclass(slots=True)
@@ -41,12 +43,18 @@ class _Ending:
 
     discard: bool
     planned: str = ""  # the id of the cluster that is about to be created
+    started: bool = False  # the job may have written files
     finished: JobResult | None = None
-    left: Left | None = None
+    left: Left | None = None  # None until the nodes have been checked
 
     @property
     def unknown(self) -> bool:
         return self.finished is not None and self.finished.status == "unknown"
+
+    @property
+    def held(self) -> Left:
+        """What the nodes hold, as far as it is known."""
+        return self.left or (_UNCHECKED if self.started else Left())
 
 
 def run(
@@ -109,6 +117,7 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
     """Run the job to its end, and pull its results."""
     job_id = launch.new_id()
     with session.connect() as (cluster, runner):
+        ending.started = True
         try:
             with stopped_if_interrupted(session.console, runner, job_id):
                 start_job(session, runner, cluster, script, job_id)
@@ -123,12 +132,13 @@ def _collect(session: Session, runner: Runner, cluster: Cluster, job_id: str, en
     """Pull results before the nodes are terminated. A job that may still run is ended first."""
     if ending.unknown:
         return
-    if ending.finished is None:
-        cancel.abort_launch(runner, job_id, grace=session.settings.job.stop_grace)
-    ended: dict[int, str] = {}
-    if ending.finished is not None and ending.finished.lost:
-        with contextlib.suppress(AWSError):
-            ended = inspect.ended_nodes(session.aws(), cluster, ending.finished.lost)
+    with signals.protected(lambda: session.console.log("checking the nodes for results first")):
+        if ending.finished is None:
+            cancel.abort_launch(runner, job_id, grace=session.settings.job.stop_grace)
+        ended: dict[int, str] = {}
+        if ending.finished is not None and ending.finished.lost:
+            with contextlib.suppress(CloudDDPError):  # also where the credentials can no longer be loaded
+                ended = inspect.ended_nodes(session.aws(), cluster, ending.finished.lost)
     ending.left = collect(session, runner, job_id, ended)
 
 
@@ -137,10 +147,11 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
     console = session.console
     with signals.protected(lambda: console.log(teardown.STILL_REMOVING)):
         try:
-            if ending.unknown and _still_live(session.aws(), cluster):
-                _leave_running(cluster)
-            if ending.left is not None and ending.left.lines:
-                _keep(session, cluster, ending.left, discard=ending.discard)
+            if ending.unknown:
+                if _still_live(session.aws(), cluster):
+                    _leave_running(cluster)
+            elif ending.held.lines:
+                _keep(session, cluster, ending.held, discard=ending.discard)
             report = take_down(session, cluster.id)
         except Leftovers:
             raise

@@ -1,0 +1,59 @@
+"""Commands that get Ctrl-C at an exact moment."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from support.harness import TIMEOUT
+
+_PROGRAM = """
+import importlib, os, signal, sys
+from cloudddp import __main__
+
+module, _, path = {moment!r}.partition(":")
+*owners, name = path.split(".")
+owner = importlib.import_module("cloudddp." + module)
+for one in owners:
+    owner = getattr(owner, one)
+real = getattr(owner, name)
+
+def interrupted(*args, **kwargs):
+    now = {caller!r} in ("", sys._getframe(1).f_code.co_name)
+    if now and {on_call}:
+        os.kill(os.getpid(), signal.SIGINT)
+    result = real(*args, **kwargs)
+    if now and not {on_call}:
+        os.kill(os.getpid(), signal.SIGINT)
+    return result
+
+setattr(owner, name, interrupted)
+__main__.main()
+"""
+
+
+def start_interrupted(
+    cli: Any, moment: str, *words: str, caller: str = "", on_call: bool = False
+) -> subprocess.Popen[str]:
+    """Start a command that gets Ctrl-C as a function returns, or with `on_call` as it is called.
+
+    `moment` is the function, for example `cli.progress:Progress.stop`; with `caller` only calls by this function count.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM.format(moment=moment, caller=caller, on_call=on_call), *words],
+        cwd=cli.cwd, env=cli.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    cli.started.append(process)
+    return process
+
+
+def interrupted_at(
+    cli: Any, moment: str, *words: str, caller: str = "", on_call: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a command as `start_interrupted` does, to its end."""
+    process = start_interrupted(cli, moment, *words, caller=caller, on_call=on_call)
+    out, err = process.communicate(timeout=TIMEOUT)
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
