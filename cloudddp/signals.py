@@ -3,6 +3,7 @@
 | phase                                                  | first signal                    | further signals |
 |--------------------------------------------------------|---------------------------------|-----------------|
 | `arm()`: normal work                                   | raises                          | dropped, until the next `arm()` |
+| `interruptible()`: work that is followed by a teardown | raises                          | dropped, also after the block |
 | `deferred()`: a call to AWS that creates something     | a notice; raises after the call | dropped         |
 | `protected()`: a teardown, the cancelling of a job     | a notice; dropped               | dropped         |
 | `ignore()`: the work is done, nothing can be undone    | dropped                         | dropped         |
@@ -40,6 +41,19 @@ EXCEPTIONS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, sign
 def arm() -> None:
     """Let the next signal raise KeyboardInterrupt, Terminated or HungUp."""
     _handle(_raise)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let one signal interrupt the block, and none what follows it, so that a teardown after it always begins.
+
+    From the end of the block on signals are dropped, until the next `arm()`.
+    """
+    arm()
+    try:
+        yield
+    finally:
+        _handle(_drop)
 
 
 def ignore() -> None:
@@ -85,7 +99,7 @@ def _raise(number: int, _: FrameType | None) -> None:
 
 
 def _drop(_: int, __: FrameType | None) -> None:
-    """An earlier signal was raised and is being handled."""
+    """An earlier signal was raised and is being handled, or the work that it could interrupt is done."""
 
 
 def _notify_once(notice: Notice) -> Callable[[int, FrameType | None], None]:

@@ -38,7 +38,6 @@ _CAUSED_BY_FILES = (
 def run(arguments: Sequence[str]) -> int:
     """Run a command line, without the program's name, and return the exit code."""
     streams.guard()
-    signals.arm()
     try:
         return _run(Console(), arguments)
     finally:
@@ -48,11 +47,13 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(console: Console, arguments: Sequence[str]) -> int:
     try:
-        code = main.main(
-            list(arguments), prog_name="cloudddp", standalone_mode=False, color=colour(), obj=console
-        )
-        if sys.stdout is not None:  # now, while an error can still be reported
-            sys.stdout.flush()
+        # The report of an error is not interrupted: it may name nodes that are still running.
+        with signals.interruptible():
+            code = main.main(
+                list(arguments), prog_name="cloudddp", standalone_mode=False, color=colour(), obj=console
+            )
+            if sys.stdout is not None:  # now, while an error can still be reported
+                sys.stdout.flush()
         return int(code or 0)
     except click.exceptions.Exit as exit_:
         return int(exit_.exit_code)

@@ -46,13 +46,15 @@ def up(
     *,
     progress: ProgressCallback,
     confirm: Callable[[Plan, discover.TypeInfo], None] = lambda *_: None,
+    on_ready: Callable[[Cluster], None] = lambda _: None,
     dial: Dial = dial,
     caller: Callable[[], str] = discover.caller_block,
 ) -> UpResult:
     """Create the cluster and return when every node is ready to train; check it and return if it already exists.
 
     `confirm` is called with the plan before anything is created, and raises to refuse. After any error or interrupt
-    everything is removed again, and that is verified. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
+    everything is removed again, and that is verified. `on_ready` is called with the cluster if it was created: from then
+    on a caller that is interrupted has to remove it, even if this function does not return. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
     Leftovers.
     """
     discover.require_known_type(aws, spec.instance_type)
@@ -72,7 +74,8 @@ def up(
     the_plan = plan(spec, context, identity, price, units=(timer, service))
     folder = ClusterFolder(identity.cluster_id)
     folder.create(_record(aws, spec, the_plan), private_key=private_key, host_public=identity.host_public)
-    return UpResult(_create(aws, spec, the_plan, folder, info.gpus, progress, dial), the_plan)
+    cluster = _create(aws, spec, the_plan, folder, info.gpus, progress, on_ready, dial)
+    return UpResult(cluster, the_plan)
 
 
 def _create(
@@ -82,6 +85,7 @@ def _create(
     folder: ClusterFolder,
     gpus: int,
     progress: ProgressCallback,
+    on_ready: Callable[[Cluster], None],
     dial: Dial,
 ) -> Cluster:
     """Execute the plan and return the cluster when it is ready, or remove what was created."""
@@ -93,6 +97,7 @@ def _create(
             make_ready(aws, cluster, spec, gpus, progress, dial)
             check_intact(aws, cluster)
             folder.journal("ready", nodes={rank: node.id for rank, node in cluster.nodes.items()})
+            on_ready(cluster)  # inside `try`: at every moment this function or the caller removes the cluster
         except NameTaken:
             folder.forget()
             raise

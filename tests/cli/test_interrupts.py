@@ -54,6 +54,12 @@ def test_ctrl_c_while_the_end_is_reported_does_not_report_a_start(cli: Any) -> N
     assert "it was ended" not in done.stderr
 
 
+def test_ctrl_c_while_an_error_is_reported_does_not_replace_it(cli: Any) -> None:
+    done = interrupted_at(cli, "cli.console:Console.error", "status", on_call=True)
+    assert done.returncode == 1, done.stderr
+    assert "no cluster" in done.stderr
+
+
 def test_ctrl_c_on_a_terminal_asks_first(cli: Any) -> None:
     direct(cli)
     cli.write(

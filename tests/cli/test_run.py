@@ -4,44 +4,52 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, interrupt
-
-# A Ctrl-C in the moment between the end of `up` and the first line after it.
-INTERRUPTED = """
-import os, signal, sys
-from cloudddp.__main__ import main
-from cloudddp.cluster import up as creating
-
-up = creating.up
-
-def interrupted(*arguments, **options):
-    created = up(*arguments, **options)
-    os.kill(os.getpid(), signal.SIGINT)
-    return created
-
-creating.up = interrupted
-sys.argv = ["cloudddp", "run", "-n", "1", "--nproc-per-node", "1", "train.py"]
-main()
-"""
+from support.interrupts import interrupted_at
 
 
-def test_interrupt_when_the_cluster_is_ready_removes_it(cli: Any) -> None:
+@pytest.mark.parametrize(
+    ("moment", "caller", "on_call"),
+    [
+        ("cli.actions.run:_Ending.take", "", False),
+        ("cluster.up:_create", "", False),
+        ("cluster.up:up", "", False),
+        ("cli.progress:Progress.stop", "__exit__", False),
+        ("cli.progress:Progress.__exit__", "", False),
+        ("cli.actions.run:bring_up", "", False),
+        ("cli.session:Session.cluster", "", False),
+        ("cluster.connect:connect", "", False),
+        ("job.launch:new_id", "", True),
+    ],
+)
+def test_interrupt_when_the_cluster_is_ready_removes_it(
+    cli: Any, remains: Any, moment: str, caller: str, on_call: bool
+) -> None:
     cli.write("train.py", "print('never runs')\n")
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], cwd=cli.cwd, env=cli.env, stdin=subprocess.DEVNULL, timeout=TIMEOUT,
-        capture_output=True, text=True, check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    left = [one for one in json.loads(cli.ok("ls", "--json")) if one["cluster"] == cli.cluster]
-    assert (done.returncode, left) == (130, []), done.stderr
+    done = interrupted_at(
+        cli, moment, "run", "-n", "1", "--nproc-per-node", "1", "train.py", caller=caller, on_call=on_call
+    )
+    assert done.returncode == 130, done.stderr
+    assert remains().nothing
     assert "never runs" not in done.stdout
+
+
+@pytest.mark.parametrize("moment", ["cli.actions.run:_end", "signals:protected"])
+def test_interrupt_before_the_teardown_does_not_prevent_it(cli: Any, remains: Any, moment: str) -> None:
+    """As `finally` is entered, and as signals are about to be held back."""
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
+    cli.write("ok.py", "print('ran')\n")
+    caller = "_end" if moment == "signals:protected" else ""
+    done = interrupted_at(
+        cli, moment, "run", "-n", "1", "--nproc-per-node", "1", "ok.py", caller=caller, on_call=True
+    )
+    assert "ran" in done.stdout
+    assert remains().nothing
+    assert done.returncode == 0, done.stderr
 
 
 def test_run_removes_the_cluster_and_returns_the_job_exit_code(cli: Any, remains: Any) -> None:
@@ -95,6 +103,22 @@ def test_run_refuses_before_it_creates_nodes(
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert faults.calls == []
+
+
+def test_run_does_not_take_over_a_cluster_that_appears_after_its_check(
+    cli: Any, simulator: Any, faults: Any, remains: Any
+) -> None:
+    cli.write("train.py", "print('never runs')")
+    came, go = faults.hold("DescribeInstances")
+    process = cli.start("run", "-n", "1", "--nproc-per-node", "1", "train.py")
+    assert came.wait(60)
+    cli.ok("up", "-n", "1", AWS_ENDPOINT_URL=simulator.endpoint)
+    go.set()
+    out, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, err
+    assert "already exists; `run` creates and removes a cluster of its own" in err
+    assert "never runs" not in out
+    assert len(remains().instances) == 1
 
 
 def test_run_with_more_ranks_than_gpus_creates_nothing(cli: Any, faults: Any, remains: Any) -> None:

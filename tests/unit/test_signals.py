@@ -55,6 +55,23 @@ except signals.Terminated:
     assert output(program) == [exception, "handled", "armed again"]
 
 
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_what_follows_an_interruptible_block_is_not_interrupted(interrupted: bool) -> None:
+    program = f"""
+try:
+    with signals.interruptible():
+        if {interrupted}:
+            send("SIGINT")
+        print("done")
+except KeyboardInterrupt:
+    print("raised")
+finally:
+    send("SIGINT", "SIGTERM", "SIGHUP")
+    print("removed")
+"""
+    assert output(program) == ["raised" if interrupted else "done", "removed"]
+
+
 def test_protected_block_is_not_interrupted_and_reports_once() -> None:
     program = """
 signals.arm()

@@ -25,7 +25,6 @@ from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import inspect, teardown
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.plan import Plan
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, Interrupted, Leftovers
 from cloudddp.job import cancel, launch, project_files, ranks
@@ -39,13 +38,18 @@ _UNCHECKED = Left(("the nodes were not checked, so their files are unknown",), C
 
 @dataclass(slots=True)
 class _Ending:
-    """How the job ended and which files the nodes still hold: this decides whether the nodes may be terminated."""
+    """What has to be removed, how the job ended and which files the nodes still hold: this decides whether the nodes may
+    be terminated."""
 
     discard: bool
-    planned: str = ""  # the id of the cluster that is about to be created
+    cluster: Cluster | None = None  # None until `run` has to remove it
     started: bool = False  # the job may have written files
     finished: JobResult | None = None
     left: Left | None = None  # None until the nodes have been checked
+
+    def take(self, cluster: Cluster) -> None:
+        """Take over a cluster that is ready."""
+        self.cluster = cluster
 
     @property
     def unknown(self) -> bool:
@@ -75,37 +79,35 @@ def run(
         session.root / project_files.RESULTS, hint="make it a folder that you can write to, or remove it"
     )
     _refuse_existing(session)
-    created: Cluster | None = None
     ending = _Ending(discard)
-
-    def check(plan: Plan, info: TypeInfo) -> None:
-        _check_fits(session, info)
-        ending.planned = plan.cluster_id
-
     try:
-        created = bring_up(session, yes=yes, check=check).cluster
-        finished = _run_job(session, wanted, ending)
+        with signals.interruptible():  # but not the teardown
+            bring_up(session, yes=yes, check=lambda _, info: _check_fits(session, info), on_ready=ending.take)
+            if ending.cluster is None:
+                raise _exists(session)  # another command has created it in the meantime
+            finished = _run_job(session, wanted, ending)
     except JobStopped as stopped:
         raise Interrupted(f"{stopped.outcome}; the cluster is removed") from None
     except Interrupted as stopped:  # its hint would be about a cluster that stays up
         raise Interrupted(stopped.message) from None
-    except KeyboardInterrupt:
-        if created is None and ending.planned:  # `up` was not interrupted, but what came right after it
-            created = inspect.refresh(session.aws(), session.settings.cluster.name, ending.planned)
-        raise
     finally:
-        if created is not None:
-            _end(session, created, ending)
+        if ending.cluster is not None:
+            _end(session, ending.cluster, ending)
     return finished.exit_code
 
 
 def _refuse_existing(session: Session) -> None:
     name = session.settings.cluster.name
     if any(cluster.live for cluster in inspect.find(session.aws(), name)):
-        raise CloudDDPError(
-            f"cluster {name!r} already exists; `run` creates and removes a cluster of its own",
-            hint=("use ", Command("launch"), ", or choose another name with -c"),
-        )
+        raise _exists(session)
+
+
+def _exists(session: Session) -> CloudDDPError:
+    name = session.settings.cluster.name
+    return CloudDDPError(
+        f"cluster {name!r} already exists; `run` creates and removes a cluster of its own",
+        hint=("use ", Command("launch"), ", or choose another name with -c"),
+    )
 
 
 def _check_fits(session: Session, info: TypeInfo) -> None:

@@ -12,6 +12,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import up as creating
+from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.options import Flag, GlobalOptions
@@ -41,10 +42,14 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
 
 
 def bring_up(
-    session: Session, *, yes: bool, check: Callable[[Plan, TypeInfo], None] = lambda *_: None
+    session: Session,
+    *,
+    yes: bool,
+    check: Callable[[Plan, TypeInfo], None] = lambda *_: None,
+    on_ready: Callable[[Cluster], None] = lambda _: None,
 ) -> UpResult:
     """Create the cluster after asking, for `up` and `run`. `check` is called before, and raises for what the instance
-    type cannot do."""
+    type cannot do. `on_ready` is called with the cluster that was created, which the caller now has to remove."""
     console, spec = session.console, session.settings.cluster
     with console.progress() as progress:
 
@@ -54,4 +59,4 @@ def bring_up(
             console.print(lifecycle.plan(plan, info, spec), err=True)
             console.must_confirm("Start these nodes?", yes=yes)
 
-        return creating.up(session.aws(), spec, progress=progress, confirm=agree)
+        return creating.up(session.aws(), spec, progress=progress, confirm=agree, on_ready=on_ready)
