@@ -213,7 +213,7 @@ class Node:
 
     def end(self) -> list[int]:
         """Cancel every job; return the processes that are left, after they were killed."""
-        for folder in (self.store / "jobs").glob("*"):
+        for folder in (self.store / "jobs").glob(f"{self._mark}-*"):
             request = KillRequest(folder.name, 0.0, StopReason.CANCEL)
             done = self.run(request)
             assert done.returncode in (0, ExitCode.OTHER_VERSION), done.stderr.decode()

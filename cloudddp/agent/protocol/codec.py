@@ -51,9 +51,13 @@ def is_plain(text: str, others: str) -> bool:
     return text.isascii() and text.isalnum()
 
 
+def is_job_id(text: str) -> bool:
+    return 0 < len(text) <= MAX_JOB_ID and not text.startswith("-") and is_plain(text, "-")
+
+
 def check_job_id(name: str, text: str) -> None:
     """Raise ProtocolError unless the text is a job id: it becomes a part of paths, here and on the nodes."""
-    if not 0 < len(text) <= MAX_JOB_ID or text.startswith("-") or not is_plain(text, "-"):
+    if not is_job_id(text):
         raise ProtocolError(f"{name} is not a job id: {text[:80]!r}")
 
 

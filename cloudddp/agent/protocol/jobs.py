@@ -17,6 +17,7 @@ from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import TrainingStatus
 
 MAX_LISTING = 8 << 20  # bytes of a list of jobs: 5,000 of 8 ranks
+MAX_JOBS = 5_000  # of one node; the newest are listed
 MAX_RANKS = 256  # of one node, as job.nproc_per_node allows
 MAX_RANK = 1 << 16
 MAX_NODES = 1 << 10
@@ -84,6 +85,9 @@ class JobState:
 @dataclass(frozen=True)
 class JobsReply:
     jobs: tuple[JobState, ...]
+
+    def __post_init__(self) -> None:
+        check_length("jobs", self.jobs, MAX_JOBS)
 
 
 @dataclass(frozen=True)

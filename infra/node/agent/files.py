@@ -19,7 +19,7 @@ def manifest_file(folder: Path) -> Path:
 def recorded_manifest(folder: Path) -> Manifest:
     """Return what the last sync wrote."""
     try:
-        return decode_mapping(manifest_file(folder).read_bytes(), Entry)
+        return decode_mapping(store.read_bytes(manifest_file(folder)), Entry)
     except (OSError, ProtocolError):
         return {}
 
@@ -35,7 +35,7 @@ def describe(path: Path) -> Optional[Entry]:
     try:
         info = os.lstat(path)
         return entry_of(info, os.readlink(path) if stat.S_ISLNK(info.st_mode) else "")
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in the name
         return None
 
 

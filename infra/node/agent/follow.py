@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from agent import jobs, phases, store
 from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
@@ -23,7 +22,7 @@ MAX_AT_ONCE = 1 << 20
 
 def step(request: FollowRequest) -> int:
     folder = store.job_folder(request.job)
-    if not (folder / phases.JOB_FILE).exists():
+    if not phases.was_started(folder):
         sys.stderr.write(f"no job {request.job} on this node\n")
         return int(ExitCode.NO_JOB)
     out = sys.stdout.buffer
@@ -57,14 +56,13 @@ def step(request: FollowRequest) -> int:
 
 
 def _log_files(folder: Path) -> list[tuple[int, Path]]:
-    logs = [(int(path.stem), path) for path in (folder / "ranks").glob("*.log")]
-    return [(LAUNCHER_RANK, folder / "launcher.log"), *sorted(logs)]
+    return [(LAUNCHER_RANK, folder / "launcher.log"), *phases.rank_files(folder, ".log")]
 
 
 def _new_bytes(path: Path, offset: int, limit: int) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, data) of what was added until now, in pieces, and at most `limit` bytes of it."""
     try:
-        file: BinaryIO = open(path, "rb")  # noqa: SIM115
+        file = store.open_regular(path)
     except OSError:
         return
     with file:

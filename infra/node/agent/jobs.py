@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any, Optional
 
 from agent import phases, store
 from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TEXT
-from cloudddp.agent.protocol.jobs import JobsReply, JobsRequest, JobState, RankRecord
+from cloudddp.agent.protocol.jobs import MAX_JOBS, JobsReply, JobsRequest, JobState, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
 
@@ -23,21 +22,21 @@ STATUS_LIMIT = 1 << 14  # bytes of a training status
 
 
 def step(_: JobsRequest) -> JobsReply:
-    return JobsReply(tuple([state_of(folder) for folder in phases.known_folders()]))
+    return JobsReply(tuple([state_of(folder) for folder in phases.known_folders()[-MAX_JOBS:]]))
 
 
 def state_of(folder: Path) -> JobState:
-    """Return the state of a job from its files."""
+    """Return the state of a job from its files. A job whose record is unreadable is lost."""
     record = phases.recorded(folder)
     setup = None if record is not None else phases.running_setup(folder)
     if setup is not None:
         found = JobState(
-            setup.job, JobPhase.SETUP, node=setup.node, script=setup.script, started=setup.started
-        )
+            folder.name, JobPhase.SETUP, node=setup.node, script=setup.script[:MAX_TEXT], started=setup.started,
+        )  # fmt: skip
     elif record is not None:
         found = JobState(
-            record.job, record.state, node=record.node, exit_code=record.exit_code, started=record.started,
-            ended=record.ended, error=record.error[:MAX_TEXT], script=record.script,
+            folder.name, record.state, node=record.node, exit_code=record.exit_code, started=record.started,
+            ended=record.ended, error=record.error[:MAX_TEXT], script=record.script[:MAX_TEXT],
             expected=record.expected, max_restarts=record.max_restarts,
         )  # fmt: skip
     else:
@@ -55,7 +54,7 @@ def state_of(folder: Path) -> JobState:
 
 
 def rank_records(folder: Path) -> list[RankRecord]:
-    records = [store.read(path, RankRecord) for path in sorted((folder / "ranks").glob("*.json"))]
+    records = [store.read(path, RankRecord) for _, path in phases.rank_files(folder, ".json")]
     return [record for record in records if record is not None]
 
 
@@ -79,7 +78,7 @@ def outcome(folder: Path, ranks: int, codes: Sequence[int]) -> dict[str, Any]:
 
 def _settle(folder: Path) -> None:
     """Record an end for ranks whose wrapper was killed with them."""
-    for path in (folder / "ranks").glob("*.json"):
+    for _, path in phases.rank_files(folder, ".json"):
         record = store.read(path, RankRecord)
         if record is not None and record.exit_code is None:
             killed = int(signal.SIGKILL)
@@ -95,9 +94,9 @@ def training_status(folder: Path) -> Optional[TrainingStatus]:
     A script may write anything there: unknown keys, other types and numbers that a float cannot hold are dropped.
     """
     try:
-        with open(folder / store.STATUS_FILE, "rb") as file:
-            report = json.loads(file.read(STATUS_LIMIT))
-            written = os.fstat(file.fileno()).st_mtime
+        path = folder / store.STATUS_FILE
+        report = json.loads(store.read_bytes(path, STATUS_LIMIT))
+        written = phases.modified(path)
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(report, dict):

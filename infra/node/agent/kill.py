@@ -19,7 +19,7 @@ def step(request: KillRequest) -> KillReply:
     """A job that is not known yet may be about to start, over another connection: it is marked, so that it does not."""
     folder = store.job_folder(request.job)
     with store.locked("jobs"):  # not in the middle of a start
-        job = store.read(folder / phases.JOB_FILE, phases.JobFile)
+        job = phases.job_file(folder)
         if job is None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if request.reason is not StopReason.FINISHED and phases.phase_of(folder) not in FINAL:

@@ -47,7 +47,7 @@ Places = dict[str, list[int]]  # place -> [files, bytes]
 def step(request: NewFilesRequest) -> NewFilesReply:
     project = store.project_folder(request.project)
     now = _file_clock()
-    folders = [f for f in (store.ROOT / "jobs").glob("*") if (f / phases.JOB_FILE).exists()]
+    folders = [f for f in phases.job_folders() if phases.was_started(f)]
     chosen = [f for f in folders if request.job in ("", f.name)]
     begins = sorted((_began_at(f), f.name) for f in chosen)
     found: dict[str, dict[str, Places]] = {}

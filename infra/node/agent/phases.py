@@ -7,6 +7,7 @@ it holds `setup.json` (SetupFile). An empty file `cancel` or `stopped` marks tha
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Optional
 
 from agent import processes, store
 from agent.processes import Task
+from cloudddp.agent.protocol.codec import MAX_TIME, check_range, is_job_id
+from cloudddp.agent.protocol.jobs import MAX_NODES, MAX_RANK, MAX_RANKS, MAX_RESTARTS
 from cloudddp.agent.protocol.phases import MAX_RUNNING, JobPhase
 
 JOB_FILE = "job.json"
@@ -50,6 +53,14 @@ class StateFile:
     expected: Optional[int] = None
     max_restarts: int = 0
 
+    def __post_init__(self) -> None:
+        check_range("node", self.node, 0, MAX_NODES)
+        check_range("started", self.started, 0, MAX_TIME)
+        check_range("ended", self.ended, 0, MAX_TIME)
+        check_range("exit_code", self.exit_code, 0, 255)
+        check_range("expected", self.expected, 0, MAX_RANKS)
+        check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
+
 
 @dataclass(frozen=True)
 class SetupFile:
@@ -62,10 +73,42 @@ class SetupFile:
     pid: int
     born: str
 
+    def __post_init__(self) -> None:
+        check_range("node", self.node, 0, MAX_NODES)
+        check_range("started", self.started, 0, MAX_TIME)
+
+
+def job_folders() -> list[Path]:
+    """Return the folders that are named by a job id. A script may create others."""
+    return sorted(folder for folder in (store.ROOT / "jobs").glob("*") if is_job_id(folder.name))
+
 
 def known_folders() -> list[Path]:
-    folders = sorted((store.ROOT / "jobs").glob("*"))
-    return [folder for folder in folders if (folder / JOB_FILE).exists() or running_setup(folder)]
+    return [folder for folder in job_folders() if was_started(folder) or running_setup(folder)]
+
+
+def was_started(folder: Path) -> bool:
+    return os.path.exists(folder / JOB_FILE)  # unlike Path.exists, False where the folder is unreadable
+
+
+def rank_files(folder: Path, ending: str) -> list[tuple[int, Path]]:
+    """Return the files of the ranks with this ending, by rank. Names that no rank has are skipped."""
+    found = ((_rank_of(path.name[: -len(ending)]), path) for path in (folder / "ranks").glob(f"*{ending}"))
+    return sorted((rank, path) for rank, path in found if rank is not None)[:MAX_RANKS]
+
+
+def _rank_of(name: str) -> Optional[int]:
+    number = int(name) if name.isascii() and name.isdigit() and len(name) < 10 else -1
+    return number if str(number) == name and 0 <= number <= MAX_RANK else None
+
+
+def job_file(folder: Path) -> Optional[JobFile]:
+    """Return the record of a job that was started. What is unreadable in it is taken from its state."""
+    job = store.read(folder / JOB_FILE, JobFile)
+    if job is not None or not was_started(folder):
+        return job
+    state = store.read(folder / STATE_FILE, StateFile)
+    return None if state is None else JobFile(state.node, state.expected or 0)
 
 
 def task(folder: Path, node: int) -> Task:
@@ -92,8 +135,16 @@ def _is_gone(folder: Path, state: StateFile) -> bool:
     if state.state is JobPhase.RUNNING:
         return processes.born(state.pid or 0) != state.born
     if state.state is JobPhase.STARTING:
-        return time.time() - (folder / JOB_FILE).stat().st_mtime > START_SECONDS
+        return time.time() - _written_at(folder) > START_SECONDS
     return False
+
+
+def _written_at(folder: Path) -> float:
+    """Return when a job's folder got its record. A script can set the mtime of a file, but not the ctime."""
+    try:
+        return os.lstat(folder / JOB_FILE).st_ctime
+    except OSError:
+        return 0.0
 
 
 def running_setup(folder: Path) -> Optional[SetupFile]:
@@ -133,6 +184,11 @@ def is_stopping(folder: Path) -> bool:
 
 def cancelled_at(folder: Path) -> Optional[float]:
     try:
-        return (folder / CANCEL_MARK).stat().st_mtime
+        return modified(folder / CANCEL_MARK)
     except OSError:
         return None
+
+
+def modified(path: Path) -> float:
+    """Return when a file was modified, in range: a script may set any time, also one before 1970. Raises OSError."""
+    return min(max(os.lstat(path).st_mtime, 0.0), MAX_TIME)

@@ -16,7 +16,7 @@ MAX_RECORDED = 1000  # paths; the latest are kept
 def pulled_times(folder: Path) -> dict[str, int]:
     """Return path -> when it was pulled, by the file system's clock (ns)."""
     try:
-        return decode_mapping(_file(folder).read_bytes(), int)
+        return decode_mapping(store.read_bytes(_file(folder)), int)
     except (OSError, ProtocolError):
         return {}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional, TypeVar
+from typing import Any, BinaryIO, Optional, TypeVar
 
 from cloudddp.agent.protocol.codec import (
     MAX_REQUEST,
@@ -24,12 +26,17 @@ ROOT = Path.home() / ".cloudddp"
 RESERVE = "reserve"  # a file in a job's folder: its blocks are for the records that are written when the disk is full
 STATUS_FILE = "status.json"  # in a job's folder: the training status that rank 0 reports
 RESERVE_BYTES = 1 << 16
+MAX_RECORD = 1 << 20  # bytes of a job's record: one with the longest script takes 800 kB
 
 
 def write(path: Path, record: Any) -> None:
+    """Replace a file by a record."""
+    replace(path, encode(record))
+
+
+def replace(path: Path, data: bytes) -> None:
     """Replace a file atomically, so that no reader gets a partial file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    data = encode(record)
     try:
         write_private(temporary, data)
     except OSError:
@@ -49,9 +56,30 @@ def write_private(path: Path, data: bytes) -> None:
 def read(path: Path, kind: type[T]) -> Optional[T]:
     """Return the record in a file, or None where there is none that fits."""
     try:
-        return decode(path.read_bytes(), kind, limit=MAX_REQUEST)
+        return decode(read_bytes(path, MAX_RECORD), kind)
     except (OSError, ProtocolError):
         return None
+
+
+def read_bytes(path: Path, limit: int = MAX_REQUEST) -> bytes:
+    """Return the contents of a file. Raises OSError, also for more than `limit` bytes."""
+    with open_regular(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError for anything but a regular file.
+
+    A rank may replace any file here: a pipe would block the step, and a device such as /dev/zero has no end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(descriptor, "rb")
 
 
 def project_folder(name: str) -> Path:

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 FILE = "version"
 UNRECORDED = 1
 UNREADABLE = 0
+MAX_DIGITS = 8
 
 
 def stored() -> int:
     try:
-        text = (store.ROOT / FILE).read_text()
+        text = store.read_bytes(store.ROOT / FILE, MAX_DIGITS + 1).decode("ascii").strip()
     except FileNotFoundError:
         return UNRECORDED
     except (OSError, ValueError):
         return UNREADABLE
-    return int(text) if text.strip().isdigit() and len(text) < 10 else UNREADABLE
+    return int(text) if text.isdigit() else UNREADABLE
 
 
 def conflict(step: str) -> Optional[VersionConflict]:
@@ -52,7 +53,7 @@ def conflict(step: str) -> Optional[VersionConflict]:
 def take_over() -> None:
     """Record this version, and remove the agents of other versions, which are no longer in use."""
     with contextlib.suppress(OSError):  # on a full disk the next step tries again
-        store.write_private(store.ROOT / FILE, f"{VERSION}\n".encode())
+        store.replace(store.ROOT / FILE, f"{VERSION}\n".encode())
     for path in store.ROOT.glob("agent-*.py"):
         with contextlib.suppress(OSError):
             path.unlink()

@@ -1,0 +1,192 @@
+"""Files in a node's store that a script has damaged or replaced: they concern their job only, and no step waits for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.agentnode import FOREVER, Node
+
+from cloudddp.agent.protocol import VERSION
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.results import NewFilesRequest
+from cloudddp.agent.protocol.training import TrainingState
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+BEFORE_1970 = (-1e9, -1e9)
+REPORT = "import os\nopen(os.environ['CLOUDDDP_STATUS_FILE'], 'w').write('{\"state\": \"finished\"}')\n"
+
+
+def ended(node: Node, job: str = "job-1", code: str = "print('ran')") -> Path:
+    """Run a job to its end; return its folder."""
+    node.start(code, job=job)
+    assert node.follow(job).state.phase is JobPhase.SUCCEEDED
+    return node.folder(job)
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def phases(node: Node) -> dict[str, JobPhase]:
+    return {one.job: one.phase for one in node.jobs()}
+
+
+def test_status_file_from_before_1970_is_reported(node: Node) -> None:
+    folder = ended(node, code=REPORT + f"os.utime(os.environ['CLOUDDDP_STATUS_FILE'], {BEFORE_1970})\n")
+    for training in (node.state().training, node.follow().state.training, node.cancel().training):
+        assert training is not None
+        assert (training.state, training.reported) == (TrainingState.FINISHED, 0.0)
+    assert (folder / "status.json").stat().st_mtime < 0
+
+
+def test_cancel_from_before_1970_is_reported(node: Node) -> None:
+    mark = ended(node) / "cancel"
+    mark.touch()
+    os.utime(mark, BEFORE_1970)
+    assert node.state().cancelled == 0.0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"exit_code": 999},
+        {"started": -1},
+        {"ended": 1e300},
+        {"node": -1},
+        {"expected": 10**6},
+        {"state": "x"},
+    ],
+    ids=str,
+)
+def test_record_out_of_range_loses_its_job_only(node: Node, values: dict[str, Any]) -> None:
+    ended(node, "job-2")
+    change(ended(node) / "state.json", **values)
+    assert phases(node) == {node.id(): JobPhase.LOST, node.id("job-2"): JobPhase.SUCCEEDED}
+    assert node.follow().logs == {0: b"ran\n"}
+    assert node.cancel().left == 0
+
+
+def test_record_that_names_another_job_is_reported_as_its_own(node: Node) -> None:
+    change(ended(node) / "state.json", job="../../other")
+    assert phases(node) == {node.id(): JobPhase.SUCCEEDED}
+
+
+@pytest.mark.parametrize("name", ["zz_x", "..x", "²"])
+def test_folder_that_is_not_named_by_a_job_id_is_skipped(node: Node, name: str) -> None:
+    ended(node)
+    folder = node.store / "jobs" / name
+    folder.mkdir()
+    (folder / "job.json").write_text('{"node": 0, "ranks": 1}')
+    (node.project / "model.pt").write_text("weights")
+    assert phases(node) == {node.id(): JobPhase.SUCCEEDED}
+    assert node.probe().running == ()
+    assert {job.job for job in node.call(NewFilesRequest("p", (), ())).jobs} == {node.id()}
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def zero(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("put", [pipe, zero, huge, Path.mkdir])
+@pytest.mark.parametrize("name", ["state.json", "job.json", "setup.json", "status.json", "ranks/0.json"])
+def test_record_that_is_not_a_file_does_not_stop_a_step(
+    node: Node, name: str, put: Callable[[Path], None]
+) -> None:
+    path = ended(node) / name
+    path.unlink(missing_ok=True)
+    put(path)
+    begin = time.monotonic()
+    expected = JobPhase.LOST if name == "state.json" else JobPhase.SUCCEEDED
+    assert phases(node) == {node.id(): expected}
+    assert node.follow().logs == {0: b"ran\n"}
+    assert node.cancel().left == 0
+    assert node.probe().running == ()
+    ended(node, "job-2")
+    assert time.monotonic() - begin < 40, "a step waited for the file"
+
+
+def test_log_that_is_not_a_file_is_skipped(node: Node) -> None:
+    log = ended(node) / "ranks" / "0.log"
+    for put in (pipe, zero):
+        log.unlink()
+        put(log)
+        assert node.follow().logs == {}
+
+
+@pytest.mark.parametrize("stem", ["x", "-1", "-5", "007", "²", "1e3", "999999", "9" * 100])
+def test_files_that_no_rank_has_are_skipped(node: Node, stem: str) -> None:
+    folder = ended(node)
+    (folder / "ranks" / f"{stem}.log").write_text("false\n")
+    (folder / "ranks" / f"{stem}.json").write_text((folder / "ranks" / "0.json").read_text())
+    found = node.follow()
+    assert found.logs == {0: b"ran\n"}
+    assert len(found.state.ranks) == 1
+
+
+def test_ranks_beyond_the_most_that_a_node_has_are_skipped(node: Node) -> None:
+    folder = ended(node)
+    for rank in range(1, 300):
+        (folder / "ranks" / f"{rank}.log").write_text("x")
+        (folder / "ranks" / f"{rank}.json").write_text(json.dumps({"rank": rank, "exit_code": 0, "ended": 1}))
+    assert len(node.state().ranks) == 256
+    assert len(node.follow().logs) == 256
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "9" * 5000, "-1", "1_0"])
+def test_version_that_is_not_a_number_is_replaced(node: Node, text: str) -> None:
+    node.probe()
+    (node.store / "version").write_text(text)
+    assert node.jobs() == ()
+    assert (node.store / "version").read_text() == f"{VERSION}\n"
+
+
+@pytest.mark.parametrize("put", [pipe, zero, huge])
+def test_version_that_is_not_a_file_is_replaced(node: Node, put: Callable[[Path], None]) -> None:
+    node.probe()
+    (node.store / "version").unlink()
+    put(node.store / "version")
+    assert node.jobs() == ()
+    assert (node.store / "version").read_text() == f"{VERSION}\n"
+
+
+@pytest.mark.parametrize("put", [pipe, zero, huge])
+@pytest.mark.parametrize("name", ["manifest-p.json", "pulled-p.json"])
+def test_list_of_files_that_is_not_a_file_is_empty(
+    node: Node, name: str, put: Callable[[Path], None]
+) -> None:
+    ended(node)
+    put(node.store / name)
+    assert node.probe(manifest_digest="0" * 64).manifest == {}
+    assert node.call(NewFilesRequest("p", (), ())).complete
+
+
+def test_name_with_a_nul_in_the_list_of_files_is_dropped(node: Node) -> None:
+    node.probe()
+    (node.store / "manifest-p.json").write_text('{"a\\u0000b": ["f", 420, 0, 0, ""]}')
+    assert node.probe(manifest_digest="0" * 64).manifest == {}
+
+
+def test_job_whose_records_are_unreadable_can_be_cancelled(node: Node) -> None:
+    node.start(FOREVER)
+    node.rank_pid()
+    (node.folder() / "job.json").write_text("{}")
+    assert node.probe().running == (node.id(),)
+    answer = node.cancel()
+    assert (answer.left, answer.phase) == (0, JobPhase.CANCELLED)
