@@ -128,3 +128,12 @@ def test_background_process_of_a_set_up_outlives_the_job(node: Node) -> None:
     assert node.kill().left == 0
     assert alive(pid)
     os.kill(pid, signal.SIGKILL)
+
+
+def test_set_up_that_deletes_the_store_succeeds(node: Node) -> None:
+    for _ in range(2):
+        assert set_up(node, f"rm -rf {node.store}; echo run >> log").exit_code == 0
+    assert (node.project / "log").read_text() == "run\n"
+    assert set_up(node, f"rm -rf {node.store}; exit 3").exit_code == 3
+    node.start("print('ran')")
+    assert node.follow().state.phase is JobPhase.SUCCEEDED

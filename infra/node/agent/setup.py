@@ -63,7 +63,8 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
             if code:
                 return SetupReply(exit_code=code, command=command[:MAX_TEXT], output=output)
     finally:
-        task.record.unlink()
+        task.record.unlink(missing_ok=True)  # a command may have deleted the whole store
+    store.create_root()
     stamp.write_text("done\n")
     return SetupReply(exit_code=0)
 
