@@ -36,7 +36,8 @@ class Cancelled:
 def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
     """Stop every rank of a job on every node, or its setup.
 
-    Raises NodeError where processes survive, or a node cannot be reached.
+    Raises NodeError where processes survive, where nothing was stopped of a job that has not ended, or where a node
+    cannot be reached.
     """
     outcome = runner.each(
         lambda node: kill(runner, node, job_id, grace=grace, reason=StopReason.CANCEL), fatal=lambda _: False
@@ -49,12 +50,20 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
             f"processes could not be killed: {counts}",
             hint=("repeat the cancel; ", Command("down"), " terminates the nodes"),
         )
-    return Cancelled(
+    done = Cancelled(
         ranks=sum(reply.ranks for reply in replies.values()),
         processes=sum(reply.ended for reply in replies.values()),
         setup=any(reply.phase is JobPhase.SETUP for reply in replies.values()),
         training=TrainingStatus.from_replies(reply.training for reply in replies.values()),
     )
+    going_on = {node: reply.phase for node, reply in replies.items() if reply.phase and not reply.phase.ended}
+    if going_on and not done.text:
+        node, phase = next(iter(going_on.items()))
+        raise NodeError(
+            f"job {job_id}: nothing of it was stopped, and node {node} reports it as {phase.value}",
+            hint=("repeat the cancel; ", Command("down"), " terminates the nodes"),
+        )
+    return done
 
 
 def abort_launch(runner: Runner, job_id: str, *, grace: float = 1.0) -> list[int]:

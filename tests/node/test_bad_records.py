@@ -166,6 +166,28 @@ def test_version_that_is_not_a_file_is_replaced(node: Node, put: Callable[[Path]
     assert (node.store / "version").read_text() == f"{VERSION}\n"
 
 
+ENDED_PID = 2**22 + 1  # no process has it
+
+
+def test_record_without_a_process_is_lost(node: Node) -> None:
+    """A process that has ended and one that was never recorded must not look alike."""
+    folder = ended(node)
+    (folder / "state.json").write_text(json.dumps({"job": node.id(), "node": 1, "state": "running"}))
+    assert node.state().phase is JobPhase.LOST
+    assert node.probe().running == ()
+    ended(node, "job-2")
+
+
+def test_setup_without_a_process_has_ended(node: Node) -> None:
+    folder = node.folder()
+    folder.mkdir(parents=True)
+    record = {"job": node.id(), "node": 0, "script": "s", "started": 1.0, "pid": ENDED_PID, "born": ""}
+    (folder / "setup.json").write_text(json.dumps(record))
+    assert node.jobs() == ()
+    assert node.probe().running == ()
+    ended(node, "job-2")
+
+
 @pytest.mark.parametrize("put", [pipe, zero, huge])
 @pytest.mark.parametrize("name", ["manifest-p.json", "pulled-p.json"])
 def test_list_of_files_that_is_not_a_file_is_empty(

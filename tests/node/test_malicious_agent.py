@@ -203,6 +203,16 @@ def test_invalid_reply_of_other_steps_is_refused(victim: Victim, step: str, answ
     (victim.cli.cwd / "cloudddp.toml").unlink()
 
 
+@pytest.mark.parametrize("phase", ["running", "starting"])
+def test_cancel_of_a_job_that_goes_on_is_an_error(victim: Victim, phase: str) -> None:
+    victim.answers("kill", f'{{"ended": 0, "left": 0, "phase": "{phase}"}}')
+    done = victim("cancel")
+    assert done.code == 1
+    assert f"nothing of it was stopped, and node 0 reports it as {phase}" in done.err
+    assert "already ended" not in done.out
+    assert_harmless(done)
+
+
 def test_node_that_may_still_run_a_failed_launch_is_named(victim: Victim) -> None:
     for step in ("start", "kill"):
         victim.answers(step, JUNK["no JSON"])

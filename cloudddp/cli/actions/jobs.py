@@ -102,4 +102,7 @@ def cancel(console: Console, options: GlobalOptions, *, anyone: bool, job_id: st
             console.print(f"job {record.id}: {done.text}")
             report_stopped(console, done.training)
         else:
-            console.print(f"job {record.id}: it had already ended ({record.status})")
+            how = (
+                f" ({record.status})" if record.status.ended else ""
+            )  # it may have ended since it was listed
+            console.print(f"job {record.id}: it had already ended{how}")

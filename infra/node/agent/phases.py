@@ -133,7 +133,7 @@ def recorded(folder: Path) -> Optional[StateFile]:
 
 def _is_gone(folder: Path, state: StateFile) -> bool:
     if state.state is JobPhase.RUNNING:
-        return processes.born(state.pid or 0) != state.born
+        return not processes.runs(state.pid, state.born)
     if state.state is JobPhase.STARTING:
         return time.time() - _written_at(folder) > START_SECONDS
     return False
@@ -152,7 +152,7 @@ def running_setup(folder: Path) -> Optional[SetupFile]:
     setup = store.read(folder / SETUP_FILE, SetupFile)
     if setup is None:
         return None
-    alive = processes.born(setup.pid) == setup.born or processes.find(setup_task(folder, setup.node))
+    alive = processes.runs(setup.pid, setup.born) or processes.find(setup_task(folder, setup.node))
     return setup if alive else None
 
 

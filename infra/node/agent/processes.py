@@ -73,7 +73,7 @@ def _leader(task: Task) -> int:
     The descendants of pid 0 and 1 are all processes of the machine: a damaged record must not end those.
     """
     record = store.read(task.record, Leader)
-    if record is None or record.pid <= 1 or not record.born or born(record.pid) != record.born:
+    if record is None or record.pid <= 1 or not runs(record.pid, record.born):
         return NO_PID
     return record.pid
 
@@ -115,6 +115,11 @@ def born(pid: int) -> str:
     """
     fields = _stat(pid)
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
+
+
+def runs(pid: Optional[int], born_at: str) -> bool:
+    """Return whether the process runs that was recorded with this pid and this `born`. An empty one names none."""
+    return pid is not None and bool(born_at) and born(pid) == born_at
 
 
 def parent(pid: int) -> Optional[int]:
