@@ -74,13 +74,14 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
 
 
 def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
-    """Return the job of that id (or of its unique beginning), or the newest. Raises CloudDDPError for none."""
+    """Return the job of that id (or of its unique beginning), or the newest: of those that run, if any does. Raises
+    CloudDDPError for none."""
     if not jobs:
         raise CloudDDPError(
             "no job has been launched on this cluster", hint=("start one: ", Command("launch", "SCRIPT"))
         )
     if wanted is None:
-        return jobs[-1]
+        return next((one for one in reversed(jobs) if not one.status.ended), jobs[-1])
     matching = [one for one in jobs if one.id.startswith(wanted)]
     exact = [one for one in matching if one.id == wanted]
     found = exact or matching

@@ -79,7 +79,7 @@ def test_record_that_names_another_job_is_reported_as_its_own(node: Node) -> Non
     assert phases(node) == {node.id(): JobPhase.SUCCEEDED}
 
 
-@pytest.mark.parametrize("name", ["zz_x", "..x", "²"])
+@pytest.mark.parametrize("name", ["zz_x", "..x", "²", "zzz"])
 def test_folder_that_is_not_named_by_a_job_id_is_skipped(node: Node, name: str) -> None:
     ended(node)
     folder = node.store / "jobs" / name

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,11 +94,11 @@ class Node:
         self.project = home / "p"
         self.project.mkdir(parents=True)
         self._numbers = itertools.count(1)
-        self._mark = secrets.token_hex(4)
+        self._mark = f"{secrets.randbelow(10**8):08}-{secrets.randbelow(10**6):06}"
 
     def id(self, job: str = "job-1") -> str:
         """Return a job id that no other test uses: unlike on real nodes, their jobs run on this machine, too."""
-        return f"{self._mark}-{job}"
+        return f"{self._mark}-{zlib.crc32(job.encode()) & 0xFFFF:04x}"
 
     @property
     def store(self) -> Path:

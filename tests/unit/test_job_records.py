@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.jobstates import job, rank
 
 from cloudddp.cli.views.jobs import jobs_json, jobs_table
-from cloudddp.job.status import record
+from cloudddp.job.status import find, record
 
 
 def test_job_with_unknown_end_has_no_end_and_no_time() -> None:
@@ -20,3 +20,12 @@ def test_job_ends_when_it_has_ended_on_every_node() -> None:
     states = {0: job("failed", started=1000.0, ended=1010.0), 1: job("failed", started=1001.0, ended=1030.0)}
     found = record("j", states)
     assert (found.started, found.ended, found.seconds) == (1000.0, 1030.0, 30.0)
+
+
+def test_job_that_runs_is_preferred_to_a_newer_one_that_has_ended() -> None:
+    ended = record("20990101-000000-ffff", {1: job("succeeded")})
+    running = record("20260101-000000-abcd", {0: job("running"), 1: job("running")})
+    older = record("20250101-000000-abcd", {0: job("failed")})
+    assert find([older, running, ended], None) is running
+    assert find([older, ended], None) is ended
+    assert find([older, running, ended], ended.id) is ended

@@ -51,6 +51,18 @@ def is_plain(text: str, others: str) -> bool:
     return text.isascii() and text.isalnum()
 
 
+def has_job_id_format(text: str) -> bool:
+    """Return whether a text is an id as `launch` makes them: 20260131-235959-beef."""
+    day, _, rest = text.partition("-")
+    second, _, random = rest.partition("-")
+    return (
+        text.isascii()
+        and (len(day), len(second), len(random)) == (8, 6, 4)
+        and (day + second).isdigit()
+        and random.isalnum()
+    )
+
+
 def is_job_id(text: str) -> bool:
     return 0 < len(text) <= MAX_JOB_ID and not text.startswith("-") and is_plain(text, "-")
 

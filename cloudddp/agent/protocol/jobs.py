@@ -12,6 +12,7 @@ from cloudddp.agent.protocol.codec import (
     check_job_id,
     check_length,
     check_range,
+    has_job_id_format,
 )
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import TrainingStatus
@@ -88,6 +89,9 @@ class JobsReply:
 
     def __post_init__(self) -> None:
         check_length("jobs", self.jobs, MAX_JOBS)
+        for job in self.jobs:  # any other id might sort after all of them, and be taken for the newest
+            if not has_job_id_format(job.job):
+                raise ProtocolError(f"not the id of a job: {job.job!r}")
 
 
 @dataclass(frozen=True)

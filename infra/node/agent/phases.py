@@ -15,7 +15,7 @@ from typing import Optional
 
 from agent import processes, store
 from agent.processes import Task
-from cloudddp.agent.protocol.codec import MAX_TIME, check_range, is_job_id
+from cloudddp.agent.protocol.codec import MAX_TIME, check_range, has_job_id_format
 from cloudddp.agent.protocol.jobs import MAX_NODES, MAX_RANK, MAX_RANKS, MAX_RESTARTS
 from cloudddp.agent.protocol.phases import MAX_RUNNING, JobPhase
 
@@ -80,7 +80,7 @@ class SetupFile:
 
 def job_folders() -> list[Path]:
     """Return the folders that are named by a job id. A script may create others."""
-    return sorted(folder for folder in (store.ROOT / "jobs").glob("*") if is_job_id(folder.name))
+    return sorted(folder for folder in (store.ROOT / "jobs").glob("*") if has_job_id_format(folder.name))
 
 
 def known_folders() -> list[Path]:
