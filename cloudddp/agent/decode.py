@@ -2,17 +2,24 @@
 
 Any rank runs as the login user and can replace the agent, so a reply may contain anything. msgspec
 builds no objects for unknown fields, so unexpected data takes no memory beyond its own size: `json.loads` would take
-25 times that. It reads the type hints and runs the checks of the same dataclasses as protocol/codec.py.
+25 times that. Expected data takes up to 20 times its size, so its lists and objects are counted before. msgspec reads the
+type hints and runs the checks of the same dataclasses as protocol/codec.py.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TypeVar
 
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError
+from cloudddp.agent.protocol.manifest import MAX_FILES
 from cloudddp.text import one_line
 
 T = TypeVar("T")
+
+MAX_CONTAINERS = MAX_FILES + 10_000  # lists and objects in one reply; the longest list of jobs has 100,000
+# A text, also one without an end, or the beginning of a list or an object. Possessive: without backtracking.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|([\[{])', re.DOTALL)
 
 
 def decode(data: bytes, kind: type[T], *, limit: int = MAX_REPLY) -> T:
@@ -21,7 +28,15 @@ def decode(data: bytes, kind: type[T], *, limit: int = MAX_REPLY) -> T:
 
     if len(data) > limit:
         raise ProtocolError(f"it is {len(data)} bytes long, more than {limit}")
+    if _has_more_containers(data, MAX_CONTAINERS):
+        raise ProtocolError(f"it has more than {MAX_CONTAINERS} lists and objects")
     try:
         return msgspec.json.decode(data, type=kind)
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
         raise ProtocolError(one_line(str(error), 200)) from None
+
+
+def _has_more_containers(data: bytes, limit: int) -> bool:
+    if data.count(b"[") + data.count(b"{") <= limit:
+        return False
+    return sum(token.lastindex == 1 for token in _TOKEN.finditer(data)) > limit  # not those in texts

@@ -10,11 +10,12 @@ import os
 import posixpath
 import stat
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudddp.agent.protocol.manifest import FILE, Entry, Manifest, entry_of, manifest_digest
+from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Manifest, entry_of, manifest_digest
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 
@@ -50,10 +51,20 @@ class Snapshot:
 
 
 def of_config(root: Path, config: Config) -> Snapshot:
-    """Return the project's files that the settings select for the nodes. Raises UsageError where there are none."""
+    """Return the project's files that the settings select for the nodes. Raises UsageError where there are none, or too
+    many."""
     project = snapshot(root, exclude=config.sync.exclude, keep_out=(*config.job.outputs, RESULTS))
     if not project.manifest:
         raise UsageError(f"{root} has no files to send", hint="run cloudddp in your project's folder")
+    if len(project.manifest) > MAX_FILES:
+        folders = Counter(name.split("/")[0] + "/" * ("/" in name) for name in project.manifest).most_common(
+            3
+        )
+        raise UsageError(
+            f"the project has {len(project.manifest):,} files, more than {MAX_FILES:,}: "
+            + "; ".join(f"{name} {count:,}" for name, count in folders),
+            hint="add what is not needed on the nodes to .gitignore or sync.exclude",
+        )
     return project
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JUNK
+from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JOB, JUNK, PROBE, changed
 from support.harness import TIMEOUT, CommandLine, clean_environment, interrupt, wait_for
 
 MEMORY = 200 << 20  # bytes that a command may take, for any reply
@@ -150,6 +150,29 @@ def assert_harmless(done: Done) -> None:
 def test_invalid_probe_reply_is_refused(victim: Victim, name: str) -> None:
     victim.answers("probe", BAD_PROBES[name])
     refused(victim("sync"))
+
+
+NAMES = map("".join, itertools.product("abcdefghijklmnopqrstuvwxyz0123456789", repeat=4))
+MANY = ",".join(f'"{name}":["f",420,0,0,""]' for name in itertools.islice(NAMES, 600_000))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [MANY, MANY.replace('"f"', ' "\\u0066"')[: 15 << 20].rpartition(',"')[0]],
+    ids=["plain", "escaped"],
+)
+def test_manifest_of_more_files_than_a_project_has_takes_bounded_memory(victim: Victim, entries: str) -> None:
+    victim.answers("probe", changed(PROBE).replace('"manifest": null', f'"manifest": {{{entries}}}'))
+    refused(victim("sync"))
+
+
+@pytest.mark.parametrize(
+    "one", [{"job": JOB["job"], "phase": "lost"}, {"x": [{}, {}]}], ids=["jobs", "unknown"]
+)
+def test_list_of_countless_jobs_takes_bounded_memory(victim: Victim, one: dict[str, Any]) -> None:
+    text = json.dumps(one, separators=(",", ":"))
+    victim.answers("jobs", '{"jobs":[' + ",".join([text] * (8_300_000 // (len(text) + 1))) + "]}")
+    refused(victim("jobs"))
 
 
 @pytest.mark.parametrize("name", ["nothing", "id is an absolute path", "id with an escape", "many ranks"])

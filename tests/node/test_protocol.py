@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -16,15 +17,16 @@ from cloudddp import text
 from cloudddp.agent.decode import decode
 from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import codec
-from cloudddp.agent.protocol.codec import ProtocolError, encode, encode_utf8
+from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError, encode, encode_utf8
 from cloudddp.agent.protocol.files import ApplyReply, ApplyRequest, PackRequest
 from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log, encode_frame
-from cloudddp.agent.protocol.jobs import JobsReply, JobState, RankRecord
+from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsReply, JobState, RankRecord
 from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
-from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest, is_interface
+from cloudddp.agent.protocol.machine import MAX_MANIFEST, ProbeReply, ProbeRequest, is_interface
 from cloudddp.agent.protocol.manifest import (
     FILE,
     LINK,
+    MAX_FILES,
     Entry,
     manifest_digest,
     manifest_from_wire,
@@ -257,3 +259,36 @@ def test_paths_that_are_not_utf8_survive_both_decoders(names: dict[bytes, int]) 
     assert manifest_digest(manifest_from_wire(reply.manifest)) == manifest_digest(manifest)
     request = codec.decode(encode(ApplyRequest("p", wire, tuple(wire), 0)), ApplyRequest)
     assert manifest_from_wire(request.manifest) == manifest
+
+
+def test_manifest_from_the_wire_shares_its_entries() -> None:
+    """A copy of a large one would take as much memory again."""
+    wire = {"a": Entry(FILE, 0o644, 1, 0, ""), "caf\xc3\xa9": Entry(LINK, 0, 0, 0, "\xc3\xa9")}
+    found = manifest_from_wire(wire)
+    assert found == {"a": wire["a"], "café": Entry(LINK, 0, 0, 0, "é")}
+    assert found["a"] is wire["a"]
+
+
+def test_manifest_of_the_most_files_is_accepted() -> None:
+    manifest = {f"pages/[id]/{number}": Entry(FILE, 0o644, 1, 0, "") for number in range(MAX_FILES)}
+    reply = decode(json.dumps({**PROBE, "manifest": manifest}).encode(), ProbeReply, limit=MAX_MANIFEST)
+    assert reply.manifest == manifest
+    ApplyRequest("p", manifest, (), 0)
+
+
+@pytest.mark.parametrize("piece", ['"[{', '\\\\"', "\\\\\\", "x", '"', "\\u0022["])
+def test_brackets_in_texts_are_not_counted(piece: str) -> None:
+    state = json.dumps({**JOB, "script": piece * (MAX_TEXT // len(piece))})
+    data = f'{{"jobs": [{", ".join([state] * 20)}]}}'.encode()
+    assert len(decode(data, JobsReply, limit=MAX_LISTING).jobs) == 20
+
+
+@pytest.mark.parametrize(
+    "text", ['"' * (1 << 22), '"' + '\\"' * (1 << 21), "\\" * (1 << 22), "[" * (1 << 22), '"\\']
+)
+def test_text_that_never_ends_is_refused_at_once(text: str) -> None:
+    data = b"[" * 200_000 + text.encode()
+    begin = time.process_time()
+    with pytest.raises(ProtocolError):
+        decode(data, JobsReply, limit=MAX_LISTING)
+    assert time.process_time() - begin < 20

@@ -59,6 +59,7 @@ BAD_PROBES = {
     "manifest with short entries": changed(PROBE, manifest={"a": ["f", 1]}),
     "manifest of another kind": changed(PROBE, manifest={"a": ["d", 0, 0, 0, ""]}),
     "manifest with a size below 0": changed(PROBE, manifest={"a": ["f", 420, -5, 0, ""]}),
+    "manifest of many files": changed(PROBE, manifest={str(k): ["f", 420, 5, 0, ""] for k in range(100_001)}),
     "manifest with an empty path": changed(PROBE, manifest={"": ["f", 420, 5, 0, ""]}),
 }
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from cloudddp.agent.protocol.manifest import Entry
-from cloudddp.errors import CloudDDPError, UsageError
-from cloudddp.job import sync
-from cloudddp.job.project_files import snapshot
+from cloudddp.config.spec import Config
+from cloudddp.errors import CloudDDPError, UsageError, render
+from cloudddp.job import project_files, sync
+from cloudddp.job.project_files import of_config, snapshot
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -332,3 +333,12 @@ def test_size_limit_counts_only_what_is_sent(here: Path) -> None:
     project = snapshot(here)
     there = {"data": project.manifest["data"]}
     sync.check_size(project, sync.difference(project.manifest, there), 1.0)
+
+
+def test_project_of_too_many_files_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(here, {"a": "", **{f"data/{number}": "" for number in range(3)}})
+    assert len(of_config(here, Config()).manifest) == 4
+    monkeypatch.setattr(project_files, "MAX_FILES", 3)
+    with pytest.raises(UsageError, match=r"4 files, more than 3: data/ 3; a 1") as refused:
+        of_config(here, Config())
+    assert "sync.exclude" in render(refused.value.hint)

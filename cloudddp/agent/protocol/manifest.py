@@ -13,9 +13,10 @@ import stat
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, check_range
+from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, check_length, check_range
 
 FILE, LINK = "f", "l"  # kinds of an entry
+MAX_FILES = 100_000  # of a project, links included
 
 
 class Entry(NamedTuple):
@@ -60,11 +61,18 @@ def manifest_to_wire(manifest: Mapping[str, Entry]) -> Manifest:
 
 
 def manifest_from_wire(manifest: Mapping[str, Entry]) -> Manifest:
-    return {path_from_wire(k): Entry(*v[:4], path_from_wire(v[4])) for k, v in manifest.items()}
+    """Return the manifest that `manifest_to_wire` was given. Texts in ASCII are shared, not copied."""
+    return {
+        (k if k.isascii() else path_from_wire(k)): (
+            v if v.target.isascii() else v._replace(target=path_from_wire(v.target))
+        )
+        for k, v in manifest.items()
+    }
 
 
 def check_wire_manifest(manifest: Mapping[str, Entry]) -> None:
-    """Raise ProtocolError for an entry or a path that no manifest has."""
+    """Raise ProtocolError for an entry or a path that no manifest has, and for too many of them."""
+    check_length("a manifest", manifest, MAX_FILES)
     for path, (kind, mode, size, mtime_ns, target) in manifest.items():
         if kind not in (FILE, LINK):
             raise ProtocolError(f"an entry has the kind {kind[:20]!r}")

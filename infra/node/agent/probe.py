@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -12,7 +13,7 @@ from agent import machine, phases, store
 from agent.commands import run_quietly
 from agent.files import current_manifest
 from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
-from cloudddp.agent.protocol.manifest import Manifest, manifest_digest, manifest_to_wire
+from cloudddp.agent.protocol.manifest import MAX_FILES, Manifest, manifest_digest, manifest_to_wire
 
 REQUEST = ProbeRequest
 TIMER = "cloudddp-deadline.timer"
@@ -49,4 +50,7 @@ def _different_manifest(folder: Path, digest: str) -> Optional[Manifest]:
     if not digest:
         return None
     manifest = current_manifest(folder)
-    return None if manifest_digest(manifest) == digest else manifest_to_wire(manifest)
+    if manifest_digest(manifest) == digest:
+        return None
+    # After a broken transfer there may be more: the files of two syncs.
+    return manifest_to_wire(dict(itertools.islice(manifest.items(), MAX_FILES)))
