@@ -70,7 +70,7 @@ logs = Verb(
     ],
     help="""Show the logs of a job from the beginning.
 
-    Without JOB, those of the newest job.
+    Without JOB, those of the job that is running, or else of the newest one.
     """,
 )  # fmt: skip
 
@@ -90,6 +90,6 @@ cancel = Verb(
     params=[ANYONE, _JOB],
     help="""Stop every rank of a job on every node.
 
-    Without JOB, those of the newest job. The cluster stays up.
+    Without JOB, those of the job that is running, or else of the newest one. The cluster stays up.
     """,
 )
