@@ -26,6 +26,7 @@ from cloudddp.job.follow.events import (
     AwsAsked,
     AwsReport,
     Event,
+    LogData,
     NodeFinished,
     NodeLost,
     NodeQuiet,
@@ -50,6 +51,8 @@ REQUEST = StopRequest(5.0, StopReason.FAILURE)
 STOP = StopStarted(REQUEST, BOTH)
 STOPPED = StopEnded(BOTH, NONE, NONE)
 STOPPED_0 = StopEnded(frozenset({0}), NONE, frozenset({1}))
+SURVIVING = StopEnded(frozenset({0}), frozenset({1}), NONE)
+STOP_AGAIN = StopAgain(REQUEST, frozenset({1}))
 BARRIER = StopStarted(StopRequest(1.0, StopReason.FINISHED), BOTH)
 FAULTY = NodeLost(1, "junk", 1.0, error=NodeError("junk"))
 STOP_ON_FAILURE = StopJob(T.fail_grace, "rank failed")
@@ -85,18 +88,24 @@ def case(
 
         # A stop is in progress.
         case("the stop request is being sent", [*FAILED, STOP], Continue(), after=1e6),
-        case("all have confirmed, logs are still being read", [*FAILED, STOP, STOPPED], Continue(), after=1e6),
+        case("all have confirmed, logs are still being read", [*FAILED, STOP, STOPPED], Continue(), after=OWNER.grace + 29),
+        case("all have confirmed, a node does not end its stream", [*FAILED, STOP, STOPPED], Done(), after=OWNER.grace + 31),
+        case("one has finished, the other does not end its stream", [*FAILED, STOP, STOPPED, NodeFinished(0)], Done(), after=99),
+        case("processes survive, and the stream stays open", [*FAILED, STOP, SURVIVING, NodeFinished(0)], Done(), after=99),
+        case("the stream that stays open is quiet", [*FAILED, STOP, STOPPED, NodeQuiet(1), AwsAsked()], Continue(), after=1e6),
+        case("an unreached node that responds cannot be stopped", [*FAILED, STOP, STOPPED_0, NodeFinished(0)], STOP_AGAIN, after=99),
+        case("a viewer ends, too", [*FAILED, STOP, STOPPED], Done(), policy=VIEWER, after=99),
         case("all have finished, replies are outstanding", [*FAILED, STOP, *FINISHED], Continue(), after=OWNER.grace + 29),
         case("replies are overdue", [*FAILED, STOP, *FINISHED], Done(), after=OWNER.grace + 31),
         case("all have finished and replied", [*FAILED, STOP, *FINISHED, STOPPED], Done()),
         case("the stop request has just failed on a node", [*FAILED, STOP, STOPPED_0], Continue(), after=0.1),
         case("the stop request has failed, before the retry interval", [*FAILED, STOP, STOPPED_0], Continue(), after=T.stop_again),
         case(
-            "the stop request is repeated", [*FAILED, STOP, STOPPED_0], StopAgain(REQUEST, frozenset({1})), after=T.stop_again + 1
+            "the stop request is repeated", [*FAILED, STOP, STOPPED_0], STOP_AGAIN, after=T.stop_again + 1
         ),
-        case("the unreached node has finished", [*FAILED, STOP, STOPPED_0, NodeFinished(1)], Continue(), after=99),
+        case("the unreached node has finished", [*FAILED, STOP, STOPPED_0, NodeFinished(1)], Continue(), after=OWNER.grace),
         case("the repeated stop request is being sent", [*FAILED, STOP, STOPPED_0, STOP], Continue(), after=99),
-        case("processes survive: no second stop", [*FAILED, STOP, StopEnded(NONE, BOTH, NONE)], Continue(), after=99),
+        case("processes survive: no second stop", [*FAILED, STOP, StopEnded(NONE, BOTH, NONE)], Continue(), after=OWNER.grace),
 
         # A node is lost.
         case("a node is lost", [*RUNNING, lost(1)], STOP_ON_LOSS),
@@ -135,3 +144,29 @@ def case(
 def test_decide(events: Sequence[Event], policy: Policy, after: float, action: Action) -> None:
     start = 1000.0
     assert decide(followed(events, at=start), policy, start + after) == action
+
+
+FAILED_AGAIN = StopEnded(NONE, NONE, frozenset({1}))
+
+
+@pytest.mark.parametrize(
+    ("reply", "later", "action"),
+    [
+        pytest.param(STOPPED, [LogData(1, 1, b"x")], Continue(), id="logs still arrive"),
+        pytest.param(STOPPED, [LogData(1, 1, b"")], Done(), id="empty logs arrive"),
+        pytest.param(STOPPED, [update(1, "running", rank(1))], Done(), id="states arrive"),
+        pytest.param(STOPPED, [NodeFinished(0)], Continue(), id="another node has just finished"),
+        pytest.param(STOPPED, [NodeQuiet(1), NodeResponding(1)], Continue(), id="the node has just come back"),
+        pytest.param(STOPPED_0, [FAILED_AGAIN], Done(), id="the repeated stop fails"),
+        pytest.param(STOPPED_0, [LogData(1, 1, b"x"), FAILED_AGAIN], Done(), id="the repeated stop fails, logs arrive"),
+        pytest.param(STOPPED_0, [StopEnded(frozenset({1}), NONE, NONE)], Continue(), id="the repeated stop succeeds"),
+    ],
+)  # fmt: skip
+def test_end_of_a_stopped_job_is_awaited_while_there_is_progress(
+    reply: StopEnded, later: Sequence[Event], action: Action
+) -> None:
+    """The later events come 99 s after the reply, and the decision is made 1 s after them."""
+    state = followed([*FAILED, STOP, reply], at=1000.0)
+    for event in later:
+        state = state.apply(event, 1099.0)
+    assert decide(state, OWNER, 1100.0) == action

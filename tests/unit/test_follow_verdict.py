@@ -26,6 +26,8 @@ from cloudddp.job.follow.state import TAIL_LINES
 from cloudddp.job.follow.verdict import JobResult, verdict
 
 NOW = 1000.0
+BOTH = frozenset({0, 1})
+NONE: frozenset[int] = frozenset()
 FINISHED = [NodeFinished(0), NodeFinished(1)]
 SAVED = TrainingStatus(reported=1.0, state=TrainingState.PREEMPTED, step=7)
 STOP = StopRequest(5.0, StopReason.FAILURE)
@@ -207,17 +209,42 @@ def test_last_lines_of_a_launcher_failure_are_the_launchers() -> None:
 
 
 def test_unverified_nodes_are_listed() -> None:
-    none: frozenset[int] = frozenset()
-    requested = [update(0, "failed", rank(0, 7)), StopStarted(STOP, frozenset({0, 1, 2})), *FINISHED]
+    finished = [*FINISHED, NodeFinished(2)]
+    requested = [update(0, "failed", rank(0, 7)), StopStarted(STOP, frozenset({0, 1, 2})), *finished]
     assert result(requested, nodes=3).unverified == (0, 1, 2)
     answered = [*requested, StopEnded(frozenset({0}), frozenset({1}), frozenset({2}))]
     assert result(answered, nodes=3).unverified == (1, 2)
     again = [
         *answered,
         StopStarted(STOP, frozenset({2})),
-        StopEnded(frozenset({2}), none, none),
+        StopEnded(frozenset({2}), NONE, NONE),
     ]
     assert result(again, nodes=3).unverified == (1,)
+
+
+@pytest.mark.parametrize(
+    "reply", [StopEnded(BOTH, NONE, NONE), StopEnded(frozenset({0}), frozenset({1}), NONE)]
+)
+def test_node_that_does_not_end_its_stream_is_unverified(reply: StopEnded) -> None:
+    found = result(
+        [
+            update(0, "failed", rank(0, 3, 5.0)),
+            update(1, "running", rank(1)),
+            StopStarted(STOP, BOTH),
+            reply,
+            NodeFinished(0),
+        ]
+    )
+    assert (found.status, found.exit_code, found.unverified) == ("failed", 3, (1,))
+    assert found.cause == "rank 0 on node 0 exited with code 3 first"
+
+
+def test_node_that_does_not_end_its_stream_after_all_ranks_finished_is_named() -> None:
+    stop = StopStarted(StopRequest(1.0, StopReason.FINISHED), BOTH)
+    done = [update(0, "succeeded", rank(0, 0)), update(1, "running", rank(1, 0))]
+    found = result([*done, stop, StopEnded(BOTH, NONE, NONE), NodeFinished(0)])
+    assert (found.status, found.exit_code, found.unverified) == ("failed", 1, (1,))
+    assert found.cause == "node 1 did not report the end of the job after it was stopped"
 
 
 def scripts() -> dict[str, list[list[Event]]]:

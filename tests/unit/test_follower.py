@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -47,10 +47,12 @@ class Nodes:
         follow: Callable[[int, FollowRequest, Write], None],
         kill: Callable[[int], None] = lambda _: None,
         count: int = 2,
+        left: Mapping[int, int] | None = None,  # processes that survive a stop, by node
     ) -> None:
         self.follow = follow
         self.kill = kill
         self.count = count
+        self.left = left or {}
         self.followed: list[FollowRequest] = []
         self.killed: list[tuple[int, KillRequest]] = []
         self.reconnected: list[int] = []
@@ -62,7 +64,7 @@ class Nodes:
         if step == KillRequest.STEP:
             self.killed.append((node, decode(message, KillRequest)))
             self.kill(node)
-            return Result(0, encode(KillReply(ended=1, left=0)), b"")
+            return Result(0, encode(KillReply(ended=1, left=self.left.get(node, 0))), b"")
         if step == FollowRequest.STEP:
             assert on_stdout is not None
             request = decode(message, FollowRequest)
@@ -112,6 +114,55 @@ def test_stop_request_is_repeated_until_it_succeeds() -> None:
     assert (result.status, result.exit_code, result.unverified) == ("failed", 7, ())
     assert sorted(node for node, _ in nodes.killed) == [0, 1, 1, 1]  # node 0 had confirmed the first
     assert {request.reason for _, request in nodes.killed} == {StopReason.FAILURE}
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_node_that_does_not_end_its_stream_is_not_awaited_without_limit(left: int) -> None:
+    """Node 1 replies to the stop request, but continues to send heartbeats."""
+    closed = threading.Event()
+
+    def follow(node: int, request: FollowRequest, write: Write) -> None:
+        if node == 0:
+            write(ended(0, 3))
+            return
+        write(running(1))
+        while not closed.wait(0.02):
+            write(encode_frame(Heartbeat()))
+
+    nodes = Nodes(follow, left={1: left})
+    found = follower(nodes, grace=0.1, timing=Timing().scaled(0.02))
+    results = []
+    runner = threading.Thread(target=lambda: results.append(found.run()), daemon=True)
+    runner.start()
+    runner.join(20)
+    closed.set()
+    assert [(one.status, one.exit_code, one.unverified) for one in results] == [("failed", 3, (1,))]
+
+
+def test_paused_output_does_not_cut_off_the_logs_of_a_stopped_job() -> None:
+    stopped = threading.Event()
+    timing = Timing().scaled(0.02)
+    shown: list[str] = []
+
+    def follow(node: int, request: FollowRequest, write: Write) -> None:
+        if node == 0:
+            write(ended(0, 3))
+            return
+        write(running(1))
+        assert stopped.wait(10)
+        time.sleep(0.3)  # the reply to the stop request comes first
+        write(encode_frame(Log(1, 0, b"one\n")))
+        write(encode_frame(Log(1, 4, b"two\n")) + ended(1, 143))
+
+    def pause(_node: int, _rank: int, line: str) -> None:
+        shown.append(line)
+        if line == "one":
+            time.sleep(2 * timing.stop_reply)
+
+    nodes = Nodes(follow, lambda _: stopped.set())
+    policy = Policy(grace=0.0, stop_on_failure=True, timing=timing)
+    result = JobFollower(nodes, "j", range(2), policy, on_line=pause).run()
+    assert (shown, result.exit_code, result.unverified) == (["one", "two"], 3, ())
 
 
 def test_following_resumes_after_a_broken_connection() -> None:

@@ -61,7 +61,7 @@ class AskAws:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing is left to wait for: return the verdict."""
+    """Nothing is left to wait for, or a node does not end its stream after a stop: return the verdict."""
 
 
 Action = Continue | StopJob | EndExitBarrier | StopAgain | AskAws | Done
@@ -81,6 +81,8 @@ def decide(state: FollowState, policy: Policy, now: float) -> Action:
         return EndExitBarrier()
     if state.stop is not None and (unreached := _to_stop_again(state, policy, now)):
         return StopAgain(state.stop, unreached)
+    if _end_is_overdue(state, policy, now):
+        return Done()
     if state.quiet and not state.aws_pending and _elapsed(state.aws_asked_at, now) >= policy.timing.ask_again:
         return AskAws(state.quiet)
     return Continue()
@@ -110,6 +112,14 @@ def _to_stop_again(state: FollowState, policy: Policy, now: float) -> frozenset[
     if state.stop_pending or _elapsed(state.stop_ended_at, now) <= policy.timing.stop_again:
         return frozenset()
     return frozenset(node for node in state.followed if state.nodes[node].stop is StopStatus.UNREACHED)
+
+
+def _end_is_overdue(state: FollowState, policy: Policy, now: float) -> bool:
+    """Whether the nodes that are still followed do not end their streams, although the job was stopped: a process
+    cannot be killed there, or the agent was replaced. A quiet node responds again or is lost."""
+    if state.stop is None or state.stop_pending or state.quiet:
+        return False
+    return _elapsed(state.stop_advanced_at, now) > policy.grace + policy.timing.stop_reply
 
 
 def _elapsed(since: float | None, now: float) -> float:

@@ -105,8 +105,9 @@ class JobFollower:
         for stream in self._streams:
             stream.start()
         while True:
+            now = time.monotonic()  # before a report, which lasts as long as the terminal is paused
             self._report()
-            action = decide(self._state, self._policy, time.monotonic())
+            action = decide(self._state, self._policy, now)
             match action:
                 case Continue():
                     self._advance()

@@ -76,6 +76,9 @@ class FollowState:
     stop: StopRequest | None = None  # the last one
     stop_pending: bool = False  # a stop request is in progress
     stop_ended_at: float | None = None
+    stop_advanced_at: float | None = (
+        None  # after a stop: a node confirmed it, sent logs, finished or came back
+    )
     aws_pending: bool = False  # a query to AWS is in progress
     aws_asked_at: float | None = None
     ranks_finished_at: float | None = None  # every rank has exited with 0; the job has not ended everywhere
@@ -131,6 +134,8 @@ class FollowState:
     def apply(self, event: Event, now: float) -> FollowState:
         """Return the state after an event, which is handled at `now` (monotonic clock)."""
         before = replace(self, lines=()) if self.lines else self
+        if self.stop is not None and self._advances_stop(event):
+            before = replace(before, stop_advanced_at=now)
         match event:
             case LogData(node, rank, data):
                 return before._with_log(node, rank, data)
@@ -156,6 +161,18 @@ class FollowState:
                 return replace(before, aws_pending=True, aws_asked_at=now)
             case AwsReport(ended):
                 return replace(before, aws_pending=False)._with_lost(ended)._timed(now)
+
+    def _advances_stop(self, event: Event) -> bool:
+        """Whether an event shows that the end of a stopped job comes closer. A node that only reports that it works
+        does not show it, nor does one on which the job was not stopped."""
+        match event:
+            case LogData(node, _, data):
+                return bool(data) and self.nodes[node].stop is not StopStatus.UNREACHED
+            case NodeFinished() | NodeResponding():
+                return True
+            case StopEnded(confirmed, surviving, _):
+                return self.stop_ended_at is None or bool(confirmed | surviving)
+        return False
 
     def _with(self, node: int, **fields: object) -> FollowState:
         changed = replace(self.nodes[node], **fields)  # type: ignore[arg-type]

@@ -43,8 +43,12 @@ class _Ending:
 
 
 def verdict(state: FollowState, job: str, wall: float) -> JobResult:
-    """Return how the job ended. `wall` is the time now, in seconds since the epoch."""
-    jobs = {node: outcome.as_failed(one) if node in state.lost else one for node, one in state.jobs.items()}
+    """Return how the job ended. `wall` is the time now, in seconds since the epoch.
+
+    A node that is still followed has not ended its stream after a stop: processes of the job may be left there.
+    """
+    unfinished = state.followed | state.lost.keys()
+    jobs = {node: outcome.as_failed(one) if node in unfinished else one for node, one in state.jobs.items()}
     found = outcome.outcome(jobs) if jobs else None
     first = found.failures[0] if found and found.failures else None
     ending = _connection_ending(state, first, wall) or _job_ending(state, found, first)
@@ -56,7 +60,7 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         last_lines=ending.last_lines,
         ranks=outcome.ranks_ended(state.jobs.values()),
         lost=tuple(sorted(state.lost)),
-        unverified=state.unverified,
+        unverified=tuple(sorted(state.followed.union(state.unverified))),
         training=found.training if found else None,
     )
 
@@ -87,6 +91,9 @@ def _job_ending(state: FollowState, found: JobOutcome | None, first: RankFailure
         return _Ending(JobStatus.SUCCEEDED, 0)
     if found.status is JobStatus.CANCELLED:
         return _Ending(JobStatus.CANCELLED, CANCELLED_EXIT_CODE)
+    if first is None and state.followed:
+        cause = f"node {min(state.followed)} did not report the end of the job after it was stopped"
+        return _Ending(JobStatus.FAILED, 1, cause)
     if first is None:
         return _launcher_ending(state, *outcome.failed_node(state.jobs))
     if first.stopped and (earlier := _failed_before(state, first.ended)):
