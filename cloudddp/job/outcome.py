@@ -121,6 +121,7 @@ def outcome(states: Mapping[int, JobState]) -> JobOutcome:
 
     A job is not cancelled but failed if a rank failed before the cancel.
     """
+    states = {node: checked(state) for node, state in states.items()}
     reported = {JobStatus.of(state.phase) for state in states.values()}
     status = next(status for status in _PRECEDENCE if status in reported)
     failures = _failures(states)
@@ -170,6 +171,14 @@ def cancelled_at(states: Iterable[JobState]) -> float:
 def as_failed(state: JobState) -> JobState:
     """Return the state of a job on a node that is lost: if it has not ended there, it has failed."""
     return state if state.phase.ended else replace(state, phase=JobPhase.FAILED)
+
+
+def checked(state: JobState) -> JobState:
+    """Return the state of a job on a node, as failed if it reports success although not every rank exited with 0: no
+    agent does that, but a rank can replace the agent."""
+    if state.phase is JobPhase.SUCCEEDED and not (state.ranks and ranks_succeeded(state)):
+        return replace(state, phase=JobPhase.FAILED)
+    return state
 
 
 def has_failed(states: Iterable[JobState]) -> bool:

@@ -196,6 +196,20 @@ def test_invalid_frame_ends_the_logs_and_names_the_node(victim: Victim, name: st
 
 
 @pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        pytest.param("end\n", "it ends without the job's state", id="only an end"),
+        pytest.param(f"state {json.dumps(JOB)}\nend\n", "it has the state of job", id="another job"),
+    ],
+)
+def test_stream_without_the_end_of_the_job_is_refused(victim: Victim, frames: str, why: str) -> None:
+    victim.answers("follow", frames)
+    done = victim("logs", "-f")
+    refused(done)
+    assert why in done.err
+
+
+@pytest.mark.parametrize(
     ("step", "verb"),
     [("probe", ("sync",)), ("jobs", ("jobs",)), ("follow", ("logs", "-f")), ("kill", ("cancel",))],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -85,6 +85,7 @@ def case(
         case("another command stops the job", [update(0, "running", rank(0, 7), stopping=True)], Continue()),
         case("the job fails and ends at once", [*FAILED, *FINISHED], STOP_ON_FAILURE),
         case("the launcher fails", [update(0, "failed", exit_code=1)], STOP_ON_FAILURE),
+        case("success is reported, but no rank", [update(0, "succeeded", expected=4), *RUNNING[1:]], STOP_ON_FAILURE),
 
         # A stop is in progress.
         case("the stop request is being sent", [*FAILED, STOP], Continue(), after=1e6),

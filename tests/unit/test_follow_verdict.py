@@ -114,6 +114,28 @@ def case(name: str, events: Sequence[Event], status: str, code: int, cause: str 
             "a supervisor was lost", [update(0, "lost"), update(1, "succeeded", rank(1, 0)), *FINISHED],
             "failed", 1, "node 0: the launcher exited before its ranks had finished",
         ),
+        case(
+            "success is reported, but a rank failed",
+            [update(0, "succeeded", rank(0, 0)), update(1, "succeeded", rank(1, 3), exit_code=0), *FINISHED],
+            "failed", 3, "rank 1 on node 1 exited with code 3 first",
+        ),
+        case(
+            "success is reported, but no rank",
+            [update(0, "succeeded", rank(0, 0)), update(1, "succeeded", expected=4, exit_code=0), *FINISHED],
+            "failed", 1, "node 1: the launcher exited with code 0 before its ranks had finished",
+        ),
+        case(
+            "success is reported, but no rank, and the ranks of the other node were stopped for it",
+            [
+                update(0, "failed", killed(0, SIGTERM, 12.0), stopping=True, exit_code=143, ended=12.1),
+                update(1, "succeeded", exit_code=0, ended=10.0, expected=1), *FINISHED,
+            ],
+            "failed", 1, "node 1: the launcher exited with code 0 before its ranks had finished",
+        ),
+        case(
+            "still running after a rank failed, for a reader",
+            [update(0, "failed", rank(0, 3)), update(1, "running", rank(1)), *FINISHED], "running", 3,
+        ),
         case("still running, for a reader", [update(0, "running", rank(0)), update(1, "running", rank(1)), *FINISHED], "running", 0),
         case("nothing is known, for a reader", FINISHED, "running", 0),
 

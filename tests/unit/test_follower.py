@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -163,6 +164,43 @@ def test_paused_output_does_not_cut_off_the_logs_of_a_stopped_job() -> None:
     policy = Policy(grace=0.0, stop_on_failure=True, timing=timing)
     result = JobFollower(nodes, "j", range(2), policy, on_line=pause).run()
     assert (shown, result.exit_code, result.unverified) == (["one", "two"], 3, ())
+
+
+END = encode_frame(End())
+OTHER_JOB = encode_frame(replace(job("succeeded", rank(1, 0)), job="another"))
+
+
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(
+    ("frames", "why"),
+    [
+        pytest.param(END, "it ends without the job's state", id="end without a state"),
+        pytest.param(running(1) + END, "it ends while the job is running", id="end while the job runs"),
+        pytest.param(OTHER_JOB + END, "it has the state of job another", id="state of another job"),
+    ],
+)
+def test_stream_that_contradicts_itself_is_an_error_of_its_node(frames: bytes, why: str, code: int) -> None:
+    def follow(node: int, request: FollowRequest, write: Write) -> None:
+        write(frames if node == 1 else ended(0, code))
+
+    result = follower(Nodes(follow)).run()
+    assert (result.status, result.exit_code, result.lost) == ("failed", 1, (1,))
+    assert result.cause.startswith("node 1 sent an answer that cloudddp cannot read")
+    assert result.cause.endswith(why)
+
+
+def test_what_follows_the_end_of_a_stream_is_ignored() -> None:
+    success = ended(1, 0).removesuffix(END)
+    nodes = Nodes(lambda node, _, write: write(ended(node, 3) + (success if node else b"") * 2))
+    for policy in ({}, {"stop_on_failure": False}):
+        result = follower(nodes, **policy).run()
+        assert (result.status, result.exit_code, result.ranks) == ("failed", 3, 2)
+
+
+def test_plain_logs_of_a_running_job_are_complete() -> None:
+    nodes = Nodes(lambda node, _, write: write(running(node) + END))
+    result = follower(nodes, stop_on_failure=False, stop_on_loss=False, wait=False).run()
+    assert (result.status, result.lost) == ("running", ())
 
 
 def test_following_resumes_after_a_broken_connection() -> None:

@@ -27,6 +27,23 @@ def case(name: str, *states: JobState, status: str, code: int | None) -> Any:
         case("one node starts", job("starting"), job("succeeded"), status="starting", code=None),
         case("setup", job("setup"), status="setup", code=None),
         case("all succeeded", job("succeeded", rank(0, 0)), job("succeeded", rank(1, 0)), status="succeeded", code=0),
+        case(
+            "success is reported, but a rank failed",
+            job("succeeded", rank(0, 0)), job("succeeded", rank(1, 3), exit_code=0), status="failed", code=3,
+        ),
+        case(
+            "success is reported, but a rank failed before a restart",
+            job("succeeded", rank(0, 3), max_restarts=1, exit_code=0), status="failed", code=3,
+        ),
+        case(
+            "success is reported, but no rank",
+            job("succeeded", rank(0, 0)), job("succeeded", expected=4, exit_code=0), status="failed", code=None,
+        ),
+        case("success of no ranks is reported", job("succeeded", exit_code=0), status="failed", code=None),
+        case(
+            "success is reported, but a rank runs",
+            job("succeeded", rank(0, 0), rank(1), exit_code=0), status="failed", code=None,
+        ),
         case("one rank failed", job("failed", rank(0, 7), exit_code=7), status="failed", code=7),
         case(
             "the first failure counts",

@@ -105,7 +105,7 @@ class FollowState:
 
     @property
     def jobs(self) -> dict[int, JobState]:
-        """The job's state on each node that has reported one."""
+        """The job's state on each node that has reported one: `outcome.checked`."""
         return {node: one.job for node, one in self.nodes.items() if one.job is not None}
 
     @property
@@ -140,7 +140,7 @@ class FollowState:
             case LogData(node, rank, data):
                 return before._with_log(node, rank, data)
             case JobUpdate(node, job):
-                return before._with(node, job=job)._timed(now)
+                return before._with(node, job=outcome.checked(job))._timed(now)
             case NodeFinished(node):
                 return before._closed(node)._timed(now)
             case NodeLost():

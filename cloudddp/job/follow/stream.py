@@ -13,6 +13,7 @@ from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.events import Event, JobUpdate, LogData, NodeFinished, NodeLost
@@ -67,6 +68,7 @@ class NodeStream:
         self._emit = emit
         self._timing = timing
         self._offsets: dict[int, int] = {}  # of each rank's log: what has been emitted
+        self._phase: JobPhase | None = None  # as the node reported it last
         self._ended = False
         self._broken_since: float | None = None
         self._claimed = threading.Lock()  # held by the thread that reads
@@ -107,7 +109,7 @@ class NodeStream:
             self._broken_since = None
             self._liveness.received(self._node)
             for frame in frames.feed(data):
-                if not isinstance(frame, Heartbeat):
+                if not isinstance(frame, Heartbeat) and not self._ended:
                     self._emit(self._event(frame))
 
         request = FollowRequest(
@@ -121,13 +123,21 @@ class NodeStream:
         self._liveness.finished(self._node)
 
     def _event(self, frame: Log | JobState | End) -> Event:
+        """Return the event of a frame. Raises ProtocolError for a frame that no agent sends in this place."""
         match frame:
             case Log():
                 self._offsets[frame.rank] = frame.end
                 return LogData(self._node, frame.rank, frame.data)
             case JobState():
+                if frame.job != self._job:
+                    raise ProtocolError(f"it has the state of job {frame.job}")
+                self._phase = frame.phase
                 return JobUpdate(self._node, frame)
             case End():
+                if self._phase is None:
+                    raise ProtocolError("it ends without the job's state")
+                if self._wait and not self._phase.ended:
+                    raise ProtocolError(f"it ends while the job is {self._phase.value}")
                 self._ended = True
                 return NodeFinished(self._node)
 

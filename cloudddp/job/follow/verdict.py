@@ -86,7 +86,7 @@ def _connection_ending(state: FollowState, first: RankFailure | None, wall: floa
 def _job_ending(state: FollowState, found: JobOutcome | None, first: RankFailure | None) -> _Ending:
     """Return how the job ended by what its nodes report."""
     if found is None or not found.status.ended:
-        return _Ending(JobStatus.RUNNING, 0)
+        return _Ending(JobStatus.RUNNING, first.exit_code if first else 0)
     if found.status is JobStatus.SUCCEEDED:
         return _Ending(JobStatus.SUCCEEDED, 0)
     if found.status is JobStatus.CANCELLED:
