@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,30 @@ def test_logs_can_be_limited_to_a_rank(cli: Any) -> None:
         assert done.returncode == 2
         assert f"has no rank {words[-1]}" in done.stderr
         assert "its ranks are 0 to 1" in done.stderr
+
+
+# A python3 before the node's own on PATH: it fails for the step `follow` of the agent.
+BROKEN = """#!/bin/sh
+[ "$5" = follow ] && { echo disk error >&2; exit 5; }
+exec %s "$@"
+"""
+BREAK = "cd ~/../bin && { [ ! -e python3 ] || mv python3 whole; } && cp ~/project/broken.sh python3 && chmod +x python3"
+REPAIR = "cd ~/../bin && rm python3 && { [ ! -e whole ] || mv whole python3; }"
+
+
+def test_logs_name_a_node_that_cannot_be_read(cli: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write("hi.py", "print('hi')")
+    cli.write("broken.sh", BROKEN % sys.executable)
+    cli.ok("launch", "hi.py")
+    cli.ok("exec", "--node", "1", BREAK)
+    try:
+        done = cli("logs")
+    finally:
+        cli.ok("exec", "--node", "1", REPAIR)
+    assert lines_by_rank(done.stdout) == {0: ["hi"]}
+    assert done.returncode == 1
+    assert "cannot read all logs of node 1: disk error" in done.stderr
 
 
 def test_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -> None:

@@ -204,9 +204,10 @@ def test_invalid_frame_ends_the_logs_and_names_the_node(victim: Victim, name: st
 )
 def test_stream_without_the_end_of_the_job_is_refused(victim: Victim, frames: str, why: str) -> None:
     victim.answers("follow", frames)
-    done = victim("logs", "-f")
-    refused(done)
-    assert why in done.err
+    for words in (["logs", "-f"], ["logs"]):
+        done = victim(*words)
+        refused(done)
+        assert why in done.err
 
 
 @pytest.mark.parametrize(

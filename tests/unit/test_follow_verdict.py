@@ -230,6 +230,11 @@ def test_last_lines_of_a_launcher_failure_are_the_launchers() -> None:
     assert found.last_lines == ("rendezvous timed out",)
 
 
+def test_lost_nodes_are_listed_with_their_reasons() -> None:
+    found = result([lost(2, reason="connection reset"), lost(0), NodeFinished(1)], nodes=3)
+    assert (found.lost, found.lost_reasons) == ((0, 2), ("no route to host", "connection reset"))
+
+
 def test_unverified_nodes_are_listed() -> None:
     finished = [*FINISHED, NodeFinished(2)]
     requested = [update(0, "failed", rank(0, 7)), StopStarted(STOP, frozenset({0, 1, 2})), *finished]

@@ -13,14 +13,16 @@ from cloudddp.cli.actions.follow import (
     report_stopped,
 )
 from cloudddp.cli.console import Console
+from cloudddp.cli.formats import node_list
 from cloudddp.cli.views import jobs as views
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import status
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
+from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.status import JobRecord
 
 
@@ -55,9 +57,26 @@ def logs(
         finally:
             follower.close()
         if not follow:
+            _refuse_incomplete(finished)
             return 0
         report_end(session, cluster, finished, record.seconds or 0.0)
         return finished.exit_code
+
+
+def _refuse_incomplete(finished: JobResult) -> None:
+    """Raise NodeError if the logs of some node were not read to their end."""
+    if not finished.lost:
+        return
+    reasons = [
+        reason.removeprefix(f"node {node}: ")
+        for node, reason in zip(finished.lost, finished.lost_reasons, strict=True)
+    ]
+    if len(reasons) > 1:
+        reasons = [f"node {node}: {reason}" for node, reason in zip(finished.lost, reasons, strict=True)]
+    raise NodeError(
+        f"cannot read all logs of {node_list(finished.lost)}: {'; '.join(reasons)}",
+        hint=("repeat the command; ", Command("status"), " shows the nodes"),
+    )
 
 
 def _refuse_setup(record: JobRecord) -> None:

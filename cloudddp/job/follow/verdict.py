@@ -28,6 +28,7 @@ class JobResult:
     last_lines: tuple[str, ...] = ()  # of the rank that failed first, or of the launcher
     ranks: int = 0  # that have ended
     lost: tuple[int, ...] = ()  # nodes
+    lost_reasons: tuple[str, ...] = ()  # why, in the same order
     unverified: tuple[int, ...] = ()  # nodes on which processes may be left
     training: TrainingStatus | None = None  # where the training was, if the script has reported it
 
@@ -60,6 +61,7 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         last_lines=ending.last_lines,
         ranks=outcome.ranks_ended(state.jobs.values()),
         lost=tuple(sorted(state.lost)),
+        lost_reasons=tuple(state.lost[node].reason for node in sorted(state.lost)),
         unverified=tuple(sorted(state.followed.union(state.unverified))),
         training=found.training if found else None,
     )
