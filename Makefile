@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 WITNESS := .venv-witness
 MUTANTS := .venv-mutants
-# One more than the number of processors: many tests wait for a node, a timeout or a boot.
+# Three more than there are processors: many tests wait for a node, a timeout or a boot.
 WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 3 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
