@@ -9,7 +9,8 @@ type hints and runs the checks of the same dataclasses as protocol/codec.py.
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+import threading
+from typing import Any, TypeVar
 
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError
 from cloudddp.agent.protocol.manifest import MAX_FILES
@@ -21,19 +22,35 @@ MAX_CONTAINERS = MAX_FILES + 10_000  # lists and objects in one reply; the longe
 # A text, also one without an end, or the beginning of a list or an object. Possessive: without backtracking.
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|([\[{])', re.DOTALL)
 
+_decoders: dict[type[Any], Any] = {}  # msgspec's decoder of each type of message
+_lock = threading.Lock()
+
 
 def decode(data: bytes, kind: type[T], *, limit: int = MAX_REPLY) -> T:
     """Return the message that `data`, JSON in UTF-8, describes. Raises ProtocolError for anything else."""
-    import msgspec  # 10 ms, which `--help` need not take
-
     if len(data) > limit:
         raise ProtocolError(f"it is {len(data)} bytes long, more than {limit}")
     if _has_more_containers(data, MAX_CONTAINERS):
         raise ProtocolError(f"it has more than {MAX_CONTAINERS} lists and objects")
     try:
-        return msgspec.json.decode(data, type=kind)
+        found: T = _decoder(kind).decode(data)
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
         raise ProtocolError(one_line(str(error), 200)) from None
+    return found
+
+
+def _decoder(kind: type[Any]) -> Any:
+    """Return the decoder of a type, made by one thread at a time.
+
+    msgspec 0.22 stores what it knows of a dataclass on the class before it is complete, so a second thread that decodes
+    the same type for the first time at the same moment may crash the process (SIGSEGV).
+    """
+    import msgspec  # 10 ms, which `--help` need not take
+
+    with _lock:
+        if kind not in _decoders:
+            _decoders[kind] = msgspec.json.Decoder(kind)
+        return _decoders[kind]
 
 
 def _has_more_containers(data: bytes, limit: int) -> bool:

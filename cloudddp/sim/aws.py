@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from cloudddp.sim.control.environment import HIDDEN
 from cloudddp.sim.ec2 import install
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.importing import fast_imports
 
 __all__ = ["CONDITIONS", "rehearse"]
 
@@ -34,9 +35,10 @@ def rehearse() -> Iterator[None]:
         AWS_SHARED_CREDENTIALS_FILE=os.devnull,
     )
     try:
-        import moto
+        with fast_imports():
+            import moto
 
-        install.install()  # in this environment: moto's imports ask boto3 for regions, which reads AWS_PROFILE
+            install.install()  # in this environment: moto's imports ask boto3 for regions, which reads AWS_PROFILE
         with moto.mock_aws():
             yield
     finally:

@@ -30,6 +30,7 @@ from cloudddp.sim.control.process import CANNOT_START
 from cloudddp.sim.control.record import INTERFACE, TIMING, Simulator
 from cloudddp.sim.ec2 import install
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.importing import fast_imports
 from cloudddp.sim.hosts import host_backend
 from cloudddp.sim.hosts.host_backend import HostBackend
 from cloudddp.sim.hosts.lifecycle import Lifecycle, Timing
@@ -143,16 +144,17 @@ def _build(
     options: argparse.Namespace, backend: HostBackend, listener: socket.socket, owners: SocketOwners
 ) -> tuple[list[Any], Lifecycle]:
     """Return the servers, ready to serve, and the lifecycle of the instances."""
-    from moto.backends import get_backend
-    from moto.moto_server.werkzeug_app import (
-        DomainDispatcherApplication,
-        MotoRequestHandler,
-        create_backend_app,
-    )
+    with fast_imports():
+        from moto.backends import get_backend
+        from moto.moto_server.werkzeug_app import (
+            DomainDispatcherApplication,
+            MotoRequestHandler,
+            create_backend_app,
+        )
 
-    from cloudddp.sim.api.access_control import GuardedServer  # slow to import: werkzeug
+        from cloudddp.sim.api.access_control import GuardedServer  # slow to import: werkzeug
 
-    install.install()
+        install.install()
     timing = Timing(**{name.replace("-", "_"): value for name, value in _timing(options).items()})
     lifecycle = Lifecycle(backend.hosts, timing)
     lifecycle.install()

