@@ -10,6 +10,7 @@ from typing import Any
 import boto3
 import paramiko
 import pytest
+from support import botocore_models
 from support import labnode as labs
 from support.account import Account, post_conditions
 from support.harness import TIMEOUT, cannot
@@ -18,6 +19,8 @@ from support.simlab import Laptop, client_of
 from cloudddp.sim import control
 from cloudddp.sim.aws import CONDITIONS, rehearse
 from cloudddp.sim.linux import processes
+
+botocore_models.keep()
 
 
 @pytest.fixture(scope="session")
