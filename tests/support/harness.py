@@ -116,10 +116,10 @@ class CommandLine:
             f"from cloudddp.config import timing\ntiming.current = lambda: timing.Timing(at_stake={seconds})\n"
             "from cloudddp.__main__ import main\nmain()"
         )
-        return subprocess.run(
-            [sys.executable, "-c", code, *words],
-            cwd=self.cwd, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False,
-        )  # fmt: skip
+        process = zygote().start(("-c", code, *words), self.cwd, self.env)
+        self.started.append(process)
+        out, err = process.communicate(timeout=TIMEOUT)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def write(self, name: str, text: str) -> Path:
         path = self.cwd / name

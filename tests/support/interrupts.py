@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
-import sys
 from typing import Any
 
 from support.harness import TIMEOUT
+from support.processes import Process, zygote
 
 _PROGRAM = """
 import importlib, os, signal, sys
@@ -34,18 +33,14 @@ __main__.main()
 """
 
 
-def start_interrupted(
-    cli: Any, moment: str, *words: str, caller: str = "", on_call: bool = False
-) -> subprocess.Popen[str]:
+def start_interrupted(cli: Any, moment: str, *words: str, caller: str = "", on_call: bool = False) -> Process:
     """Start a command that gets Ctrl-C as a function returns, or with `on_call` as it is called.
 
     `moment` is the function, for example `cli.progress:Progress.stop`; with `caller` only calls by this function count.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM.format(moment=moment, caller=caller, on_call=on_call), *words],
-        cwd=cli.cwd, env=cli.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    argv = ("-c", _PROGRAM.format(moment=moment, caller=caller, on_call=on_call), *words)
+    assert zygote().can_fork(argv, cli.env)
+    process = zygote().start(argv, cli.cwd, cli.env)
     cli.started.append(process)
     return process
 

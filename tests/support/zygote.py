@@ -4,8 +4,8 @@ Imports are most of what a short program costs. `zygote.py SOCKET MODULE...` imp
 socket with that number. Each request becomes a real process: a pid, signals, an exit code, its own environment, folder and
 descriptors. A request is JSON {"argv", "env", "cwd", "session", "closed"} with four descriptors: stdin, stdout, stderr, and a pipe
 for the answer: a line with the pid and, when the process has ended, a line with its exit code (as subprocess.Popen reports
-it) and its peak memory in KiB. `argv` is what follows `python`: `-m` and a module, or a script. No module may start a
-thread, because fork does not copy threads.
+it) and its peak memory in KiB. `argv` is what follows `python`: `-m` and a module, `-c` and a program, or a script. No
+module may start a thread, because fork does not copy threads.
 """
 
 from __future__ import annotations
@@ -141,6 +141,10 @@ def run(argv: list[str]) -> None:
         else:
             sys.argv[0] = str(module.__file__)
             module.main()
+    elif argv[0] == "-c":
+        sys.argv[:] = ["-c", *argv[2:]]
+        sys.path[0] = ""
+        exec(argv[1], {"__name__": "__main__"})  # noqa: S102
     else:
         sys.argv[:] = argv
         sys.path[0] = str(Path(argv[0]).resolve().parent)
