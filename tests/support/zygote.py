@@ -113,22 +113,23 @@ def become(
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if number in closed:
             os.close(number)
-        stream: Any = (
-            None
-            if number in closed
-            else open(  # noqa: SIM115
-                number,
-                "w" if number else "r",
-                encoding="utf-8",
-                errors="strict" if number < 2 else "backslashreplace",
-                buffering=1 if number == 2 or os.isatty(number) else -1,
-                closefd=False,
-            )
-        )
+        stream = None if number in closed else text_stream(number)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     run(argv)
     sys.exit()
+
+
+def text_stream(number: int) -> Any:
+    """Return sys.stdin, stdout or stderr for a descriptor, as the interpreter makes it when it starts."""
+    return open(
+        number,
+        "w" if number else "r",
+        encoding="utf-8",
+        errors="strict" if number < 2 else "backslashreplace",
+        buffering=1 if number == 2 or os.isatty(number) else -1,
+        closefd=False,
+    )
 
 
 def run(argv: list[str]) -> None:

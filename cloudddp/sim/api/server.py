@@ -28,7 +28,7 @@ from cloudddp.sim.control import record
 from cloudddp.sim.control.options import KINDS
 from cloudddp.sim.control.process import CANNOT_START
 from cloudddp.sim.control.record import INTERFACE, TIMING, Simulator
-from cloudddp.sim.ec2 import install
+from cloudddp.sim.ec2 import dispatch, install
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.importing import fast_imports
 from cloudddp.sim.hosts import host_backend
@@ -155,6 +155,7 @@ def _build(
         from cloudddp.sim.api.access_control import GuardedServer  # slow to import: werkzeug
 
         install.install()
+        dispatch.install_in_server()
     timing = Timing(**{name.replace("-", "_"): value for name, value in _timing(options).items()})
     lifecycle = Lifecycle(backend.hosts, timing)
     lifecycle.install()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from cloudddp.sim.ec2 import (
+    dispatch,
     filters,
     images,
     interfaces,
@@ -27,6 +28,7 @@ from cloudddp.sim.ec2.patch import wrap
 _MODULES: tuple[ModuleType, ...] = (
     images, volumes, ip_addresses, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
     filters, run_instances, stop_start, termination, xml_characters, tags,
+    dispatch,
 )  # fmt: skip
 _VALIDATIONS = (
     "ENABLE_AMI_VALIDATION", "EC2_ENABLE_INSTANCE_TYPE_VALIDATION", "ENABLE_KEYPAIR_VALIDATION",

@@ -1,0 +1,129 @@
+"""An account with the resources of one cluster, for tests of the removal."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+from support.faults import FaultyEndpoint
+from support.simlab import IMAGE_PARAMETER, client_of
+
+from cloudddp.aws import inventory
+from cloudddp.aws.client import AWS
+from cloudddp.aws.inventory import Instance, Resource
+from cloudddp.cluster import teardown
+from cloudddp.cluster.teardown import DownReport
+from cloudddp.local_state import ClusterFolder, ClusterRecord
+from cloudddp.sim import control
+
+_NUMBERS = itertools.count(1)
+
+
+class Account:
+    """One cluster's name in the account, plain boto3 to fill it, and `down` through an endpoint with faults."""
+
+    def __init__(self, sim: control.Simulator, faults: FaultyEndpoint, aws: AWS) -> None:
+        self.ec2 = client_of(sim, "ec2")
+        self.image = client_of(sim, "ssm").get_parameter(Name=IMAGE_PARAMETER)["Parameter"]["Value"]
+        self.faults, self.aws = faults, aws
+        number = next(_NUMBERS)
+        self.name, self.cluster_id = f"teardown-{number}", f"c-{number:010x}"
+        self.progress: list[str] = []
+
+    def tags(self, kind: str, tags: dict[str, str] | None = None) -> list[dict[str, Any]]:
+        """Return tags for a Create call; without `tags`, those of the cluster."""
+        own = {
+            "cloudddp:cluster": self.name,
+            "cloudddp:cluster-id": self.cluster_id,
+            "cloudddp:usd-per-node-hour": "1.50",
+        }
+        pairs = [{"Key": key, "Value": value} for key, value in (own if tags is None else tags).items()]
+        return [{"ResourceType": kind, "Tags": pairs}] if pairs else []
+
+    def launch(self, count: int = 1, *, tags: dict[str, str] | None = None, **more: Any) -> list[str]:
+        answer = self.ec2.run_instances(
+            ImageId=self.image, InstanceType="g5.xlarge", MinCount=count, MaxCount=count,
+            TagSpecifications=self.tags("instance", tags), **more,
+        )  # fmt: skip
+        return [instance["InstanceId"] for instance in answer["Instances"]]
+
+    def group(self) -> str:
+        created = self.ec2.create_security_group(
+            GroupName=f"{self.name}-{next(_NUMBERS)}",
+            Description="-",
+            TagSpecifications=self.tags("security-group"),
+        )
+        return created["GroupId"]
+
+    def key(self, **tags: str) -> str:
+        given = self.tags("key-pair", tags or None)
+        return self.ec2.create_key_pair(KeyName=f"{self.name}-{next(_NUMBERS)}", TagSpecifications=given)[
+            "KeyPairId"
+        ]
+
+    def volume(self) -> str:
+        created = self.ec2.create_volume(
+            AvailabilityZone="us-east-1a", Size=8, TagSpecifications=self.tags("volume")
+        )
+        return created["VolumeId"]
+
+    def interface(self) -> str:
+        subnet = self.ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+        created = self.ec2.create_network_interface(
+            SubnetId=subnet, TagSpecifications=self.tags("network-interface")
+        )
+        return created["NetworkInterface"]["NetworkInterfaceId"]
+
+    def down(self, **options: Any) -> DownReport:
+        self.faults.calls.clear()
+        return teardown.down(self.aws, inventory.named(self.name), progress=self.progress.append, **options)
+
+    def show_as_shutting_down(self, times: int) -> None:
+        """Have so many listings show terminated instances as shutting down."""
+
+        def change(body: bytes) -> bytes:
+            ended = self.faults.count("DescribeInstances") > times
+            return body if ended else body.replace(b"<name>terminated<", b"<name>shutting-down<")
+
+        self.faults.rewrite("DescribeInstances", change)
+
+    def state(self, instance: str) -> str:
+        found = self.ec2.describe_instances(InstanceIds=[instance])["Reservations"]
+        return found[0]["Instances"][0]["State"]["Name"]
+
+    def listed(self) -> list[str]:
+        """Return the ids of everything with the cluster's name, except terminated instances."""
+        where = [{"Name": "tag:cloudddp:cluster", "Values": [self.name]}]
+        found = [
+            i for r in self.ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]
+        ]
+        ids = [i["InstanceId"] for i in found if i["State"]["Name"] != "terminated"]
+        ids += [one["GroupId"] for one in self.ec2.describe_security_groups(Filters=where)["SecurityGroups"]]
+        ids += [one["KeyPairId"] for one in self.ec2.describe_key_pairs(Filters=where)["KeyPairs"]]
+        ids += [one["VolumeId"] for one in self.ec2.describe_volumes(Filters=where)["Volumes"]]
+        found = self.ec2.describe_network_interfaces(Filters=where)["NetworkInterfaces"]
+        return ids + [one["NetworkInterfaceId"] for one in found]
+
+    def changes(self) -> list[str]:
+        """Return the calls of `down` that change something, repeated ones once."""
+        made = [call for call in self.faults.calls if not call.startswith("Describe")]
+        return [call for call, _ in itertools.groupby(made)]
+
+
+def ids(found: tuple[Instance | Resource, ...]) -> list[str]:
+    return [one.id for one in found]
+
+
+def folder_of(account: Account, cluster_id: str = "", region: str = "us-east-1") -> ClusterFolder:
+    """Write the keys and the record of a cluster that was created on this computer."""
+    one = cluster_id or account.cluster_id
+    folder = ClusterFolder(one)
+    record = ClusterRecord(one, account.name, region, "", "2026-01-01T00:00:00Z")
+    folder.create(record, private_key="private", host_public="ssh-ed25519 AAAA")
+    return folder
+
+
+def journal(folder: ClusterFolder) -> list[dict[str, Any]]:
+    path = folder.path / "journal.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
