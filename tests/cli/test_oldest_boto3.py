@@ -22,6 +22,12 @@ for service in ("ec2", "sts", "ssm"):
     for kind in ("service-2", "endpoint-rule-set-1"):
         assert ours.load_service_model(service, kind) == theirs.load_service_model(service, kind), (service, kind)
         assert ours.list_api_versions(service, kind) == theirs.list_api_versions(service, kind)
+assert set(theirs.list_available_services("service-2")) <= set(ours.list_available_services("service-2"))
+try:
+    ours.load_service_model("nonexistent", "service-2")
+    raise AssertionError("loaded a service that does not exist")
+except botocore.exceptions.UnknownServiceError:
+    pass
 assert ours.load_data("partitions") == theirs.load_data("partitions")
 try:
     ours.load_data("nonexistent")
