@@ -157,6 +157,20 @@ class LazyGroup(click.Group):
         command: click.Command = load(self.table[cmd_name][0])
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raise UsageError with similar names for a verb that does not exist (click 8.4 does it only for `commands`)."""
+        if args[0] not in self.table and not args[0].startswith("-") and not ctx.resilient_parsing:
+            # 1 ms, which `--help` need not take
+            import difflib
+
+            near = [repr(name) for name in difflib.get_close_matches(args[0], self.table)]
+            ctx.fail(
+                f"No such command {args[0]!r}." + (f" Did you mean {' or '.join(near)}?" if near else "")
+            )
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.table[name][1]) for name in self.list_commands(ctx)])

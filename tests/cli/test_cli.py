@@ -115,6 +115,21 @@ def test_commands_in_messages_are_data() -> None:
     assert found == []
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lauch", "train.py"], "No such command 'lauch'. Did you mean 'launch'?"),
+        (["sim", "strt"], "No such command 'strt'. Did you mean 'start' or 'status'?"),
+        (["xyzzy"], "No such command 'xyzzy'."),
+    ],
+)
+def test_similar_verbs_are_suggested(words: list[str], message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cloudddp", *words], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"Error: {message}")
+
+
 def test_status_is_one_call(cli: Any, faults: Any) -> None:
     cli.ok("up", "-n", "2")
     faults.calls.clear()
