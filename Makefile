@@ -3,15 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 WITNESS := .venv-witness
 MUTANTS := .venv-mutants
-# Three more than there are processors: many tests wait for a node, a timeout or a boot.
+# Two more than there are processors: many tests wait for a node, a timeout or a boot.
 PROCESSORS := $(shell nproc 2>/dev/null || echo 2)
-WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 3 )))
+WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 2 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Byte code is compiled at the first import: most of the installed modules are never imported.
 INSTALL := $(PIP) install --no-compile
 # Modules that most tests import: compiled once here, not by each of many processes at the same time.
-COMMON := asyncssh, boto3, moto.server, paramiko, rich, torch.distributed.run
+COMMON := torchvision,torch.distributed.run,torch.utils.tensorboard asyncssh,moto.server,paramiko,rich hypothesis,sklearn.datasets
 # A developer may have these set. Without byte code each process compiles what it imports, which doubles the time of the tests.
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONUNBUFFERED
@@ -33,7 +33,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing into $(VENV): cloudddp with the simulator, PyTorch and the test tools"
 	@grep -v '^#' constraints.txt | xargs -P $(PROCESSORS) -n 10 $(INSTALL) --no-deps 2>/dev/null || true
 	@$(INSTALL) -c constraints.txt -e '.[sim,train,dev]'
-	@$(BIN)/python -c 'import $(COMMON)'
+	@printf '%s\n' $(COMMON) | xargs -P $(PROCESSORS) -I MODULES $(BIN)/python -c 'import MODULES'
 	@touch $@
 
 demo: $(VENV)/.installed  ## the whole job on this computer: 2 simulated nodes, real training, teardown
