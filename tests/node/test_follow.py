@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,11 +76,12 @@ STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n
 
 
 def frames_of(follower: subprocess.Popen[bytes]) -> Iterator[Frame]:
-    """Yield the frames of the first 256 MiB that a follower writes."""
+    """Yield the frames that a follower writes until it ends, or for HANG_GUARD seconds."""
     decoder = FrameDecoder()
     assert follower.stdout is not None
-    for _ in range(4096):
-        yield from decoder.feed(os.read(follower.stdout.fileno(), 1 << 16))
+    end = time.monotonic() + HANG_GUARD
+    while (data := os.read(follower.stdout.fileno(), 1 << 16)) and time.monotonic() < end:
+        yield from decoder.feed(data)
 
 
 def make_endless(log: Path) -> None:
