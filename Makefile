@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 WITNESS := .venv-witness
 MUTANTS := .venv-mutants
-# Two more than there are processors: many tests wait for a node, a timeout or a boot.
+# Three more than there are processors: many tests wait for a node, a timeout or a boot.
 PROCESSORS := $(shell nproc 2>/dev/null || echo 2)
-WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 2 )))
+WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 3 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Byte code is compiled at the first import: most of the installed modules are never imported.
