@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 WITNESS := .venv-witness
 MUTANTS := .venv-mutants
-# Three more than there are processors: many tests wait for a node, a timeout or a boot.
 PROCESSORS := $(shell nproc 2>/dev/null || echo 2)
+# Three more than there are processors: many tests wait for a node, a timeout or a boot.
 WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 3 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -27,12 +27,14 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "on Debian: apt-get install python3-venv"; exit 1; }
 
 # PyTorch is most of what is downloaded (3 GB with its CUDA libraries, about a minute on a fast line). One pip uses one
-# processor, so several install the exact versions first (29 s instead of 69 s with 4 processors); the last one installs
-# what is missing and reports errors.
+# processor, so several install the exact versions first (29 s instead of 69 s with 4 processors). A batch fails if a package
+# has no wheel for this platform; the last pip installs what is missing.
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing into $(VENV): cloudddp with the simulator, PyTorch and the test tools"
-	@grep -v '^#' constraints.txt | xargs -P $(PROCESSORS) -n 10 $(INSTALL) --no-deps 2>/dev/null || true
+	@grep -v '^#' constraints.txt | xargs -P $(PROCESSORS) -n 10 $(INSTALL) --no-deps 2>$(VENV)/parallel-install.log || \
+	  echo "not everything could be installed in parallel ($(VENV)/parallel-install.log)"
 	@$(INSTALL) -c constraints.txt -e '.[sim,train,dev]'
+	@$(PIP) check
 	@printf '%s\n' $(COMMON) | xargs -P $(PROCESSORS) -I MODULES $(BIN)/python -c 'import MODULES'
 	@touch $@
 

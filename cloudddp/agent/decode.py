@@ -40,10 +40,10 @@ def decode(data: bytes, kind: type[T], *, limit: int = MAX_REPLY) -> T:
 
 
 def _decoder(kind: type[Any]) -> Any:
-    """Return the decoder of a type, made by one thread at a time.
+    """Return the decoder of a type. One thread at a time makes a new one.
 
-    msgspec 0.22 stores what it knows of a dataclass on the class before it is complete, so a second thread that decodes
-    the same type for the first time at the same moment may crash the process (SIGSEGV).
+    msgspec 0.22 stores its description of a dataclass on the class before the fields are filled in. A second thread that
+    needs the same class meanwhile reads null pointers, and the process ends with SIGSEGV.
     """
     import msgspec  # 10 ms, which `--help` need not take
 

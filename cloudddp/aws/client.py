@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,9 @@ def require_region(name: str, session: Any = None) -> None:
 def model_loader(session: Any) -> Any:
     """Return botocore's loader of service models, with `ModelFiles` to read the files.
 
-    Before it loads the model of one service, botocore looks for that of each of 400 services, twice in a process: 2,600
-    system calls. The names of their folders suffice.
+    To load one model, botocore first searches the folders of all 400 services for a file of that type, once for each of
+    two types: 2,600 system calls. Here every folder counts as a service, so a service without a model of the requested
+    type raises DataNotFoundError, not UnknownServiceError.
     """
     from botocore.loaders import create_loader
 
@@ -131,8 +133,15 @@ def model_loader(session: Any) -> Any:
 
 @functools.cache
 def _folders(parents: tuple[str, ...]) -> list[str]:
+    """Return the names of the folders in `parents`; like botocore, skip a parent that cannot be searched."""
     return sorted(
-        {entry.name for parent in map(Path, parents) if parent.is_dir() for entry in parent.iterdir()}
+        {
+            entry.name
+            for parent in parents
+            if os.path.isdir(parent)  # noqa: PTH112  Path.is_dir raises PermissionError
+            for entry in os.scandir(parent)
+            if entry.is_dir()
+        }
     )
 
 

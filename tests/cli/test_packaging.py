@@ -98,7 +98,8 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
     assert "cloudddp[sim]" in missing.stderr
     install(f"{wheel}[sim]")
     # pip --no-compile leaves the byte code to the simulator's first start, which has a time limit.
-    subprocess.run([python, "-c", "import cloudddp.sim.api.server, moto.server"], check=True, timeout=300)
+    code = "import cloudddp.sim.api.server, moto.server"
+    subprocess.run([python, "-c", code], cwd=tmp_path, env=env, check=True, timeout=300)
     made = cloudddp("init", "--example", "digits", "project")
     assert made.returncode == 0, made.stderr
     project = tmp_path / "project"

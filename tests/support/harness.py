@@ -116,7 +116,9 @@ class CommandLine:
             f"from cloudddp.config import timing\ntiming.current = lambda: timing.Timing(at_stake={seconds})\n"
             "from cloudddp.__main__ import main\nmain()"
         )
-        process = zygote().start(("-c", code, *words), self.cwd, self.env)
+        argv = ("-c", code, *words)
+        assert zygote().can_fork(argv, self.env)
+        process = zygote().start(argv, self.cwd, self.env)
         self.started.append(process)
         out, err = process.communicate(timeout=TIMEOUT)
         return subprocess.CompletedProcess(words, process.returncode, out, err)

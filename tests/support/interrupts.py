@@ -19,17 +19,28 @@ for one in owners:
     owner = getattr(owner, one)
 real = getattr(owner, name)
 
+sent = False
+
 def interrupted(*args, **kwargs):
+    global sent
     now = {caller!r} in ("", sys._getframe(1).f_code.co_name)
     if now and {on_call}:
+        sent = True
         os.kill(os.getpid(), signal.SIGINT)
     result = real(*args, **kwargs)
     if now and not {on_call}:
+        sent = True
         os.kill(os.getpid(), signal.SIGINT)
     return result
 
 setattr(owner, name, interrupted)
-__main__.main()
+try:
+    __main__.main()
+finally:
+    if not sent:
+        sys.stderr.write("the function was not called, so no interrupt was sent\\n")
+        sys.stderr.flush()
+        os._exit(99)
 """
 
 
@@ -37,6 +48,7 @@ def start_interrupted(cli: Any, moment: str, *words: str, caller: str = "", on_c
     """Start a command that gets Ctrl-C as a function returns, or with `on_call` as it is called.
 
     `moment` is the function, for example `cli.progress:Progress.stop`; with `caller` only calls by this function count.
+    Every module is imported before: where a module has `from ... import f`, name `f` in that module.
     """
     argv = ("-c", _PROGRAM.format(moment=moment, caller=caller, on_call=on_call), *words)
     assert zygote().can_fork(argv, cli.env)

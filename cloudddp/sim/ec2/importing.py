@@ -1,4 +1,4 @@
-"""Imports moto in 1.2 s of processor time instead of 2.0 s."""
+"""Faster imports of moto: the simulator's server takes 1.2 s of processor time to start instead of 2.0 s."""
 
 from __future__ import annotations
 

@@ -76,12 +76,16 @@ class Run:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def kill_session(self) -> None:
-        """Kill it and the processes that it started, without waiting for their end."""
+    def signal_session(self, number: int) -> None:
+        """Send a signal to it and the processes that it started."""
         try:
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, number)
         except ProcessLookupError:
             pass
+
+    def kill_session(self) -> None:
+        """Kill it and the processes that it started, without waiting for their end."""
+        self.signal_session(signal.SIGKILL)
 
 
 def kill_all() -> None:
