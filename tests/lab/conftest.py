@@ -10,7 +10,6 @@ from typing import Any
 import boto3
 import paramiko
 import pytest
-from support import botocore_models
 from support import labnode as labs
 from support.account import Account, post_conditions
 from support.harness import TIMEOUT, cannot
@@ -18,9 +17,15 @@ from support.simlab import Laptop, client_of
 
 from cloudddp.sim import control
 from cloudddp.sim.aws import CONDITIONS, rehearse
+from cloudddp.sim.ec2.importing import data_files_parsed_once
 from cloudddp.sim.linux import processes
 
-botocore_models.keep()
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_models() -> Iterator[None]:
+    """EC2's model is 3 MB, and every boto3 session would parse it again."""
+    with data_files_parsed_once():
+        yield
 
 
 @pytest.fixture(scope="session")

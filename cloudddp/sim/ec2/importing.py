@@ -16,6 +16,19 @@ def fast_imports() -> Iterator[None]:
     asks three new boto3 sessions for the regions (moto/ec2/models/availability_zones_and_regions.py), and each of them
     would parse the same 1.5 MB of endpoints.
     """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with data_files_parsed_once():
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def data_files_parsed_once() -> Iterator[None]:
+    """Within the block, all boto3 sessions share botocore's parsed data files."""
     from botocore.loaders import JSONFileLoader
 
     load_file = JSONFileLoader.load_file
@@ -26,12 +39,8 @@ def fast_imports() -> Iterator[None]:
             loaded[path] = load_file(self, path)
         return loaded[path]
 
-    collecting = gc.isenabled()
-    gc.disable()
     JSONFileLoader.load_file = load_once
     try:
         yield
     finally:
         JSONFileLoader.load_file = load_file
-        if collecting:
-            gc.enable()
