@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cloudddp.aws import discover, inventory
+from cloudddp.aws import inventory
+from cloudddp.aws.caller import caller_block
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.plan import CALLER_RULE, ssh_rule
@@ -16,7 +17,7 @@ from cloudddp.errors import CloudDDPError, Command
 def allow_caller(
     aws: AWS,
     spec: ClusterSpec,
-    caller: Callable[[], str] = discover.caller_block,
+    caller: Callable[[], str] = caller_block,
     ownership: Ownership | None = None,
 ) -> str:
     """Open SSH to the current address of this computer and close it to its earlier ones; return the address block."""

@@ -15,8 +15,9 @@ from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import name_lock
 from cloudddp.cluster.name_lock import NameTaken
-from cloudddp.cluster.plan import Plan, Ref, Request
+from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ProgressCallback, ignore
+from cloudddp.cluster.requests import Ref, Request
 from cloudddp.cluster.teardown import down, leftovers
 from cloudddp.config import timing
 from cloudddp.errors import AWSError, Command

@@ -12,7 +12,7 @@ import contextlib
 from functools import cached_property
 
 from cloudddp import local_state
-from cloudddp.aws import discover
+from cloudddp.aws import caller
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.cluster.model import Cluster
@@ -72,11 +72,11 @@ class Ownership:
     def identity(self) -> str:
         """The caller, as `up` writes it into the owner tag; '' if it is unknown."""
         try:
-            found = discover.owner(self._aws)
+            found = caller.owner(self._aws)
         except CloudDDPError as error:
             self.problem = error.message
             return ""
-        return "" if found == discover.UNKNOWN_OWNER else found
+        return "" if found == caller.UNKNOWN_OWNER else found
 
     @cached_property
     def _instances_created_here(self) -> frozenset[str]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from cloudddp import payload
-from cloudddp.aws import discover
+from cloudddp.aws import caller as callers
+from cloudddp.aws import images, instance_types, networks
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import name_lock, prices
 from cloudddp.cluster.connect import Dial, dial
@@ -20,11 +21,13 @@ from cloudddp.cluster.inspect import ambiguous, find
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.ownership import Ownership
-from cloudddp.cluster.plan import Identity, LaunchContext, Plan, plan
+from cloudddp.cluster.plan import Plan, plan
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
+from cloudddp.cluster.requests import LaunchContext
 from cloudddp.cluster.rollback import roll_back
+from cloudddp.cluster.user_data import Identity
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.local_state import ClusterFolder, ClusterRecord
@@ -45,10 +48,10 @@ def up(
     spec: ClusterSpec,
     *,
     progress: ProgressCallback,
-    confirm: Callable[[Plan, discover.TypeInfo], None] = lambda *_: None,
+    confirm: Callable[[Plan, instance_types.TypeInfo], None] = lambda *_: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
     dial: Dial = dial,
-    caller: Callable[[], str] = discover.caller_block,
+    caller: Callable[[], str] = callers.caller_block,
 ) -> UpResult:
     """Create the cluster and return when every node is ready to train; check it and return if it already exists.
 
@@ -57,12 +60,12 @@ def up(
     on a caller that is interrupted has to remove it, even if this function does not return. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
     Leftovers.
     """
-    discover.require_known_type(aws, spec.instance_type)
+    instance_types.require_known_type(aws, spec.instance_type)
     existing = [cluster for cluster in find(aws, spec.name) if cluster.live]
     if existing:
         cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
         return UpResult(cluster, None)
-    info = discover.instance_type(aws, spec)
+    info = instance_types.describe(aws, spec)
     price = _price(spec, aws.region)
     context = _launch_context(aws, spec, info, caller)
     price = replace(price, disk_gb=max(spec.disk_gb, context.image_disk_gb))
@@ -164,10 +167,10 @@ def _price(spec: ClusterSpec, region: str) -> Price:
 
 
 def _launch_context(
-    aws: AWS, spec: ClusterSpec, info: discover.TypeInfo, caller: Callable[[], str]
+    aws: AWS, spec: ClusterSpec, info: instance_types.TypeInfo, caller: Callable[[], str]
 ) -> LaunchContext:
-    image = discover.image(aws, spec, info.arch)
-    network = discover.network(aws, spec)
+    image = images.find(aws, spec, info.arch)
+    network = networks.choose(aws, spec)
     return LaunchContext(
         image_id=image.id,
         root_device=image.root_device,
@@ -176,7 +179,7 @@ def _launch_context(
         subnet_id=network.subnet_id,
         zone=network.zone,
         ssh_from=spec.ssh_from or (caller(),),
-        owner=discover.owner(aws),
+        owner=callers.owner(aws),
         now=datetime.now(UTC),
     )
 

@@ -15,7 +15,7 @@ import pytest
 from support.harness import cannot
 
 from cloudddp import payload
-from cloudddp.cluster.plan import Identity, user_data
+from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.sim.guest import cloud_init, dispatch, nvidia
 from cloudddp.sim.hosts import user_data as parser
 from cloudddp.sim.hosts.machine import overlay

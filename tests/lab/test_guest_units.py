@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cloudddp import payload
-from cloudddp.cluster.plan import Identity, user_data
+from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.sim.guest import units
 from cloudddp.sim.hosts import user_data as parser
 

@@ -17,7 +17,7 @@ from support.labnode import LabLaptop, attempt, reachable, shell
 from support.simlab import until
 
 from cloudddp import payload
-from cloudddp.cluster.plan import Identity, user_data
+from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.sim import control
 from cloudddp.sim.linux import processes
 

@@ -16,7 +16,7 @@ from support.labnode import LabLaptop, attempt, shell
 from support.simlab import make_key, until
 
 from cloudddp import payload
-from cloudddp.cluster.plan import Identity, user_data
+from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.sim import control
 
 PYTHON = "/opt/pytorch/bin/python"

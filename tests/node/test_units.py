@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from cloudddp import payload
-from cloudddp.cluster.plan import SERVICE, TIMER, Identity, user_data
+from cloudddp.cluster.user_data import SERVICE, TIMER, Identity, user_data
 
 DEADLINE = datetime(2026, 11, 20, 14, 30, 5, tzinfo=UTC)
 CREATED = DEADLINE - timedelta(hours=2)

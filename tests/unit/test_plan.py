@@ -14,20 +14,11 @@ import yaml
 
 from cloudddp import __version__, payload
 from cloudddp.cluster import prices
-from cloudddp.cluster.plan import (
-    BOOT_CHECK,
-    SERVICE,
-    TIMER,
-    USER_DATA_LIMIT,
-    Identity,
-    LaunchContext,
-    Plan,
-    Ref,
-    client_token,
-    lifetime,
-    plan,
-)
+from cloudddp.cluster.plan import Plan, lifetime, plan
 from cloudddp.cluster.prices import Price
+from cloudddp.cluster.requests import LaunchContext, Ref
+from cloudddp.cluster.run_instances import client_token
+from cloudddp.cluster.user_data import BOOT_CHECK, SERVICE, TIMER, USER_DATA_LIMIT, Identity
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError
 from cloudddp.ssh import keys

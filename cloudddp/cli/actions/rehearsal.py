@@ -21,9 +21,9 @@ from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.files import ApplyReply, ApplyRequest
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
-from cloudddp.aws import discover, inventory
+from cloudddp.aws import instance_types, inventory
 from cloudddp.aws.client import AWS
-from cloudddp.aws.discover import TypeInfo
+from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import inspect, teardown
@@ -192,7 +192,7 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
         recorder.on = True
         found = inspect.get(aws, settings.cluster.name)
         recorder.on = False
-        info = discover.instance_type(aws, settings.cluster)
+        info = instance_types.describe(aws, settings.cluster)
         nodes = Nodes(
             found, gpus=info.gpus, cpus=info.vcpus, hidden=settings.job.env, print=console.print
         )  # fmt: skip

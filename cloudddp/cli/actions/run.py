@@ -11,7 +11,7 @@ from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
-from cloudddp.aws.discover import TypeInfo
+from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.follow import JobStopped, foreground, report_end

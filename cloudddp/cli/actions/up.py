@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cloudddp import signals
-from cloudddp.aws.discover import TypeInfo
+from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import rehearsal
 from cloudddp.cli.console import Console

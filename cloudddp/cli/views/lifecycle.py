@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from cloudddp.aws.discover import TypeInfo
+from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli.formats import counted, dollars, duration, moment
 from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, nodes_table, time_left
 from cloudddp.cluster.model import Cluster

@@ -1,0 +1,44 @@
+"""The parts of a plan: what is known before planning, one AWS call, and a value that an earlier call returns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The answer of an earlier step, by its key: `Ref("security-group", "GroupId")`."""
+
+    step: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One AWS call: the name of the step, the boto3 method, its parameters (which may contain Refs)."""
+
+    step: str
+    method: str
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """What AWS answered before planning: image, network, owner; and the time."""
+
+    image_id: str
+    root_device: str
+    image_disk_gb: int
+    vpc_id: str
+    subnet_id: str
+    zone: str
+    ssh_from: tuple[str, ...]
+    owner: str
+    now: datetime
+
+
+def tagged(tags: list[dict[str, str]], *kinds: str) -> list[dict[str, Any]]:
+    return [{"ResourceType": kind, "Tags": tags} for kind in kinds]

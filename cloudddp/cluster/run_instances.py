@@ -1,0 +1,76 @@
+"""The RunInstances request of a cluster. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
+from cloudddp.config.spec import ClusterSpec
+
+
+def run_instances(
+    spec: ClusterSpec,
+    context: LaunchContext,
+    tags: list[dict[str, str]],
+    key: str,
+    data: str,
+    cluster_id: str,
+) -> Request:
+    kinds = ["instance", "volume", "network-interface"] + (["spot-instances-request"] if spec.spot else [])
+    params: dict[str, Any] = {
+        "ImageId": context.image_id,
+        "InstanceType": spec.instance_type,
+        # All or none: with one node missing the job cannot start, and the other nodes are billed nevertheless.
+        "MinCount": spec.nodes,
+        "MaxCount": spec.nodes,
+        "KeyName": key,
+        "NetworkInterfaces": [
+            {
+                "DeviceIndex": 0,
+                "SubnetId": context.subnet_id,
+                "Groups": [Ref("security-group", "GroupId")],
+                "AssociatePublicIpAddress": True,
+                "DeleteOnTermination": True,
+            }
+        ],
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": context.root_device,
+                "Ebs": {
+                    "VolumeSize": max(spec.disk_gb, context.image_disk_gb),
+                    "VolumeType": "gp3",
+                    "Encrypted": True,
+                    "DeleteOnTermination": True,
+                },
+            }
+        ],
+        "MetadataOptions": {
+            "HttpTokens": "required",
+            "HttpEndpoint": "enabled",
+            "HttpPutResponseHopLimit": 1,
+        },
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "TagSpecifications": tagged(tags, *kinds),
+        "UserData": data,
+    }
+    if spec.spot:
+        # A one-time request never launches a second instance.
+        params["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+        }
+    params["ClientToken"] = client_token(cluster_id, 1, context.zone, params)
+    return Request("nodes", "run_instances", params)
+
+
+def client_token(cluster_id: str, attempt: int, zone: str, params: Mapping[str, Any]) -> str:
+    """Return the idempotency token of one launch, at most 64 ASCII characters (EC2).
+
+    It contains the zone, because EC2 remembers tokens per zone, and begins with the cluster's id, which
+    distinguishes the launch of `up` from others (node_ranks.py).
+    """
+    text = json.dumps([attempt, zone, params], sort_keys=True, default=repr)
+    return f"{cluster_id}-{hashlib.sha256(text.encode()).hexdigest()[:40]}"

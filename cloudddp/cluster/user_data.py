@@ -1,0 +1,64 @@
+"""The user data of a node: its first host key and its deadline, as a cloud-config. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cloudddp.errors import UsageError
+
+TIMER = "/etc/systemd/system/cloudddp-deadline.timer"
+SERVICE = "/etc/systemd/system/cloudddp-deadline.service"
+BOOT_CHECK = "/var/lib/cloud/scripts/per-boot/cloudddp-deadline"
+USER_DATA_LIMIT = 16 * 1024  # bytes, before base64 (EC2)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The id and the keys of one cluster.
+
+    The private host key is in the user data and nowhere else. Every process on a node can read it there, so each node
+    replaces it by a key of its own before any rank runs (host_keys.py).
+    """
+
+    cluster_id: str
+    public_key: str
+    host_private: str
+    host_public: str
+
+
+def user_data(identity: Identity, created: datetime, expires: datetime, units: tuple[str, str]) -> str:
+    """Return the cloud-config that installs the first host key of a node and arms its deadline.
+
+    It contains no other secret, and that key is worthless once the node is ready. After the first line it is JSON, which
+    is YAML with every value quoted. cloud-init writes the host key before sshd starts (unit order of
+    cloud-init-network), so sshd never presents another one; it does so once per instance (cc_ssh: PER_INSTANCE), so the
+    key that replaced it survives a reboot. cloud-init runs BOOT_CHECK at every boot, which shuts down a node that boots
+    after its deadline: a timer that is first started after its time never fires, nor does one that fired just before a
+    reboot, nor one whose stamp a wrong clock put into the future. The last command runs it again, for a deadline that
+    passes before the timer is armed.
+    """
+    deadline = expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    lifetime = str(int((expires - created).total_seconds()))
+    timer, service = (u.replace("@DEADLINE@", deadline).replace("@LIFETIME@", lifetime) for u in units)
+    late = f'[ "$(date +%s)" -lt {int(expires.timestamp())} ] || systemctl start --no-block cloudddp-deadline.service'
+    check = f"#!/bin/sh\n{late}\n"
+    config = {
+        "ssh_deletekeys": True,
+        "ssh_keys": {"ed25519_private": identity.host_private, "ed25519_public": identity.host_public},
+        "write_files": [
+            {"path": TIMER, "permissions": "0644", "content": timer},
+            {"path": SERVICE, "permissions": "0644", "content": service},
+            {"path": BOOT_CHECK, "permissions": "0755", "content": check},
+        ],
+        "runcmd": [
+            ["systemctl", "daemon-reload"],
+            ["systemctl", "enable", "--now", "cloudddp-deadline.timer"],
+            ["sh", BOOT_CHECK],
+        ],
+    }
+    text = "#cloud-config\n" + json.dumps(config, indent=1) + "\n"
+    if len(text.encode()) > USER_DATA_LIMIT:
+        raise UsageError(f"user data of {len(text)} bytes exceeds EC2's limit of {USER_DATA_LIMIT}")
+    return text
