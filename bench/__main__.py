@@ -179,7 +179,7 @@ def _one_up(found: Any, name: str) -> tuple[float, float]:
             responding.append(time.perf_counter())
 
     started = time.perf_counter()
-    up.up(aws, spec, progress=progress)
+    up.up([aws], spec, progress=progress)
     ready = time.perf_counter()
     teardown.down(aws, inventory.named(name), progress=lambda _: None)
     return ready - started, ready - responding[0]
@@ -210,7 +210,7 @@ def bench_sync(_: Peers) -> None:
             path.write_bytes(os.urandom(4096))
         spec = ClusterSpec(name="bench", nodes=1, ssh_port=found.ssh_port)
         aws = AWS(region=found.region)
-        made = up.up(aws, spec, progress=lambda _: None).cluster
+        made = up.up([aws], spec, progress=lambda _: None).cluster
         with Counting(connect.targets(made, spec)) as fleet:
             fleet.connect()
             for name in ("first", "unchanged"):

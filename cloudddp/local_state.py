@@ -23,6 +23,8 @@ from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.safe_files import Folder
 from cloudddp.tags import parse_cluster_id
 
+USUAL_USER = "ubuntu"  # for clusters whose record names no login user
+
 
 def home() -> Path:
     """Return the state folder: CLOUDDDP_HOME if set, else the platform's state folder of the user."""
@@ -76,6 +78,7 @@ class ClusterRecord:
     region: str
     endpoint: str  # "" for AWS itself, otherwise the simulator's address
     expires: str
+    user: str = USUAL_USER  # the image's login user
 
 
 def known_clusters() -> list[ClusterRecord]:
@@ -177,7 +180,8 @@ class ClusterFolder:
         """
         try:
             found = json.loads(self._read(self.path / "cluster.json"))
-            return ClusterRecord(**{field.name: found[field.name] for field in fields(ClusterRecord)})
+            known = {field.name: found[field.name] for field in fields(ClusterRecord) if field.name in found}
+            return ClusterRecord(**known)
         except (OSError, ValueError, TypeError, LookupError):
             return None
 

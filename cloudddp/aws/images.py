@@ -1,41 +1,147 @@
-"""Machine images: which one a cluster's nodes boot. Read-only."""
+"""Machine images: which one the nodes boot, whether the instance type can run it, and its login user. Read-only."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cloudddp.aws.client import AWS
+from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import UsageError
+from cloudddp.errors import AWSError, UsageError
+from cloudddp.text import one_line
+
+# Of the open kernel modules in AWS's images: "supported on Turing and later" (NVIDIA driver README, "Open Linux Kernel
+# Modules").
+_BEFORE_TURING = ("K80", "M60", "P100", "V100")
+# The description of AWS's Deep Learning AMIs: "Supported EC2 instances: G4dn, G5, P4, P5, P6-B200. Release notes: ...".
+_SUPPORTED = re.compile(r"Supported EC2 instances:\s*([A-Za-z0-9 ,-]{1,400})\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A machine image: its id, the device of its root volume, and the smallest size of that volume."""
+    """A machine image. `disk_gb` is the smallest size of its root volume, the size of its snapshot."""
 
     id: str
+    name: str
     root_device: str
     disk_gb: int
+    user: str
+    warning: str = ""  # why it may not fit the type, for an image that the user has chosen
 
 
-def find(aws: AWS, spec: ClusterSpec, arch: str) -> Image:
-    """Return the image of `spec.image` (an id or an SSM parameter). Raises UsageError if the type cannot run it."""
-    image_id = spec.image
-    if image_id.startswith("/"):
-        name = image_id.replace("{arch}", arch)
-        image_id = aws.call("ssm", "get_parameter", Name=name)["Parameter"]["Value"]
+def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
+    """Return the image of `spec.image`, an id or an SSM parameter. Two AWS calls at most.
+
+    Raises UsageError if the type cannot run it: another architecture, no EBS root volume, Windows, or a GPU that the
+    image has no driver for. What an image's text says of itself is a warning for an image other than the default.
+    """
+    _require_driver(spec, info)
+    image_id = _image_id(aws, spec, info.arch)
     found = aws.call("ec2", "describe_images", ImageIds=[image_id])["Images"]
     if not found:
         raise UsageError(
             f"image {image_id} does not exist in {aws.region}", hint="see `image` in cloudddp.toml"
         )
-    data = found[0]
-    if data.get("Architecture", arch) != arch:
-        raise UsageError(f"image {image_id} is for {data['Architecture']}, {spec.instance_type} is {arch}")
-    root = data.get("RootDeviceName") or "/dev/sda1"
+    _require_bootable(image_id, found[0], info)
+    name = one_line(str(found[0].get("Name") or ""), 128)
+    warning = _unsupported(found[0], info)
+    if warning and _is_default(spec):
+        raise UsageError(
+            f"the default image cannot be used: {warning}",
+            hint="give an image that supports the type: --image ami-...",
+        )
+    root = str(found[0].get("RootDeviceName") or "/dev/sda1")
+    return Image(image_id, name, root, _disk_gb(found[0], root), _login_user(name, root), warning)
+
+
+def _is_default(spec: ClusterSpec) -> bool:
+    return spec.image == ClusterSpec().image
+
+
+def _require_driver(spec: ClusterSpec, info: TypeInfo) -> None:
+    """Raise UsageError for an accelerator that the default image has no driver for."""
+    if not _is_default(spec):
+        return
+    why = ""
+    if info.accelerator:
+        why = f"{info.name} has {info.accelerator}, and the default image has drivers for NVIDIA GPUs only"
+    elif any(info.gpu_name.endswith(f" {model}") for model in _BEFORE_TURING):
+        why = f"{info.name} has {info.gpu_name}, and the driver of the default image requires a later GPU (Turing)"
+    if why:
+        raise UsageError(
+            why, hint="give an image that supports the type: --image ami-...; or choose another type"
+        )
+
+
+def _image_id(aws: AWS, spec: ClusterSpec, arch: str) -> str:
+    if not spec.image.startswith("/"):
+        return spec.image
+    name = spec.image.replace("{arch}", arch)
+    try:
+        value = str(aws.call("ssm", "get_parameter", Name=name)["Parameter"]["Value"])
+    except AWSError as error:
+        if error.code != "ParameterNotFound":
+            raise
+        raise UsageError(
+            f"there is no SSM parameter {name} in {aws.region}",
+            hint="give an image id of this region (--image ami-...), or another parameter",
+        ) from None
+    if not re.fullmatch(r"ami-[0-9a-f]{8,32}", value):
+        raise UsageError(
+            f"SSM parameter {name} holds {one_line(value, 60)!r}, which is not an image id",
+            hint="see `image`",
+        )
+    return value
+
+
+def _require_bootable(image_id: str, data: Mapping[str, Any], info: TypeInfo) -> None:
+    arch = str(data.get("Architecture") or info.arch)
+    if arch != info.arch:
+        raise UsageError(
+            f"image {image_id} is for {one_line(arch, 20)}, {info.name} is {info.arch}",
+            hint="{arch} in an SSM parameter's name becomes the architecture of the type",
+        )
+    problems = {
+        "it is not available": str(data.get("State") or "available") != "available",
+        "its root device is not an EBS volume": str(data.get("RootDeviceType") or "ebs") != "ebs",
+        "it runs Windows": str(data.get("Platform") or "").lower() == "windows",
+    }
+    if found := [problem for problem, applies in problems.items() if applies]:
+        raise UsageError(f"image {image_id} cannot be used: {'; '.join(found)}", hint="give another --image")
+
+
+def _unsupported(data: Mapping[str, Any], info: TypeInfo) -> str:
+    """Return why the image's description excludes the type, or ''. An entry such as P4 includes p4d and p4de."""
+    listed = _SUPPORTED.search(str(data.get("Description") or ""))
+    if listed is None or not info.gpus:
+        return ""
+    families = [one.strip().lower() for one in listed.group(1).split(",")]
+    family = info.family.lower()
+    if any(family == one or re.fullmatch(rf"{re.escape(one)}[a-z-].*", family) for one in families if one):
+        return ""
+    image = f"{data['ImageId']} ({one_line(str(data.get('Name') or ''), 80)})"
+    return f"{image} supports {listed.group(1)}, not {info.name}"
+
+
+def _disk_gb(data: Mapping[str, Any], root: str) -> int:
     disks = [
         m.get("Ebs", {}).get("VolumeSize", 0)
         for m in data.get("BlockDeviceMappings", [])
         if m.get("DeviceName") == root
     ]
-    return Image(image_id, root, max([int(d or 0) for d in disks], default=0))
+    return max([int(d or 0) for d in disks], default=0)
+
+
+def _login_user(name: str, root_device: str) -> str:
+    """Return the login user of the image's operating system (EC2 User Guide, "Default user name")."""
+    words = name.lower()
+    if "ubuntu" in words:
+        return "ubuntu"
+    if "debian" in words:
+        return "admin"
+    if "amazon linux" in words or "amzn" in words or "al2023" in words or root_device == "/dev/xvda":
+        return "ec2-user"
+    return "ubuntu"

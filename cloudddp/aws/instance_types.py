@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cloudddp.aws.client import AWS
 from cloudddp.config.spec import ClusterSpec, nearest
-from cloudddp.errors import UsageError
+from cloudddp.errors import AWSError, UsageError
+from cloudddp.text import one_line
 
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
     """EC2's description of an instance type."""
 
+    name: str
     arch: str  # x86_64 or arm64
-    gpus: int
+    gpus: int  # NVIDIA GPUs: those that nvidia-smi lists
     gpu_name: str
+    accelerator: str  # any other one: "AMD Radeon Pro V520", "AWS Trainium"; '' if it has none
     vcpus: int
     cards: int  # network cards
+
+    @property
+    def family(self) -> str:
+        """The part before the dot: p5en, g6e."""
+        return self.name.partition(".")[0]
 
 
 def require_known_type(aws: AWS, name: str) -> None:
@@ -34,21 +44,54 @@ def require_known_type(aws: AWS, name: str) -> None:
 
 
 def describe(aws: AWS, spec: ClusterSpec) -> TypeInfo:
-    """Return the type's data. Raises UsageError for a type without a GPU unless spec.allow_cpu."""
-    answer = aws.call("ec2", "describe_instance_types", InstanceTypes=[spec.instance_type])
-    if not answer["InstanceTypes"]:
+    """Return the type's data. Raises UsageError for a type that the region lacks, or one without a GPU unless
+    spec.allow_cpu."""
+    try:
+        found = aws.call("ec2", "describe_instance_types", InstanceTypes=[spec.instance_type])[
+            "InstanceTypes"
+        ]
+    except AWSError as error:
+        if error.code != "InvalidInstanceType":
+            raise
+        found = []
+    if not found:
         raise UsageError(
-            f"{aws.region} does not offer {spec.instance_type}", hint="try another region or type"
+            f"{aws.region} does not offer {spec.instance_type}",
+            hint="try another --region (or several: --regions), or another type",
         )
-    info = answer["InstanceTypes"][0]
-    gpus = info.get("GpuInfo", {}).get("Gpus", [])
-    count = sum(int(gpu.get("Count", 0)) for gpu in gpus)
-    if not count and not spec.allow_cpu:
-        what = "a fraction of a GPU" if gpus else "no GPU"
+    info = _type_info(spec.instance_type, found[0])
+    if not info.gpus and not info.accelerator and not spec.allow_cpu:
+        what = "a fraction of a GPU" if found[0].get("GpuInfo") else "no GPU"
         raise UsageError(
             f"{spec.instance_type} has {what}", hint="choose a GPU type such as g5.xlarge, or add --allow-cpu"
         )
-    arch = "arm64" if "arm64" in info["ProcessorInfo"]["SupportedArchitectures"] else "x86_64"
-    name = f"{gpus[0].get('Manufacturer', '')} {gpus[0].get('Name', '')}".strip() if gpus else ""
-    cards = int(info.get("NetworkInfo", {}).get("MaximumNetworkCards", 1))
-    return TypeInfo(arch, count, name, int(info["VCpuInfo"]["DefaultVCpus"]), cards)
+    return info
+
+
+def _type_info(name: str, item: Mapping[str, Any]) -> TypeInfo:
+    listed = item.get("GpuInfo", {}).get("Gpus", [])
+    nvidia = [gpu for gpu in listed if str(gpu.get("Manufacturer", "NVIDIA")).upper() == "NVIDIA"]
+    return TypeInfo(
+        name=name,
+        arch="arm64" if "arm64" in item["ProcessorInfo"]["SupportedArchitectures"] else "x86_64",
+        gpus=sum(int(gpu.get("Count", 0)) for gpu in nvidia),
+        gpu_name=_named(nvidia[0]) if nvidia else "",
+        accelerator=_other_accelerator(item, [gpu for gpu in listed if gpu not in nvidia]),
+        vcpus=int(item["VCpuInfo"]["DefaultVCpus"]),
+        cards=int(item.get("NetworkInfo", {}).get("MaximumNetworkCards", 1)),
+    )
+
+
+def _named(device: Mapping[str, Any]) -> str:
+    return one_line(f"{device.get('Manufacturer', '')} {device.get('Name', '')}".strip(), 60)
+
+
+def _other_accelerator(item: Mapping[str, Any], gpus: list[Mapping[str, Any]]) -> str:
+    if gpus:
+        return _named(gpus[0])
+    if neuron := item.get("NeuronInfo", {}).get("NeuronDevices"):
+        return f"AWS {_named(neuron[0])}"
+    for kind in ("InferenceAcceleratorInfo", "MediaAcceleratorInfo"):
+        if found := item.get(kind, {}).get("Accelerators"):
+            return _named(found[0])
+    return ""

@@ -1,97 +1,275 @@
-"""Networks: the VPC, subnet and zone of a cluster's nodes. Read-only."""
+"""Networks: the subnets in which a cluster's nodes may be launched, in the order in which to try them. Read-only."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
 
 from cloudddp.aws.client import AWS
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.text import one_line
+
+_LISTED = 12  # subnets in an error message
+_Address = IPv4Address | IPv6Address
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class Subnet:
+    """One subnet as AWS describes it. Every text but the tags is safe to print."""
+
+    id: str
     vpc_id: str
-    subnet_id: str
     zone: str
+    free: int  # private addresses
+    block: str  # its IPv4 addresses, as CIDR
+    default: bool  # the zone's default subnet
+    assigns_public: bool  # assigns public addresses to new instances
+    tags: Mapping[str, str]
+
+    @property
+    def described(self) -> str:
+        name = f", {one_line(self.tags['Name'], 60)}" if self.tags.get("Name") else ""
+        return f"{self.id} ({self.vpc_id}, {self.zone}, {self.free} free addresses{name})"
 
 
-def choose(aws: AWS, spec: ClusterSpec) -> Network:
-    """Return one subnet for all nodes: in a zone that offers the type, with enough free addresses."""
-    vpc_id = spec.vpc
+def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> tuple[Subnet, ...]:
+    """Return one subnet per zone, in the order in which to try them.
+
+    Each is in a zone that offers the type, has an address for every node, and has a route through an internet gateway to
+    the address blocks of `reached_from`, from which SSH comes; an empty one requires no route. Makes three or four AWS
+    calls. Raises UsageError if the settings exclude every subnet, CloudDDPError if the account has none.
+    """
+    vpc_id = _vpc(aws, spec)
+    found = _subnets(aws, vpc_id)
+    if vpc_id is None and not spec.subnets:
+        raise _no_default_vpc(aws.region, found)
+    chosen = _in_order(spec, found, aws.region) if spec.subnets else found
+    chosen = _in_zones(spec, chosen, aws.region)
+    chosen = _offered(spec, chosen, _zones_offering(aws, spec.instance_type), aws.region)
+    if reached_from:
+        chosen = _reachable(chosen, _route_tables(aws, chosen[0].vpc_id), reached_from)
+    return _one_per_zone(_large(spec, chosen))
+
+
+def _vpc(aws: AWS, spec: ClusterSpec) -> str | None:
+    """Return the id of the VPC; None if it follows from the subnets, or if there is no default VPC."""
+    if spec.vpc is None and spec.subnets:
+        return None
+    filters = _selector(spec.vpc, "vpc-id") if spec.vpc else {"Name": "is-default", "Values": ["true"]}
+    found = [one["VpcId"] for one in aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=[filters])]
+    if spec.vpc and not found:
+        raise UsageError(f"there is no VPC {spec.vpc} in {aws.region}", hint="see `vpc`, and the region")
+    if len(found) > 1:
+        raise UsageError(
+            f"{spec.vpc} selects {len(found)} VPCs in {aws.region}: {', '.join(found)}",
+            hint="give the id of one of them: --vpc vpc-...",
+        )
+    return str(found[0]) if found else None
+
+
+def _selector(value: str, by_id: str) -> dict[str, Any]:
+    """Return the filter for an id, or for tag:KEY=VALUE."""
+    if value.startswith("tag:"):
+        key, _, content = value.partition("=")
+        return {"Name": key, "Values": [content]}
+    return {"Name": by_id, "Values": [value]}
+
+
+def _subnets(aws: AWS, vpc_id: str | None) -> list[Subnet]:
+    """Return the subnets of a VPC, or of all VPCs, by zone: those that assign public addresses first."""
     filters: list[dict[str, Any]] = [{"Name": "state", "Values": ["available"]}]
-    if spec.subnet:
-        filters.append({"Name": "subnet-id", "Values": [spec.subnet]})
-    else:
-        vpc_id = vpc_id or _default_vpc(aws)
+    if vpc_id:
         filters.append({"Name": "vpc-id", "Values": [vpc_id]})
-    subnets = aws.pages("ec2", "describe_subnets", "Subnets", Filters=filters)
-    offered = {
-        offering["Location"]
-        for offering in aws.pages(
-            "ec2",
-            "describe_instance_type_offerings",
-            "InstanceTypeOfferings",
-            LocationType="availability-zone",
-            Filters=[{"Name": "instance-type", "Values": [spec.instance_type]}],
+    found = [_subnet(item) for item in aws.pages("ec2", "describe_subnets", "Subnets", Filters=filters)]
+    return sorted(found, key=lambda s: (s.zone, not s.assigns_public, not s.default, s.id))
+
+
+def _subnet(item: Mapping[str, Any]) -> Subnet:
+    return Subnet(
+        id=one_line(str(item["SubnetId"])),
+        vpc_id=one_line(str(item["VpcId"])),
+        zone=one_line(str(item["AvailabilityZone"])),
+        free=int(item.get("AvailableIpAddressCount") or 0),
+        block=str(item.get("CidrBlock") or ""),
+        default=bool(item.get("DefaultForAz")),
+        assigns_public=bool(item.get("MapPublicIpOnLaunch")),
+        tags={str(tag["Key"]): str(tag["Value"]) for tag in item.get("Tags", [])},
+    )
+
+
+def _no_default_vpc(region: str, found: Sequence[Subnet]) -> CloudDDPError:
+    if not found:
+        return CloudDDPError(
+            f"this account has no default VPC in {region}, and no subnet",
+            hint="create a default VPC: `aws ec2 create-default-vpc`; or try another region",
         )
-    }
-    return _choose(spec, subnets, offered, vpc_id, aws.region)
+    return CloudDDPError(
+        f"this account has no default VPC in {region}; its subnets: {_listed(found)}",
+        hint=f"give a VPC or subnets: --vpc {found[0].vpc_id}, or --subnets {found[0].id}",
+    )
 
 
-def _default_vpc(aws: AWS) -> str:
-    answer = aws.call("ec2", "describe_vpcs", Filters=[{"Name": "is-default", "Values": ["true"]}])
-    if not answer["Vpcs"]:
-        raise CloudDDPError(
-            f"this account has no default VPC in {aws.region}",
-            hint="give --vpc vpc-... (or --subnet), or create one: `aws ec2 create-default-vpc`",
-        )
-    return str(answer["Vpcs"][0]["VpcId"])
+def _listed(found: Sequence[Subnet]) -> str:
+    more = [f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
+    return ", ".join([one.described for one in found[:_LISTED]] + more)
 
 
-def _choose(
-    spec: ClusterSpec, subnets: list[dict[str, Any]], offered: set[str], vpc_id: str | None, region: str
-) -> Network:
-    if not subnets:
+def _in_order(spec: ClusterSpec, found: Sequence[Subnet], region: str) -> list[Subnet]:
+    """Return the subnets that the settings name, in their order. Raises UsageError for one that does not exist."""
+    chosen: list[Subnet] = []
+    for wanted in spec.subnets:
+        named = [one for one in found if _matches(one, wanted)]
+        if not named:
+            where = f"VPC {spec.vpc} in {region}" if spec.vpc else region
+            raise UsageError(
+                f"there is no subnet {wanted} in {where}", hint=f"available: {_listed(found) or 'none'}"
+            )
+        chosen += [one for one in named if one not in chosen]
+    vpcs = sorted({one.vpc_id for one in chosen})
+    if len(vpcs) > 1:
         raise UsageError(
-            f"no subnet {spec.subnet or 'in ' + str(vpc_id)} in {region}", hint="give --subnet or --vpc"
+            f"the subnets are in {len(vpcs)} VPCs: {_listed(chosen)}",
+            hint="a cluster's security group belongs to one VPC: give subnets of one VPC, or --vpc as well",
         )
-    if spec.zone and not any(s["AvailabilityZone"] == spec.zone for s in subnets):
-        zones = sorted({s["AvailabilityZone"] for s in subnets})
+    return chosen
+
+
+def _matches(subnet: Subnet, wanted: str) -> bool:
+    if wanted.startswith("tag:"):
+        key, _, value = wanted.removeprefix("tag:").partition("=")
+        return subnet.tags.get(key) == value
+    return subnet.id == wanted
+
+
+def _in_zones(spec: ClusterSpec, found: Sequence[Subnet], region: str) -> list[Subnet]:
+    if not found:
+        raise UsageError(f"VPC {spec.vpc} has no subnet in {region}", hint="give another --vpc")
+    if not spec.zones:
+        return list(found)
+    chosen = sorted((one for one in found if one.zone in spec.zones), key=lambda s: spec.zones.index(s.zone))
+    # Only zones of this region count: with several regions, the setting names zones of all of them.
+    if not chosen:
         raise UsageError(
-            f"no subnet of {vpc_id or spec.subnet} is in zone {spec.zone}", hint="zones: " + ", ".join(zones)
+            f"no subnet of {found[0].vpc_id} is in zone {' or '.join(spec.zones)}",
+            hint=f"zones: {_names(one.zone for one in found)}",
         )
-    good = [
-        s for s in subnets
-        if s["AvailabilityZone"] in offered and (not spec.zone or s["AvailabilityZone"] == spec.zone)
-    ]  # fmt: skip
-    if not good:
+    return chosen
+
+
+def _names(values: Iterable[str]) -> str:
+    return ", ".join(sorted(set(values)))
+
+
+def _zones_offering(aws: AWS, instance_type: str) -> set[str]:
+    found = aws.pages(
+        "ec2",
+        "describe_instance_type_offerings",
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": [instance_type]}],
+    )
+    return {str(offering["Location"]) for offering in found}
+
+
+def _offered(spec: ClusterSpec, found: Sequence[Subnet], offered: set[str], region: str) -> list[Subnet]:
+    chosen = [one for one in found if one.zone in offered]
+    if not chosen:
+        zones = " or ".join(spec.zones)
         raise UsageError(
             f"{spec.instance_type} is not offered in "
-            + (f"zone {spec.zone}" if spec.zone else "any zone that has a subnet here"),
-            hint="offered in: " + (", ".join(sorted(offered)) or f"no zone of {region}"),
+            + (
+                f"zone {zones}"
+                if zones
+                else f"a zone that has a subnet here ({_names(s.zone for s in found)})"
+            ),
+            hint=f"offered in: {_names(offered) or f'no zone of {region}'}",
         )
-    large = [s for s in good if s["AvailableIpAddressCount"] >= spec.nodes]
-    if not large:
-        raise CloudDDPError(
-            f"no subnet has {spec.nodes} free addresses: "
-            + ", ".join(f"{s['SubnetId']} {s['AvailableIpAddressCount']}" for s in good),
-            hint="give a larger --subnet, or fewer --nodes",
-        )
-    # A subnet that assigns public addresses most likely has a route to the internet, and so SSH can reach it.
-    best = min(
-        large,
-        key=lambda s: (
-            not s.get("MapPublicIpOnLaunch"),
-            s["AvailabilityZone"],
-            not s.get("DefaultForAz"),
-            s["SubnetId"],
-        ),
+    return chosen
+
+
+def _route_tables(aws: AWS, vpc_id: str) -> list[dict[str, Any]]:
+    filters = [{"Name": "vpc-id", "Values": [vpc_id]}]
+    return aws.pages("ec2", "describe_route_tables", "RouteTables", Filters=filters)
+
+
+def _reachable(
+    found: Sequence[Subnet], tables: Sequence[Mapping[str, Any]], blocks: Sequence[str]
+) -> list[Subnet]:
+    """Return the subnets whose nodes answer at a public address: replies leave through an internet gateway.
+
+    A node in any other subnet has no way to reply, also with a public address (Amazon VPC User Guide, "Enable internet
+    access for a VPC using an internet gateway").
+    """
+    addresses = [ip_network(block, strict=False).network_address for block in blocks]
+    chosen = [one for one in found if any(_leaves_by_gateway(_table_of(one, tables), a) for a in addresses)]
+    if chosen:
+        return chosen
+    raise UsageError(
+        "no subnet has a route to an internet gateway, so SSH cannot reach public addresses there: "
+        + "; ".join(f"{one.described}: {_default_route(_table_of(one, tables))}" for one in found[:_LISTED]),
+        hint="give a public subnet with --subnets; or connect to private addresses: see `connect` in docs/configuration.md",
     )
-    if spec.vpc and best["VpcId"] != spec.vpc:
-        raise UsageError(
-            f"subnet {best['SubnetId']} is in {best['VpcId']}, not in {spec.vpc}",
-            hint="give only one of --vpc and --subnet",
+
+
+def _table_of(subnet: Subnet, tables: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the route table of a subnet: its own, else the main one of its VPC."""
+    main: Mapping[str, Any] = {}
+    for table in tables:
+        for association in table.get("Associations", []):
+            if association.get("SubnetId") == subnet.id:
+                return table
+            if association.get("Main"):
+                main = table
+    return main
+
+
+def _leaves_by_gateway(table: Mapping[str, Any], address: _Address) -> bool:
+    """Return whether the most specific active route to an address leads to an internet gateway."""
+    best, gateway = -1, ""
+    for route in table.get("Routes", []):
+        block = route.get("DestinationCidrBlock") or route.get("DestinationIpv6CidrBlock")
+        if not block or route.get("State", "active") != "active":  # a prefix list, or a target that is gone
+            continue
+        network = ip_network(block, strict=False)
+        if network.version == address.version and address in network and network.prefixlen > best:
+            best, gateway = network.prefixlen, str(route.get("GatewayId") or "")
+    return gateway.startswith("igw-")
+
+
+def _default_route(table: Mapping[str, Any]) -> str:
+    """Return what the route table does with other addresses, for a message."""
+    for route in table.get("Routes", []):
+        if route.get("DestinationCidrBlock") != "0.0.0.0/0":
+            continue
+        targets = (
+            "GatewayId",
+            "NatGatewayId",
+            "TransitGatewayId",
+            "NetworkInterfaceId",
+            "VpcPeeringConnectionId",
         )
-    return Network(best["VpcId"], best["SubnetId"], best["AvailabilityZone"])
+        target = next((str(route[key]) for key in targets if route.get(key)), "an unknown target")
+        gone = " (blackhole)" if route.get("State") == "blackhole" else ""
+        return one_line(f"0.0.0.0/0 goes to {target}{gone}", 100)
+    return "no route to other addresses"
+
+
+def _large(spec: ClusterSpec, found: Sequence[Subnet]) -> list[Subnet]:
+    chosen = [one for one in found if one.free >= spec.nodes]
+    if not chosen:
+        raise CloudDDPError(
+            f"no subnet has {spec.nodes} free addresses: {_listed(found)}",
+            hint="give larger --subnets, or fewer --nodes",
+        )
+    return chosen
+
+
+def _one_per_zone(found: Sequence[Subnet]) -> tuple[Subnet, ...]:
+    """Return the first subnet of each zone: capacity depends on the zone, not on the subnet."""
+    first: dict[str, Subnet] = {}
+    for one in found:
+        first.setdefault(one.zone, one)
+    return tuple(first.values())

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cloudddp import local_state
@@ -20,8 +21,9 @@ from cloudddp.config import project, settings
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, Command, NodeError
+from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
 from cloudddp.sim import control
+from cloudddp.tags import iso
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,43 @@ class Session:
     settings: Config
     root: Path
     anyone: bool = False
+    region: str | None = None  # of the cluster, where a verb has created it
 
     def aws(self) -> AWS:
-        """Return a new connection to AWS, with the credentials as they are now.
+        """Return a new connection to AWS in the cluster's region, with the credentials as they are now.
 
         A long `run` reconnects before its teardown: the user may have logged in again in between.
         """
-        region = self.settings.cluster.region or os.environ.get("AWS_REGION")
+        if self.region or self.options.region:
+            return self._connect(self.region or self.options.region)
+        found = self._connect(self._regions[0])
+        created = self._created_in()
+        if created in (None, found.region):
+            return found
+        self.console.log(f"using region {created}, where cluster {self.settings.cluster.name} was created")
+        return self._connect(created)
+
+    def clouds(self) -> list[AWS]:
+        """Return a new connection to AWS per region in which `up` looks for capacity, in order."""
+        return [self._connect(region) for region in self._regions]
+
+    @property
+    def _regions(self) -> Sequence[str | None]:
+        """The configured regions, at least one; None for that of the AWS profile."""
+        spec = self.settings.cluster
+        if spec.regions and not self.options.region:
+            return spec.regions
+        return [self.options.region or spec.region or os.environ.get("AWS_REGION")]
+
+    def _connect(self, region: str | None) -> AWS:
         return AWS(region=region, profile=None if self.options.sim else self.options.profile)
+
+    def _created_in(self) -> str | None:
+        """Return the region in which this computer created the cluster of that name; None if it is not known or not one."""
+        now, name = iso(datetime.now(UTC)), self.settings.cluster.name
+        records = [one for one in local_state.known_clusters() if one.name == name and one.expires > now]
+        regions = {one.region for one in records if one.endpoint == self._connect(one.region).endpoint}
+        return regions.pop() if len(regions) == 1 else None
 
     def ownership(self, aws: AWS) -> Ownership:
         return Ownership(aws, anyone=self.anyone)
@@ -95,6 +126,8 @@ def start(
     where = project.find(options.config)
     if where.from_parent:
         console.log(f"using {where.from_parent}")
+    if options.region and any(flag.key == "regions" for flag in flags):
+        raise UsageError("--region and --regions exclude each other", hint="give only one of them")
     checked = settings.resolve(_layers(options, flags, where.files))
     if not dry_run:
         local_state.check_home()
@@ -130,7 +163,8 @@ def _layers(options: GlobalOptions, flags: Sequence[Flag], files: Sequence[Path]
         return layers
     region = options.region or os.environ.get("AWS_REGION", "us-east-1")
     origin = "--region" if options.region else "the simulator"
-    simulated = Layer(origin, {"cluster": {"region": region}}, textual=True)
+    regions = {} if any(flag.key == "regions" for flag in flags) else {"regions": ""}
+    simulated = Layer(origin, {"cluster": {"region": region, **regions}}, textual=True)
     port = [layer for layer in layers if layer.origin == "environment variable CLOUDDDP_SSH_PORT"]
     return [simulated, *port, *layers]
 

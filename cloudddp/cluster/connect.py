@@ -14,7 +14,7 @@ from cloudddp.cluster.progress import ProgressCallback, ignore
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import NodeError
-from cloudddp.local_state import ClusterFolder
+from cloudddp.local_state import USUAL_USER, ClusterFolder
 from cloudddp.ssh.connection import Target
 from cloudddp.ssh.fleet import Fleet, Outcome
 
@@ -27,12 +27,14 @@ def targets(cluster: Cluster, spec: ClusterSpec) -> dict[int, Target]:
     folder = ClusterFolder(cluster.id)
     private_key = folder.login_key()
     known = host_keys.read(folder)
+    record = folder.record()
+    user = spec.user or (record.user if record else USUAL_USER)
     return {
         rank: Target(
             label=f"node {rank} ({instance.id})",
             host=instance.public_ip or instance.private_ip,
             port=spec.ssh_port,
-            user=spec.user,
+            user=user,
             private_key=private_key,
             host_keys=known.accepted(instance.id),
         )

@@ -14,13 +14,14 @@ from cloudddp import signals
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import name_lock
+from cloudddp.cluster.capacity import Attempt, Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ProgressCallback, ignore
 from cloudddp.cluster.requests import Ref, Request
 from cloudddp.cluster.teardown import down, leftovers
 from cloudddp.config import timing
-from cloudddp.errors import AWSError, Command
+from cloudddp.errors import AWSError, CloudDDPError, Command
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import TAG_NODE_RANK
 
@@ -35,7 +36,7 @@ _AMBIGUOUS = (
 )
 _NOT_FOUND_YET = ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound", "InvalidInstanceID.NotFound")
 _RETRY_SECONDS = 0.5
-_SHOWN = {"key-pair": "key pair", "security-group": "security group", "nodes": "nodes"}
+_SHOWN = {"key-pair": "key pair", "security-group": "security group"}
 
 
 class CreatedResources:
@@ -51,24 +52,51 @@ class CreatedResources:
         self.holds_name = False
         self.instances: list[str] = []
         self.uncertain = False
+        self.zone = ""  # in which the nodes were launched
         self._aws, self._name, self._plan, self._folder = aws, name, plan, folder
         self._progress = progress
 
     def create(self) -> None:
-        """Send every request of the plan. Raises NameTaken, AWSError, CloudDDPError."""
+        """Send the requests of the plan, and launch the nodes in the first zone that has capacity.
+
+        Raises NameTaken, NotLaunched if no zone has, AWSError, CloudDDPError.
+        """
         answers: dict[str, Any] = {}
         for request in self._plan.requests:
+            self._record(request)
             if request.step in _SHOWN:
                 self._progress(f"creating the {_SHOWN[request.step]}")
-            token = request.params.get("ClientToken")
-            self._folder.journal(request.step, method=request.method, client_token=token)
             if request.step == "key-pair":
                 self._lock_name(request)
-            elif request.step == "nodes":
-                self._run_instances(request, answers)
             else:
                 with signals.deferred(self._on_signal):
                     answers[request.step] = self._call(request.method, _resolved(request.params, answers))
+        self._launch(answers)
+
+    def _record(self, request: Request) -> None:
+        token = request.params.get("ClientToken")
+        self._folder.journal(request.step, method=request.method, client_token=token)
+
+    def _launch(self, answers: Mapping[str, Any]) -> None:
+        attempts: list[Attempt] = []
+        first: AWSError | None = None
+        for launch in self._plan.launches:
+            self._record(launch.request)
+            self._progress(f"creating the nodes in {launch.zone}")
+            try:
+                self._run_instances(launch.request, answers)
+            except AWSError as error:
+                step = next_step(error.code)
+                if step is Next.STOP:
+                    raise
+                first = first or error
+                attempts.append(attempt(self._plan.region, launch.zone, error))
+                if step is Next.REGION:
+                    break
+            else:
+                self.zone = launch.zone
+                return
+        raise NotLaunched(attempts, first or CloudDDPError("there is no zone to try"))
 
     def _on_signal(self) -> None:
         self._progress("finishing the call in flight, then removing everything")

@@ -5,7 +5,7 @@ answer "Start these nodes?". So the name is taken by a call that EC2 itself make
 
 Why the key pair: EC2 keeps one key pair per name in an account and region and refuses a second one with
 InvalidKeyPair.Duplicate (EC2 API reference, "Error codes": "The key pair name already exists in that Region"). The name
-of a security group is unique in its VPC only, so `--vpc` or `--subnet` would bypass it, and instances have no unique
+of a security group is unique in its VPC only, so `--vpc` or `--subnets` would bypass it, and instances have no unique
 name at all. All computers share the account, so the lock holds between them as well. ImportKeyPair takes the tags in
 the same call: a refused `up` can read who holds the name, since when, and for which cluster.
 

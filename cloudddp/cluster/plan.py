@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cloudddp import __version__
+from cloudddp.aws.images import Image
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
 from cloudddp.cluster.run_instances import run_instances
@@ -37,9 +38,22 @@ SHORTEST = timedelta(minutes=10)  # a shorter one would pass while the nodes boo
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """The launch of all nodes in one zone."""
+
+    zone: str
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
+    """`requests` create what the nodes need; then `launches` are tried in order until one succeeds."""
+
     cluster_id: str
+    region: str
+    image: Image
     requests: tuple[Request, ...]
+    launches: tuple[Launch, ...]
     price: Price
     created: datetime
     expires: datetime
@@ -129,9 +143,14 @@ def plan(
         _rules(
             "egress", [_self_reference()]
         ),  # EFA needs the group itself as destination; 0.0.0.0/0 is not enough
-        run_instances(spec, context, tags, key, data, identity.cluster_id),
     )
-    return Plan(identity.cluster_id, requests, price, created, expires)
+    launches = tuple(
+        Launch(subnet.zone, run_instances(spec, context, subnet, tags, key, data, identity.cluster_id))
+        for subnet in context.subnets
+    )
+    return Plan(
+        identity.cluster_id, context.region, context.image, requests, launches, price, created, expires
+    )
 
 
 def _rules(direction: str, permissions: list[dict[str, Any]]) -> Request:

@@ -14,7 +14,7 @@ from cloudddp.cluster.inspect import refresh
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError, Command, NodeError
+from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError
 
 _CHECK_SECONDS = 15.0  # between two checks, while waiting for SSH, that the instances are still live
 _LEAST_BOOT_SECONDS = 30.0  # for cloud-init, however late SSH answered
@@ -45,9 +45,14 @@ def _running(cluster: Cluster, spec: ClusterSpec) -> int:
     lost = [node for node in cluster.nodes.values() if node.state in ("stopping", "stopped")]
     if len(cluster.nodes) < spec.nodes:
         lost += cluster.gone
-    if lost:
+    # A node that is shutting down may not have its reason yet, which decides whether another zone is tried.
+    if lost and not any(node.state == "shutting-down" and not node.reason_code for node in lost):
         why = lost[0].reason or lost[0].state
-        raise CloudDDPError(f"{len(lost)} of {spec.nodes} nodes ended while starting: {lost[0].id}: {why}")
+        # As AWS's own error, so that the launch is repeated in another zone where that may help.
+        raise AWSError(
+            f"{len(lost)} of {spec.nodes} nodes ended while starting: {lost[0].id}: {why}",
+            code=lost[0].reason_code,
+        )
     return sum(n.state == "running" and bool(n.private_ip and n.public_ip) for n in cluster.nodes.values())
 
 

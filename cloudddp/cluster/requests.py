@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from cloudddp.aws.images import Image
+from cloudddp.aws.networks import Subnet
+
 
 @dataclass(frozen=True, slots=True)
 class Ref:
@@ -27,17 +30,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What AWS answered before planning: image, network, owner; and the time."""
+    """What AWS answered before planning, and the time. `subnets` are one per zone, in the order in which to try them."""
 
-    image_id: str
-    root_device: str
-    image_disk_gb: int
-    vpc_id: str
-    subnet_id: str
-    zone: str
+    region: str
+    image: Image
+    subnets: tuple[Subnet, ...]
     ssh_from: tuple[str, ...]
     owner: str
     now: datetime
+
+    @property
+    def vpc_id(self) -> str:
+        return self.subnets[0].vpc_id
 
 
 def tagged(tags: list[dict[str, str]], *kinds: str) -> list[dict[str, Any]]:

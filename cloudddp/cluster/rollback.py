@@ -8,6 +8,7 @@ from cloudddp import signals
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import name_lock
+from cloudddp.cluster.capacity import NotLaunched
 from cloudddp.cluster.create import CreatedResources
 from cloudddp.cluster.progress import ProgressCallback, ignore
 from cloudddp.cluster.teardown import STILL_REMOVING, down, leftovers
@@ -30,7 +31,13 @@ def roll_back(
     re-raises the original error.
     """
     interrupted = isinstance(error, KeyboardInterrupt)
-    with signals.protected(lambda: progress(STILL_REMOVING)):
+    signalled: list[bool] = []
+
+    def notice() -> None:
+        signalled.append(True)
+        progress(STILL_REMOVING)
+
+    with signals.protected(notice):
         elsewhere = not interrupted and created.holds_name and _removed_elsewhere(aws, name, cluster_id)
         try:
             if created.uncertain:
@@ -49,7 +56,9 @@ def roll_back(
     if report.left or report.reasons:
         raise leftovers(report) from None
     ClusterFolder(cluster_id).forget()
-    if interrupted:
+    if interrupted or (
+        signalled and isinstance(error, NotLaunched)
+    ):  # which would be followed by another attempt
         raise Interrupted("interrupted; nothing was left running") from None
     if elsewhere:
         raise CloudDDPError(

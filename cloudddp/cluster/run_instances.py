@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from cloudddp.aws.networks import Subnet
 from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
 from cloudddp.config.spec import ClusterSpec
 
@@ -14,14 +15,16 @@ from cloudddp.config.spec import ClusterSpec
 def run_instances(
     spec: ClusterSpec,
     context: LaunchContext,
+    subnet: Subnet,
     tags: list[dict[str, str]],
     key: str,
     data: str,
     cluster_id: str,
 ) -> Request:
+    """Return the launch of all nodes in one subnet."""
     kinds = ["instance", "volume", "network-interface"] + (["spot-instances-request"] if spec.spot else [])
     params: dict[str, Any] = {
-        "ImageId": context.image_id,
+        "ImageId": context.image.id,
         "InstanceType": spec.instance_type,
         # All or none: with one node missing the job cannot start, and the other nodes are billed nevertheless.
         "MinCount": spec.nodes,
@@ -30,7 +33,7 @@ def run_instances(
         "NetworkInterfaces": [
             {
                 "DeviceIndex": 0,
-                "SubnetId": context.subnet_id,
+                "SubnetId": subnet.id,
                 "Groups": [Ref("security-group", "GroupId")],
                 "AssociatePublicIpAddress": True,
                 "DeleteOnTermination": True,
@@ -38,9 +41,9 @@ def run_instances(
         ],
         "BlockDeviceMappings": [
             {
-                "DeviceName": context.root_device,
+                "DeviceName": context.image.root_device,
                 "Ebs": {
-                    "VolumeSize": max(spec.disk_gb, context.image_disk_gb),
+                    "VolumeSize": max(spec.disk_gb, context.image.disk_gb),
                     "VolumeType": "gp3",
                     "Encrypted": True,
                     "DeleteOnTermination": True,
@@ -62,7 +65,7 @@ def run_instances(
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
-    params["ClientToken"] = client_token(cluster_id, 1, context.zone, params)
+    params["ClientToken"] = client_token(cluster_id, 1, subnet.zone, params)
     return Request("nodes", "run_instances", params)
 
 

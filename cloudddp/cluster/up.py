@@ -6,30 +6,31 @@ It returns data and raises; it prints nothing but progress.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from cloudddp import payload
-from cloudddp.aws import caller as callers
-from cloudddp.aws import images, instance_types, networks
+from cloudddp.aws import instance_types
+from cloudddp.aws.caller import caller_block
 from cloudddp.aws.client import AWS
-from cloudddp.cluster import name_lock, prices
+from cloudddp.aws.instance_types import TypeInfo
+from cloudddp.cluster import name_lock
+from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
 from cloudddp.cluster.inspect import ambiguous, find
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
+from cloudddp.cluster.offers import Offer, resolve
 from cloudddp.cluster.ownership import Ownership
-from cloudddp.cluster.plan import Plan, plan
-from cloudddp.cluster.prices import Price
+from cloudddp.cluster.placing import create_in_any
+from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
-from cloudddp.cluster.requests import LaunchContext
 from cloudddp.cluster.rollback import roll_back
 from cloudddp.cluster.user_data import Identity
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.errors import AWSError, CloudDDPError, Command
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.ssh import keys
 from cloudddp.tags import iso
@@ -44,60 +45,66 @@ class UpResult:
 
 
 def up(
-    aws: AWS,
+    clouds: Sequence[AWS],
     spec: ClusterSpec,
     *,
     progress: ProgressCallback,
-    confirm: Callable[[Plan, instance_types.TypeInfo], None] = lambda *_: None,
+    confirm: Callable[[Sequence[Plan], TypeInfo], None] = lambda *_: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
     dial: Dial = dial,
-    caller: Callable[[], str] = callers.caller_block,
+    caller: Callable[[], str] = caller_block,
 ) -> UpResult:
     """Create the cluster and return when every node is ready to train; check it and return if it already exists.
 
-    `confirm` is called with the plan before anything is created, and raises to refuse. After any error or interrupt
-    everything is removed again, and that is verified. `on_ready` is called with the cluster if it was created: from then
-    on a caller that is interrupted has to remove it, even if this function does not return. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
+    `clouds` are the regions to try, in order. `confirm` is called with a plan per region that can run the cluster,
+    before anything is created, and raises to refuse. After any error or interrupt everything is removed again, and that
+    is verified. `on_ready` is called with the cluster if it was created: from then on a caller that is interrupted has
+    to remove it, even if this function does not return. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
     Leftovers.
     """
-    instance_types.require_known_type(aws, spec.instance_type)
-    existing = [cluster for cluster in find(aws, spec.name) if cluster.live]
-    if existing:
-        cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
-        return UpResult(cluster, None)
-    info = instance_types.describe(aws, spec)
-    price = _price(spec, aws.region)
-    context = _launch_context(aws, spec, info, caller)
-    price = replace(price, disk_gb=max(spec.disk_gb, context.image_disk_gb))
-    identity, private_key = _new_identity()
+    instance_types.require_known_type(clouds[0], spec.instance_type)
+    for aws in clouds:
+        existing = [cluster for cluster in find(aws, spec.name) if cluster.live]
+        if existing:
+            cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
+            return UpResult(cluster, None)
+    offers, excluded = resolve(clouds, spec, caller)
     timer, service = (payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
-    confirm(plan(spec, context, identity, price, units=(timer, service)), info)
-    # Planned again: the user may have taken an hour to answer, and the lifetime of the cluster begins now.
-    context = replace(context, now=datetime.now(UTC))
-    the_plan = plan(spec, context, identity, price, units=(timer, service))
-    folder = ClusterFolder(identity.cluster_id)
-    folder.create(_record(aws, spec, the_plan), private_key=private_key, host_public=identity.host_public)
-    cluster = _create(aws, spec, the_plan, folder, info.gpus, progress, on_ready, dial)
-    return UpResult(cluster, the_plan)
+    units = (timer, service)
+    confirm([offer.plan(spec, _new_identity()[0], units) for offer in offers], offers[0].info)
+
+    def create(offer: Offer) -> tuple[Cluster, Plan]:
+        """Plan, for a lifetime that begins now (the user may have taken an hour to answer), and create."""
+        identity, private_key = _new_identity()
+        the_plan = offer.plan(spec, identity, units)
+        folder = ClusterFolder(identity.cluster_id)
+        record = _record(offer.aws, spec, the_plan)
+        folder.create(record, private_key=private_key, host_public=identity.host_public)
+        return _create(offer, spec, the_plan, folder, progress, on_ready, dial), the_plan
+
+    return UpResult(*create_in_any(offers, excluded, spec, create, progress))
 
 
 def _create(
-    aws: AWS,
+    offer: Offer,
     spec: ClusterSpec,
     the_plan: Plan,
     folder: ClusterFolder,
-    gpus: int,
     progress: ProgressCallback,
     on_ready: Callable[[Cluster], None],
     dial: Dial,
 ) -> Cluster:
-    """Execute the plan and return the cluster when it is ready, or remove what was created."""
+    """Execute the plan and return the cluster when it is ready, or remove what was created.
+
+    Raises NotLaunched if other places may have the capacity that was short here.
+    """
+    aws = offer.aws
     created = CreatedResources(aws, spec.name, the_plan, folder, progress)
     with folder.being_created():
         try:
             created.create()
-            cluster = wait_running(aws, spec, the_plan.cluster_id, progress)
-            make_ready(aws, cluster, spec, gpus, progress, dial)
+            cluster = _wait_running(offer, spec, the_plan, created, progress)
+            make_ready(aws, cluster, spec, offer.info.gpus, progress, dial)
             check_intact(aws, cluster)
             folder.journal("ready", nodes={rank: node.id for rank, node in cluster.nodes.items()})
             on_ready(cluster)  # inside `try`: at every moment this function or the caller removes the cluster
@@ -110,8 +117,25 @@ def _create(
     return cluster
 
 
+def _wait_running(
+    offer: Offer, spec: ClusterSpec, the_plan: Plan, created: CreatedResources, progress: ProgressCallback
+) -> Cluster:
+    """Wait until every node runs. Raises NotLaunched if EC2 accepted the launch and lacks the capacity after all."""
+    try:
+        return wait_running(offer.aws, spec, the_plan.cluster_id, progress)
+    except AWSError as error:
+        if next_step(error.code) is not Next.ZONE:
+            raise
+        zones = [launch.zone for launch in the_plan.launches]
+        remaining = zones[zones.index(created.zone) + 1 :]
+        raise NotLaunched([attempt(offer.aws.region, created.zone, error)], error, remaining) from None
+
+
 def _record(aws: AWS, spec: ClusterSpec, the_plan: Plan) -> ClusterRecord:
-    return ClusterRecord(the_plan.cluster_id, spec.name, aws.region, aws.endpoint, iso(the_plan.expires))
+    user = spec.user or the_plan.image.user
+    return ClusterRecord(
+        the_plan.cluster_id, spec.name, aws.region, aws.endpoint, iso(the_plan.expires), user
+    )
 
 
 def _created_here(aws: AWS, spec: ClusterSpec, existing: list[Cluster]) -> Cluster:
@@ -153,35 +177,6 @@ def _check_existing(
         cluster = wait_running(aws, spec, cluster.id, progress)
     make_ready(aws, cluster, spec, 0, progress, dial)
     return cluster
-
-
-def _price(spec: ClusterSpec, region: str) -> Price:
-    known = prices.node_hour(spec.instance_type, region)
-    if spec.price is None and known is None:
-        raise UsageError(
-            f"cloudddp does not know the price of {spec.instance_type} in {region}, and never assumes 0",
-            hint="look it up and give it: --price USD (per node and hour), or `price` in cloudddp.toml",
-        )
-    source = f"on-demand list price of {prices.TABLE_DATE}" if spec.price is None else "as given"
-    return Price(spec.price or known or 0.0, spec.nodes, spec.disk_gb, source)
-
-
-def _launch_context(
-    aws: AWS, spec: ClusterSpec, info: instance_types.TypeInfo, caller: Callable[[], str]
-) -> LaunchContext:
-    image = images.find(aws, spec, info.arch)
-    network = networks.choose(aws, spec)
-    return LaunchContext(
-        image_id=image.id,
-        root_device=image.root_device,
-        image_disk_gb=image.disk_gb,
-        vpc_id=network.vpc_id,
-        subnet_id=network.subnet_id,
-        zone=network.zone,
-        ssh_from=spec.ssh_from or (caller(),),
-        owner=callers.owner(aws),
-        now=datetime.now(UTC),
-    )
 
 
 def _new_identity() -> tuple[Identity, str]:

@@ -191,7 +191,7 @@ def _check(layer: Layer, section: str, key: str, value: Any) -> Any:
         elsewhere = [name for name in SECTIONS if name != section and key in fields(name)]
         hint = f"put it under [{elsewhere[0]}]" if elsewhere else nearest(key, list(known))
         raise UsageError(f"{origin}: unknown key {section}.{key}", hint=hint)
-    given = _from_text(known[key], value) if layer.textual else value
+    given = _from_text(known[key], value) if layer.textual else _listed(section, known[key], value)
     try:
         checked = msgspec.convert(given, known[key], strict=not layer.textual)
         _encode(checked)
@@ -250,6 +250,12 @@ def _from_text(hint: Any, value: Any) -> Any:
         parts = [part.strip() for part in value.split(",") if part.strip()]
         return parts if get_origin(inner) is tuple else [_numeric(part) for part in parts]
     return _numeric(value) if takes_list else value
+
+
+def _listed(section: str, hint: Any, value: Any) -> Any:
+    """Return a list for one string where [cluster] takes a list: zones = "us-east-1a"."""
+    takes_list = section == "cluster" and get_origin(unwrap(hint)[0]) is tuple
+    return [value] if takes_list and isinstance(value, str) else value
 
 
 def _numeric(value: Any) -> Any:

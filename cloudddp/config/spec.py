@@ -38,6 +38,32 @@ Relative = Annotated[
 ]
 
 
+Region = Annotated[
+    str,
+    _limited(
+        "",
+        allowed="an AWS region such as us-east-1",
+        pattern=r"^[a-z]{2,5}(-[a-z]+)+-\d\Z",
+    ),
+]
+Zone = Annotated[
+    str,
+    _limited(
+        "",
+        allowed="an availability zone such as us-east-1a",
+        pattern=r"^[a-z]{2,5}(-[a-z]+)+-\d[a-z]\Z",
+    ),
+]
+Subnet = Annotated[
+    str,
+    _limited(
+        "",
+        allowed="an id such as subnet-0abc, or a tag such as tag:Name=private",
+        pattern=r"^(subnet-[0-9a-f]+|tag:[^=\0]{1,128}=[^\0]{0,256})\Z",
+    ),
+]
+
+
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """[cluster]: the nodes, where they run, and when they terminate."""
 
@@ -87,44 +113,54 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             _limited(
                 "AWS region. Default: AWS_REGION, or that of the AWS profile.",
                 allowed="an AWS region such as us-east-1",
-                pattern=r"^[a-z]{2}(-[a-z]+)+-\d\Z",
+                pattern=r"^[a-z]{2,5}(-[a-z]+)+-\d\Z",
             ),
         ]
         | None
     ) = None
-    zone: (
-        Annotated[
-            str,
-            _limited(
-                "Availability zone. Default: the first that offers the type and has free addresses.",
-                allowed="an availability zone such as us-east-1a",
-                pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]\Z",
-            ),
-        ]
-        | None
-    ) = None
-    subnet: (
-        Annotated[
-            str,
-            _limited(
-                "Subnet id. Default: a subnet of the VPC in the zone.",
-                allowed="an id such as subnet-0abc",
-                pattern=r"^subnet-[0-9a-f]+\Z",
-            ),
-        ]
-        | None
-    ) = None
+    regions: Annotated[
+        tuple[Region, ...],
+        _limited(
+            "Regions in which `up` looks for capacity, in this order. Other commands use the one where the cluster is.",
+            max_length=20,
+        ),
+    ] = ()
+    zones: Annotated[
+        tuple[Zone, ...],
+        _limited(
+            "Availability zones in which `up` looks for capacity, in this order. All nodes are in one zone. "
+            "Default: every zone that offers the type and has a subnet with enough free addresses.",
+            max_length=50,
+        ),
+    ] = ()
+    wait_capacity: Annotated[
+        str,
+        _limited(
+            "How long `up` keeps trying if no zone has capacity, such as 30m or 2h. 0 does not wait. Nothing is billed "
+            "meanwhile.",
+            allowed="0, or a time such as 45s, 30m, 2h or 1d (at most 14d)",
+            pattern=r"^(0|[1-9]\d{0,5}[smhd])\Z",
+        ),
+    ] = "0"
     vpc: (
         Annotated[
             str,
             _limited(
-                "VPC id. Default: the default VPC.",
-                allowed="an id such as vpc-0abc",
-                pattern=r"^vpc-[0-9a-f]+\Z",
+                "VPC: an id, or tag:KEY=VALUE. Default: that of the subnets, or the default VPC.",
+                allowed="an id such as vpc-0abc, or a tag such as tag:Name=training",
+                pattern=r"^(vpc-[0-9a-f]+|tag:[^=\0]{1,128}=[^\0]{0,256})\Z",
             ),
         ]
         | None
     ) = None
+    subnets: Annotated[
+        tuple[Subnet, ...],
+        _limited(
+            "Subnets of one VPC, by id or tag:KEY=VALUE, in the order in which `up` looks for capacity. "
+            "Default: those of the VPC.",
+            max_length=50,
+        ),
+    ] = ()
     image: Annotated[
         str,
         _limited(
@@ -133,12 +169,17 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             pattern=r"^(ami-[0-9a-f]+|/[A-Za-z0-9_.{}/-]+)\Z",
         ),
     ] = "/aws/service/deeplearning/ami/{arch}/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
-    user: Annotated[
-        str,
-        _limited(
-            "Login user of the image.", allowed="a Unix user name", pattern=r"^[a-z_][a-z0-9_-]{0,31}\Z"
-        ),
-    ] = "ubuntu"
+    user: (
+        Annotated[
+            str,
+            _limited(
+                "Login user. Default: that of the image's operating system.",
+                allowed="a Unix user name",
+                pattern=r"^[a-z_][a-z0-9_-]{0,31}\Z",
+            ),
+        ]
+        | None
+    ) = None
     ssh_port: Annotated[int, _limited("Port of the nodes' SSH server.", ge=1, le=65535)] = 22
     ssh_from: Annotated[
         tuple[

@@ -51,6 +51,8 @@ class Timing:
     unknown_id: float = 30.0  # in which TerminateInstances may not find a new instance, likewise
     still_listed: float = 30.0  # in which AWS may still list a deleted resource, likewise
     at_stake: float = 5.0  # for all nodes to report, before `down`, results that were not pulled
+    capacity_first: float = 15.0  # until the second attempt to launch, while no zone has capacity
+    capacity_longest: float = 300.0  # between two attempts
     gpus: float = 60.0  # for a node that has booted to show its GPUs
 
     def scaled(self, factor: float) -> Timing:

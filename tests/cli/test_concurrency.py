@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, CommandLine, Remains, wait_for
+from support.networks import open_to_the_internet
 from support.terminal import Terminal
 
 # The two commands run on one computer or on two; the offset between them is in seconds.
@@ -122,11 +123,14 @@ def test_name_lock_holds_across_vpcs(cli: CommandLine, other: CommandLine, ec2: 
     """The name of a security group is unique in its VPC only; the lock must hold in another VPC, too."""
     vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.77.0.0/20", AvailabilityZone="us-east-1a")
+    gateway = open_to_the_internet(ec2, vpc)
     del cli.env["CLOUDDDP_YES"]
-    flags = ("-n", "1", "--subnet", subnet["Subnet"]["SubnetId"])
+    flags = ("-n", "1", "--subnets", subnet["Subnet"]["SubnetId"])
     try:
         output, cluster_id, _ = refused_after_confirmation(cli, other, ec2, remains, *flags)
     finally:
+        ec2.detach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+        ec2.delete_internet_gateway(InternetGatewayId=gateway)
         ec2.delete_subnet(SubnetId=subnet["Subnet"]["SubnetId"])
         ec2.delete_vpc(VpcId=vpc)
     assert names_the_holder(output, cluster_id)

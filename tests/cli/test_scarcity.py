@@ -51,11 +51,11 @@ def test_throttled_calls_are_repeated(cli: Any, conditions: Conditions, remains:
 
 def test_zone_without_capacity_names_other_zones(cli: Any, conditions: Conditions, remains: Any) -> None:
     conditions(capacity={"us-east-1a": {"g5.xlarge": 1}})
-    done = cli("up", "-n", "2", "-t", "g5.xlarge", "--zone", "us-east-1a")
+    done = cli("up", "-n", "2", "-t", "g5.xlarge", "--zones", "us-east-1a")
     assert done.returncode == 1
     assert "InsufficientInstanceCapacity" in done.stderr
     assert "us-east-1b" in done.stderr
-    assert "--zone" in done.stderr
+    assert "--zones" in done.stderr
     assert remains().nothing
 
 

@@ -15,7 +15,7 @@ from support.harness import clean_environment, interrupt, wait_for
 
 EVERY_CALL = {
     "DescribeInstances", "DescribeInstanceTypes", "GetParameter", "DescribeImages", "DescribeVpcs",
-    "DescribeSubnets", "DescribeInstanceTypeOfferings", "GetCallerIdentity", "ImportKeyPair",
+    "DescribeSubnets", "DescribeInstanceTypeOfferings", "DescribeRouteTables", "GetCallerIdentity", "ImportKeyPair",
     "CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RunInstances",
 }  # fmt: skip
 
@@ -169,11 +169,11 @@ def test_missing_default_vpc_has_a_hint(cli: Any, faults: Any, remains: Any) -> 
 
 
 def test_insufficient_capacity_leaves_nothing(cli: Any, faults: Any, remains: Any) -> None:
-    faults.fail("RunInstances", "InsufficientInstanceCapacity", times=20, status=500)
+    faults.fail("RunInstances", "InsufficientInstanceCapacity", times=200, status=500)
     done = cli("up")
     assert done.returncode == 1
     assert "InsufficientInstanceCapacity" in done.stderr
-    assert "--zone" in done.stderr
+    assert "--zones" in done.stderr
     assert remains().nothing
 
 
@@ -299,7 +299,7 @@ def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
             calls: list[str] = []
             aws = AWS(region="us-east-1", observe=lambda _, method, *__, calls=calls: calls.append(method))
             result = up.up(
-                aws,
+                [aws],
                 ClusterSpec(name=f"n{nodes}", nodes=nodes),
                 progress=lambda _: None,
                 dial=lambda found, *_: Nodes(found, gpus=1, cpus=4),

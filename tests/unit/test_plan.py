@@ -13,10 +13,12 @@ import pytest
 import yaml
 
 from cloudddp import __version__, payload
+from cloudddp.aws.images import Image
+from cloudddp.aws.networks import Subnet
 from cloudddp.cluster import prices
 from cloudddp.cluster.plan import Plan, lifetime, plan
 from cloudddp.cluster.prices import Price
-from cloudddp.cluster.requests import LaunchContext, Ref
+from cloudddp.cluster.requests import LaunchContext, Ref, Request
 from cloudddp.cluster.run_instances import client_token
 from cloudddp.cluster.user_data import BOOT_CHECK, SERVICE, TIMER, USER_DATA_LIMIT, Identity
 from cloudddp.config.spec import ClusterSpec
@@ -29,13 +31,16 @@ UNITS = (
     payload.text("infra/node/cloudddp-deadline.timer"),
     payload.text("infra/node/cloudddp-deadline.service"),
 )
+
+
+def subnet(zone: str) -> Subnet:
+    return Subnet(f"subnet-{zone[-1] * 8}", "vpc-0abc", zone, 250, "10.0.0.0/24", False, True, {})
+
+
 CONTEXT = LaunchContext(
-    image_id="ami-0abc",
-    root_device="/dev/sda1",
-    image_disk_gb=45,
-    vpc_id="vpc-0abc",
-    subnet_id="subnet-0abc",
-    zone="us-east-1a",
+    region="us-east-1",
+    image=Image("ami-0abc", "an image", "/dev/sda1", 45, "ubuntu"),
+    subnets=(subnet("us-east-1a"),),
     ssh_from=("203.0.113.7/32",),
     owner="me",
     now=NOW,
@@ -52,8 +57,13 @@ def planned(
     return plan(spec or ClusterSpec(), context, identity, DOLLAR, units=UNITS)
 
 
+def sent(the_plan: Plan) -> tuple[Request, ...]:
+    """Return the requests if the first zone has capacity."""
+    return (*the_plan.requests, the_plan.launches[0].request)
+
+
 def params(the_plan: Plan, step: str) -> Any:
-    (found,) = [request.params for request in the_plan.requests if request.step == step]
+    (found,) = [request.params for request in sent(the_plan) if request.step == step]
     return found
 
 
@@ -79,7 +89,7 @@ def config_of(the_plan: Plan) -> Any:
 
 def test_requests_only_refer_to_earlier_answers() -> None:
     the_plan = planned()
-    assert [request.method for request in the_plan.requests] == [
+    assert [request.method for request in sent(the_plan)] == [
         "import_key_pair",
         "create_security_group",
         "authorize_security_group_ingress",
@@ -88,7 +98,7 @@ def test_requests_only_refer_to_earlier_answers() -> None:
     ]
     answered: set[str] = set()
     used: list[str] = []
-    for request in the_plan.requests:
+    for request in sent(the_plan):
         for ref in refs(request.params):
             used.append(request.step)
             assert ref == GROUP
@@ -141,7 +151,7 @@ def test_resources_are_tagged_in_the_call_that_creates_them(spot: bool) -> None:
         assert {one["ResourceType"] for one in specifications} == expected
         for one in specifications:
             assert {tag["Key"]: tag["Value"] for tag in one["Tags"]} == tags
-    assert {request.step for request in the_plan.requests} - set(kinds) == {"ingress-rules", "egress-rules"}
+    assert {request.step for request in sent(the_plan)} - set(kinds) == {"ingress-rules", "egress-rules"}
 
 
 def test_launch_is_all_or_none() -> None:
@@ -162,7 +172,7 @@ def test_nodes_use_imdsv2_encryption_and_delete_on_termination() -> None:
     (interface,) = nodes["NetworkInterfaces"]
     assert interface["DeviceIndex"] == 0  # EC2 launches nothing without a first interface
     assert interface["DeleteOnTermination"] is True
-    assert (interface["SubnetId"], interface["AssociatePublicIpAddress"]) == ("subnet-0abc", True)
+    assert (interface["SubnetId"], interface["AssociatePublicIpAddress"]) == ("subnet-aaaaaaaa", True)
     assert interface["Groups"] == [GROUP]
 
 
@@ -193,7 +203,7 @@ def test_private_host_key_is_only_in_the_user_data() -> None:
     secret = HOST_KEY.private.splitlines()[2]
     holders = [
         (request.step, key)
-        for request in the_plan.requests
+        for request in sent(the_plan)
         for key, value in request.params.items()
         if secret in repr(value)
     ]
@@ -228,7 +238,10 @@ def test_client_token_depends_on_cluster_attempt_zone_and_request() -> None:
 
 def test_client_token_of_another_zone_or_cluster() -> None:
     first = params(planned(), "nodes")["ClientToken"]
-    assert params(planned(context=replace(CONTEXT, zone="us-east-1b")), "nodes")["ClientToken"] != first
+    assert (
+        params(planned(context=replace(CONTEXT, subnets=(subnet("us-east-1b"),))), "nodes")["ClientToken"]
+        != first
+    )
     assert params(planned(identity=replace(IDENTITY, cluster_id="c-9")), "nodes")["ClientToken"] != first
 
 

@@ -47,12 +47,12 @@ def file_refusal(folder: Path, text: str) -> UsageError:
 def test_source_with_the_highest_precedence_wins() -> None:
     flag = Layer("--nodes", {"cluster": {"nodes": "5"}}, textual=True)
     environment = settings.environment_layers({"CLOUDDDP_NODES": "4", "CLOUDDDP_DISK_GB": "400"})
-    file = Layer("cloudddp.toml", {"cluster": {"nodes": 3, "disk_gb": 300, "zone": "us-east-1c"}})
+    file = Layer("cloudddp.toml", {"cluster": {"nodes": 3, "disk_gb": 300, "zones": ["us-east-1c"]}})
     user = Layer(
-        "config.toml", {"cluster": {"nodes": 2, "disk_gb": 200, "zone": "us-east-1b", "user": "ec2-user"}}
+        "config.toml", {"cluster": {"nodes": 2, "disk_gb": 200, "zones": "us-east-1b", "user": "ec2-user"}}
     )
     chosen = settings.resolve([flag, *environment, file, user]).cluster
-    assert (chosen.nodes, chosen.disk_gb, chosen.zone, chosen.user) == (5, 400, "us-east-1c", "ec2-user")
+    assert (chosen.nodes, chosen.disk_gb, chosen.zones, chosen.user) == (5, 400, ("us-east-1c",), "ec2-user")
     assert chosen.instance_type == spec.ClusterSpec().instance_type
 
 
@@ -279,8 +279,11 @@ def test_plain_cluster_name_is_accepted(name: str) -> None:
         ("instance_type", "g5.xlarge; id"),
         ("region", "us_east_1"),
         ("region", "us-east-1\n"),
-        ("zone", "us-east-1"),
-        ("subnet", "vpc-0abc"),
+        ("zones", ["us-east-1"]),
+        ("subnets", ["vpc-0abc"]),
+        ("vpc", "Name=training"),
+        ("regions", "us-east-1,nowhere"),
+        ("wait_capacity", "2 hours"),
         ("vpc", "vpc-xyz"),
         ("image", "ubuntu"),
         ("user", "root; id"),

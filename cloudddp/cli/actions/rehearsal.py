@@ -12,7 +12,7 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -240,13 +240,13 @@ def _dry_run(console: Console, settings: Config, verb: str) -> Iterator[tuple[AW
 def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> UpResult:
     info: list[TypeInfo] = []
 
-    def agree(plan: Plan, found: TypeInfo) -> None:
+    def agree(plans: Sequence[Plan], found: TypeInfo) -> None:
         info.append(found)
-        console.print("\n" + lifecycle.plan(plan, found, settings.cluster))
+        console.print("\n" + lifecycle.plans(plans, found, settings.cluster))
 
     def dial(created: Cluster, _: ClusterSpec, __: float, ___: Callable[[], None]) -> Nodes:
         return Nodes(created, gpus=info[0].gpus, cpus=info[0].vcpus, print=console.print if show else None)
 
     return creating.up(
-        aws, settings.cluster, progress=lambda _: None, confirm=agree, dial=dial, caller=lambda: CALLER
+        [aws], settings.cluster, progress=lambda _: None, confirm=agree, dial=dial, caller=lambda: CALLER
     )

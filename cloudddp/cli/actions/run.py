@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from cloudddp import signals
@@ -82,9 +82,10 @@ def run(
     ending = _Ending(discard)
     try:
         with signals.interruptible():  # but not the teardown
-            bring_up(session, yes=yes, check=lambda _, info: _check_fits(session, info), on_ready=ending.take)
+            bring_up(session, yes=yes, check=lambda info: _check_fits(session, info), on_ready=ending.take)
             if ending.cluster is None:
                 raise _exists(session)  # another command has created it in the meantime
+            session = replace(session, region=ending.cluster.region)
             finished = _run_job(session, wanted, ending)
     except JobStopped as stopped:
         raise Interrupted(f"{stopped.outcome}; the cluster is removed") from None
@@ -92,13 +93,13 @@ def run(
         raise Interrupted(stopped.message) from None
     finally:
         if ending.cluster is not None:
-            _end(session, ending.cluster, ending)
+            _end(replace(session, region=ending.cluster.region), ending.cluster, ending)
     return finished.exit_code
 
 
 def _refuse_existing(session: Session) -> None:
     name = session.settings.cluster.name
-    if any(cluster.live for cluster in inspect.find(session.aws(), name)):
+    if any(cluster.live for aws in session.clouds() for cluster in inspect.find(aws, name)):
         raise _exists(session)
 
 

@@ -34,12 +34,12 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
 
 def ls(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
     session = sessions.start(console, options)
-    aws = session.aws()
-    found = [c for c in inspect.find(aws) if c.live]
+    by_region = {aws: [c for c in inspect.find(aws) if c.live] for aws in session.clouds()}
+    found = [cluster for clusters in by_region.values() for cluster in clusters]
     _warn(console, found)
     if as_json:
-        ownership = session.ownership(aws)
-        console.print_json([views.cluster_json(c, ownership) for c in found])
+        owners = [(session.ownership(aws), clusters) for aws, clusters in by_region.items()]
+        console.print_json([views.cluster_json(c, ownership) for ownership, mine in owners for c in mine])
     elif found:
         console.print(views.clusters_table(found))
     else:

@@ -45,7 +45,7 @@ def bring_up(
     session: Session,
     *,
     yes: bool,
-    check: Callable[[Plan, TypeInfo], None] = lambda *_: None,
+    check: Callable[[TypeInfo], None] = lambda _: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
 ) -> UpResult:
     """Create the cluster after asking, for `up` and `run`. `check` is called before, and raises for what the instance
@@ -53,10 +53,10 @@ def bring_up(
     console, spec = session.console, session.settings.cluster
     with console.progress() as progress:
 
-        def agree(plan: Plan, info: TypeInfo) -> None:
+        def agree(plans: Sequence[Plan], info: TypeInfo) -> None:
             progress.stop()
-            check(plan, info)
-            console.print(lifecycle.plan(plan, info, spec), err=True)
+            check(info)
+            console.print(lifecycle.plans(plans, info, spec), err=True)
             console.must_confirm("Start these nodes?", yes=yes)
 
-        return creating.up(session.aws(), spec, progress=progress, confirm=agree, on_ready=on_ready)
+        return creating.up(session.clouds(), spec, progress=progress, confirm=agree, on_ready=on_ready)

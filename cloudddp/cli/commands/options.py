@@ -51,13 +51,27 @@ CLUSTER_SETTINGS = (
         description="Accept an instance type without a GPU.",
     ),
     SettingOption(
-        "cluster", "zone", "--zone", metavar="ZONE",
-        description="Availability zone. Default: the first that offers the type and has free addresses.",
+        "cluster", "regions", "--regions", metavar="REGION,...",
+        description="Regions in which `up` looks for capacity, in this order. Other commands use the one where the cluster is.",
     ),
-    SettingOption("cluster", "vpc", "--vpc", metavar="ID", description="VPC id. Default: the default VPC."),
     SettingOption(
-        "cluster", "subnet", "--subnet", metavar="ID",
-        description="Subnet id. Default: a subnet of the VPC in the zone.",
+        "cluster", "zones", "--zones", metavar="ZONE,...",
+        description="Availability zones in which `up` looks for capacity, in this order. All nodes are in one zone. "
+        "Default: every zone that offers the type and has a subnet with enough free addresses.",
+    ),
+    SettingOption(
+        "cluster", "wait_capacity", "--wait-capacity", metavar="TIME", standard="0",
+        description="How long `up` keeps trying if no zone has capacity, such as 30m or 2h. 0 does not wait. Nothing is billed "
+        "meanwhile.",
+    ),
+    SettingOption(
+        "cluster", "vpc", "--vpc", metavar="VPC",
+        description="VPC: an id, or tag:KEY=VALUE. Default: that of the subnets, or the default VPC.",
+    ),
+    SettingOption(
+        "cluster", "subnets", "--subnets", metavar="SUBNET,...",
+        description="Subnets of one VPC, by id or tag:KEY=VALUE, in the order in which `up` looks for capacity. "
+        "Default: those of the VPC.",
     ),
     SettingOption(
         "cluster", "image", "--image", metavar="IMAGE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from cloudddp.aws.instance_types import TypeInfo
@@ -14,8 +15,22 @@ from cloudddp.cluster.up import UpResult
 from cloudddp.config.spec import ClusterSpec
 
 
+def plans(found: Sequence[Plan], info: TypeInfo, spec: ClusterSpec) -> str:
+    """Return what is about to be created: in the first region that has capacity."""
+    lines = [plan(found[0], info, spec), f"  where     {_zones(found[0])}"]
+    if spec.wait_capacity != "0":
+        lines[-1] += f"; if no zone has capacity, tries again for {spec.wait_capacity}"
+    lines += [f"            else {_zones(one)}, {dollars(one.price.hour)} an hour" for one in found[1:]]
+    return "\n".join(lines + [f"  warning   {one.image.warning}" for one in found if one.image.warning])
+
+
+def _zones(the_plan: Plan) -> str:
+    zones = [launch.zone for launch in the_plan.launches]
+    return f"{the_plan.region}: {zones[0]}" + (f", else {' or '.join(zones[1:])}" if zones[1:] else "")
+
+
 def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> str:
-    """Return what is about to be created, until when, and what it costs."""
+    """Return what a cluster in one region is, until when, and what it costs."""
     gpus = f"{info.gpus} x {info.gpu_name}" if info.gpus else "no GPU"
     price, kind = the_plan.price, "spot, at most " if spec.spot else ""
     lines = [

@@ -10,6 +10,8 @@ current conditions; `null` removes one entry; `"clear": true` first removes all:
      "throttle":       {"RunInstances": 2},                  the next calls fail with RequestLimitExceeded, no effect
      "lose":           {"RunInstances": 1},                  the next calls take effect, and their response is lost
      "latency":        {"*": 0.1, "RunInstances": 2.5},      seconds before a call starts; "*" for all others
+     "fail_launch":    {"us-east-1a": {"code": "Server.InsufficientInstanceCapacity", "instances": 1, "launches": 1}},
+                       the next launches in a zone succeed, and so many of their instances terminate instead of running
      "reject":         {"RunInstances": {"code": "UnauthorizedOperation", "message": "", "status": 403, "calls": 1}}}
 
 Conditions that count calls end by themselves and disappear from the response. A body that is invalid in any part
@@ -21,7 +23,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 QUOTAS = (
@@ -41,6 +43,7 @@ EXAMPLES: Mapping[str, Any] = {
     "throttle": {"RunInstances": 2},
     "lose": {"RunInstances": 1},
     "latency": {"*": 0.2},
+    "fail_launch": {"us-east-1a": {"code": "Server.InsufficientInstanceCapacity", "instances": 1}},
     "reject": {"RunInstances": {"code": "UnauthorizedOperation", "status": 403}},
 }
 """One example of each condition, for error messages."""
@@ -77,6 +80,16 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchFailure:
+    """The end of some instances of the next `launches` that EC2 has accepted. `code` is that of their StateReason."""
+
+    code: str
+    message: str = ""
+    instances: int = 1
+    launches: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Conditions:
     """All conditions; see the module docstring."""
 
@@ -86,16 +99,15 @@ class Conditions:
     throttle: Mapping[str, int] = field(default_factory=dict)
     lose: Mapping[str, int] = field(default_factory=dict)
     latency: Mapping[str, float] = field(default_factory=dict)
+    fail_launch: Mapping[str, LaunchFailure] = field(default_factory=dict)
     reject: Mapping[str, Rejection] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; `merge(Conditions(), to_json(), names)` returns the same conditions."""
         plain = {entry.name: dict(getattr(self, entry.name)) for entry in fields(self)}
         plain["capacity"] = {zone: dict(types) for zone, types in self.capacity.items()}
-        plain["reject"] = {
-            action: {name: getattr(rule, name) for name in ("code", "message", "status", "calls")}
-            for action, rule in self.reject.items()
-        }
+        plain["fail_launch"] = {zone: asdict(rule) for zone, rule in self.fail_launch.items()}
+        plain["reject"] = {action: asdict(rule) for action, rule in self.reject.items()}
         return plain
 
 
@@ -115,6 +127,7 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
         "throttle": lambda old, new: _entries("action", old, new, names.actions, _calls),
         "lose": lambda old, new: _entries("action", old, new, names.actions, _calls),
         "latency": lambda old, new: _entries("action", old, new, {"*", *names.actions}, _seconds),
+        "fail_launch": lambda old, new: _entries("zone", old, new, names.zones, _launch_failure),
         "reject": lambda old, new: _entries("action", old, new, names.actions, _rejection),
     }
     for key, value in changes.items():
@@ -183,6 +196,20 @@ def _seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
         raise InvalidCondition(f"{name}: expected seconds from 0 to 3600, not {json.dumps(value)}")
     return float(value)
+
+
+def _launch_failure(name: str, value: Any) -> LaunchFailure:
+    keys = {"code", "message", "instances", "launches"}
+    if not isinstance(value, dict) or not value.get("code") or not value.keys() <= keys:
+        raise InvalidCondition(
+            f'{name}: expected {{"code": CODE}}, with optional "message", "instances" and "launches"'
+        )
+    return LaunchFailure(
+        code=str(value["code"]),
+        message=str(value.get("message") or ""),
+        instances=_calls(name, value.get("instances", 1)),
+        launches=_calls(name, value.get("launches", 1)),
+    )
 
 
 def _rejection(name: str, value: Any) -> Rejection:

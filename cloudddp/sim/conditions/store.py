@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudddp.sim.conditions.model import Conditions, Names, Rejection, merge
+from cloudddp.sim.conditions.model import Conditions, LaunchFailure, Names, Rejection, merge
 
 THROTTLED = Rejection("RequestLimitExceeded", "Request limit exceeded.", 503)
 
@@ -55,6 +55,16 @@ class Store:
                 self._conditions = replace(now, lose=_with(now.lose, action, calls - 1))
                 return CallOutcome(latency, lose=True)
             return CallOutcome(latency)
+
+    def launch_failure(self, zone: str) -> LaunchFailure | None:
+        """Return how the launch that is being made in a zone fails, and count it; None if it succeeds."""
+        with self._lock:
+            rule = self._conditions.fail_launch.get(zone)
+            if rule is not None:
+                left = replace(rule, launches=rule.launches - 1) if rule.launches > 1 else None
+                entries = _with(self._conditions.fail_launch, zone, left)
+                self._conditions = replace(self._conditions, fail_launch=entries)
+            return rule
 
     def capacity(self, zone: str, instance_type: str) -> int | None:
         """Return how many more instances of the type fit in the zone; None for no limit."""

@@ -12,6 +12,12 @@ OWNER = "898082745236"
 ROOT_GIB = 75  # size of the root snapshot; AWS refuses a smaller root volume
 BUILD = "20260822"
 
+# As the release notes of PyTorch 2.12 list them; AWS's images say so in their descriptions.
+_FAMILIES = {
+    "x86_64": "G4dn, G5, G6, Gr6, G6e, P4d, P4de, P5, P5e, P5en, P6-B200",
+    "arm64": "G5g",
+}
+_NOTES = "https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html"
 _UBUNTU, _AMAZON = "/dev/sda1", "/dev/xvda"
 _TYPES = {
     "base-oss-nvidia-driver-gpu-ubuntu-22.04": ("Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04)", _UBUNTU),
@@ -45,6 +51,7 @@ class Image:
     architecture: str
     root_device: str
     parameter: str
+    description: str
 
 
 def _image(kind: str, architecture: str) -> Image:
@@ -56,6 +63,7 @@ def _image(kind: str, architecture: str) -> Image:
         name=f"Deep Learning {arm}{title} {BUILD}",
         architecture=architecture,
         root_device=root_device,
+        description=f"Supported EC2 instances: {_FAMILIES[architecture]}. Release notes: {_NOTES}",
         parameter=f"/aws/service/deeplearning/ami/{architecture}/{kind}/latest/ami-id",
     )
 

@@ -30,7 +30,7 @@ def _add_images() -> None:
                 self,
                 image.image_id,
                 name=image.name,
-                description=f"{image.name} (simulated)",
+                description=image.description,
                 owner_id=OWNER,
                 owner_alias="amazon",
                 public=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from cloudddp.sim.ec2 import (
+    default_vpc,
     dispatch,
     filters,
     images,
@@ -12,6 +13,7 @@ from cloudddp.sim.ec2 import (
     ip_addresses,
     key_pairs,
     placement,
+    regional_types,
     run_instances,
     security_group_rules,
     security_groups,
@@ -26,7 +28,7 @@ from cloudddp.sim.ec2.patch import wrap
 
 # The order matters where two modules wrap the same method: the later one is the outer one.
 _MODULES: tuple[ModuleType, ...] = (
-    images, volumes, ip_addresses, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
+    regional_types, default_vpc, images, volumes, ip_addresses, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
     filters, run_instances, stop_start, termination, xml_characters, tags,
     dispatch,
 )  # fmt: skip

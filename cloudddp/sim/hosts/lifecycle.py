@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import spot
+from cloudddp.sim.ec2 import capacity, spot
+from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK
 from cloudddp.sim.guest import log
 from cloudddp.sim.hosts import moto_hooks
@@ -52,6 +53,7 @@ class _Record:
     hurry: threading.Event = field(default_factory=threading.Event)
     deadline: datetime | None = None
     reason: str = ""  # why it ends, "code: message" of EC2; '' if the user requested it
+    doomed: str = ""  # the reason why it will end instead of running
     created: float = field(default_factory=time.monotonic)
     ended: float | None = None
 
@@ -125,6 +127,10 @@ class Lifecycle:
     def launched(self, instances: list[Any]) -> None:
         for instance in instances:
             self._records[instance.id] = _Record(instance)
+        failure = CONDITIONS.launch_failure(capacity.zone_of(instances[0])) if instances else None
+        if failure is not None:
+            for instance in instances[-failure.instances :]:
+                self._records[instance.id].doomed = f"{failure.code}: {failure.message or failure.code}"
         for instance in instances:
             self._in_background(self._boot, instance.id)
 
@@ -245,6 +251,10 @@ class Lifecycle:
         if record.instance.state != "pending":
             return
         running_at = time.monotonic() + self._timing.pending
+        if record.doomed:
+            record.hurry.wait(self._timing.pending)
+            self.terminate(record.instance, record.doomed)
+            return
         try:
             spec = spec_of(record.instance)
             record.deadline = spec.user_data.deadline

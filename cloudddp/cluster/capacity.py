@@ -1,0 +1,129 @@
+"""What to do when EC2 does not launch the nodes: try the next zone, the next region, or stop. Pure.
+
+The error classes are those of EC2's API reference, "Error codes for the Amazon EC2 API".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from cloudddp.errors import AWSError, CloudDDPError, Text
+
+
+class Next(Enum):
+    """What to do after a failed launch."""
+
+    ZONE = "zone"  # another zone may have what is short
+    REGION = "region"  # a limit of this account in this region
+    STOP = "stop"
+
+
+_ZONE = frozenset(
+    {
+        "InsufficientInstanceCapacity",
+        "InsufficientHostCapacity",
+        "InsufficientCapacity",
+        "UnfulfillableCapacity",
+        "SpotMaxPriceTooLow",
+        "ReservationCapacityExceeded",
+        "InsufficientFreeAddressesInSubnet",
+        "Unsupported",  # the zone does not offer the type
+        # Reasons why an accepted instance terminated instead of running (StateReason of DescribeInstances).
+        "Server.InsufficientInstanceCapacity",
+        "Server.SpotInstanceTermination",
+        "Server.InternalError",
+    }
+)
+_REGION = frozenset(
+    {
+        "VcpuLimitExceeded",
+        "InstanceLimitExceeded",
+        "MaxSpotInstanceCountExceeded",
+        "MaxSpotFleetRequestCountExceeded",
+        "InsufficientAddressCapacity",
+        "AddressLimitExceeded",
+        "VolumeLimitExceeded",
+        "OptInRequired",
+    }
+)
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def next_step(code: str) -> Next:
+    """Return what to do after an error code of RunInstances, or a reason code of an instance."""
+    if code in _ZONE:
+        return Next.ZONE
+    return Next.REGION if code in _REGION else Next.STOP
+
+
+def wait_seconds(text: str) -> float:
+    """Return the seconds of a valid `wait_capacity`: 0, 45s, 30m, 2h, 1d; at most 14 days."""
+    found = re.fullmatch(r"(\d+)([smhd])", text)
+    return min(int(found[1]) * _UNITS[found[2]], 14 * 86400) if found else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One place where the nodes could not be launched, and why."""
+
+    region: str
+    zone: str  # '' if the region was excluded before a zone was tried
+    code: str
+    reason: str
+
+    @property
+    def waiting_helps(self) -> bool:
+        return next_step(self.code) is Next.ZONE and self.code != "Unsupported"
+
+
+class NotLaunched(CloudDDPError):
+    """No place of a plan has launched the nodes. Other places may: `attempts` says where that was tried.
+
+    `remaining` are the zones of the plan that were not tried.
+    """
+
+    def __init__(
+        self, attempts: Sequence[Attempt], first: CloudDDPError, remaining: Sequence[str] = ()
+    ) -> None:
+        super().__init__(first.message, hint=first.hint)
+        self.attempts = tuple(attempts)
+        self.first = first
+        self.remaining = tuple(remaining)
+
+
+def attempt(region: str, zone: str, error: CloudDDPError) -> Attempt:
+    code = error.code if isinstance(error, AWSError) else ""
+    return Attempt(region, zone, code, _sentence(error.message, code))
+
+
+def _sentence(message: str, code: str) -> str:
+    """Return AWS's message without the call and the code, and without its advice."""
+    text = message.partition(f"{code}: ")[2] if code and f"{code}: " in message else message
+    return text.partition(". ")[0].rstrip(".")
+
+
+def exhausted(what: str, attempts: Sequence[Attempt], waited: str = "") -> CloudDDPError:
+    """Return the error for a launch that failed in every place, with a table of them. `what` is "2 x p5.48xlarge"."""
+    after = f" within {waited}" if waited else ""
+    wide = max(len(one.zone or one.region) for one in attempts)
+    codes = max(len(one.code) for one in attempts)
+    rows = "".join(
+        f"\n  {one.zone or one.region:{wide}}  {one.code:{codes}}  {one.reason}".rstrip() for one in attempts
+    )
+    return CloudDDPError(
+        f"{what} could not be launched in any of these places{after}:{rows}", hint=_advice(attempts)
+    )
+
+
+def _advice(attempts: Sequence[Attempt]) -> Text:
+    if any(one.waiting_helps for one in attempts):
+        return (
+            "keep trying with --wait-capacity 2h, add places with --zones, --subnets or --regions, or choose another "
+            "--instance-type"
+        )
+    if any(next_step(one.code) is Next.REGION for one in attempts):
+        return "ask for a higher quota in the Service Quotas console, or use fewer nodes"
+    return "choose other --regions, --zones or another --instance-type"

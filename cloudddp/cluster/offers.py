@@ -1,0 +1,82 @@
+"""What a region offers for a cluster: type, image, subnets and price, queried before anything is created."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from cloudddp.aws import caller as callers
+from cloudddp.aws import images, instance_types, networks
+from cloudddp.aws.client import AWS
+from cloudddp.aws.instance_types import TypeInfo
+from cloudddp.cluster import prices
+from cloudddp.cluster.capacity import Attempt, attempt, exhausted
+from cloudddp.cluster.plan import Plan, plan
+from cloudddp.cluster.prices import Price
+from cloudddp.cluster.requests import LaunchContext
+from cloudddp.cluster.user_data import Identity
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import CloudDDPError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One region that can run the cluster, as far as AWS says without launching anything."""
+
+    aws: AWS
+    info: TypeInfo
+    context: LaunchContext
+    price: Price
+
+    def plan(self, spec: ClusterSpec, identity: Identity, units: tuple[str, str]) -> Plan:
+        """Return the plan for a cluster whose lifetime begins now. `units`: see plan()."""
+        context = replace(self.context, now=datetime.now(UTC))
+        return plan(spec, context, identity, self.price, units=units)
+
+    def only(self, zones: Sequence[str]) -> Offer:
+        """Return the offer without any other zone."""
+        subnets = tuple(one for one in self.context.subnets if one.zone in zones)
+        return replace(self, context=replace(self.context, subnets=subnets))
+
+
+def resolve(
+    clouds: Sequence[AWS], spec: ClusterSpec, caller: Callable[[], str]
+) -> tuple[list[Offer], list[Attempt]]:
+    """Return an offer per region that can run the cluster, in order, and why the other regions cannot.
+
+    A fixed number of AWS calls per region. With one region its error is raised; with several, only if none is left.
+    """
+    ssh_from = spec.ssh_from or (caller(),)
+    owner = callers.owner(clouds[0])
+    offers, excluded = [], []
+    for aws in clouds:
+        try:
+            offers.append(_offer(aws, spec, ssh_from, owner))
+        except CloudDDPError as error:
+            if len(clouds) == 1:
+                raise
+            excluded.append(attempt(aws.region, "", error))
+    if not offers:
+        raise exhausted(f"{spec.nodes} x {spec.instance_type}", excluded)
+    return offers, excluded
+
+
+def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Offer:
+    info = instance_types.describe(aws, spec)
+    price = _price(spec, aws.region)
+    image = images.find(aws, spec, info)
+    subnets = networks.candidates(aws, spec, reached_from=ssh_from)
+    context = LaunchContext(aws.region, image, subnets, ssh_from, owner, datetime.now(UTC))
+    return Offer(aws, info, context, replace(price, disk_gb=max(spec.disk_gb, image.disk_gb)))
+
+
+def _price(spec: ClusterSpec, region: str) -> Price:
+    known = prices.node_hour(spec.instance_type, region)
+    if spec.price is None and known is None:
+        raise UsageError(
+            f"cloudddp does not know the price of {spec.instance_type} in {region}, and never assumes 0",
+            hint="look it up and give it: --price USD (per node and hour), or `price` in cloudddp.toml",
+        )
+    source = f"on-demand list price of {prices.TABLE_DATE}" if spec.price is None else "as given"
+    return Price(spec.price or known or 0.0, spec.nodes, spec.disk_gb, source)

@@ -1,0 +1,65 @@
+"""DescribeInstanceTypes per region: a type that a region does not offer is unknown there. moto knows all types everywhere.
+
+"InvalidInstanceType: The following supplied instance types do not exist: [p5.48xlarge]" is the answer in a region
+without the type, as for an invented name.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from cloudddp.sim.ec2 import catalog
+from cloudddp.sim.ec2.patch import client_error, wrap
+
+# A type with AMD GPUs, which moto's recording leaves out (EC2 User Guide, "Amazon EC2 G4 instances").
+_G4AD = {
+    "GpuInfo": {
+        "Gpus": [
+            {"Name": "Radeon Pro V520", "Manufacturer": "AMD", "Count": 1, "MemoryInfo": {"SizeInMiB": 8192}}
+        ],
+        "TotalGpuMemoryInMiB": 8192,
+    }
+}
+
+
+def install() -> None:
+    """Patch moto's look-up of instance types, and add g4ad.xlarge."""
+    from moto.ec2.models import EC2Backend
+
+    _add_g4ad()
+    wrap(EC2Backend, "describe_instance_types", _in_region)
+
+
+def _add_g4ad() -> None:
+    """Add g4ad.xlarge, offered where g4dn.xlarge is."""
+    from moto.ec2.models import instance_types as known
+
+    if "g4ad.xlarge" in known.INSTANCE_TYPES:
+        return
+    like = copy.deepcopy(known.INSTANCE_TYPES["g4dn.xlarge"])
+    known.INSTANCE_TYPES["g4ad.xlarge"] = {**like, **_G4AD, "InstanceType": "g4ad.xlarge"}
+    known.InstanceTypeBackend.instance_types.append(known.InstanceType("g4ad.xlarge"))
+    for regions in known.INSTANCE_TYPE_OFFERINGS.values():
+        for offers in regions.values():
+            offers += [
+                {**offer, "InstanceType": "g4ad.xlarge"}
+                for offer in offers
+                if offer["InstanceType"] == "g4dn.xlarge"
+            ]
+
+
+def _in_region(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def describe(self: Any, instance_types: Any = None, filters: Any = None) -> Any:
+        missing = [name for name in instance_types or () if not catalog.zones(self.region_name, name)]
+        if missing:
+            client_error(
+                "InvalidInstanceType",
+                f"The following supplied instance types do not exist: [{', '.join(missing)}]",
+            )
+        return original(self, instance_types, filters)
+
+    return describe

@@ -1,0 +1,233 @@
+"""`up` looks for capacity: zones and regions in order, the reasons of AWS, and waiting."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from support.harness import remaining, wait_for
+
+G5_ZONES = ("us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d", "us-east-1f")
+SCALED = {"CLOUDDDP_TIME_SCALE": "0.02"}
+
+
+@pytest.fixture
+def conditions(simulator: Any, cli: Any) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Set the simulator's conditions; the test's end clears them."""
+
+    def post(**body: Any) -> dict[str, Any]:
+        page = urllib.request.Request(
+            f"{simulator.endpoint}/_cloudddp/conditions", data=json.dumps(body).encode()
+        )
+        with urllib.request.urlopen(page, timeout=30) as answer:
+            return dict(json.load(answer))
+
+    yield post
+    post(clear=True)
+
+
+def zones_of(ec2: Any, instances: list[str]) -> set[str]:
+    answer = ec2.describe_instances(InstanceIds=instances)
+    return {i["Placement"]["AvailabilityZone"] for r in answer["Reservations"] for i in r["Instances"]}
+
+
+def full(*zones: str, left: int = 0) -> dict[str, Any]:
+    return {zone: {"g5.xlarge": left} for zone in zones}
+
+
+def test_next_zone_is_tried_and_all_nodes_are_in_one(
+    cli: Any, conditions: Any, ec2: Any, remains: Any
+) -> None:
+    """InsufficientInstanceCapacity: "try another Availability Zone" (EC2 API reference, "Error codes"). MinCount is the
+    number of nodes, so that one free place in a zone is not used."""
+    conditions(capacity=full("us-east-1a", left=1))
+    done = cli("up", "-n", "2")
+    assert done.returncode == 0, done.stderr
+    assert zones_of(ec2, remains().instances) == {"us-east-1b"}
+    assert len(remains().instances) == 2
+    assert (len(remains().groups), len(remains().keys)) == (1, 1)
+
+
+def test_each_zone_has_its_own_idempotency_token(
+    cli: Any, conditions: Any, faults: Any, ec2: Any, remains: Any
+) -> None:
+    """EC2 remembers tokens per zone, so that a repeated token may launch a second set of nodes in another zone."""
+    conditions(capacity=full("us-east-1a", "us-east-1b"))
+    assert cli("up", "-n", "1").returncode == 0
+    tokens = [
+        json.loads(line).get("client_token")
+        for path in Path(cli.env["CLOUDDDP_HOME"]).glob("clusters/*/journal.jsonl")
+        for line in path.read_text().splitlines()
+        if '"nodes"' in line and '"run_instances"' in line
+    ]
+    (used,) = {
+        i["ClientToken"]
+        for r in ec2.describe_instances(InstanceIds=remains().instances)["Reservations"]
+        for i in r["Instances"]
+    }
+    assert used in tokens
+    assert faults.count("RunInstances") == 2 * 5 + 1  # botocore repeats a server error
+
+
+def test_zones_are_tried_in_the_given_order(cli: Any, conditions: Any, ec2: Any, remains: Any) -> None:
+    conditions(capacity=full("us-east-1d"))
+    assert cli("up", "-n", "1", "--zones", "us-east-1d,us-east-1c,us-east-1a").returncode == 0
+    assert zones_of(ec2, remains().instances) == {"us-east-1c"}
+
+
+def test_capacity_that_is_missing_after_the_launch_leads_to_the_next_zone(
+    cli: Any, conditions: Any, ec2: Any, remains: Any
+) -> None:
+    """An accepted instance may terminate with the reason Server.InsufficientInstanceCapacity (EC2 API reference,
+    "StateReason"). The others of the launch are billed, so they are terminated before the next zone is tried."""
+    rule = {
+        "code": "Server.InsufficientInstanceCapacity",
+        "message": "Insufficient capacity.",
+        "instances": 1,
+    }
+    conditions(fail_launch={"us-east-1a": rule}, capacity=full("us-east-1b"))
+    done = cli("up", "-n", "2")
+    assert done.returncode == 0, done.stderr
+    assert zones_of(ec2, remains().instances) == {"us-east-1c"}
+    assert len(remains().instances) == 2
+
+
+def test_table_shows_what_was_tried(cli: Any, conditions: Any, remains: Any) -> None:
+    rule = {"code": "Server.InsufficientInstanceCapacity", "instances": 1}
+    conditions(capacity=full(*G5_ZONES[1:]), fail_launch={"us-east-1a": rule})
+    done = cli("up", "-n", "2")
+    assert done.returncode == 1
+    assert "2 x g5.xlarge could not be launched in any of these places:" in done.stderr
+    for zone in G5_ZONES:
+        assert re.search(
+            rf"^  {zone}  (Server\.)?InsufficientInstanceCapacity +\S", done.stderr, re.MULTILINE
+        ), done.stderr
+    assert "--wait-capacity" in done.stderr
+    assert remains().nothing
+
+
+def test_quota_stops_at_once(cli: Any, conditions: Any, faults: Any, remains: Any) -> None:
+    """The vCPU quota is that of the region: another zone does not help."""
+    conditions(quota={"on-demand-g": 4})
+    done = cli("up", "-n", "2")
+    assert done.returncode == 1
+    assert "VcpuLimitExceeded" in done.stderr
+    assert "Service Quotas" in done.stderr
+    assert faults.count("RunInstances") == 1
+    assert remains().nothing
+
+
+def test_waiting_launches_when_there_is_capacity(
+    cli: Any, conditions: Any, faults: Any, remains: Any
+) -> None:
+    conditions(capacity=full(*G5_ZONES))
+    process = cli.start("up", "-n", "1", "--wait-capacity", "10m", **SCALED)
+    wait_for(lambda: faults.count("DeleteKeyPair") and remains().nothing, "the first attempt is removed")
+    conditions(clear=True)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert len(remains().instances) == 1
+
+
+def test_waiting_ends_after_its_time(cli: Any, conditions: Any, faults: Any, remains: Any) -> None:
+    conditions(capacity=full("us-east-1a"))
+    done = cli("up", "-n", "1", "--zones", "us-east-1a", "--wait-capacity", "3s", **SCALED)
+    assert done.returncode == 1
+    assert "could not be launched in any of these places within 3s" in done.stderr
+    assert faults.count("ImportKeyPair") > 1
+    assert remains().nothing
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_wait_leaves_nothing(
+    cli: Any, conditions: Any, faults: Any, remains: Any, ending: signal.Signals
+) -> None:
+    """Also a computer that is switched off: between two attempts the account has nothing of the cluster."""
+    conditions(capacity=full(*G5_ZONES))
+    process = cli.start("up", "-n", "1", "--wait-capacity", "1h")
+    wait_for(lambda: faults.count("DeleteKeyPair") and remains().nothing, "the first attempt is removed")
+    process.send_signal(ending)
+    process.communicate(timeout=60)
+    assert process.returncode == (-signal.SIGKILL if ending is signal.SIGKILL else 130)
+    assert remains().nothing
+
+
+# -- regions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_region(simulator: Any, cli: Any) -> Iterator[Any]:
+    """EC2 in us-west-2; the test's end removes the cluster there."""
+    client = boto3.client(
+        "ec2",
+        endpoint_url=simulator.endpoint,
+        region_name="us-west-2",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
+    yield client
+    if not remaining(client, cli.cluster).nothing:
+        cli.ok("--region", "us-west-2", "down", "-y")
+
+
+def test_next_region_is_tried(cli: Any, conditions: Any, remains: Any, other_region: Any) -> None:
+    """Image, price and network are resolved in each region; other commands find the cluster where it is."""
+    conditions(capacity=full(*G5_ZONES))
+    cli.env["CLOUDDDP_PRICE"] = "1"
+    done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"where +us-east-1: us-east-1a, else .*\n +else us-west-2: us-west-2a", done.stderr), (
+        done.stderr
+    )
+    assert remains().nothing
+    assert len(remaining(other_region, cli.cluster).instances) == 1
+    (shown,) = json.loads(cli.ok("status", "--json"))
+    assert shown["region"] == "us-west-2"
+    done = cli("down", "-y")
+    assert done.returncode == 0
+    assert "using region us-west-2" in done.stderr
+    assert remaining(other_region, cli.cluster).nothing
+
+
+def test_region_without_the_type_is_skipped(cli: Any, remains: Any, other_region: Any) -> None:
+    """eu-west-3 offers no p4d; its DescribeInstanceTypes answers InvalidInstanceType."""
+    cli.env.update(CLOUDDDP_PRICE="30")
+    done = cli("up", "-n", "1", "-t", "p4d.24xlarge", "--regions", "eu-west-3,us-west-2")
+    assert done.returncode == 0, done.stderr
+    assert len(remaining(other_region, cli.cluster).instances) == 1
+
+
+def test_no_region_offers_the_type(cli: Any, faults: Any) -> None:
+    cli.env.update(CLOUDDDP_PRICE="30")
+    one = cli("--region", "eu-west-3", "up", "-t", "p4d.24xlarge")
+    assert one.returncode == 2
+    assert "eu-west-3 does not offer p4d.24xlarge" in one.stderr
+    both = cli("up", "-t", "p4d.24xlarge", "--regions", "eu-west-3,af-south-1")
+    assert both.returncode == 1
+    assert re.search(r"^  eu-west-3 .*does not offer", both.stderr, re.MULTILINE)
+    assert re.search(r"^  af-south-1 .*does not offer", both.stderr, re.MULTILINE)
+    assert not {"RunInstances", "ImportKeyPair"} & set(faults.calls)
+
+
+def test_quota_of_one_region_leads_to_the_next(
+    cli: Any, conditions: Any, remains: Any, other_region: Any
+) -> None:
+    """Quotas belong to a region. The simulator's condition holds in all of them, so the other region has no nodes."""
+    conditions(reject={"RunInstances": {"code": "VcpuLimitExceeded", "calls": 1}})
+    done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
+    assert done.returncode == 0, done.stderr
+    assert len(remaining(other_region, cli.cluster).instances) == 1
+
+
+def test_region_and_regions_exclude_each_other(cli: Any, faults: Any) -> None:
+    done = cli("--region", "us-east-1", "up", "--regions", "us-east-1,us-west-2")
+    assert done.returncode == 2
+    assert "--region and --regions exclude each other" in done.stderr
+    assert not faults.calls
