@@ -40,21 +40,32 @@ def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
     """
     _require_driver(spec, info)
     image_id = _image_id(aws, spec, info.arch)
-    found = aws.call("ec2", "describe_images", ImageIds=[image_id])["Images"]
-    if not found:
-        raise UsageError(
-            f"image {image_id} does not exist in {aws.region}", hint="see `image` in cloudddp.toml"
-        )
-    _require_bootable(image_id, found[0], info)
-    name = one_line(str(found[0].get("Name") or ""), 128)
-    warning = _unsupported(found[0], info)
+    found = _describe(aws, image_id)
+    _require_bootable(image_id, found, info)
+    name = one_line(str(found.get("Name") or ""), 128)
+    warning = _unsupported(found, info)
     if warning and _is_default(spec):
         raise UsageError(
             f"the default image cannot be used: {warning}",
             hint="give an image that supports the type: --image ami-...",
         )
-    root = str(found[0].get("RootDeviceName") or "/dev/sda1")
-    return Image(image_id, name, root, _disk_gb(found[0], root), _login_user(name, root), warning)
+    root = str(found.get("RootDeviceName") or "/dev/sda1")
+    return Image(image_id, name, root, _disk_gb(found, root), _login_user(name, root), warning)
+
+
+def _describe(aws: AWS, image_id: str) -> Mapping[str, Any]:
+    try:
+        found = aws.call("ec2", "describe_images", ImageIds=[image_id])["Images"]
+    except AWSError as error:
+        if not error.code.startswith("InvalidAMIID."):
+            raise
+        found = []
+    if not found:
+        raise UsageError(
+            f"image {image_id} does not exist in {aws.region}, or you may not use it",
+            hint="images belong to one region: see `image` in cloudddp.toml",
+        )
+    return dict(found[0])
 
 
 def _is_default(spec: ClusterSpec) -> bool:

@@ -16,9 +16,43 @@ _PARAMETERS = "/aws/service/deeplearning"
 
 
 def install() -> None:
-    """Add the images and the parameters to every region."""
+    """Add the images and the parameters to every region; let own images have what their creation requests."""
+    from moto.ec2.models import amis
+    from moto.ec2.responses.amis import AmisResponse
+
     _add_images()
     _add_parameters()
+    wrap(amis.Ami, "__init__", _with_root_volume)
+    wrap(AmisResponse, "register_image", _register)
+
+
+def _with_root_volume(original: Callable[..., None]) -> Callable[..., None]:
+    """Replace moto's root device type `standard`, which EC2 does not have."""
+
+    @functools.wraps(original)
+    def create(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.root_device_type == "standard":
+            self.root_device_type = "ebs"
+
+    return create
+
+
+def _register(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the architecture, root device and size of RegisterImage; moto keeps name and description only."""
+
+    @functools.wraps(original)
+    def register(self: Any) -> Any:
+        answer = original(self)
+        image = self.ec2_backend.amis[answer.result["ImageId"]]
+        image.architecture = self._get_param("Architecture") or "i386"  # EC2's default for an EBS root volume
+        image.root_device_name = self._get_param("RootDeviceName") or image.root_device_name
+        for disk in self._get_param("BlockDeviceMappings", []):
+            if disk.get("DeviceName") == image.root_device_name and disk.get("Ebs", {}).get("VolumeSize"):
+                image.ebs_snapshot.volume.size = int(disk["Ebs"]["VolumeSize"])
+        return answer
+
+    return register
 
 
 def _add_images() -> None:
