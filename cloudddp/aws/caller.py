@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from ipaddress import ip_address
+from typing import Any
 
 from cloudddp.aws.client import AWS
 from cloudddp.errors import CloudDDPError
@@ -19,7 +21,12 @@ _GENERATED = re.compile(r"(assumed-role/[^/]+)/(?:botocore-session|aws-sdk-[a-z-
 
 def owner(aws: AWS) -> str:
     """Return the caller's identity in the form of the owner tag: the last part of the ARN, the same in every session."""
-    arn = str(aws.call("sts", "get_caller_identity").get("Arn", ""))
+    return owner_of(aws.call("sts", "get_caller_identity"))
+
+
+def owner_of(identity: Mapping[str, Any]) -> str:
+    """Return the owner for an answer of GetCallerIdentity."""
+    arn = str(identity.get("Arn", ""))
     found = one_line(arn.rsplit(":", 1)[-1])[:200]
     generated = _GENERATED.fullmatch(found)
     return (generated.group(1) if generated else found) or UNKNOWN_OWNER

@@ -13,6 +13,7 @@ _NODES, _SIMULATOR = "cloudddp.cli.commands.nodes", "cloudddp.cli.commands.simul
 VERBS = {
     "allow-me": (f"{_CLUSTERS}:allow_me", "Allow SSH from this computer's current address."),
     "cancel": (f"{_JOBS}:cancel", "Stop every rank of a job on every node."),
+    "doctor": (f"{_CLUSTERS}:doctor", "Check whether `up` would work, without creating anything."),
     "down": (f"{_CLUSTERS}:down", "Remove the cluster and verify that nothing is left."),
     "exec": (f"{_NODES}:exec_", "Run COMMAND on every node, in the project's folder."),
     "init": (f"{_NODES}:init", "Write a commented cloudddp.toml into FOLDER."),

@@ -12,6 +12,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cluster import prices
 from cloudddp.cluster.capacity import Attempt, attempt, exhausted
+from cloudddp.cluster.identity import units
 from cloudddp.cluster.plan import Plan, plan
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import LaunchContext
@@ -29,10 +30,10 @@ class Offer:
     context: LaunchContext
     price: Price
 
-    def plan(self, spec: ClusterSpec, identity: Identity, units: tuple[str, str]) -> Plan:
-        """Return the plan for a cluster whose lifetime begins now. `units`: see plan()."""
+    def plan(self, spec: ClusterSpec, identity: Identity) -> Plan:
+        """Return the plan for a cluster whose lifetime begins now."""
         context = replace(self.context, now=datetime.now(UTC))
-        return plan(spec, context, identity, self.price, units=units)
+        return plan(spec, context, identity, self.price, units=units())
 
     def only(self, zones: Sequence[str]) -> Offer:
         """Return the offer without any other zone."""
@@ -64,18 +65,19 @@ def resolve(
 
 def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Offer:
     info = instance_types.describe(aws, spec)
-    price = _price(spec, aws.region)
+    usual = price(aws, spec)
     image = images.find(aws, spec, info)
     subnets = networks.candidates(aws, spec, reached_from=ssh_from)
     context = LaunchContext(aws.region, image, subnets, ssh_from, owner, datetime.now(UTC))
-    return Offer(aws, info, context, replace(price, disk_gb=max(spec.disk_gb, image.disk_gb)))
+    return Offer(aws, info, context, replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb)))
 
 
-def _price(spec: ClusterSpec, region: str) -> Price:
-    known = prices.node_hour(spec.instance_type, region)
+def price(aws: AWS, spec: ClusterSpec) -> Price:
+    """Return the price of the cluster in a region. Raises UsageError if it is neither known nor given."""
+    known = prices.node_hour(spec.instance_type, aws.region)
     if spec.price is None and known is None:
         raise UsageError(
-            f"cloudddp does not know the price of {spec.instance_type} in {region}, and never assumes 0",
+            f"cloudddp does not know the price of {spec.instance_type} in {aws.region}, and never assumes 0",
             hint="look it up and give it: --price USD (per node and hour), or `price` in cloudddp.toml",
         )
     source = f"on-demand list price of {prices.TABLE_DATE}" if spec.price is None else "as given"

@@ -5,11 +5,9 @@ It returns data and raises; it prints nothing but progress.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cloudddp import payload
 from cloudddp.aws import instance_types
 from cloudddp.aws.caller import caller_block
 from cloudddp.aws.client import AWS
@@ -18,6 +16,7 @@ from cloudddp.cluster import name_lock
 from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
+from cloudddp.cluster.identity import new_identity
 from cloudddp.cluster.inspect import ambiguous, find
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
@@ -28,11 +27,9 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
 from cloudddp.cluster.rollback import roll_back
-from cloudddp.cluster.user_data import Identity
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Command
 from cloudddp.local_state import ClusterFolder, ClusterRecord
-from cloudddp.ssh import keys
 from cloudddp.tags import iso
 
 
@@ -69,14 +66,12 @@ def up(
             cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
             return UpResult(cluster, None)
     offers, excluded = resolve(clouds, spec, caller)
-    timer, service = (payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
-    units = (timer, service)
-    confirm([offer.plan(spec, _new_identity()[0], units) for offer in offers], offers[0].info)
+    confirm([offer.plan(spec, new_identity()[0]) for offer in offers], offers[0].info)
 
     def create(offer: Offer) -> tuple[Cluster, Plan]:
         """Plan, for a lifetime that begins now (the user may have taken an hour to answer), and create."""
-        identity, private_key = _new_identity()
-        the_plan = offer.plan(spec, identity, units)
+        identity, private_key = new_identity()
+        the_plan = offer.plan(spec, identity)
         folder = ClusterFolder(identity.cluster_id)
         record = _record(offer.aws, spec, the_plan)
         folder.create(record, private_key=private_key, host_public=identity.host_public)
@@ -177,11 +172,3 @@ def _check_existing(
         cluster = wait_running(aws, spec, cluster.id, progress)
     make_ready(aws, cluster, spec, 0, progress, dial)
     return cluster
-
-
-def _new_identity() -> tuple[Identity, str]:
-    """Return the id and keys of a new cluster, and the private login key, which stays on this computer."""
-    login, host = keys.generate(), keys.generate()
-    cluster_id = "c-" + secrets.token_hex(5)
-    identity = Identity(cluster_id, f"{login.public} cloudddp-{cluster_id}", host.private, host.public)
-    return identity, login.private

@@ -47,6 +47,7 @@ OTHER_VARIABLES = frozenset(
         "HOME",
         "CONFIG",
         "CHECKIP_URL",
+        "CHECKSSH",
         "PROFILE",
         "YES",
         "SIM",

@@ -29,6 +29,7 @@ class FaultyEndpoint:
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream
         self.calls: list[str] = []
+        self.date = ""  # the time of every answer; '' for the current time
         self._errors: dict[str, deque[tuple[int, str]]] = {}
         self._rewrites: dict[str, Rewrite] = {}
         self._gates: dict[str, tuple[threading.Event, threading.Event]] = {}
@@ -65,6 +66,9 @@ class FaultyEndpoint:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 endpoint._serve(self)
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return endpoint.date or super().date_time_string(timestamp)
 
             def log_message(self, *_: Any) -> None:
                 """Silent."""

@@ -32,6 +32,21 @@ down = Verb(
     """,
 )
 
+doctor = Verb(
+    "doctor",
+    "cloudddp.cli.actions.doctor:doctor",
+    params=[*CLUSTER_SETTINGS, JSON],
+    help="""Check whether `up` would work, without creating anything.
+
+    Checks this computer, credentials, clock, instance type, image, network, price, quota and permissions with the
+    settings that `up` would use. The exit code is 1 if a check fails.
+
+    \b
+    Example:
+      cloudddp doctor -n 4 -t p5.48xlarge --regions us-east-1,us-west-2
+    """,
+)
+
 status = Verb(
     "status",
     "cloudddp.cli.actions.status:status",

@@ -49,6 +49,7 @@ def environment(sim: Simulator) -> dict[str, str]:
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "CLOUDDDP_CHECKIP_URL": f"{sim.endpoint}/_cloudddp/address",
+        "CLOUDDDP_CHECKSSH": sim.endpoint.removeprefix("http://"),
         "CLOUDDDP_SSH_PORT": str(sim.ssh_port),
     }
     for name in ("NO_PROXY", "no_proxy"):

@@ -83,7 +83,9 @@ def actions() -> frozenset[str]:
     from moto.core.utils import get_service_model
 
     return frozenset(
-        str(name) for service in ("ec2", "ssm", "sts") for name in get_service_model(service).operation_names
+        str(name)
+        for service in ("ec2", "ssm", "sts", "service-quotas")
+        for name in get_service_model(service).operation_names
     )
 
 

@@ -17,6 +17,7 @@ from cloudddp.sim.ec2 import (
     run_instances,
     security_group_rules,
     security_groups,
+    service_quotas,
     spot,
     stop_start,
     tags,
@@ -30,7 +31,7 @@ from cloudddp.sim.ec2.patch import wrap
 _MODULES: tuple[ModuleType, ...] = (
     regional_types, default_vpc, images, volumes, ip_addresses, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
     filters, run_instances, stop_start, termination, xml_characters, tags,
-    dispatch,
+    service_quotas, dispatch,
 )  # fmt: skip
 _VALIDATIONS = (
     "ENABLE_AMI_VALIDATION", "EC2_ENABLE_INSTANCE_TYPE_VALIDATION", "ENABLE_KEYPAIR_VALIDATION",

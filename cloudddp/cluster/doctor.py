@@ -1,0 +1,251 @@
+"""`doctor`: checks whether `up` would work with these settings, without creating anything.
+
+Each check asks the same functions as `up`, so that both give the same reasons.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import functools
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeVar
+
+from cloudddp.aws import caller as callers
+from cloudddp.aws import images, instance_types, networks, quotas
+from cloudddp.aws.client import AWS
+from cloudddp.aws.instance_types import TypeInfo
+from cloudddp.aws.networks import Subnet
+from cloudddp.cluster import offers
+from cloudddp.cluster.identity import new_identity
+from cloudddp.cluster.offers import Offer
+from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.prices import Price
+from cloudddp.cluster.requests import LaunchContext, Ref, Request
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import AWSError, CloudDDPError, Text
+from cloudddp.local_state import home
+from cloudddp.text import one_line
+
+Status = Literal["pass", "warn", "fail"]
+T = TypeVar("T")
+
+_SKEW_WARN, _SKEW_FAIL = 30.0, 240.0  # seconds; AWS refuses requests that are more than 300 s off
+_DISK_FAIL, _DISK_WARN = 100 << 20, 1 << 30  # free bytes for keys, journals and results
+_CONNECT_SECONDS = 5.0
+# AWS's own SSH server of the region, and the variable that names another one.
+_SSH_SERVER, SSH_VARIABLE = "git-codecommit.{region}.amazonaws.com:22", "CLOUDDDP_CHECKSSH"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check. `fix` says what to type or change next."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: Text = ""
+
+
+def examine(
+    clouds: list[AWS], spec: ClusterSpec, caller: Callable[[], str] = callers.caller_block
+) -> Iterator[Check]:
+    """Yield the checks, those of this computer first. Makes read-only calls, and creating ones as DryRun."""
+    yield from _this_computer()
+    try:
+        identity = clouds[0].call("sts", "get_caller_identity")
+    except CloudDDPError as error:
+        yield _failed("identity", error)
+        return
+    owner = callers.owner_of(identity)
+    yield Check("identity", "pass", f"{owner} in account {one_line(str(identity.get('Account', '')), 20)}")
+    yield _clock(identity)
+    ssh_from, address = _caller(spec, caller)
+    yield address
+    yield _way_out(clouds[0].region)
+    for aws in clouds:
+        for check in _region(aws, spec, ssh_from, owner):
+            yield (
+                check
+                if len(clouds) == 1
+                else Check(f"{aws.region}: {check.name}", check.status, check.detail, check.fix)
+            )
+
+
+# -- this computer -------------------------------------------------------------------------------------------------
+
+
+def _this_computer() -> Iterator[Check]:
+    ssh = shutil.which("ssh")
+    if ssh:
+        yield Check("OpenSSH", "pass", ssh)
+    else:
+        yield Check(
+            "OpenSSH",
+            "warn",
+            "there is no `ssh` in PATH, which the verb ssh needs",
+            "install an OpenSSH client",
+        )
+    folder = home()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    status: Status = "fail" if free < _DISK_FAIL else "warn" if free < _DISK_WARN else "pass"
+    shown = f"{free / (1 << 30):.1f} GiB free at {folder}"
+    yield Check("disk", status, shown, "" if status == "pass" else "free some space, or set CLOUDDDP_HOME")
+
+
+def _way_out(region: str) -> Check:
+    """Check that a firewall lets connections to port 22 out, where the nodes answer SSH."""
+    server = os.environ.get(SSH_VARIABLE) or _SSH_SERVER.format(region=region)
+    found = re.fullmatch(r"([A-Za-z0-9.:-]{1,253}):(\d{1,5})", server)
+    if found is None:
+        return Check("way out to SSH", "fail", f"{SSH_VARIABLE} is not HOST:PORT", f"unset {SSH_VARIABLE}")
+    try:
+        socket.create_connection((found[1], int(found[2])), _CONNECT_SECONDS).close()
+    except OSError as error:
+        fix = "does your network allow connections to port 22? else set `connect` in cloudddp.toml"
+        return Check("way out to SSH", "warn", f"no connection to {server}: {error}", fix)
+    return Check("way out to SSH", "pass", f"{server} answers")
+
+
+# -- the account ---------------------------------------------------------------------------------------------------
+
+
+def _clock(answer: Mapping[str, Any]) -> Check:
+    """Compare the time of AWS's answer, which has whole seconds, with that of this computer."""
+    header = str(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", ""))
+    try:
+        theirs = email.utils.parsedate_to_datetime(header)
+        skew = abs((datetime.now(UTC) - theirs).total_seconds())
+    except (ValueError, TypeError):
+        return Check("clock", "warn", "AWS's answer has no time")
+    status: Status = "fail" if skew > _SKEW_FAIL else "warn" if skew > _SKEW_WARN else "pass"
+    fix = (
+        ""
+        if status == "pass"
+        else "set the clock of this computer: deadlines depend on it, and AWS refuses late requests"
+    )
+    return Check("clock", status, f"{skew:.0f} s from AWS's", fix)
+
+
+def _caller(spec: ClusterSpec, caller: Callable[[], str]) -> tuple[tuple[str, ...], Check]:
+    if spec.ssh_from:
+        return spec.ssh_from, Check("SSH from", "pass", ", ".join(spec.ssh_from))
+    try:
+        block = caller()
+    except CloudDDPError as error:
+        return (), _failed("SSH from", error)
+    return (block,), Check("SSH from", "pass", f"{block}, this computer's address")
+
+
+def _failed(name: str, error: CloudDDPError) -> Check:
+    return Check(name, "fail", error.message, error.hint)
+
+
+# -- one region ----------------------------------------------------------------------------------------------------
+
+
+def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Iterator[Check]:
+    asked = _Asked()
+    info = asked("instance type", lambda: instance_types.describe(aws, spec), _type_detail)
+    if info is not None:
+        image = asked("image", lambda: images.find(aws, spec, info), lambda found: f"{found.id} {found.name}")
+        if image is not None and image.warning:
+            asked.checks[-1] = Check("image", "warn", image.warning)
+        reached_from = functools.partial(networks.candidates, reached_from=ssh_from)
+        subnets = asked("network", lambda: reached_from(aws, spec), _network_detail)
+        price = asked("price", lambda: offers.price(aws, spec), _price_detail)
+        asked.checks.append(_quota(aws, spec, info))
+    yield from asked.checks
+    if info and image and subnets and price:
+        context = LaunchContext(aws.region, image, subnets, ssh_from, owner, datetime.now(UTC))
+        yield from _permissions(aws, Offer(aws, info, context, price).plan(spec, new_identity()[0]))
+
+
+class _Asked:
+    """Calls a function of `up`, and keeps a check of its result."""
+
+    def __init__(self) -> None:
+        self.checks: list[Check] = []
+
+    def __call__(self, name: str, ask: Callable[[], T], detail: Callable[[T], str]) -> T | None:
+        try:
+            found = ask()
+        except CloudDDPError as error:
+            self.checks.append(_failed(name, error))
+            return None
+        self.checks.append(Check(name, "pass", detail(found)))
+        return found
+
+
+def _network_detail(subnets: tuple[Subnet, ...]) -> str:
+    listed = ", ".join(f"{one.zone} {one.id} ({one.free} free addresses)" for one in subnets)
+    return f"{subnets[0].vpc_id}: {listed}"
+
+
+def _price_detail(price: Price) -> str:
+    return f"${price.hour:.2f} an hour for the cluster, {price.source}"
+
+
+def _type_detail(info: TypeInfo) -> str:
+    gpus = f"{info.gpus} x {info.gpu_name}" if info.gpus else info.accelerator or "no GPU"
+    return f"{info.name}: {gpus}, {info.vcpus} vCPUs"
+
+
+def _quota(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Check:
+    quota = quotas.quota_of(spec.instance_type, spot=spec.spot)
+    if quota is None:
+        return Check("quota", "warn", f"the vCPU quota of {info.family} is not checked")
+    try:
+        limit, used = quotas.limit(aws, quota), quotas.used(aws, quota)
+    except AWSError as error:
+        return Check("quota", "warn", f"{quota.name} cannot be read: {error.message}", error.hint)
+    needed = spec.nodes * info.vcpus
+    detail = f"{quota.name} ({quota.code}): {limit} vCPUs, {used} in use, {needed} needed"
+    if limit - used >= needed:
+        return Check("quota", "pass", detail)
+    request = (
+        f"aws service-quotas request-service-quota-increase --region {aws.region} --service-code ec2 "
+        f"--quota-code {quota.code} --desired-value {used + needed}"
+    )
+    return Check("quota", "fail", detail, f"ask for more (hours to days): {request}")
+
+
+def _permissions(aws: AWS, plan: Plan) -> Iterator[Check]:
+    """Check the calls of `up` that need no object of an earlier one, as DryRun: EC2 checks permissions only."""
+    for request in (*plan.requests, plan.launches[0].request):
+        params = _without_refs(request)
+        if params is None:
+            continue
+        name = f"ec2:{_operation(request.method)}"
+        try:
+            aws.call("ec2", request.method, **params, DryRun=True)
+        except AWSError as error:
+            if error.code == "DryRunOperation":
+                yield Check(name, "pass", "allowed")
+            elif error.code == "InvalidKeyPair.Duplicate":
+                yield Check(name, "pass", "allowed; the name of the cluster is taken")
+            else:
+                yield _failed(name, error)
+
+
+def _without_refs(request: Request) -> dict[str, Any] | None:
+    """Return the parameters of a request without what does not exist yet; None if nothing useful is left."""
+    params = dict(request.params)
+    if request.method == "run_instances":
+        params.pop("KeyName", None)
+        params["NetworkInterfaces"] = [
+            {key: value for key, value in nic.items() if key != "Groups"}
+            for nic in params["NetworkInterfaces"]
+        ]
+    return None if any(isinstance(value, Ref) for value in params.values()) else params
+
+
+def _operation(method: str) -> str:
+    return "".join(word.capitalize() for word in method.split("_"))
