@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from cloudddp import local_state
@@ -31,6 +32,8 @@ def start(
     port: int,
     nodes: str,
     interfaces: tuple[str, ...],
+    policy: str | None,
+    scp: str | None,
     **seconds: float | None,
 ) -> None:
     before = control.find(local_state.home())
@@ -39,9 +42,14 @@ def start(
         for name, value in seconds.items()
         if value is not None
     }
-    found = control.start(local_state.home(), port=port, nodes=nodes, interfaces=interfaces, timing=timing)
+    policies = {kind: Path(file) for kind, file in (("policy", policy), ("scp", scp)) if file}
+    found = control.start(
+        local_state.home(), port=port, nodes=nodes, interfaces=interfaces, timing=timing, policies=policies
+    )
     state = "is already running" if before else "started"
     console.print(f"simulator {state}: {found.endpoint}, {views.kind(found)}")
+    for text in views.policies(found):
+        console.print(f"calls are limited by {text}")
     if interfaces and found.nodes == "process":
         console.warn("--interface has no effect: these nodes have no network interface of their own")
 

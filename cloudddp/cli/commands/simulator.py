@@ -75,6 +75,18 @@ start = Verb(
             metavar="NAME",
             help="Name of the nodes' network interface (default: ens5). If repeated, the nodes take the names in turn.",
         ),
+        click.Option(
+            ["--policy"],
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            help="IAM policy (JSON) of the user that this simulator's key belongs to, instead of full access.",
+        ),
+        click.Option(
+            ["--scp"],
+            type=click.Path(dir_okay=False),
+            metavar="FILE",
+            help="Service control policy (JSON) of the account's organization; it limits every user.",
+        ),
         _seconds("pending", "Minimum time in state pending."),
         _seconds("booting", "Time from state running until SSH answers."),
         _seconds("shutting-down", "Minimum time in state shutting-down."),

@@ -16,13 +16,19 @@ Node = dict[str, Any]
 
 def simulator(found: Simulator, nodes: list[Node]) -> str:
     head = f"simulator at {found.endpoint}, region {found.region}, pid {found.pid}; {kind(found)}"
+    head += "".join(f"\ncalls are limited by {text}" for text in policies(found))
     rows = [_row(node, nodes) for node in nodes]
     return "\n".join([head, table(HEADER, rows, elastic=("FAULTS",), spare=SPARE)]) if nodes else head
 
 
 def simulator_json(found: Simulator, nodes: list[Node]) -> dict[str, Any]:
     about = {"endpoint": found.endpoint, "region": found.region, "pid": found.pid, "kind": found.nodes}
-    return {**about, "why": found.why, "nodes": nodes}
+    return {**about, "why": found.why, "policies": dict(found.policies), "nodes": nodes}
+
+
+def policies(found: Simulator) -> list[str]:
+    """Return the policies that limit calls, as options of `sim start`."""
+    return [f"--{name} {description}" for name, description in found.policies.items()]
 
 
 def kind(found: Simulator) -> str:

@@ -3,6 +3,7 @@
     GET  health      "ok"
     GET  address     the caller's address as the nodes see it
     GET  nodes       see control.nodes
+    GET  permissions {"access key": {"ec2:RunInstances": 1}}: how many calls needed each permission
     GET  conditions  see conditions.model
     POST conditions  see conditions.model
     POST fault       {"kind": "cut", "nodes": ["i-..."], "cluster": null}; see faults.FAULTS
@@ -21,8 +22,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cloudddp.sim.api import node_names
+from cloudddp.sim.api.authorization import Permissions
+from cloudddp.sim.api.calls import read_body
 from cloudddp.sim.api.faults import FaultInjector, InvalidFault
-from cloudddp.sim.api.proxy import read_body
 from cloudddp.sim.api.wsgi import Environ, StartResponse, respond
 from cloudddp.sim.conditions.model import InvalidCondition
 from cloudddp.sim.conditions.store import Store
@@ -44,10 +46,13 @@ class BadRequest(Exception):
 class AdminApi:
     """A WSGI application for paths that start with PREFIX."""
 
-    def __init__(self, backend: HostBackend, lifecycle: Lifecycle, conditions: Store) -> None:
+    def __init__(
+        self, backend: HostBackend, lifecycle: Lifecycle, conditions: Store, permissions: Permissions
+    ) -> None:
         self._backend = backend
         self._lifecycle = lifecycle
         self._conditions = conditions
+        self._permissions = permissions
         self._faults = FaultInjector(backend)
         self.notices: dict[str, Notice] = {}  # by instance id, of spot instances that will be interrupted
 
@@ -74,6 +79,8 @@ class AdminApi:
                 return 200, f"{self._backend.caller or environ['REMOTE_ADDR']}\n"
             case "GET", "nodes":
                 return 200, self._nodes()
+            case "GET", "permissions":
+                return 200, self._permissions.to_json()
             case "GET", "conditions":
                 return 200, self._conditions.read().to_json()
             case "POST", "conditions":

@@ -5,22 +5,17 @@ It reads the action and the service of an AWS request. Requests to /_cloudddp/..
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import socket
 import time
 from collections.abc import Iterable
-from urllib.parse import parse_qs
 
+from cloudddp.sim.api.calls import read_call
 from cloudddp.sim.api.wsgi import Application, Environ, StartResponse, respond
-from cloudddp.sim.conditions.model import Rejection
 from cloudddp.sim.conditions.store import Store
 from cloudddp.sim.ec2.patch import xml_error
 
-_NOT_AWS = ("/_cloudddp/", "/moto-api")
-_MAX_BODY = 1 << 20  # bytes; EC2's limit is far lower
-_SERVICE = re.compile(r"Credential=[^/]*/\d*/[^/]*/([^/]*)/aws4_request")
+NOT_AWS = ("/_cloudddp/", "/moto-api")
 
 
 class ResponseLost(ConnectionError):
@@ -31,13 +26,14 @@ def with_conditions(application: Application, store: Store) -> Application:
     """Return the application with the conditions of `store` applied to its calls."""
 
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        if environ.get("PATH_INFO", "").startswith(_NOT_AWS):
+        if environ.get("PATH_INFO", "").startswith(NOT_AWS):
             return application(environ, start_response)
-        outcome = store.call(_action(environ))
+        outcome = store.call(read_call(environ).action)
         if outcome.latency:
             time.sleep(outcome.latency)
-        if outcome.rejection:
-            return _reject(environ, start_response, outcome.rejection)
+        if rule := outcome.rejection:
+            message = rule.message or f"{rule.code} (set by a condition of the simulator)"
+            return error_response(environ, start_response, rule.status, rule.code, message)
         if outcome.lose:
             _discard_response(application, environ)
             _disconnect(environ)
@@ -46,37 +42,19 @@ def with_conditions(application: Application, store: Store) -> Application:
     return serve
 
 
-def read_body(environ: Environ) -> bytes:
-    """Return the request's body, which can be read again; b'' if it is longer than that of any API call."""
-    length = int(environ.get("CONTENT_LENGTH") or 0)
-    if not 0 < length <= _MAX_BODY:
-        return b""
-    body = bytes(environ["wsgi.input"].read(length))
-    environ["wsgi.input"] = io.BytesIO(body)
-    return body
-
-
-def _action(environ: Environ) -> str:
-    """Return the action of a request in AWS's JSON or query protocol, or ''."""
-    if target := environ.get("HTTP_X_AMZ_TARGET", ""):
-        return str(target).rpartition(".")[2]
-    is_form = environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded")
-    query = read_body(environ).decode("utf-8", "replace") if is_form else str(environ.get("QUERY_STRING", ""))
-    return parse_qs(query).get("Action", [""])[0]
-
-
-def _reject(environ: Environ, start_response: StartResponse, rule: Rejection) -> Iterable[bytes]:
+def error_response(
+    environ: Environ, start_response: StartResponse, status: int, code: str, message: str
+) -> Iterable[bytes]:
     """Respond with an error in the protocol of the request."""
-    message = rule.message or f"{rule.code} (set by a condition of the simulator)"
-    if environ.get("HTTP_X_AMZ_TARGET"):
-        text = json.dumps({"__type": rule.code, "message": message})
-        return respond(start_response, rule.status, "application/x-amz-json-1.1", text)
-    text = xml_error(rule.code, message)
-    service = _SERVICE.search(environ.get("HTTP_AUTHORIZATION", ""))
-    if service is not None and service[1] != "ec2":  # only EC2 has an <Errors> element
+    call = read_call(environ)
+    if call.is_json:
+        text = json.dumps({"__type": code, "message": message})
+        return respond(start_response, status, "application/x-amz-json-1.1", text)
+    text = xml_error(code, message)
+    if call.service not in ("", "ec2"):  # only EC2 has an <Errors> element
         text = text.replace("<Response><Errors>", "<ErrorResponse>")
         text = text.replace("</Errors>", "").replace("</Response>", "</ErrorResponse>")
-    return respond(start_response, rule.status, "text/xml", text)
+    return respond(start_response, status, "text/xml", text)
 
 
 def _discard_response(application: Application, environ: Environ) -> None:

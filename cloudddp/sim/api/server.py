@@ -20,12 +20,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cloudddp.errors import UsageError
 from cloudddp.sim.api.admin_api import PREFIX, AdminApi
+from cloudddp.sim.api.authorization import Permissions, Policies, with_authorization
 from cloudddp.sim.api.firewall import Firewall
 from cloudddp.sim.api.proxy import with_conditions
 from cloudddp.sim.api.wsgi import Application, Environ, StartResponse
 from cloudddp.sim.control import record
-from cloudddp.sim.control.options import KINDS
+from cloudddp.sim.control.options import KINDS, PolicyFile, read_policy
 from cloudddp.sim.control.process import CANNOT_START
 from cloudddp.sim.control.record import INTERFACE, TIMING, Simulator
 from cloudddp.sim.ec2 import dispatch, install
@@ -41,6 +43,7 @@ from cloudddp.sim.metadata.service import Metadata
 
 _REGION = "us-east-1"
 _ACCOUNT = "123456789012"  # moto's default
+_POLICIES = ("policy", "scp")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     stop_requested = _on_signals(signal.SIGTERM, signal.SIGINT)
     try:
+        policies = _policies(options)
         listener = _listen(
             options.port
         )  # before the lab is entered: this one is on the computer's own loopback
@@ -65,14 +69,14 @@ def main(arguments: list[str] | None = None) -> int:
             ssh_port=options.ssh_port,
             interfaces=tuple(options.interface),
         )
-        servers, lifecycle = _build(options, backend, listener, owners)
-    except (OSError, host_backend.Unavailable) as error:
+        servers, lifecycle = _build(options, backend, listener, owners, policies)
+    except (OSError, UsageError, host_backend.Unavailable) as error:
         print(f"{CANNOT_START}{error}", file=sys.stderr)
         return 1
     gc.freeze()  # moto's data is permanent: 100,000 objects that the garbage collector need not visit
     for server in servers:
         threading.Thread(target=server.serve_forever, name="api", daemon=True).start()
-    record.write(_describe(options, backend, listener))
+    record.write(_describe(options, backend, listener, policies))
     os.read(stop_requested, 1)
     for server in servers:
         server.shutdown()
@@ -89,6 +93,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ssh-port", type=int, default=0)
     parser.add_argument("--nodes", choices=KINDS, default="auto")
     parser.add_argument("--interface", action="append", default=[])
+    for kind in _POLICIES:
+        parser.add_argument(f"--{kind}", type=Path)
     for name, value in TIMING.items():
         parser.add_argument(f"--{name}-seconds", type=float, default=value)
     options = parser.parse_args(arguments)
@@ -99,6 +105,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _timing(options: argparse.Namespace) -> dict[str, float]:
     """Return the values of the --NAME-seconds options, by name."""
     return {name: getattr(options, f"{name.replace('-', '_')}_seconds") for name in TIMING}
+
+
+def _policies(options: argparse.Namespace) -> dict[str, PolicyFile]:
+    """Return the policies that limit callers, by kind. Raises UsageError."""
+    return {kind: read_policy(path) for kind in _POLICIES if (path := getattr(options, kind)) is not None}
 
 
 def _on_signals(*numbers: signal.Signals) -> int:
@@ -124,7 +135,12 @@ def _listen(port: int) -> socket.socket:
         raise
 
 
-def _describe(options: argparse.Namespace, backend: HostBackend, listener: socket.socket) -> Simulator:
+def _describe(
+    options: argparse.Namespace,
+    backend: HostBackend,
+    listener: socket.socket,
+    policies: dict[str, PolicyFile],
+) -> Simulator:
     return Simulator(
         pid=os.getpid(),
         endpoint=f"http://127.0.0.1:{listener.getsockname()[1]}",
@@ -137,11 +153,16 @@ def _describe(options: argparse.Namespace, backend: HostBackend, listener: socke
         why=backend.why,
         interfaces=tuple(options.interface),
         timing=_timing(options),
+        policies={kind: file.description for kind, file in policies.items()},
     )
 
 
 def _build(
-    options: argparse.Namespace, backend: HostBackend, listener: socket.socket, owners: SocketOwners
+    options: argparse.Namespace,
+    backend: HostBackend,
+    listener: socket.socket,
+    owners: SocketOwners,
+    policies: dict[str, PolicyFile],
 ) -> tuple[list[Any], Lifecycle]:
     """Return the servers, ready to serve, and the lifecycle of the instances."""
     with fast_imports():
@@ -163,8 +184,11 @@ def _build(
     get_backend("ec2")[_ACCOUNT][_REGION]
     firewall = Firewall(backend.router, lifecycle)
     lifecycle.on_change = firewall.update
-    admin = AdminApi(backend, lifecycle, CONDITIONS)
-    moto = with_conditions(DomainDispatcherApplication(create_backend_app), CONDITIONS)
+    permissions = Permissions()
+    admin = AdminApi(backend, lifecycle, CONDITIONS, permissions)
+    limits = Policies(*(policies[kind].policy if kind in policies else None for kind in _POLICIES))
+    authorized = with_authorization(DomainDispatcherApplication(create_backend_app), limits, permissions)
+    moto = with_conditions(authorized, CONDITIONS)
     application = _combine(admin, moto, lifecycle, firewall)
     lab_owners = SocketOwners()  # of the network that this process is in now
     sockets = [(listener, owners), *((other, lab_owners) for other in backend.listeners)]

@@ -15,6 +15,7 @@ _REASONS = {
     403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
+    412: "Precondition Failed",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }

@@ -4,7 +4,7 @@ Standard library only, since every command with `--sim` imports it. It finds the
 the marks on processes and the admin API, and imports none of its code. The caller passes in the home folder.
 """
 
-from cloudddp.sim.control.admin_client import conditions, fault, interrupt, nodes
+from cloudddp.sim.control.admin_client import conditions, fault, interrupt, nodes, permissions
 from cloudddp.sim.control.environment import HIDDEN, enter, environment
 from cloudddp.sim.control.process import start, stop
 from cloudddp.sim.control.record import INTERFACE, TIMING, Simulator, find
@@ -21,6 +21,7 @@ __all__ = [
     "find",
     "interrupt",
     "nodes",
+    "permissions",
     "start",
     "stop",
 ]

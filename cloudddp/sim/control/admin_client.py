@@ -33,6 +33,11 @@ def conditions(sim: Simulator, changes: Mapping[str, Any]) -> dict[str, Any]:
     return _post(sim, "conditions", changes)
 
 
+def permissions(sim: Simulator) -> dict[str, dict[str, int]]:
+    """Return access key -> permission, such as ec2:CreateTags -> how many calls needed it. Raises CloudDDPError."""
+    return {key: dict(counts) for key, counts in _read(sim, "permissions").items()}
+
+
 def nodes(sim: Simulator) -> list[dict[str, Any]]:
     """Return a record for each instance that is not terminated, by cluster and rank. Raises CloudDDPError.
 
@@ -40,14 +45,7 @@ def nodes(sim: Simulator) -> list[dict[str, Any]]:
     (ISO 8601, UTC, or None), processes (pids), faults (those in effect, named as for `fault`; `cut-between ID`),
     interruption (when a spot node will be terminated, ISO 8601, UTC, or None).
     """
-    try:
-        listed = json.loads(get(f"{sim.endpoint}/_cloudddp/nodes"))
-    except (OSError, ValueError) as error:
-        raise CloudDDPError(
-            f"the simulator at {sim.endpoint} does not respond: {error}",
-            hint="cloudddp sim stop, then start it",
-        ) from error
-    return [dict(node) for node in listed]
+    return [dict(node) for node in _read(sim, "nodes")]
 
 
 def is_healthy(sim: Simulator) -> bool:
@@ -62,6 +60,16 @@ def get(url: str | urllib.request.Request) -> bytes:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=_TIMEOUT) as response:
         return bytes(response.read())
+
+
+def _read(sim: Simulator, page: str) -> Any:
+    try:
+        return json.loads(get(f"{sim.endpoint}/_cloudddp/{page}"))
+    except (OSError, ValueError) as error:
+        raise CloudDDPError(
+            f"the simulator at {sim.endpoint} does not respond: {error}",
+            hint="cloudddp sim stop, then start it",
+        ) from error
 
 
 def _post(sim: Simulator, page: str, body: Mapping[str, Any]) -> dict[str, Any]:

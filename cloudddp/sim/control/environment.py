@@ -9,6 +9,9 @@ from cloudddp.errors import CloudDDPError
 from cloudddp.sim.control.record import Simulator
 from cloudddp.sim.linux import kernel
 
+ACCESS_KEY = "simulated"
+"""The access key id of whoever uses `environment`; the policy of `start` is that user's."""
+
 HIDDEN = (
     "AWS_PROFILE",
     "AWS_DEFAULT_PROFILE",
@@ -40,7 +43,7 @@ def environment(sim: Simulator) -> dict[str, str]:
     """Return the variables that point any AWS client, and cloudddp, at `sim`. Remove `HIDDEN` as well."""
     variables = {
         "AWS_ENDPOINT_URL": sim.endpoint,
-        "AWS_ACCESS_KEY_ID": "simulated",
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
         "AWS_SECRET_ACCESS_KEY": "simulated",
         "AWS_DEFAULT_REGION": sim.region,
         "AWS_REGION": sim.region,

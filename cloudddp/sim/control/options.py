@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cloudddp.errors import UsageError
 from cloudddp.sim.control.record import Simulator
+from cloudddp.sim.iam import documents
 
 KINDS = ("auto", "namespace", "process")
 
@@ -16,14 +19,40 @@ _RESERVED = ("lo", "all", "default")  # the last two are in /proc/sys/net
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """A file with a policy that AWS would accept. `description` is its path and a hash of its content."""
+
+    path: Path
+    policy: documents.Policy
+    description: str
+
+
+def read_policy(path: Path) -> PolicyFile:
+    """Return the policy in a file. Raises UsageError if it cannot be read or is not valid."""
+    try:
+        content = path.read_bytes()
+        policy = documents.parse(content.decode())
+    except OSError as error:
+        raise UsageError(f"cannot read the policy {path}: {error.strerror}") from None
+    except ValueError as error:  # InvalidPolicy is one, UnicodeDecodeError too
+        raise UsageError(f"{path} is not a policy: {error}") from None
+    path = path.resolve()
+    return PolicyFile(path, policy, f"{path} (sha256 {hashlib.sha256(content).hexdigest()[:12]})")
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
-    """Port 0 means any. `interfaces` are the names that the nodes' interfaces get in turn. `timing` overrides TIMING."""
+    """Port 0 means any. `interfaces` are the names that the nodes' interfaces get in turn. `timing` overrides TIMING.
+
+    `policies` limits callers, by kind: `policy` the user that the simulator's key belongs to, `scp` the whole account.
+    """
 
     port: int = 0
     ssh_port: int = 0
     nodes: str = "auto"
     interfaces: tuple[str, ...] = ()
     timing: Mapping[str, float] = field(default_factory=dict)
+    policies: Mapping[str, PolicyFile] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise UsageError for an unknown kind of nodes, or an interface name that is invalid or has no effect."""
@@ -50,6 +79,7 @@ class Options:
             *("--port", str(self.port), "--ssh-port", str(self.ssh_port), "--nodes", self.nodes),
             *(word for name in self.interfaces for word in ("--interface", name)),
             *(word for name, value in self.timing.items() for word in (f"--{name}-seconds", str(value))),
+            *(word for kind, file in self.policies.items() for word in (f"--{kind}", str(file.path))),
         ]
 
     def differences(self, running: Simulator) -> list[str]:
@@ -67,4 +97,7 @@ class Options:
         for name, value in self.timing.items():
             if value != (actual := running.timing.get(name, 0.0)):
                 found.append(f"--{name}-seconds {actual:g}")
+        for kind, file in self.policies.items():
+            if file.description != (other := running.policies.get(kind, "")):
+                found.append(f"--{kind} {other}" if other else f"no --{kind}")
         return found

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cloudddp.errors import CloudDDPError
 from cloudddp.sim.control import admin_client
-from cloudddp.sim.control.options import Options
+from cloudddp.sim.control.options import Options, read_policy
 from cloudddp.sim.control.record import Simulator, find, record_path
 from cloudddp.sim.hosts import node_folder
 from cloudddp.sim.linux import private_files, processes
@@ -37,14 +37,17 @@ def start(
     nodes: str = "auto",
     interfaces: Sequence[str] = (),
     timing: Mapping[str, float] = {},
+    policies: Mapping[str, Path] = {},
     timeout: float = 30.0,
 ) -> Simulator:
     """Return the running simulator of `home`, started if there is none; it outlives the caller.
 
-    The options are those of options.Options; `nodes` is auto, namespace or process. `timeout` is in seconds. Raises
-    CloudDDPError if it cannot start, or if one is running with other options; UsageError for invalid options.
+    The options are those of options.Options; `nodes` is auto, namespace or process. `policies` are the files of
+    `policy` and `scp`. `timeout` is in seconds. Raises CloudDDPError if it cannot start, or if one is running with
+    other options; UsageError for invalid options.
     """
-    options = Options(port, ssh_port, nodes, tuple(interfaces), timing)
+    files = {kind: read_policy(path) for kind, path in policies.items()}
+    options = Options(port, ssh_port, nodes, tuple(interfaces), timing, files)
     private_files.check(home)
     home = private_files.resolve(home)
     options.check()

@@ -1,0 +1,132 @@
+"""Allows calls as policies require, answers denied ones as AWS does, and records which permissions calls need.
+
+The policy of `sim start --policy` is that of the simulator's own access key (control.environment): it limits the user
+that `cloudddp --sim` and `sim env` are. Other keys, such as those of tests, are an administrator's. A service control
+policy limits every key. Both are read once, at the start.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape
+
+from cloudddp.sim.api.calls import Call, read_call
+from cloudddp.sim.api.proxy import NOT_AWS, error_response
+from cloudddp.sim.api.wsgi import Application, Environ, StartResponse, respond
+from cloudddp.sim.control.environment import ACCESS_KEY
+from cloudddp.sim.iam import denials
+from cloudddp.sim.iam.documents import Policy
+from cloudddp.sim.iam.evaluate import Check, Decision, evaluate
+from cloudddp.sim.iam.request import Request, Resources
+from cloudddp.sim.iam.services import checks
+
+_ACCOUNT = "123456789012"  # moto's default
+_CHECKED = ("ec2", "iam", "kms", "pricing", "scheduler", "servicequotas", "ssm", "sts")
+_DECODE = "sts:DecodeAuthorizationMessage"
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """`identity` limits the simulator's key, `scp` every key. None does not limit."""
+
+    identity: Policy | None = None
+    scp: Policy | None = None
+
+    def of(self, key: str) -> Policy | None:
+        return self.identity if key == ACCESS_KEY else None
+
+
+@dataclass
+class Permissions:
+    """How often the calls of each access key have needed each permission, whether they had it or not."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def record(self, key: str, actions: Iterable[str]) -> None:
+        with self._lock:
+            self.counts.setdefault(key, Counter()).update(set(actions))
+
+    def to_json(self) -> dict[str, dict[str, int]]:
+        """Return access key -> action, such as ec2:CreateTags -> number of calls that needed it."""
+        with self._lock:
+            return {key: dict(sorted(counter.items())) for key, counter in self.counts.items()}
+
+
+def with_authorization(application: Application, policies: Policies, permissions: Permissions) -> Application:
+    """Return the application for the calls that policies allow. EC2's dry runs end here: allowed or not."""
+
+    def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if environ.get("PATH_INFO", "").startswith(NOT_AWS):
+            return application(environ, start_response)
+        call = read_call(environ)
+        if not call.action or call.service not in _CHECKED:
+            return application(environ, start_response)
+        request = _request(call)
+        needed = checks(request, _resources(request))
+        permissions.record(call.key, [request.name, *(check.action for check in needed)])
+        for check in needed:
+            decision = evaluate(check, policies.of(call.key), policies.scp)
+            if not decision.allowed:
+                return _deny(environ, start_response, check, decision, request)
+        if call.service == "ec2" and request.text("DryRun").lower() == "true":
+            message = "Request would have succeeded, but DryRun flag is set."
+            return error_response(environ, start_response, 412, "DryRunOperation", message)
+        if request.name == _DECODE:
+            return _decode(environ, start_response, request.text("EncodedMessage"))
+        return application(environ, start_response)
+
+    return serve
+
+
+def _request(call: Call) -> Request:
+    from moto.iam.models import get_account_id_from
+
+    account = str(get_account_id_from(call.key)) if call.key else _ACCOUNT
+    principal = _principal(account, call)
+    return Request(call.service, call.action, call.region, account, principal, call.parameters)
+
+
+def _principal(account: str, call: Call) -> str:
+    """Return the caller's ARN, as GetCallerIdentity does."""
+    from moto.sts.models import sts_backends
+
+    _, arn, _ = sts_backends[account]["aws"].get_caller_identity(call.key, call.region)
+    return str(arn)
+
+
+def _resources(request: Request) -> Resources:
+    from cloudddp.sim.ec2.resource_facts import MotoResources
+
+    return MotoResources(request.account, request.region)
+
+
+def _deny(
+    environ: Environ, start_response: StartResponse, check: Check, decision: Decision, request: Request
+) -> Iterable[bytes]:
+    """Respond in the protocol of the service: with the error of EC2, or of others."""
+    if request.service == "ec2":
+        message = denials.ec2_message(check, decision, request.principal)
+        return error_response(environ, start_response, 403, "UnauthorizedOperation", message)
+    is_json = read_call(environ).is_json
+    code, status = ("AccessDeniedException", 400) if is_json else ("AccessDenied", 403)
+    message = denials.reason(check, decision, request.principal)
+    return error_response(environ, start_response, status, code, message)
+
+
+def _decode(environ: Environ, start_response: StartResponse, encoded: str) -> Iterable[bytes]:
+    """Serve DecodeAuthorizationMessage, which moto lacks."""
+    decoded = denials.decode(encoded)
+    if decoded is None:
+        message = "The decoded message is not valid."
+        return error_response(environ, start_response, 400, "InvalidAuthorizationMessageException", message)
+    text = (
+        '<DecodeAuthorizationMessageResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'
+        f"<DecodeAuthorizationMessageResult><DecodedMessage>{escape(decoded)}</DecodedMessage>"
+        "</DecodeAuthorizationMessageResult><ResponseMetadata><RequestId>00000000-0000-4000-8000-000000000000"
+        "</RequestId></ResponseMetadata></DecodeAuthorizationMessageResponse>"
+    )
+    return respond(start_response, 200, "text/xml", text)
