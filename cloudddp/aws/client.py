@@ -84,11 +84,22 @@ class AWS:
 
     def call(self, service: str, method: str, /, **params: Any) -> Any:
         """Make one call and return its answer. Raises AWSError, or UsageError for what the user mistyped."""
-        with explain(f"{service}:{method}", self.region):
+        with explain(f"{service}:{method}", self.region, self._decode):
             answer = getattr(self.client(service), method)(**params)
         if self._observe:
             self._observe(service, method, params, answer)
         return answer
+
+    def _decode(self, encoded: str) -> str:
+        """Return the JSON of an encoded authorization message, or '' if the caller may not decode it."""
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+
+        try:
+            answer = self.client("sts").decode_authorization_message(EncodedMessage=encoded)
+        except (ClientError, BotoCoreError, ResponseParserError, UsageError):
+            return ""
+        return str(answer.get("DecodedMessage", ""))
 
     def pages(self, service: str, method: str, key: str, /, **params: Any) -> list[Any]:
         """Return the items under `key` of every page of a listing."""

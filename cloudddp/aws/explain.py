@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from cloudddp.aws import denials
 from cloudddp.errors import AWSError, CloudDDPError, Command, Text, UsageError
 
 CREDENTIALS_HINT: Text = (
     "run `aws configure`, or set AWS_PROFILE; to try cloudddp without an account: ", Command("--sim", "up")
 )  # fmt: skip
-POLICY_HINT = "your AWS user or role lacks this permission; ask for ec2:* on cloudddp's resources"
 
 AGAIN = (Command("down"), ", then ", Command("up"), " again")
 
@@ -23,9 +23,6 @@ HINTS: dict[str, Text] = {
     "ExpiredToken": "your credentials have expired: log in again (`aws sso login`), then repeat the command",
     "ExpiredTokenException": "your credentials have expired: log in again (`aws sso login`), then repeat the command",
     "RequestExpired": "your credentials or your clock are out of date: log in again, check the time",
-    "UnauthorizedOperation": POLICY_HINT,
-    "AccessDenied": POLICY_HINT,
-    "AccessDeniedException": POLICY_HINT,
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot's first use: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
     "OptInRequired": "enable the region or EC2 for this account in the AWS console",
     "VcpuLimitExceeded": "ask for a higher EC2 vCPU quota of this family in the Service Quotas console, or use fewer nodes",
@@ -53,15 +50,18 @@ HINTS: dict[str, Text] = {
 
 
 @contextlib.contextmanager
-def explain(call: str, region: str) -> Iterator[None]:
-    """Raise errors of botocore inside the block as ours. `call` is for messages, for example ec2:run_instances."""
+def explain(call: str, region: str, decode: denials.Decode = lambda _: "") -> Iterator[None]:
+    """Raise errors of botocore inside the block as ours. `call` is for messages, for example ec2:run_instances.
+
+    `decode` decodes the message about a denied call.
+    """
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 
     try:
         yield
     except exceptions.ClientError as error:
-        raise _refused(call, error.response.get("Error", {})) from None
+        raise _refused(call, error.operation_name, error.response.get("Error", {}), decode) from None
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError):
         raise CloudDDPError("no AWS credentials found", hint=CREDENTIALS_HINT) from None
     except (
@@ -88,6 +88,11 @@ def explain(call: str, region: str) -> Iterator[None]:
         raise AWSError(f"{call} in {region} failed: {error}") from None
 
 
-def _refused(call: str, error: dict[str, str]) -> AWSError:
+def _refused(call: str, operation: str, error: dict[str, str], decode: denials.Decode) -> AWSError:
     code, message = error.get("Code", ""), error.get("Message", "")
+    if code in denials.CODES:
+        prefix = call.partition(":")[0].replace(
+            "-", ""
+        )  # boto3's service-quotas has the actions servicequotas:...
+        return denials.denied(code, message, f"{prefix}:{operation}", decode)
     return AWSError(f"AWS refused {call}: {code}: {message}", hint=HINTS.get(code, ""), code=code)

@@ -65,6 +65,11 @@ _PREFIXES = {
 def authorization() -> dict[str, dict[str, Any]]:
     """Return action -> resource type -> {"required": ..., "keys": [...]}. Keys that end with / have a tag's key there."""
     found: dict[str, dict[str, Any]] = json.loads(_DATA.read_text())["actions"]
+    # Not in the reference, but in the policies of the User Guide's "Example: Work with Spot Instances".
+    found["RunInstances"]["spot-instances-request"] = {
+        "required": False,
+        "keys": ["aws:RequestTag/", "aws:TagKeys"],
+    }
     return found
 
 

@@ -24,7 +24,6 @@ def launch(request: Request, resources: Resources) -> Iterator[Check]:
         yield _existing(request, "subnet", subnet)
     yield from _volumes(request, zone)
     if tags := request.created_tags().get("spot-instances-request"):
-        # Not in the reference, but in the policies of the User Guide's "Example: Work with Spot Instances".
         yield request.check(request.arn("spot-instances-request"), request_tags(tags))
     if profile := request.text("IamInstanceProfile.Arn") or request.text("IamInstanceProfile.Name"):
         role = f"arn:aws:iam::{request.account}:role/{profile.rpartition('/')[2]}"

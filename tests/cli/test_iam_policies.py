@@ -1,0 +1,274 @@
+"""infra/iam: each policy allows what its verbs call, and nothing else; and AWS would accept it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from support.account import refused
+from support.harness import CommandLine, clean_environment, remaining
+from support.permissions import (
+    FOLDER,
+    IS_CLUSTER,
+    KEY,
+    ON_FAILURE,
+    READING,
+    TAG,
+    granted,
+    listed,
+    operations,
+    run_every_verb,
+    statement_for,
+    statements,
+)
+from support.simlab import client_of
+
+from cloudddp.sim import control
+from cloudddp.sim.iam import documents
+from cloudddp.sim.iam.ec2 import authorization
+
+POLICIES = sorted(path.name for path in FOLDER.glob("*.json"))
+_ALWAYS = ("aws:RequestedRegion", "aws:PrincipalArn", "ec2:Region")
+
+
+def start(home: Path, policy: str = "") -> control.Simulator:
+    files = {"policy": FOLDER / policy} if policy else {}
+    return control.start(home, nodes="process", policies=files)
+
+
+def command_line(sim: control.Simulator, cluster: str) -> CommandLine:
+    folder = sim.home.parent / cluster
+    folder.mkdir()
+    env = clean_environment(
+        CLOUDDDP_HOME=str(sim.home), CLOUDDDP_CLUSTER=cluster, CLOUDDDP_YES="1", **control.environment(sim)
+    )
+    return CommandLine(folder, cluster, env)
+
+
+@pytest.fixture(scope="module")
+def needed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[str]]]:
+    """The permissions that each verb needs, recorded with full access."""
+    home = tmp_path_factory.mktemp("full") / "home"
+    sim = start(home)
+    try:
+        yield run_every_verb(command_line(sim, "full"), sim)
+    finally:
+        control.stop(home)
+
+
+@pytest.fixture(scope="module")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
+    """A simulator whose user has the operator's policy."""
+    home = tmp_path_factory.mktemp("operator") / "home"
+    yield start(home, "operator.json")
+    control.stop(home)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
+    home = tmp_path_factory.mktemp("reader") / "home"
+    yield start(home, "read-only.json")
+    control.stop(home)
+
+
+def own_client(sim: control.Simulator, service: str) -> Any:
+    """A client with the key that the policy limits."""
+    return boto3.client(
+        service,
+        endpoint_url=sim.endpoint,
+        region_name=sim.region,
+        aws_access_key_id=KEY,
+        aws_secret_access_key="any",
+    )
+
+
+# -- what verbs call, and what policies grant ----------------------------------------------------------------
+
+
+def differences(policy: str, needed: dict[str, set[str]]) -> list[str]:
+    """Return what to change in a policy, so that it grants exactly what the verbs need."""
+    used = {action for actions in needed.values() for action in actions}
+    changes = [
+        f"add {action}, which {', '.join(verb for verb, actions in needed.items() if action in actions)} calls:\n"
+        f"  {json.dumps(statement_for(action))}"
+        for action in sorted(used - granted(policy))
+    ]
+    return changes + [
+        f"remove {action}: no verb calls it (or have run_every_verb in tests/support/permissions.py do so)"
+        for action in sorted(granted(policy) - used - set(ON_FAILURE))
+    ]
+
+
+def test_operator_policy_grants_what_the_verbs_call(needed: dict[str, set[str]]) -> None:
+    changes = differences("operator.json", needed)
+    assert not changes, "infra/iam/operator.json:\n" + "\n".join(changes)
+
+
+def test_read_only_policy_grants_what_reading_verbs_call(needed: dict[str, set[str]]) -> None:
+    changes = differences("read-only.json", {verb: needed[verb] for verb in READING})
+    assert not changes, "infra/iam/read-only.json:\n" + "\n".join(changes)
+
+
+def test_differences_are_named(needed: dict[str, set[str]]) -> None:
+    """So that the tests above can fail, and say how to change the policy."""
+    more = {
+        **needed,
+        "up": needed["up"] | {"ec2:AllocateAddress"},
+        "down": needed["down"] - {"ec2:DeleteVolume"},
+    }
+    added, removed = differences("operator.json", more)
+    assert added.startswith("add ec2:AllocateAddress, which up calls:")
+    assert json.loads(added.partition("\n")[2]) == {
+        "Effect": "Allow",
+        "Action": "ec2:AllocateAddress",
+        "Resource": ["arn:aws:ec2:*:*:elastic-ip/*"],
+        "Condition": {"StringLike": {f"aws:RequestTag/{TAG}": IS_CLUSTER}},
+    }
+    assert removed.startswith("remove ec2:DeleteVolume")
+
+
+def test_recorder_saw_calls_of_every_verb(needed: dict[str, set[str]]) -> None:
+    assert {"ec2:RunInstances", "ec2:CreateTags", "ec2:ImportKeyPair", "ssm:GetParameter"} <= needed["up"]
+    assert {"ec2:TerminateInstances", "ec2:DeleteVolume", "ec2:DeleteNetworkInterface"} <= needed["down"]
+    assert "ec2:RevokeSecurityGroupIngress" in needed["allow-me"]
+    assert [verb for verb, actions in needed.items() if not actions] == []
+
+
+# -- the policies as documents -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policy_is_valid(name: str) -> None:
+    """Including its size, which IAM limits."""
+    documents.parse((FOLDER / name).read_text())
+    sids = [item["Sid"] for item in statements(name)]
+    assert len(set(sids)) == len(sids)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_actions_exist(name: str) -> None:
+    for item in statements(name):
+        for action in listed(item["Action"]):
+            assert action in operations(action.partition(":")[0]), f"{item['Sid']}: {action}"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_ec2_supports_the_resources_and_conditions(name: str) -> None:
+    """Service Authorization Reference: a condition key that an action lacks for a resource type is never true."""
+    for item in statements(name):
+        kinds = {arn.split(":", 5)[-1].partition("/")[0] for arn in listed(item["Resource"])}
+        keys = [key for block in item.get("Condition", {}).values() for key in block if key not in _ALWAYS]
+        for action in listed(item["Action"]):
+            assert unsupported(action, kinds, keys) == [], f"{name}, {item['Sid']}, {action}"
+
+
+def unsupported(action: str, kinds: set[str], keys: list[str]) -> list[str]:
+    """Return what an action of EC2 does not support: resource types (`*` is any), and condition keys on them."""
+    prefix, _, operation = action.partition(":")
+    if prefix != "ec2":
+        return keys
+    if operation == "CreateTags":  # on every type, with every key about tags
+        return [key for key in keys if not key.startswith(("aws:Re", "aws:TagKeys", "ec2:CreateAction"))]
+    known = authorization().get(operation, {})
+    required = {kind for kind, facts in known.items() if facts["required"]} or set(known)
+    own = required if kinds == {"*"} else kinds & set(known)
+    if not known or not own:
+        return sorted(kinds - {"*"}) + keys
+    wanted = [f"{key.partition('/')[0]}/" if "/" in key else key for key in keys]
+    return [f"{key} on {kind}" for kind in own for key in wanted if key not in known[kind]["keys"]]
+
+
+@pytest.mark.parametrize(
+    ("action", "kinds", "keys", "found"),
+    [
+        ("ec2:DescribeInstances", {"*"}, [], []),
+        ("ec2:DescribeInstances", {"instance"}, ["aws:ResourceTag/a"], ["instance", "aws:ResourceTag/a"]),
+        ("ec2:RunInstances", {"volume"}, ["ec2:Encrypted"], []),
+        ("ec2:RunInstances", {"instance"}, ["ec2:Encrypted"], ["ec2:Encrypted on instance"]),
+        ("ec2:RunInstances", {"image"}, ["aws:RequestTag/a"], ["aws:RequestTag/ on image"]),
+        ("ec2:DeleteVolume", {"instance"}, [], ["instance"]),
+    ],
+)
+def test_unsupported_conditions_are_found(
+    action: str, kinds: set[str], keys: list[str], found: list[str]
+) -> None:
+    assert unsupported(action, kinds, keys) == found
+
+
+# -- the policies in effect ----------------------------------------------------------------------------------
+
+
+def test_every_verb_works_for_the_operator(operator: control.Simulator) -> None:
+    cli = command_line(operator, "proof")
+    run_every_verb(cli, operator)
+    assert remaining(client_of(operator, "ec2"), "proof").nothing
+
+
+def test_operator_cannot_touch_what_is_not_a_clusters(operator: control.Simulator) -> None:
+    administrator, ec2 = client_of(operator, "ec2"), own_client(operator, "ec2")
+    image = administrator.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    request = {"ImageId": image, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
+    instance = administrator.run_instances(**request)["Instances"][0]["InstanceId"]
+    group = administrator.create_security_group(GroupName="theirs", Description="d")["GroupId"]
+    volume = administrator.create_volume(AvailabilityZone="us-east-1a", Size=8)["VolumeId"]
+    key = administrator.create_key_pair(KeyName="theirs")["KeyPairId"]
+    rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+    own_tags = [{"Key": TAG, "Value": "c-0123456789"}]
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("terminate_instances", {"InstanceIds": [instance]}),
+        ("delete_security_group", {"GroupId": group}),
+        ("authorize_security_group_ingress", {"GroupId": group, "IpPermissions": [rule]}),
+        ("delete_volume", {"VolumeId": volume}),
+        ("delete_key_pair", {"KeyPairId": key}),
+        ("create_tags", {"Resources": [instance], "Tags": own_tags}),  # would make it a cluster's
+        ("create_tags", {"Resources": [instance], "Tags": [{"Key": "cloudddp:node-rank", "Value": "0"}]}),
+        ("delete_tags", {"Resources": [instance]}),
+        ("run_instances", request),
+        ("create_security_group", {"GroupName": "more", "Description": "d"}),
+        ("import_key_pair", {"KeyName": "more", "PublicKeyMaterial": b"ssh-ed25519 AAAA"}),
+    ]
+    for method, arguments in calls:
+        with refused("UnauthorizedOperation"):
+            getattr(ec2, method)(**arguments)
+    administrator.terminate_instances(InstanceIds=[instance])
+
+
+def test_only_ranks_can_be_tagged_later(operator: control.Simulator) -> None:
+    """`up` tags nodes with their ranks if EC2 has not numbered them."""
+    administrator, ec2 = client_of(operator, "ec2"), own_client(operator, "ec2")
+    image = administrator.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": TAG, "Value": "c-0123456789"}]}]
+    request = {"ImageId": image, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
+    instance = administrator.run_instances(**request, TagSpecifications=tags)["Instances"][0]["InstanceId"]
+    rank = {"Key": "cloudddp:node-rank", "Value": "3"}
+    ec2.create_tags(Resources=[instance], Tags=[rank])
+    for other in ({"Key": TAG, "Value": "c-9876543210"}, {"Key": "cloudddp:owner", "Value": "user/eve"}):
+        with refused("UnauthorizedOperation"):
+            ec2.create_tags(Resources=[instance], Tags=[rank, other])
+    ec2.terminate_instances(InstanceIds=[instance])
+
+
+def test_reader_reads(reader: control.Simulator) -> None:
+    cli = command_line(reader, "none")
+    assert json.loads(cli.ok("ls", "--json")) == []
+    assert "there is no cluster 'none'" in cli("status").stderr
+
+
+def test_up_is_refused_for_the_reader_before_anything_is_created(reader: control.Simulator) -> None:
+    cli = command_line(reader, "never")
+    done = cli("up", "-n", "1")
+    assert done.returncode == 1
+    assert "AWS denied" in done.stderr
+    assert "infra/iam/operator.json" in done.stderr
+    assert "Encoded" not in done.stderr
+    assert remaining(client_of(reader, "ec2"), "never").nothing
+    made = [
+        name
+        for name in control.permissions(reader)[KEY]
+        if name.startswith(("ec2:Create", "ec2:Import", "ec2:Run"))
+    ]
+    assert made == []

@@ -1,0 +1,144 @@
+"""The permissions that each verb needs, as the simulator records them, and what a policy in infra/iam grants."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import botocore.session
+from support.harness import ROOT, CommandLine
+from support.simlab import client_of
+
+from cloudddp.sim import control
+from cloudddp.sim.iam.ec2 import authorization
+from cloudddp.sim.iam.operators import matches
+from cloudddp.sim.iam.services import UNCHECKED
+
+FOLDER = ROOT / "infra" / "iam"
+KEY = "simulated"  # the access key of `cloudddp --sim`
+TAG = "cloudddp:cluster-id"
+IS_CLUSTER = "c-??????????"
+
+# Verbs that only read, and so have to work with read-only.json.
+READING = ("status", "ls", "jobs", "logs", "pull")
+
+# Needed only when something else fails.
+ON_FAILURE = {"sts:DecodeAuthorizationMessage": "a denied call: tests/cli/test_denied_calls.py"}
+
+
+def run_every_verb(cli: CommandLine, sim: control.Simulator) -> dict[str, set[str]]:
+    """Run every verb that calls AWS, require success, return the permissions that each of them needed."""
+    found: dict[str, set[str]] = {}
+    before: dict[str, int] = {}
+    for verb, done in _verbs(cli, sim):
+        assert done.returncode == 0, f"{verb}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        now = control.permissions(sim).get(KEY, {})
+        new = {name for name, count in now.items() if count > before.get(name, 0)}
+        found.setdefault(verb, set()).update(new - set(UNCHECKED))
+        before = now
+    return found
+
+
+def _verbs(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]]:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
+    cli.write(
+        "hi.py",
+        "import pathlib\npathlib.Path('runs').mkdir(exist_ok=True)\npathlib.Path('runs/a').write_text('a')\n",
+    )
+    cli.write("wait.py", "import time\ntime.sleep(600)\n")
+    yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")
+    yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")  # adopts it
+    yield "status", cli("status")
+    yield "ls", cli("ls")
+    yield "launch", cli("launch", "hi.py")
+    yield "logs", cli("logs")
+    yield "jobs", cli("jobs")
+    yield "pull", cli("pull")
+    yield "exec", cli("exec", "true")
+    yield "ssh", cli("ssh", "0", "--", "true")
+    yield "sync", cli("sync")
+    yield "launch", cli("launch", "-d", "wait.py")
+    yield "cancel", cli("cancel")
+    yield "allow-me", cli("allow-me")
+    yield "allow-me", cli("allow-me", "--anyone")
+    change_caller(sim, cli.cluster)
+    yield "allow-me", cli("allow-me")  # replaces the rule of another address
+    yield "down", cli("down", "-y")
+    _leave_remains(sim, cli.cluster)
+    yield "down", cli("down", "-y", "--anyone")
+    yield "up", cli("up", "--spot", "-n", "1", "-t", "g5.xlarge")
+    yield "down", cli("down", "-y")
+    yield "run", cli("run", "-n", "1", "-t", "g5.xlarge", "--discard", "hi.py")
+
+
+def change_caller(sim: control.Simulator, cluster: str) -> None:
+    """Have the cluster's group allow another address than the caller's, as after a change of networks."""
+    ec2 = client_of(sim, "ec2")
+    where = [{"Name": "tag:cloudddp:cluster", "Values": [cluster]}]
+    (group,) = ec2.describe_security_groups(Filters=where)["SecurityGroups"]
+    (rule,) = (one for one in group["IpPermissions"] if one.get("IpRanges"))
+    ec2.revoke_security_group_ingress(GroupId=group["GroupId"], IpPermissions=[rule])
+    ranges = [{**rule["IpRanges"][0], "CidrIp": "198.51.100.77/32"}]
+    ec2.authorize_security_group_ingress(
+        GroupId=group["GroupId"], IpPermissions=[{**rule, "IpRanges": ranges}]
+    )
+
+
+def _leave_remains(sim: control.Simulator, cluster: str) -> None:
+    """Create what an interrupted launch can leave: a volume and a network interface with the cluster's tags."""
+    ec2 = client_of(sim, "ec2")
+    tags = [{"Key": "cloudddp:cluster", "Value": cluster}, {"Key": TAG, "Value": "c-0123456789"}]
+    ec2.create_volume(
+        AvailabilityZone="us-east-1a", Size=8, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}]
+    )
+    ec2.create_network_interface(
+        SubnetId=ec2.describe_subnets()["Subnets"][0]["SubnetId"],
+        TagSpecifications=[{"ResourceType": "network-interface", "Tags": tags}],
+    )
+
+
+def statements(name: str) -> list[dict[str, Any]]:
+    return list(json.loads((FOLDER / name).read_text())["Statement"])
+
+
+def listed(value: Any) -> list[str]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def granted(name: str) -> set[str]:
+    """Return every action that a policy allows somewhere, wildcards expanded with botocore's models."""
+    patterns = {
+        one for item in statements(name) if item["Effect"] == "Allow" for one in listed(item["Action"])
+    }
+    known = {action for service in _services(patterns) for action in operations(service)}
+    expanded = {action for action in known for one in patterns if matches(one.lower(), action.lower())}
+    return expanded | {one for one in patterns if "*" not in one and "?" not in one}
+
+
+def _services(patterns: set[str]) -> set[str]:
+    return {one.partition(":")[0] for one in patterns}
+
+
+@functools.cache
+def operations(prefix: str) -> frozenset[str]:
+    """Return the actions of a service, as botocore knows its operations."""
+    names = {"servicequotas": "service-quotas"}
+    model = botocore.session.get_session().get_service_model(names.get(prefix, prefix))
+    return frozenset(f"{prefix}:{name}" for name in model.operation_names)
+
+
+def statement_for(action: str) -> dict[str, Any]:
+    """Return a statement to start from: the action's resources, with the cluster's tag where EC2 supports it."""
+    prefix, _, name = action.partition(":")
+    kinds = authorization().get(name, {}) if prefix == "ec2" else {}
+    if not kinds:
+        return {"Effect": "Allow", "Action": action, "Resource": "*"}
+    keys = [set(facts["keys"]) for facts in kinds.values()]
+    tag = next(
+        (one for one in ("aws:RequestTag/", "aws:ResourceTag/") if all(one in own for own in keys)), ""
+    )
+    condition = {"Condition": {"StringLike": {tag + TAG: IS_CLUSTER}}} if tag else {}
+    resources = [f"arn:aws:ec2:*:*:{kind}/*" for kind in kinds]
+    return {"Effect": "Allow", "Action": action, "Resource": resources, **condition}
