@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,6 +201,23 @@ def test_unsupported_conditions_are_found(
     assert unsupported(action, kinds, keys) == found
 
 
+def further_restrictions() -> list[tuple[str, dict[str, Any]]]:
+    """Return statement and condition of each row of "Restrict further" in the README."""
+    rows = re.findall(r"^\| [^|]+ \| (\w+) \| `(.+)` \|$", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    return [(sid, json.loads(f"{{{condition}}}")) for sid, condition in rows]
+
+
+def test_conditions_of_the_readme_are_supported() -> None:
+    found = further_restrictions()
+    assert len(found) == 4
+    for sid, condition in found:
+        keys = [key for block in condition.values() for key in block if key not in _ALWAYS]
+        for item in [one for one in statements("operator.json") if sid in (one["Sid"], "all")]:
+            kinds = {arn.split(":", 5)[-1].partition("/")[0] for arn in listed(item["Resource"])}
+            for action in listed(item["Action"]):
+                assert unsupported(action, kinds, keys) == [], (sid, action)
+
+
 # -- the policies in effect ----------------------------------------------------------------------------------
 
 
@@ -250,6 +269,31 @@ def test_only_ranks_can_be_tagged_later(operator: control.Simulator) -> None:
         with refused("UnauthorizedOperation"):
             ec2.create_tags(Resources=[instance], Tags=[rank, other])
     ec2.terminate_instances(InstanceIds=[instance])
+
+
+def test_users_can_be_limited_to_their_own_clusters(tmp_path: Path) -> None:
+    document = json.loads((FOLDER / "operator.json").read_text())
+    for sid, condition in further_restrictions():
+        for item in document["Statement"]:
+            if item["Sid"] == sid:
+                for operator, block in condition.items():
+                    item.setdefault("Condition", {}).setdefault(operator, {}).update(block)
+    policy = tmp_path / "own.json"
+    policy.write_text(json.dumps(document))
+    sim = control.start(tmp_path / "home", nodes="process", policies={"policy": policy})
+    try:
+        administrator, ec2 = client_of(sim, "ec2"), own_client(sim, "ec2")
+        for owner, words in (("user/eve", "UnauthorizedOperation"), ("user/moto", "")):
+            tags = [{"Key": TAG, "Value": "c-0123456789"}, {"Key": "cloudddp:owner", "Value": owner}]
+            group = administrator.create_security_group(
+                GroupName=owner,
+                Description="d",
+                TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
+            )["GroupId"]
+            with refused(words) if words else contextlib.nullcontext():
+                ec2.delete_security_group(GroupId=group)
+    finally:
+        control.stop(tmp_path / "home")
 
 
 def test_reader_reads(reader: control.Simulator) -> None:

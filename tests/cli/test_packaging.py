@@ -32,7 +32,8 @@ def test_wheel_contains_infra_and_train_and_no_generic_names(wheel: Path) -> Non
     names = zipfile.ZipFile(wheel).namelist()
     shim = "train/smddp/smdistributed/dataparallel/torch/distributed.py"
     agent = [f"infra/node/agent/{path.name}" for path in (ROOT / "infra" / "node" / "agent").glob("*.py")]
-    for needed in (*agent, "infra/node/cloudddp-deadline.timer", "train/main.py", shim):
+    policies = ["infra/iam/operator.json", "infra/iam/README.md"]
+    for needed in (*agent, *policies, "infra/node/cloudddp-deadline.timer", "train/main.py", shim):
         assert f"cloudddp/_payload/{needed}" in names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"cloudddp"}
     assert not any("__pycache__" in name for name in names)

@@ -137,7 +137,7 @@ def _limited(check: Check, known: dict[str, Any]) -> Check:
     context = {
         key: values
         for key, values in check.context.items()
-        if key.startswith(("aws:Principal", "aws:Requested", "aws:Secure"))
+        if key.startswith(("aws:Principal", "aws:RequestedRegion", "aws:Secure", "aws:username"))
         or key == "ec2:Region"
         or key in supported
         or f"{key.partition('/')[0]}/" in supported

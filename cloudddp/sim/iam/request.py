@@ -58,6 +58,8 @@ class Request:
             "aws:RequestedRegion": (self.region,),
             "aws:SecureTransport": ("true",),  # AWS's endpoints are encrypted; the simulator's is not
         }
+        if ":user/" in self.principal:  # roles have no aws:username
+            known["aws:username"] = (self.principal.rpartition("/")[2],)
         if self.service == "ec2":
             known["ec2:Region"] = (self.region,)
         return Check(action or self.name, resource, {**known, **(context or {})})
