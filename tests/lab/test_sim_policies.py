@@ -186,6 +186,27 @@ def test_key_pair_is_named_by_its_name(limited: control.Simulator, ec2: Any) -> 
         ec2.delete_key_pair(KeyPairId=key)
 
 
+def test_launch_without_a_group_uses_the_default_one(
+    limited: control.Simulator, tmp_path: Path, request_of: dict[str, Any]
+) -> None:
+    statements = [
+        {**one, "Resource": [arn for arn in one["Resource"] if "security-group" not in arn]}
+        if one["Sid"] == "Use"
+        else one
+        for one in POLICY
+    ]
+    home = tmp_path / "home"
+    policy = write(tmp_path / "policy.json", statements)
+    try:
+        ec2 = client(control.start(home, nodes="process", policies={"policy": policy}), "ec2")
+        subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+        with refused("UnauthorizedOperation") as refusal:
+            ec2.run_instances(**{**request_of, "SubnetId": subnet})
+    finally:
+        control.stop(home)
+    assert "on resource: arn:aws:ec2:us-east-1:123456789012:security-group/sg-" in refusal.message
+
+
 def test_explicit_deny_of_a_type(ec2: Any, request_of: dict[str, Any]) -> None:
     with denied(
         "ec2:RunInstances", f"{OF_ACCOUNT}instance/*", "with an explicit deny in an identity-based policy"

@@ -48,6 +48,7 @@ def _verbs(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]
         "import pathlib\npathlib.Path('runs').mkdir(exist_ok=True)\npathlib.Path('runs/a').write_text('a')\n",
     )
     cli.write("wait.py", "import time\ntime.sleep(600)\n")
+    yield "doctor", _without_warnings(cli("doctor", "-n", "2", "-t", "g5.xlarge", "--json"))
     yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")
     yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")  # adopts it
     yield "status", cli("status")
@@ -71,6 +72,12 @@ def _verbs(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]
     yield "up", cli("up", "--spot", "-n", "1", "-t", "g5.xlarge")
     yield "down", cli("down", "-y")
     yield "run", cli("run", "-n", "1", "-t", "g5.xlarge", "--discard", "hi.py")
+
+
+def _without_warnings(done: Any) -> Any:
+    """Require that `doctor` could check everything: it warns about some calls that are denied."""
+    assert {one["result"] for one in json.loads(done.stdout)} == {"pass"}, done.stdout
+    return done
 
 
 def change_caller(sim: control.Simulator, cluster: str) -> None:

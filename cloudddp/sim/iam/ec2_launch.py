@@ -37,8 +37,10 @@ def _existing(request: Request, kind: str, resource: Resource) -> Check:
 def _used(request: Request) -> dict[str, list[str]]:
     """Return the names of the other existing resources of a launch, by type."""
     groups = request.values("SecurityGroupId") + request.values("SecurityGroup")
+    existing = False  # an interface, which has its groups
     for item in request.items("NetworkInterface"):
         groups += request.values(f"{item}SecurityGroupId")
+        existing = existing or f"{item}NetworkInterfaceId" in request.parameters
     target = "CapacityReservationSpecification.CapacityReservationTarget.CapacityReservationId"
     snapshots = [request.text(f"{item}Ebs.SnapshotId") for item in request.items("BlockDeviceMapping")]
     found = {
@@ -48,7 +50,10 @@ def _used(request: Request) -> dict[str, list[str]]:
         "capacity-reservation": request.values(target),
         "snapshot": snapshots,
     }
-    return {kind: [name for name in names if name] for kind, names in found.items()}
+    named = {kind: [name for name in names if name] for kind, names in found.items()}
+    if not named["security-group"] and not existing:
+        named["security-group"] = ["default"]  # of the VPC, which needs the permission as well
+    return named
 
 
 def _subnets(request: Request, resources: Resources) -> list[Resource]:
