@@ -100,16 +100,16 @@ def test_differences_are_named(needed: dict[str, set[str]]) -> None:
     """So that the tests above can fail, and say how to change the policy."""
     more = {
         **needed,
-        "up": needed["up"] | {"ec2:AllocateAddress"},
+        "up": needed["up"] | {"ec2:CreateLaunchTemplate"},
         "down": needed["down"] - {"ec2:DeleteVolume"},
     }
     changes = set(differences("operator.json", more)) - set(differences("operator.json", needed))
     added, removed = sorted(changes)
-    assert added.startswith("add ec2:AllocateAddress, which up calls:")
+    assert added.startswith("add ec2:CreateLaunchTemplate, which up calls:")
     assert json.loads(added.partition("\n")[2]) == {
         "Effect": "Allow",
-        "Action": "ec2:AllocateAddress",
-        "Resource": ["arn:aws:ec2:*:*:elastic-ip/*"],
+        "Action": "ec2:CreateLaunchTemplate",
+        "Resource": ["arn:aws:ec2:*:*:launch-template/*"],
         "Condition": {"StringLike": {f"aws:RequestTag/{TAG}": IS_CLUSTER}},
     }
     assert removed.startswith("remove ec2:DeleteVolume")
