@@ -52,11 +52,16 @@ def call_from_inside(laptop: LabLaptop, node: Any, address: str, port: int = 400
 
 
 def make_vpc(laptop: LabLaptop, network: str) -> tuple[str, str, str]:
-    """Create a VPC with a subnet and a group without ingress rules. Returns their ids."""
+    """Create a VPC with a public subnet and a group without ingress rules. Returns their ids."""
     vpc = laptop.ec2.create_vpc(CidrBlock=network)["Vpc"]["VpcId"]
     block = str(next(ipaddress.ip_network(network).subnets(new_prefix=20)))
     request = {"VpcId": vpc, "CidrBlock": block, "AvailabilityZone": f"{laptop.sim.region}a"}
     subnet = laptop.ec2.create_subnet(**request)["Subnet"]["SubnetId"]
+    gateway = laptop.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    laptop.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    (main,) = laptop.ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"]
+    route = {"DestinationCidrBlock": "0.0.0.0/0", "GatewayId": gateway}
+    laptop.ec2.create_route(RouteTableId=main["RouteTableId"], **route)
     group = laptop.ec2.create_security_group(GroupName="there", Description="d", VpcId=vpc)["GroupId"]
     return vpc, subnet, group
 
@@ -64,6 +69,9 @@ def make_vpc(laptop: LabLaptop, network: str) -> tuple[str, str, str]:
 def drop_vpc(laptop: LabLaptop, vpc: str, subnet: str, group: str) -> None:
     laptop.ec2.delete_security_group(GroupId=group)
     laptop.ec2.delete_subnet(SubnetId=subnet)
+    attached = [{"Name": "attachment.vpc-id", "Values": [vpc]}]
+    (gateway,) = laptop.ec2.describe_internet_gateways(Filters=attached)["InternetGateways"]
+    laptop.ec2.detach_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"], VpcId=vpc)
     laptop.ec2.delete_vpc(VpcId=vpc)
 
 

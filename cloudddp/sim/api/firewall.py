@@ -1,9 +1,10 @@
-"""Keeps the lab's firewall in step with the security groups of the account."""
+"""Keeps the lab's firewall in step with the security groups and routes of the account."""
 
 from __future__ import annotations
 
 import threading
 
+from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.guest import log
 from cloudddp.sim.hosts.lifecycle import Lifecycle
 from cloudddp.sim.net.policy import Policy
@@ -29,7 +30,7 @@ class Firewall:
         if self._router is None:
             return
         with self._lock:
-            policy = policy_for(self._lifecycle.live())
+            policy = policy_for(self._lifecycle.live(), CONDITIONS.read().vpn)
             if policy == self._policy:
                 return
             try:

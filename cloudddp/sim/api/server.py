@@ -202,7 +202,10 @@ def _combine(admin: AdminApi, moto: Application, lifecycle: Lifecycle, firewall:
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path.startswith(PREFIX):
-            return admin.serve(environ, start_response)
+            try:
+                return admin.serve(environ, start_response)
+            finally:
+                firewall.update()  # a condition may have changed the network
         if path == "/moto-api/reset":
             lifecycle.end_all()
         try:

@@ -7,6 +7,7 @@ current conditions; `null` removes one entry; `"clear": true` first removes all:
      "capacity":       {"us-east-1a": {"p5.48xlarge": 2}},   how many more fit; stopped and terminated ones free a place
      "quota":          {"on-demand-g": 64, "addresses": 5},  vCPUs at once in a region (names: QUOTAS); Elastic IPs
      "free_addresses": {"subnet-0123456789abcdef0": 3},      how many more private addresses the subnet has
+     "vpn":            {"vpc-0123456789abcdef0": "10.8.0.10"},  the laptop reaches private addresses, as 10.8.0.10
      "throttle":       {"RunInstances": 2},                  the next calls fail with RequestLimitExceeded, no effect
      "lose":           {"RunInstances": 1},                  the next calls take effect, and their response is lost
      "latency":        {"*": 0.1, "RunInstances": 2.5},      seconds before a call starts; "*" for all others
@@ -21,6 +22,7 @@ changes nothing and is answered with HTTP 400 and {"error": MESSAGE, "known": [N
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -40,6 +42,7 @@ EXAMPLES: Mapping[str, Any] = {
     "capacity": {"us-east-1a": {"p5.48xlarge": 2}},
     "quota": {"on-demand-g": 64},
     "free_addresses": {"subnet-0123456789abcdef0": 3},
+    "vpn": {"vpc-0123456789abcdef0": "10.8.0.10"},
     "throttle": {"RunInstances": 2},
     "lose": {"RunInstances": 1},
     "latency": {"*": 0.2},
@@ -67,6 +70,7 @@ class Names:
     types: frozenset[str]
     actions: frozenset[str]
     subnets: frozenset[str]
+    vpcs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class Conditions:
     capacity: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     quota: Mapping[str, int] = field(default_factory=dict)
     free_addresses: Mapping[str, int] = field(default_factory=dict)
+    vpn: Mapping[str, str] = field(default_factory=dict)
     throttle: Mapping[str, int] = field(default_factory=dict)
     lose: Mapping[str, int] = field(default_factory=dict)
     latency: Mapping[str, float] = field(default_factory=dict)
@@ -124,6 +129,7 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
         "capacity": lambda old, new: _capacity(old, new, names),
         "quota": lambda old, new: _entries("quota", old, new, QUOTAS, _count),
         "free_addresses": lambda old, new: _entries("subnet", old, new, names.subnets, _count),
+        "vpn": lambda old, new: _entries("VPC", old, new, names.vpcs, _address),
         "throttle": lambda old, new: _entries("action", old, new, names.actions, _calls),
         "lose": lambda old, new: _entries("action", old, new, names.actions, _calls),
         "latency": lambda old, new: _entries("action", old, new, {"*", *names.actions}, _seconds),
@@ -184,6 +190,13 @@ def _count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidCondition(f"{name}: expected a whole number of at least 0, not {json.dumps(value)}")
     return value
+
+
+def _address(name: str, value: Any) -> str:
+    try:
+        return str(ipaddress.IPv4Address(str(value)))
+    except ValueError:
+        raise InvalidCondition(f"{name}: expected an IPv4 address, not {json.dumps(value)}") from None
 
 
 def _calls(name: str, value: Any) -> int:

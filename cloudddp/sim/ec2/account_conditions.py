@@ -17,7 +17,13 @@ def _names() -> Names:
         for by_zone in list(backend.subnets.values())
         for subnet in list(by_zone.values())
     }
-    return Names(catalog.all_zones(), catalog.types(), catalog.actions(), frozenset(subnets))
+    vpcs = {
+        vpc
+        for account in list(ec2_backends.values())
+        for backend in list(account.values())
+        for vpc in list(backend.vpcs)
+    }
+    return Names(catalog.all_zones(), catalog.types(), catalog.actions(), frozenset(subnets), frozenset(vpcs))
 
 
 CONDITIONS = Store(_names)

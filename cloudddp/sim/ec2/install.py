@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 
 from cloudddp.sim.ec2 import (
-    default_vpc,
     dispatch,
     filters,
+    gateways,
     images,
     interfaces,
     ip_addresses,
@@ -29,7 +29,7 @@ from cloudddp.sim.ec2.patch import wrap
 
 # The order matters where two modules wrap the same method: the later one is the outer one.
 _MODULES: tuple[ModuleType, ...] = (
-    regional_types, default_vpc, images, volumes, ip_addresses, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
+    regional_types, images, volumes, ip_addresses, gateways, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
     filters, run_instances, stop_start, termination, xml_characters, tags,
     service_quotas, dispatch,
 )  # fmt: skip

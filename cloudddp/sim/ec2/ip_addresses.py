@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.gateways import require_gateway
 from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
 
 
@@ -202,6 +203,7 @@ def _associate(original: Callable[..., Any]) -> Callable[..., Any]:
                 client_error(
                     "InvalidParameterValue", f"Network interface '{eni.id}' has no private IP address."
                 )
+            require_gateway(self, eni.subnet.vpc_id)
             if instance is not None and instance.state not in ("running", "stopping", "stopped"):
                 client_error(
                     "InvalidInstanceID",

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from cloudddp.sim.hosts import lab_namespaces
 from cloudddp.sim.hosts.node_spec import NodeSpec
 from cloudddp.sim.net import addresses
-from cloudddp.sim.net.router import LAPTOP, PUBLIC, Router
+from cloudddp.sim.net.policy import LAPTOP, PUBLIC
+from cloudddp.sim.net.router import Router
 
 _GUARD_PORT = 61022  # above Linux's ephemeral ports, so that no outgoing connection uses it
 _SSH_PORTS = (22, 2222, 22022)

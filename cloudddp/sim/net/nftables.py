@@ -1,15 +1,15 @@
 """Renders a policy and faults as nftables rules. Pure: returns text for `nft -f`, runs nothing.
 
 EC2's rules are stateful, closed by default, and only allow. So is this table: connections are tracked, each node's
-groups are a chain, and what no chain accepts is dropped.
+groups are a chain, and what no chain accepts is dropped. Routes apply to every packet, established or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from cloudddp.sim.net.faults import Faults
-from cloudddp.sim.net.policy import Member, Policy, Rule
+from cloudddp.sim.net.policy import LAPTOP, Member, Policy, Rule
 
 METADATA = "169.254.169.254"  # the instance metadata service
 
@@ -30,15 +30,19 @@ def ruleset(policy: Policy, faults: Faults) -> str:
         *(_set(f"g_{group}", addresses) for group, addresses in _groups(policy).items()),
         *(_set(_vpc_set(vpc), addresses) for vpc, addresses in _vpcs(policy).items()),
         _set("privates", [private for private, _ in nodes]),
-        _set("with_public", [private for _, private in public]),
+        _set("outgoing", [member.private for member in policy.members if member.source]),
+        _set("answering", [m.private for m in policy.members if m.public and m.answers_public]),
+        _set("answering_laptop", [m.private for m in policy.members if m.public and m.answers_laptop]),
         *_group_chains(policy, kinds),
         _map("ingress", "ipv4_addr : verdict", [(private, f"jump in_{n}") for private, n in nodes]),
         _map("egress", "ipv4_addr : verdict", [(private, f"jump out_{n}") for private, n in nodes]),
         _map("to_private", "ipv4_addr : ipv4_addr", public),
-        _map("to_public", "ipv4_addr : ipv4_addr", [(private, address) for address, private in public]),
+        _map(
+            "to_public", "ipv4_addr : ipv4_addr", [(m.private, m.source) for m in policy.members if m.source]
+        ),
         _chain("faults", _fault_rules(faults)),
-        *_filter_chains(),
-        *_nat_chains(),
+        *_filter_chains(policy.vpn),
+        *_nat_chains(policy.vpn),
         "}",
         "",
     ]
@@ -63,15 +67,15 @@ def _group_chains(policy: Policy, kinds: list[tuple[str, tuple[str, ...]]]) -> l
     return ingress + egress
 
 
-def _filter_chains() -> list[str]:
+def _filter_chains(vpn: Mapping[str, str]) -> list[str]:
     return [
         _chain(
             "between_nodes",
             [
                 "type filter hook forward priority filter; policy drop;",
                 "jump faults",
+                *_drop_without_route(),
                 _ESTABLISHED,
-                "ct status dnat ip saddr != @with_public drop",  # only a node with a public address gets out
                 "ip saddr vmap @egress",
                 "drop",
             ],
@@ -83,8 +87,10 @@ def _filter_chains() -> list[str]:
                 'oifname "lo" accept',
                 f"ip saddr {METADATA} accept",  # metadata is subject to no group and no network fault
                 "jump faults",
+                "ct status dnat ip daddr != @answering_laptop drop",
                 _ESTABLISHED,
-                "ct status dnat accept",  # from outside, a VPC is reached by public addresses only
+                "ct status dnat accept",  # from outside, a VPC is reached by public addresses, or by a VPN
+                *(f"ip daddr @{_vpc_set(vpc)} accept" for vpc in sorted(vpn)),
             ],
         ),
         _chain(
@@ -112,8 +118,15 @@ def _filter_chains() -> list[str]:
     ]
 
 
-def _nat_chains() -> list[str]:
-    """Public addresses are 1:1 NAT."""
+def _drop_without_route() -> Iterator[str]:
+    """Yield the rules for packets between two nodes that use a public address: both sides need a route for their own."""
+    for direction, caller, called in (("original", "saddr", "daddr"), ("reply", "daddr", "saddr")):
+        for side, known in ((caller, "outgoing"), (called, "answering")):
+            yield f"ct status dnat ct direction {direction} ip {side} != @{known} drop"
+
+
+def _nat_chains(vpn: Mapping[str, str]) -> list[str]:
+    """Public addresses are 1:1 NAT; a NAT gateway is shared. Nodes see the laptop under its address in the VPN."""
     to_private = "dnat ip to ip daddr map @to_private"
     to_public = "snat ip to ip saddr map @to_public"
     return [
@@ -124,6 +137,10 @@ def _nat_chains() -> list[str]:
             [
                 "type nat hook postrouting priority 100;",
                 f"ip daddr @privates ct status dnat ip saddr @privates {to_public}",
+                *(
+                    f"ip saddr {LAPTOP} ct original ip daddr @{_vpc_set(vpc)} snat ip to {address}"
+                    for vpc, address in sorted(vpn.items())
+                ),
             ],
         ),
     ]
@@ -146,6 +163,8 @@ def _vpcs(policy: Policy) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for member in policy.members:
         found.setdefault(member.vpc, []).append(member.private)
+    for vpc in policy.vpn:
+        found.setdefault(vpc, [])
     return dict(sorted(found.items()))
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+LAPTOP = "203.0.113.10"  # TEST-NET-3, reserved for documentation by RFC 5737
+PUBLIC = "198.51.100.0/24"  # TEST-NET-2: the public addresses of nodes and NAT gateways
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -22,18 +25,29 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node on the network. A node with several groups may do what any of them allows."""
+    """A node on the network. A node with several groups may do what any of them allows.
+
+    `public` answers other public addresses, or the laptop, only if the route to them is an internet gateway.
+    `source` is the address from which the node reaches public addresses, its own or a NAT gateway's; None if it does not.
+    """
 
     private: str
     public: str | None
     groups: tuple[str, ...]
     vpc: str = ""
+    source: str | None = None
+    answers_public: bool = False
+    answers_laptop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The whole policy; compared and replaced as a whole. `ingress` and `egress` are keyed by group id."""
+    """The whole policy; compared and replaced as a whole. `ingress` and `egress` are keyed by group id.
+
+    `vpn` are the VPCs whose private addresses the laptop reaches, each with the address that nodes see it under.
+    """
 
     members: tuple[Member, ...] = ()
     ingress: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
     egress: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
+    vpn: Mapping[str, str] = field(default_factory=dict)

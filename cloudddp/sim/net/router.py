@@ -13,10 +13,8 @@ from pathlib import Path
 
 from cloudddp.sim.net.faults import Faults
 from cloudddp.sim.net.nftables import METADATA, ruleset
-from cloudddp.sim.net.policy import Policy
+from cloudddp.sim.net.policy import LAPTOP, PUBLIC, Policy
 
-LAPTOP = "203.0.113.10"  # TEST-NET-3, reserved for documentation by RFC 5737
-PUBLIC = "198.51.100.0/24"  # TEST-NET-2
 MTU = 9001  # as inside a VPC
 _BLACKHOLE = "void0"  # an interface whose packets vanish
 _NO_ROUTE_TABLE = 7

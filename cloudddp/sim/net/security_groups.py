@@ -1,4 +1,4 @@
-"""Translates moto's security groups to the router's policy. Reads moto's objects and changes none.
+"""Translates moto's security groups and routes to the router's policy. Reads moto's objects and changes none.
 
 The policy becomes part of the text that `nft` parses, so only ids, addresses and numbers pass: a malformed rule must
 neither inject anything nor prevent the others from taking effect.
@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cloudddp.sim.net.policy import Member, Policy, Rule
+from cloudddp.sim.net.policy import LAPTOP, PUBLIC, Member, Policy, Rule
+from cloudddp.sim.net.routes import way_out
 
+_POOL = PUBLIC.partition("/")[0]  # stands for all public addresses but the laptop's
 _ID = re.compile(r"[A-Za-z0-9-]+")
 _PROTOCOL = re.compile(r"-1|tcp|udp|icmp|[0-9]{1,3}")  # not icmpv6: nodes have no IPv6
 
 
-def policy_for(instances: Iterable[Any]) -> Policy:
-    """Return the policy for these instances of moto: their groups, and the rules of those.
+def policy_for(instances: Iterable[Any], vpn: Mapping[str, str] | None = None) -> Policy:
+    """Return the policy for these instances of moto: their groups, the rules of those, and their routes.
 
     A rule that names a group allows the private addresses of that group's members, as on EC2. A node has its primary
     interface only, so the groups of other interfaces are ignored.
@@ -31,11 +33,27 @@ def policy_for(instances: Iterable[Any]) -> Policy:
         for group in primary.group_set:
             groups[group.id] = group
         names = tuple(sorted(group.id for group in primary.group_set))
-        members.append(Member(instance.private_ip, instance.public_ip, names, instance.vpc_id or ""))
+        members.append(_member(instance, primary, names))
     return Policy(
         members=tuple(sorted(members, key=lambda member: member.private)),
         ingress={name: _rules(group.ingress_rules) for name, group in sorted(groups.items())},
         egress={name: _rules(group.egress_rules) for name, group in sorted(groups.items())},
+        vpn={vpc: address for vpc, address in (vpn or {}).items() if _ID.fullmatch(vpc)},
+    )
+
+
+def _member(instance: Any, interface: Any, groups: tuple[str, ...]) -> Member:
+    public = instance.public_ip or None
+    backend, subnet = interface.subnet.ec2_backend, interface.subnet
+    out, back = way_out(backend, subnet, _POOL), way_out(backend, subnet, LAPTOP)
+    return Member(
+        private=instance.private_ip,
+        public=public,
+        groups=groups,
+        vpc=instance.vpc_id or "",
+        source=public if out.gateway else out.nat,
+        answers_public=out.gateway,
+        answers_laptop=back.gateway,
     )
 
 
