@@ -1,4 +1,4 @@
-"""`sim start`, `stop`, `status`, `env`, `shell`, `exec`, `fault`, `interrupt` and `conditions`.
+"""`sim start`, `stop`, `status`, `env`, `shell`, `exec`, `session`, `fault`, `interrupt` and `conditions`.
 
 Nodes, faults and conditions are defined by the simulator.
 """
@@ -87,6 +87,10 @@ def shell(console: Console, _: GlobalOptions) -> None:
 
 def exec_(_: Console, __: GlobalOptions, *, command: Sequence[str]) -> None:
     _replace_process(command[0], list(command))
+
+
+def session(_: Console, __: GlobalOptions, *, target: str, port: int) -> None:
+    control.relay(_running(), target, port)
 
 
 def fault(console: Console, options: GlobalOptions, *, kind: str, nodes: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The verbs on the simulator: `cloudddp sim start|stop|status|env|shell|exec|fault|interrupt|conditions`."""
+"""The verbs on the simulator: `cloudddp sim start|stop|status|env|shell|exec|session|fault|interrupt|conditions`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ VERBS = {
     "exec": (f"{_HERE}:exec_", "Run COMMAND inside the simulator's network."),
     "fault": (f"{_HERE}:fault", "Inject a fault into a node or its network."),
     "interrupt": (f"{_HERE}:interrupt", "Interrupt a spot node, after EC2's notice."),
+    "session": (
+        f"{_HERE}:session",
+        "Connect stdin and stdout with a port of a node, as Session Manager does.",
+    ),
     "shell": (f"{_HERE}:shell", "Open a shell inside the simulator's network."),
     "start": (f"{_HERE}:start", "Start the simulator, unless it is running with these options."),
     "status": (f"{_HERE}:status", "Show the simulator and its nodes."),
@@ -153,6 +157,32 @@ exec_ = Verb(
     \b
     Example:
       cloudddp sim exec -- aws ec2 describe-instances
+    """,
+)
+
+session = Verb(
+    "session",
+    "cloudddp.cli.actions.simulator:session",
+    only_own_options=True,
+    params=[
+        click.Option(["--target"], required=True, metavar="ID", help="Instance id of the node."),
+        click.Option(
+            ["--port"],
+            type=click.IntRange(1, 65535),
+            default=22,
+            metavar="PORT",
+            show_default=True,
+            help="Port of the node.",
+        ),
+    ],
+    help="""Connect stdin and stdout with a port of a node, as Session Manager does.
+
+    It needs no route to the node and no rule of a security group. It replaces `aws ssm start-session --document-name
+    AWS-StartSSHSession` as a proxy command of ssh, or as `proxy_command` in cloudddp.toml.
+
+    \b
+    Example:
+      cloudddp --sim up --proxy-command 'cloudddp sim session --target %h --port %p'
     """,
 )
 

@@ -1,0 +1,56 @@
+"""`cloudddp sim session`: a connection to a node without a route to it, as a session of AWS Systems Manager."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from support.labnode import LabLaptop, inside, reachable
+from support.simlab import Laptop, until
+from support.vpcs import Vpc
+
+from cloudddp.sim import control
+
+
+def session(sim: control.Simulator, target: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, "CLOUDDDP_HOME": str(sim.home)}
+    argv = [sys.executable, "-m", "cloudddp", "sim", "session", "--target", target]
+    return subprocess.run(argv, input=data, env=environment, capture_output=True, timeout=60, check=False)
+
+
+def test_ssh_server_answers_without_route_and_rule(lab_laptop: LabLaptop) -> None:
+    vpc = Vpc(lab_laptop.ec2, "10.46.0.0/16")
+    shut = lab_laptop.ec2.create_security_group(GroupName="shut", Description="d", VpcId=vpc.id)["GroupId"]
+    interface = {
+        "DeviceIndex": 0,
+        "SubnetId": vpc.private,
+        "Groups": [shut],
+        "AssociatePublicIpAddress": False,
+    }
+    (node,) = lab_laptop.launch(1, NetworkInterfaces=[interface])
+    assert not reachable(lab_laptop.sim, node["PrivateIpAddress"], 22)
+    until(
+        lambda: session(lab_laptop.sim, node["InstanceId"], b"SSH-2.0-test\r\n").stdout.startswith(
+            b"SSH-2.0-OpenSSH"
+        )
+    )
+    with inside(lab_laptop.sim):  # a proxy command of `cloudddp --sim` is started inside the lab
+        assert session(lab_laptop.sim, node["InstanceId"], b"x\n").stdout.startswith(b"SSH-2.0-OpenSSH")
+
+
+def test_process_node_answers(laptop: Laptop) -> None:
+    (node,) = laptop.launch()
+    assert session(laptop.sim, node["InstanceId"], b"SSH-2.0-test\r\n").stdout.startswith(b"SSH-2.0-")
+
+
+@pytest.mark.parametrize("target", ["i-0123456789abcdef0", "anything"])
+def test_unknown_target_is_refused_as_by_aws(sim: control.Simulator, target: str) -> None:
+    done: Any = session(sim, target)
+    assert done.returncode == 1
+    assert (
+        f"(TargetNotConnected) when calling the StartSession operation: {target} is not connected"
+        in done.stderr.decode()
+    )
