@@ -6,23 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudddp.aws import inventory
-from cloudddp.aws.caller import caller_block
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.plan import CALLER_RULE, ssh_rule
+from cloudddp.cluster.reach import current_source, remembered
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, Command
+from cloudddp.local_state import ClusterFolder, ClusterRecord
 
 
 def allow_caller(
     aws: AWS,
     spec: ClusterSpec,
-    caller: Callable[[], str] = caller_block,
+    source: Callable[[AWS, ClusterSpec], str] = current_source,
     ownership: Ownership | None = None,
 ) -> str:
-    """Open SSH to the current address of this computer and close it to its earlier ones; return the address block."""
+    """Open SSH to the current address of this computer, or of the jump host, and close it to earlier ones.
+
+    Returns the address block. Raises UsageError if the way to the nodes has no such address.
+    """
     groups = _own_groups(aws, spec.name, ownership or Ownership(aws))
-    block = caller()
+    block = source(aws, remembered(spec, _record(groups)))
     for group in groups:
         blocks = inventory.ingress_blocks(group, spec.ssh_port)
         if block not in blocks:  # the new one first, so that SSH is never closed in between
@@ -33,6 +37,12 @@ def allow_caller(
             rules = [ssh_rule(one, spec.ssh_port, CALLER_RULE) for one in old]
             aws.call("ec2", "revoke_security_group_ingress", GroupId=group["GroupId"], IpPermissions=rules)
     return block
+
+
+def _record(groups: list[dict[str, Any]]) -> ClusterRecord | None:
+    """Return what `up` recorded on this computer about the cluster of these groups."""
+    ids = {inventory.resource("security group", group).cluster_id for group in groups} - {""}
+    return ClusterFolder(ids.pop()).record() if len(ids) == 1 else None
 
 
 def _own_groups(aws: AWS, name: str, ownership: Ownership) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from cloudddp.aws import images, instance_types, networks, quotas
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
-from cloudddp.cluster import offers
+from cloudddp.cluster import offers, reach
 from cloudddp.cluster.identity import new_identity
 from cloudddp.cluster.offers import Offer
 from cloudddp.cluster.plan import Plan
@@ -65,9 +65,9 @@ def examine(
     owner = callers.owner_of(identity)
     yield Check("identity", "pass", f"{owner} in account {one_line(str(identity.get('Account', '')), 20)}")
     yield _clock(identity)
-    ssh_from, address = _caller(spec, caller)
+    ssh_from, address = _caller(clouds[0], spec, caller)
     yield address
-    yield _way_out(clouds[0].region)
+    yield _way_out(clouds[0].region) if reach.is_direct(spec) else _way(spec)
     for aws in clouds:
         for check in _region(aws, spec, ssh_from, owner):
             yield (
@@ -134,14 +134,26 @@ def _clock(answer: Mapping[str, Any]) -> Check:
     return Check("clock", status, f"{skew:.0f} s from AWS's", fix)
 
 
-def _caller(spec: ClusterSpec, caller: Callable[[], str]) -> tuple[tuple[str, ...], Check]:
-    if spec.ssh_from:
-        return spec.ssh_from, Check("SSH from", "pass", ", ".join(spec.ssh_from))
+def _way(spec: ClusterSpec) -> Check:
+    """Check the way to nodes that SSH does not reach directly: the jump host, or the proxy command's program."""
     try:
-        block = caller()
+        reach.check_way(spec)
+    except CloudDDPError as error:
+        return _failed("way to the nodes", error)
+    return Check(
+        "way to the nodes", "pass", spec.proxy_jump or spec.proxy_command or "private addresses, not checked"
+    )
+
+
+def _caller(aws: AWS, spec: ClusterSpec, caller: Callable[[], str]) -> tuple[tuple[str, ...], Check]:
+    try:
+        blocks = reach.ssh_sources(aws, spec, caller)
     except CloudDDPError as error:
         return (), _failed("SSH from", error)
-    return (block,), Check("SSH from", "pass", f"{block}, this computer's address")
+    shown = ", ".join(blocks) or "nobody: the proxy command needs no rule"
+    if not spec.ssh_from and reach.is_direct(spec):
+        shown += ", this computer's address"
+    return blocks, Check("SSH from", "pass", shown)
 
 
 def _failed(name: str, error: CloudDDPError) -> Check:
@@ -158,7 +170,9 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
         image = asked("image", lambda: images.find(aws, spec, info), lambda found: f"{found.id} {found.name}")
         if image is not None and image.warning:
             asked.checks[-1] = Check("image", "warn", image.warning)
-        reached_from = functools.partial(networks.candidates, reached_from=ssh_from)
+        reached_from = functools.partial(
+            networks.candidates, reached_from=reach.public_sources(spec, ssh_from)
+        )
         subnets = asked("network", lambda: reached_from(aws, spec), _network_detail)
         price = asked("price", lambda: offers.price(aws, spec), _price_detail)
         asked.checks.append(_quota(aws, spec, info))

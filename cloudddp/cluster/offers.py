@@ -15,6 +15,7 @@ from cloudddp.cluster.capacity import Attempt, attempt, exhausted
 from cloudddp.cluster.identity import units
 from cloudddp.cluster.plan import Plan, plan
 from cloudddp.cluster.prices import Price
+from cloudddp.cluster.reach import public_sources
 from cloudddp.cluster.requests import LaunchContext
 from cloudddp.cluster.user_data import Identity
 from cloudddp.config.spec import ClusterSpec
@@ -42,18 +43,19 @@ class Offer:
 
 
 def resolve(
-    clouds: Sequence[AWS], spec: ClusterSpec, caller: Callable[[], str]
+    clouds: Sequence[AWS], spec: ClusterSpec, ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]]
 ) -> tuple[list[Offer], list[Attempt]]:
     """Return an offer per region that can run the cluster, in order, and why the other regions cannot.
 
     A fixed number of AWS calls per region. With one region its error is raised; with several, only if none is left.
     """
-    ssh_from = spec.ssh_from or (caller(),)
+    ssh_from = () if spec.proxy_jump else ssh_sources(clouds[0], spec)
     owner = callers.owner(clouds[0])
     offers, excluded = [], []
     for aws in clouds:
         try:
-            offers.append(_offer(aws, spec, ssh_from, owner))
+            # A jump host is looked up among the instances of each region.
+            offers.append(_offer(aws, spec, ssh_from or ssh_sources(aws, spec), owner))
         except CloudDDPError as error:
             if len(clouds) == 1:
                 raise
@@ -67,7 +69,7 @@ def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -
     info = instance_types.describe(aws, spec)
     usual = price(aws, spec)
     image = images.find(aws, spec, info)
-    subnets = networks.candidates(aws, spec, reached_from=ssh_from)
+    subnets = networks.candidates(aws, spec, reached_from=public_sources(spec, ssh_from))
     context = LaunchContext(aws.region, image, subnets, ssh_from, owner, datetime.now(UTC))
     return Offer(aws, info, context, replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb)))
 

@@ -13,6 +13,7 @@ from cloudddp.cluster.connect import Dial, connect, probe
 from cloudddp.cluster.inspect import refresh
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.progress import ProgressCallback
+from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError
 
@@ -53,7 +54,11 @@ def _running(cluster: Cluster, spec: ClusterSpec) -> int:
             f"{len(lost)} of {spec.nodes} nodes ended while starting: {lost[0].id}: {why}",
             code=lost[0].reason_code,
         )
-    return sum(n.state == "running" and bool(n.private_ip and n.public_ip) for n in cluster.nodes.values())
+    public = connection.mode(spec) == "public"
+    return sum(
+        n.state == "running" and bool(n.private_ip and (n.public_ip or not public))
+        for n in cluster.nodes.values()
+    )
 
 
 def make_ready(

@@ -9,6 +9,7 @@ from typing import Any
 
 from cloudddp.aws.networks import Subnet
 from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
+from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 
 
@@ -35,7 +36,7 @@ def run_instances(
                 "DeviceIndex": 0,
                 "SubnetId": subnet.id,
                 "Groups": [Ref("security-group", "GroupId")],
-                "AssociatePublicIpAddress": True,
+                "AssociatePublicIpAddress": connection.mode(spec) == "public",
                 "DeleteOnTermination": True,
             }
         ],

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cloudddp.aws import instance_types
-from cloudddp.aws.caller import caller_block
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.cluster import name_lock
+from cloudddp.cluster import name_lock, reach
 from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
@@ -49,7 +48,8 @@ def up(
     confirm: Callable[[Sequence[Plan], TypeInfo], None] = lambda *_: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
     dial: Dial = dial,
-    caller: Callable[[], str] = caller_block,
+    check_way: Callable[[ClusterSpec], None] = reach.check_way,
+    ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]] = reach.ssh_sources,
 ) -> UpResult:
     """Create the cluster and return when every node is ready to train; check it and return if it already exists.
 
@@ -59,13 +59,15 @@ def up(
     to remove it, even if this function does not return. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
     Leftovers.
     """
+    reach.check_settings(spec)
     instance_types.require_known_type(clouds[0], spec.instance_type)
     for aws in clouds:
         existing = [cluster for cluster in find(aws, spec.name) if cluster.live]
         if existing:
             cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
             return UpResult(cluster, None)
-    offers, excluded = resolve(clouds, spec, caller)
+    check_way(spec)
+    offers, excluded = resolve(clouds, spec, ssh_sources)
     confirm([offer.plan(spec, new_identity()[0]) for offer in offers], offers[0].info)
 
     def create(offer: Offer) -> tuple[Cluster, Plan]:
@@ -127,9 +129,16 @@ def _wait_running(
 
 
 def _record(aws: AWS, spec: ClusterSpec, the_plan: Plan) -> ClusterRecord:
-    user = spec.user or the_plan.image.user
     return ClusterRecord(
-        the_plan.cluster_id, spec.name, aws.region, aws.endpoint, iso(the_plan.expires), user
+        the_plan.cluster_id,
+        spec.name,
+        aws.region,
+        aws.endpoint,
+        iso(the_plan.expires),
+        user=spec.user or the_plan.image.user,
+        connect=spec.connect or "",
+        proxy_jump=spec.proxy_jump or "",
+        proxy_command=spec.proxy_command or "",
     )
 
 

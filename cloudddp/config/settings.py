@@ -18,6 +18,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
+from cloudddp.config import connection
 from cloudddp.config.options import Flag
 from cloudddp.config.spec import (
     SECTIONS,
@@ -177,8 +178,9 @@ def resolve(layers: Sequence[Layer]) -> Config:
                 if key == "env":  # tables merge, so that --env adds to the file's
                     checked = {**chosen[section].get("env", {}), **checked}
                 chosen[section][key] = checked
+    connection.check(cluster := ClusterSpec(**chosen["cluster"]))
     return Config(
-        cluster=ClusterSpec(**chosen["cluster"]),
+        cluster=cluster,
         job=JobSpec(**chosen["job"]),
         sync=SyncSpec(**chosen["sync"]),
         setup=SetupSpec(**chosen["setup"]),

@@ -195,6 +195,37 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         ],
         _limited("CIDR blocks that may connect with SSH. Default: this computer's address only."),
     ] = ()
+    connect: (
+        Annotated[
+            Literal["public", "private", "jump"],
+            _limited(
+                "How SSH reaches the nodes: by public address, by private address (VPN), or by proxy_jump."
+            ),
+        ]
+        | None
+    ) = None
+    proxy_jump: (
+        Annotated[
+            str,
+            _limited(
+                "Jump host for SSH to private nodes, as for `ssh -J`; its host key must be in your known_hosts.",
+                allowed="[user@]host[:port]",
+                pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}@)?([A-Za-z0-9][A-Za-z0-9._-]{0,252}|\[[0-9a-fA-F:.]+\])(:\d{1,5})?\Z",
+            ),
+        ]
+        | None
+    ) = None
+    proxy_command: (
+        Annotated[
+            str,
+            _limited(
+                "Command that connects to a node's SSH server, as ssh's ProxyCommand: %h is the instance id, %a the address.",
+                allowed="a command line of at most 2000 characters",
+                pattern=r"^[^\x00-\x1f\x7f]{1,2000}\Z",
+            ),
+        ]
+        | None
+    ) = None
     disk_gb: Annotated[int, _limited("Size of the root volume in GiB (gp3, encrypted).", ge=8, le=16384)] = (
         150
     )

@@ -11,9 +11,8 @@ import base64
 import contextlib
 import errno
 import logging
-import socket
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError, NodeError
 from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.channel import Activity, Background, drain, feed, time_limit
+from cloudddp.ssh.routes.route import DIRECT, Route, Stream
 
 if TYPE_CHECKING:
     import paramiko
@@ -44,6 +44,7 @@ class Target:
     user: str
     private_key: Path
     host_keys: tuple[str, ...]
+    route: Route = field(default=DIRECT, compare=False)
 
     @property
     def known_as(self) -> str:
@@ -107,13 +108,15 @@ class Connection:
         kind, blob = host_key.split()[:2]
         key = paramiko.PKey.from_type_string(kind, base64.b64decode(blob))
         client.get_host_keys().add(target.known_as, kind, key)
+        stream = None
         try:
+            stream = target.route.open(target, connect_timeout, limits)
             client.connect(
                 target.host,
                 target.port,
                 username=target.user,
                 pkey=paramiko.Ed25519Key.from_private_key_file(str(target.private_key)),
-                sock=_tcp(target, connect_timeout, limits),
+                sock=stream,
                 timeout=connect_timeout,
                 banner_timeout=connect_timeout,
                 auth_timeout=connect_timeout,
@@ -121,10 +124,11 @@ class Connection:
                 look_for_keys=False,
             )
         except (OSError, EOFError, paramiko.SSHException) as error:
-            client.close()
-            raise _explain(target, host_key, error) from None
+            cause = target.route.explain(target, stream) if _is_end(error) else None
+            _close(client, stream)
+            raise cause or _explain(target, host_key, error) from None
         except BaseException:
-            client.close()
+            _close(client, stream)
             raise
         transport = client.get_transport()
         assert transport is not None  # noqa: S101  connect() succeeded
@@ -255,13 +259,19 @@ class _BoundedBuffer:
         self.data += data
 
 
-def _tcp(target: Target, timeout: float, limits: Timing) -> socket.socket:
-    connection = socket.create_connection((target.host, target.port), timeout)
-    # paramiko leaves Nagle's algorithm on: without it a command takes 2 ms instead of 44 ms.
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: ends the connection if keepalives are not acknowledged
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.dead * 1000))
-    return connection
+def _is_end(error: BaseException) -> bool:
+    """Return whether the stream has ended or is silent, and not the server refused something."""
+    import paramiko
+
+    return not isinstance(error, (paramiko.BadHostKeyException, paramiko.AuthenticationException)) and (
+        "not found in known_hosts" not in str(error)
+    )
+
+
+def _close(client: paramiko.SSHClient, stream: Stream | None) -> None:
+    client.close()
+    if stream is not None:  # which the client closes only if it has begun to use it
+        stream.close()
 
 
 def _silence_log() -> None:
@@ -319,10 +329,7 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
     ):
         return ConnectError(
             f"{where}: no answer",
-            hint=(
-                "check security group, route and your own network; if your address has changed: ",
-                Command("allow-me"),
-            ),
+            hint=target.route.silent_hint,
             patience=inf,
         )
     if "banner" in str(error) or "No existing session" in str(error):

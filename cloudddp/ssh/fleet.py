@@ -250,3 +250,5 @@ class Fleet:
             connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
             connection.close()
+        for route in {id(target.route): target.route for target in self.targets.values()}.values():
+            route.close()

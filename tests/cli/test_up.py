@@ -303,7 +303,7 @@ def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
                 ClusterSpec(name=f"n{nodes}", nodes=nodes),
                 progress=lambda _: None,
                 dial=lambda found, *_: Nodes(found, gpus=1, cpus=4),
-                caller=lambda: "203.0.113.7/32",
+                ssh_sources=lambda *_: ("203.0.113.7/32",),
             )
             assert len(result.cluster.nodes) == nodes
             counts[nodes] = len(calls)

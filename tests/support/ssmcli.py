@@ -24,4 +24,7 @@ def install(folder: Path) -> Path:
     program = folder / "aws"
     program.write_text(_PROGRAM.format(python=sys.executable, log=log))
     program.chmod(0o755)
+    plugin = folder / "session-manager-plugin"  # which the AWS CLI starts
+    plugin.write_text("#!/bin/sh\n")
+    plugin.chmod(0o755)
     return log

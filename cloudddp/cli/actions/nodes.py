@@ -88,6 +88,7 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, node: int, co
         "GlobalKnownHostsFile=none",
         f"IdentityFile={_ssh_config_value(target.private_key)}",
         "IdentitiesOnly=yes",
+        *target.route.openssh_options(target),
     ]
     # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not trusted.
     argv = [program, "-F", "none", "-p", str(target.port)]

@@ -26,7 +26,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import inspect, teardown
+from cloudddp.cluster import inspect, reach, teardown
 from cloudddp.cluster import up as creating
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
@@ -42,6 +42,7 @@ from cloudddp.ssh.fleet import Outcome
 T = TypeVar("T")
 Print = Callable[[str], None]
 _WRAPPER = ("python3", "agent.pyz", "rank")  # records each rank's log and exit code
+JUMP_HOST = "10.0.0.10"  # stands for the private address of a jump host
 CALLER = "203.0.113.7/32"  # stands for this computer's own address; from the range for documentation
 
 
@@ -89,7 +90,7 @@ class Nodes:
 
     def _shown(self, node: int, step: str, command: str, data: bytes) -> Iterator[str]:
         """Yield the lines that show a command and what it gets on stdin."""
-        yield f"\nnode {node} ({self._cluster.nodes[node].public_ip}) $ {command}"
+        yield f"\nnode {node} ({self._cluster.nodes[node].public_ip or self._cluster.nodes[node].private_ip}) $ {command}"
         message = data.partition(b"\n")[0]
         if step == StartRequest.STEP:
             start = decode(message, StartRequest)
@@ -248,5 +249,11 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> Up
         return Nodes(created, gpus=info[0].gpus, cpus=info[0].vcpus, print=console.print if show else None)
 
     return creating.up(
-        [aws], settings.cluster, progress=lambda _: None, confirm=agree, dial=dial, caller=lambda: CALLER
+        [aws],
+        settings.cluster,
+        progress=lambda _: None,
+        confirm=agree,
+        dial=dial,
+        check_way=lambda _: None,
+        ssh_sources=lambda aws, spec: reach.ssh_sources(aws, spec, lambda: CALLER, lambda *_: JUMP_HOST),
     )

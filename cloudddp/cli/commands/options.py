@@ -82,6 +82,18 @@ CLUSTER_SETTINGS = (
         description="Size of the root volume in GiB (gp3, encrypted).",
     ),
     SettingOption(
+        "cluster", "connect", "--connect", metavar="HOW",
+        description="How SSH reaches the nodes: by public address, by private address (VPN), or by proxy_jump.",
+    ),
+    SettingOption(
+        "cluster", "proxy_jump", "--proxy-jump", metavar="HOST",
+        description="Jump host for SSH to private nodes, as for `ssh -J`; its host key must be in your known_hosts.",
+    ),
+    SettingOption(
+        "cluster", "proxy_command", "--proxy-command", metavar="COMMAND",
+        description="Command that connects to a node's SSH server, as ssh's ProxyCommand: %h is the instance id, %a the address.",
+    ),
+    SettingOption(
         "cluster", "ssh_from", "--ssh-from", metavar="CIDR",
         description="CIDR blocks that may connect with SSH. Default: this computer's address only.",
     ),

@@ -19,7 +19,7 @@ VERBS = {
     "interrupt": (f"{_HERE}:interrupt", "Interrupt a spot node, after EC2's notice."),
     "session": (
         f"{_HERE}:session",
-        "Connect stdin and stdout with a port of a node, as Session Manager does.",
+        "Connect to a port of a node, as Session Manager does.",
     ),
     "shell": (f"{_HERE}:shell", "Open a shell inside the simulator's network."),
     "start": (f"{_HERE}:start", "Start the simulator, unless it is running with these options."),
@@ -175,9 +175,9 @@ session = Verb(
             help="Port of the node.",
         ),
     ],
-    help="""Connect stdin and stdout with a port of a node, as Session Manager does.
+    help="""Connect to a port of a node, as Session Manager does.
 
-    It needs no route to the node and no rule of a security group. It replaces `aws ssm start-session --document-name
+    Stdin and stdout are the connection. It needs no route to the node and no rule of a security group. It replaces `aws ssm start-session --document-name
     AWS-StartSSHSession` as a proxy command of ssh, or as `proxy_command` in cloudddp.toml.
 
     \b

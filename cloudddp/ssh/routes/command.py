@@ -1,0 +1,180 @@
+"""A proxy command: a program per connection whose stdin and stdout are the stream to the node's SSH server.
+
+As OpenSSH's ProxyCommand: run by the user's shell with `exec`, over pipes (ssh's tokens were replaced before). It ends
+with the connection. paramiko.ProxyCommand is not used: its recv waits for a full buffer, it never reads the program's
+stderr, so that a talkative program blocks, it splits the command itself instead of the shell, and it never reaps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from math import inf
+from typing import TYPE_CHECKING
+
+from cloudddp.config.timing import Timing
+from cloudddp.errors import ConnectError, Text
+from cloudddp.ssh.routes.route import Stream
+from cloudddp.text import one_line
+
+if TYPE_CHECKING:
+    from cloudddp.ssh.connection import Target
+
+_KEPT = 4096  # bytes of what the program writes to stderr
+_SLICE = 0.1  # seconds of one wait, after which a closed stream is noticed
+_END_SECONDS = 3.0  # for the program to end after SIGTERM
+_EXIT_SECONDS = 2.0  # for the program to exit after it has closed its output
+# The shell's "not found" and "not executable"; the AWS CLI's "invalid usage" and "no valid configuration"
+# (https://docs.aws.amazon.com/cli/latest/userguide/cli-usage-returncodes.html).
+_PERMANENT = (126, 127, 252, 253)
+_DENIED = ("AccessDenied", "ExpiredToken", "UnrecognizedClient")
+
+
+class ProxyCommand:
+    """A route by one command line, for one node. `environment` is added to that of this process."""
+
+    def __init__(self, command: str, environment: Mapping[str, str]) -> None:
+        self.silent_hint: Text = f"does the proxy command connect? {one_line(command, 300)}"
+        self._command = command
+        self._environment = dict(environment)
+
+    def open(self, _target: Target, timeout: float, _limits: Timing) -> Stream:
+        stream = ProcessStream(self._command, self._environment)
+        stream.settimeout(timeout)
+        return stream
+
+    def explain(self, target: Target, stream: Stream | None) -> ConnectError | None:
+        code = stream.exit_code() if stream is not None else None
+        if stream is None or code is None:
+            return None
+        said = stream.said()
+        how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+        permanent = code in _PERMANENT or any(word in said for word in _DENIED)
+        return ConnectError(
+            f"{target.label}: the proxy command {how}" + (f": {said}" if said else ""),
+            hint=f"it was: {one_line(self._command, 300)}",
+            patience=0.0 if permanent else inf,
+        )
+
+    def openssh_options(self, _target: Target) -> list[str]:
+        return [f"ProxyCommand={self._command.replace('%', '%%')}"]
+
+    def close(self) -> None:
+        """Each stream ends its own program."""
+
+
+class ProcessStream:
+    """A program's stdin and stdout, like a socket."""
+
+    def __init__(self, command: str, environment: Mapping[str, str]) -> None:
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        self._process = subprocess.Popen(
+            [shell, "-c", f"exec {command}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+            # Ctrl-C is for cloudddp, which may still need the connection to stop a job.
+            start_new_session=True,
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr  # noqa: S101  pipes
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
+        self._timeout: float | None = None
+        self._closed = self._ended = False
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._errors = bytearray()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._timeout = seconds
+
+    def recv(self, size: int) -> bytes:
+        """Return what has arrived, b'' at the end. Raises TimeoutError."""
+        deadline = self._deadline()
+        while True:
+            with self._receiving:
+                if self._closed:
+                    return b""
+                if _ready(self._output, select.POLLIN, deadline):
+                    data = os.read(self._output, size)
+                    self._ended = self._ended or not data
+                    return data
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+
+    def send(self, data: bytes) -> int:
+        """Return how many bytes were sent. Raises TimeoutError, OSError if the program has ended."""
+        deadline = self._deadline()
+        while True:
+            with self._sending:
+                if self._closed:
+                    raise BrokenPipeError
+                if _ready(self._input, select.POLLOUT, deadline):
+                    with contextlib.suppress(BlockingIOError):
+                        return os.write(self._input, data)
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+
+    def _deadline(self) -> float:
+        return inf if self._timeout is None else time.monotonic() + self._timeout
+
+    def close(self) -> None:
+        """End the program, in the background if it takes time."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._ended:  # one that has ended by itself keeps its exit code
+            self._signal(signal.SIGTERM)
+        threading.Thread(target=self._end, daemon=True).start()
+
+    def _end(self) -> None:
+        for lock, pipe in ((self._sending, self._process.stdin), (self._receiving, self._process.stdout)):
+            with lock, contextlib.suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the program and what it has started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, number)
+
+    def exit_code(self) -> int | None:
+        """Return the program's exit code if it has ended by itself."""
+        try:
+            return self._process.wait(_EXIT_SECONDS if self._ended else _SLICE)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def said(self) -> str:
+        """Return the last line that the program has written to stderr, safe to print."""
+        self._listener.join(_EXIT_SECONDS)
+        lines = [line for line in bytes(self._errors).decode(errors="replace").splitlines() if line.strip()]
+        return one_line(lines[-1], 300) if lines else ""
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None  # noqa: S101
+        with self._process.stderr as pipe:
+            while data := os.read(pipe.fileno(), 1024):
+                self._errors += data
+                del self._errors[:-_KEPT]
+
+
+def _ready(descriptor: int, event: int, deadline: float) -> bool:
+    """Wait for a moment; return whether reading or writing would not block, also at the end of the pipe."""
+    poll = select.poll()
+    poll.register(descriptor, event)
+    seconds = max(0.0, min(_SLICE, deadline - time.monotonic()))
+    return bool(poll.poll(seconds * 1000))

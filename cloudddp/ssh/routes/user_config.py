@@ -1,0 +1,95 @@
+"""The user's own SSH configuration, for a jump host: name, port, user and keys as `ssh -J` would use them."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudddp.errors import UsageError
+from cloudddp.text import one_line
+
+_GIVEN = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
+
+
+@dataclass(frozen=True, slots=True)
+class JumpHost:
+    """A jump host. `given` is the setting; `keys` are the private keys that the configuration names for it."""
+
+    given: str
+    host: str
+    port: int
+    user: str
+    keys: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        return f"jump host {self.user}@{self.host} port {self.port}"
+
+    @property
+    def known_as(self) -> str:
+        """Its name in a known_hosts file."""
+        return self.host if self.port == 22 else f"[{self.host}]:{self.port}"
+
+    @property
+    def ssh(self) -> tuple[str, ...]:
+        """The words after `ssh` that log in to it; ssh reads the same configuration again."""
+        user, host, port = split(self.given)
+        return (*(("-p", str(port)) if port else ()), f"{user}@{host}" if user else host)
+
+
+def split(given: str) -> tuple[str, str, int | None]:
+    """Return user ('' if not given), host and port (None if not given) of `[user@]host[:port]`."""
+    found = _GIVEN.fullmatch(given)
+    if found is None:
+        raise ValueError(f"not a jump host: {given!r}")
+    return found["user"] or "", found["host"].strip("[]"), int(found["port"]) if found["port"] else None
+
+
+def jump_host(given: str) -> JumpHost:
+    """Return the jump host that a setting names. Raises UsageError if ~/.ssh/config cannot be used for it."""
+    user, host, port = split(given)
+    found = _lookup(host)
+    for option in ("proxyjump", "proxycommand"):
+        if str(found.get(option, "none")).lower() != "none":
+            raise UsageError(
+                f"{_config_file()} has a {option} for {host}: cloudddp connects through one jump host only",
+                hint=f'let ssh do it: proxy_command = "ssh -W %a:%p {one_line(given)}" instead of proxy_jump',
+            )
+    keys = found.get("identityfile", [])
+    return JumpHost(
+        given=given,
+        host=str(found.get("hostname") or host),
+        port=port or _port(found.get("port")),
+        user=user or str(found.get("user") or getpass.getuser()),
+        keys=tuple(str(key) for key in keys if Path(key).expanduser().is_file()),
+    )
+
+
+def _config_file() -> Path:
+    return Path("~/.ssh/config").expanduser()
+
+
+def _lookup(host: str) -> dict[str, Any]:
+    import paramiko
+
+    path = _config_file()
+    try:
+        if not path.is_file():
+            return {}
+        return dict(paramiko.SSHConfig.from_text(path.read_text(errors="replace")).lookup(host))
+    except (OSError, ValueError, ImportError, paramiko.SSHException, paramiko.ConfigParseError) as error:
+        raise UsageError(
+            f"cannot read {path}, which may have settings for the jump host {host}: {one_line(str(error), 200)}",
+            hint='let ssh read it: proxy_command = "ssh -W %a:%p HOST" instead of proxy_jump',
+        ) from None
+
+
+def _port(text: object) -> int:
+    try:
+        return int(str(text or 22))
+    except ValueError:
+        return 22
