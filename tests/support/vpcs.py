@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from typing import Any
 
 EVERYWHERE = "0.0.0.0/0"
+_numbers = itertools.count()
 
 
 class Vpc:
@@ -44,9 +46,9 @@ class Vpc:
 
     def group(self, *blocks: str) -> str:
         """Create a security group that admits everything from these blocks."""
-        made = self._ec2.create_security_group(GroupName="of the VPC", Description="d", VpcId=self.id)[
-            "GroupId"
-        ]
+        made = self._ec2.create_security_group(
+            GroupName=f"of a test {next(_numbers)}", Description="d", VpcId=self.id
+        )["GroupId"]
         ranges = [{"CidrIp": block} for block in blocks]
         self._ec2.authorize_security_group_ingress(
             GroupId=made, IpPermissions=[{"IpProtocol": "-1", "IpRanges": ranges}]

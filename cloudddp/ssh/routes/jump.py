@@ -20,7 +20,7 @@ from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError, Text
 from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.routes.route import Stream, tcp
-from cloudddp.ssh.routes.user_config import KNOWN_HOSTS, JumpHost, jump_host
+from cloudddp.ssh.routes.user_config import KNOWN_HOSTS, JumpHost, jump_host, openssh_files
 from cloudddp.text import one_line
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ class Jump:
             "StrictHostKeyChecking=yes",
             "-o",
             "ClearAllForwardings=yes",
+            *openssh_files(),
         ]
         command = shlex.join([*words, "-W", f"[{target.host}]:{target.port}", *self._host.ssh])
         return [f"ProxyCommand={command.replace('%', '%%')}"]
@@ -221,7 +222,7 @@ def _explain(host: JumpHost, error: BaseException, shown: paramiko.PKey | None) 
             + (f" (it presents {_print(shown)})" if shown is not None else ""),
             hint=f"log in once, compare the fingerprint, and accept it: `{login}`",
         )
-    if isinstance(error, paramiko.AuthenticationException):
+    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(error):
         return ConnectError(
             f"{host.where}: it accepts none of your keys ({one_line(str(error), 200)})",
             hint=f"does `{login}` log in without asking? add your key to the agent with `ssh-add`; for any other login, "

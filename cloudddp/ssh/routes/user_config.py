@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
+import os
+import pwd
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,7 @@ from cloudddp.errors import UsageError
 from cloudddp.text import one_line
 
 _GIVEN = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+_DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 
 
@@ -67,6 +71,28 @@ def jump_host(given: str) -> JumpHost:
         user=user or str(found.get("user") or getpass.getuser()),
         keys=tuple(str(key) for key in keys if Path(key).expanduser().is_file()),
     )
+
+
+def openssh_files() -> list[str]:
+    """Return the options of `ssh` for the files that are used here, where they are not its own defaults.
+
+    OpenSSH looks in the home folder of the user database, Python and paramiko in HOME.
+    """
+    folder = Path("~/.ssh").expanduser()
+    with contextlib.suppress(KeyError):  # no entry for this user
+        if folder.parent == Path(pwd.getpwuid(os.getuid()).pw_dir):
+            return []
+    config = _config_file()
+    found = [
+        "-F",
+        str(config) if config.is_file() else "none",
+        "-o",
+        f"UserKnownHostsFile={folder / 'known_hosts'}",
+    ]
+    for name in _DEFAULT_KEYS:
+        if (folder / name).is_file():
+            found += ["-i", str(folder / name)]
+    return found
 
 
 def _config_file() -> Path:

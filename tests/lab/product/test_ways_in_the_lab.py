@@ -260,5 +260,6 @@ def test_contradictions_are_refused_before_anything_is_created(
 ) -> None:
     configure(cli, **settings)
     refused = cli("up")
+    (cli.cwd / "cloudddp.toml").unlink()
     assert refused.returncode == 2, refused.stderr
     assert message in refused.stderr
