@@ -13,14 +13,14 @@ import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from math import inf
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError, Text
 from cloudddp.ssh import paramiko_fixes
+from cloudddp.ssh.routes.known_hosts import FILES, KnownHosts, Verdict
 from cloudddp.ssh.routes.route import Stream, tcp
-from cloudddp.ssh.routes.user_config import KNOWN_HOSTS, JumpHost, jump_host, openssh_files
+from cloudddp.ssh.routes.user_config import JumpHost, jump_host, openssh_files
 from cloudddp.text import one_line
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from cloudddp.ssh.connection import Target
 
 _WINDOW = 16 << 20  # bytes in flight per node: 2 MiB, paramiko's default, limits a 100 ms path to 20 MB/s
+# Signature algorithms of a key type that has several (RFC 8332).
+_ALGORITHMS = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
 _FORBIDDEN = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED, RFC 4254 section 5.1
 
 
@@ -156,72 +158,92 @@ class Jump:
             client.close()
 
 
+class _Verification:
+    """Host key verification for paramiko, which calls it for each host that it has no key of: here every host."""
+
+    def __init__(self, host: JumpHost) -> None:
+        self._name = host.known_as.lower()
+        self._known = KnownHosts()
+        self.refused: Verdict | None = None
+        self.shown: paramiko.PKey | None = None
+
+    def transport(self, stream: Stream, **options: Any) -> paramiko.Transport:
+        """Return a transport that asks the host for a key of a type that is known, if there is one."""
+        import paramiko
+
+        transport = paramiko.Transport(stream, **options)
+        offered = transport.get_security_options()
+        wanted = [name for kind in self._known.types(self._name) for name in _ALGORITHMS.get(kind, (kind,))]
+        first = [name for name in wanted if name in offered.key_types]
+        offered.key_types = [*first, *(name for name in offered.key_types if name not in first)]
+        return transport
+
+    def missing_host_key(self, _client: paramiko.SSHClient, _name: str, key: paramiko.PKey) -> None:
+        import paramiko
+
+        self.shown = key
+        verdict = self._known.verdict(self._name, key.get_name(), key.get_base64())
+        if verdict is not Verdict.KNOWN:
+            self.refused = verdict
+            raise paramiko.SSHException("host key refused")
+
+
 def _log_in(host: JumpHost, timeout: float, limits: Timing) -> paramiko.SSHClient:
     import paramiko
 
+    verification = _Verification(host)
     client = paramiko.SSHClient()
-    client.set_missing_host_key_policy(paramiko.RejectPolicy())
-    _load_known_hosts(client)
+    client.set_missing_host_key_policy(verification)  # which has the methods of a policy
+    stream = None
     try:
+        stream = tcp(host.host, host.port, timeout, limits)
         client.connect(
             host.host,
             host.port,
             username=host.user,
-            sock=tcp(host.host, host.port, timeout, limits),
+            sock=stream,
             timeout=timeout,
             banner_timeout=timeout,
             auth_timeout=timeout,
             key_filename=list(host.keys) or None,
             look_for_keys=not host.keys,
+            transport_factory=verification.transport,
         )
     except (OSError, EOFError, paramiko.SSHException) as error:
+        raise _explain(host, error, verification) from None
+    finally:
         transport = client.get_transport()
-        shown = transport.host_key if transport is not None else None
-        client.close()
-        raise _explain(host, error, shown) from None
-    except BaseException:
-        client.close()
-        raise
-    transport = client.get_transport()
+        if transport is None or not transport.is_authenticated():
+            client.close()
+            if stream is not None:
+                stream.close()
     assert transport is not None  # noqa: S101  connect() succeeded
     transport.set_keepalive(limits.keepalive)
     paramiko_fixes.apply(transport)
     return client
 
 
-def _load_known_hosts(client: paramiko.SSHClient) -> None:
-    import paramiko
-    from paramiko.hostkeys import InvalidHostKey
-
-    for name in KNOWN_HOSTS:
-        path = Path(name).expanduser()
-        try:
-            client.load_system_host_keys(str(path))
-        except OSError:  # it does not exist
-            continue
-        except (InvalidHostKey, ValueError, paramiko.SSHException) as error:
-            raise ConnectError(
-                f"cannot read {path}: {one_line(str(error), 200)}",
-                hint="ssh-keygen -F HOST shows the entries of a host; remove the damaged line",
-            ) from None
-
-
-def _explain(host: JumpHost, error: BaseException, shown: paramiko.PKey | None) -> ConnectError:
+def _explain(host: JumpHost, error: BaseException, verification: _Verification) -> ConnectError:
     """Return what a failed connection to the jump host means, and whether waiting may help."""
     import paramiko
 
     login = shlex.join(["ssh", *host.ssh])
-    if isinstance(error, paramiko.BadHostKeyException):
-        return ConnectError(
-            f"{host.where}: its host key is not the one in {KNOWN_HOSTS[0]}: refused (it presents {_print(error.key)})",
-            hint=f"if the jump host was replaced: `ssh-keygen -R {shlex.quote(host.known_as)}`, then `{login}`",
-        )
-    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
-        return ConnectError(
-            f"{host.where}: its host key is not in {KNOWN_HOSTS[0]}, so it cannot be verified: refused"
-            + (f" (it presents {_print(shown)})" if shown is not None else ""),
-            hint=f"log in once, compare the fingerprint, and accept it: `{login}`",
-        )
+    shown = (
+        f"refused (it presents {_print(verification.shown)})" if verification.shown is not None else "refused"
+    )
+    match verification.refused:
+        case Verdict.UNKNOWN:
+            return ConnectError(
+                f"{host.where}: its host key is not in {FILES[0]}, so it cannot be verified: {shown}",
+                hint=f"log in once, compare the fingerprint, and accept it: `{login}`",
+            )
+        case Verdict.CHANGED:
+            return ConnectError(
+                f"{host.where}: its host key is not the one in {FILES[0]}: {shown}",
+                hint=f"if the jump host was replaced: `ssh-keygen -R {shlex.quote(host.known_as)}`, then `{login}`",
+            )
+        case Verdict.REVOKED:
+            return ConnectError(f"{host.where}: its host key is revoked in {FILES[0]}: {shown}")
     if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(error):
         return ConnectError(
             f"{host.where}: it accepts none of your keys ({one_line(str(error), 200)})",

@@ -15,8 +15,8 @@ from cloudddp.errors import UsageError
 from cloudddp.text import one_line
 
 _GIVEN = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+_MATCH_EXEC = re.compile(r"^\s*match\b.*\bexec\b", re.IGNORECASE | re.MULTILINE)
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
-KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,10 @@ def _lookup(host: str) -> dict[str, Any]:
     try:
         if not path.is_file():
             return {}
-        return dict(paramiko.SSHConfig.from_text(path.read_text(errors="replace")).lookup(host))
+        text = path.read_text(errors="replace")
+        if _MATCH_EXEC.search(text):  # paramiko would run the commands, with this process's stdin
+            raise ValueError("it has `Match exec`, which cloudddp does not run")
+        return dict(paramiko.SSHConfig.from_text(text).lookup(host))
     except (OSError, ValueError, ImportError, paramiko.SSHException, paramiko.ConfigParseError) as error:
         raise UsageError(
             f"cannot read {path}, which may have settings for the jump host {host}: {one_line(str(error), 200)}",

@@ -1,0 +1,151 @@
+"""SSH connections by a proxy command: the program's stream, its end, and its errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.sshserver import Site, site
+
+from cloudddp.config import connection as ways
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import ConnectError, UsageError, render
+from cloudddp.ssh.connection import Connection, Target
+from cloudddp.ssh.routes.command import ProxyCommand
+
+NC = (
+    "import os, socket, sys, threading\n"
+    "open(sys.argv[2], 'a').write(f'{os.getpid()}\\n')\n"
+    "print('x' * 200_000, file=sys.stderr)\n"  # more than a pipe holds
+    "s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
+    "def out():\n"
+    "    while data := s.recv(65536): os.write(1, data)\n"
+    "    os._exit(0)\n"
+    "threading.Thread(target=out, daemon=True).start()\n"
+    "while data := os.read(0, 65536): s.sendall(data)\n"
+)
+
+
+@pytest.fixture
+def ssh_site(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as created:
+        yield created
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "nc.py"
+    path.write_text(NC)
+    return f"{sys.executable} {path}"
+
+
+def by(site: Site, command: str, port: int = 1) -> Target:
+    return site.target(port, route=ProxyCommand(command, {"AWS_REGION": "eu-west-1"}))
+
+
+def refusal(target: Target) -> ConnectError:
+    with pytest.raises(ConnectError) as caught:
+        Connection.open(target, connect_timeout=10.0)
+    return caught.value
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_command_carries_the_connection_and_ends_with_it(
+    ssh_site: Site, program: str, tmp_path: Path
+) -> None:
+    connection = Connection.open(by(ssh_site, f"{program} {ssh_site.server().port} {tmp_path / 'pids'}"))
+    data = bytes(range(256)) * (1 << 13)
+    assert connection.run("cat", stdin=data, limit=1 << 24).stdout == data
+    (pid,) = map(int, (tmp_path / "pids").read_text().split())
+    connection.close()
+    assert gone(pid)
+
+
+def test_refused_host_key_ends_the_command(ssh_site: Site, program: str, tmp_path: Path) -> None:
+    other = ssh_site.server(algorithm="ecdsa-sha2-nistp256")
+    error = refusal(by(ssh_site, f"{program} {other.port} {tmp_path / 'pids'}"))
+    assert "refused" in error.message
+    assert gone(int((tmp_path / "pids").read_text()))
+
+
+def test_command_gets_the_region(ssh_site: Site, tmp_path: Path) -> None:
+    refusal(by(ssh_site, f"sh -c 'echo $AWS_REGION > {tmp_path}/region'"))
+    assert (tmp_path / "region").read_text() == "eu-west-1\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "retry"),
+    [
+        ("sh -c 'echo one >&2; echo two >&2; exit 3'", "the proxy command exited with 3: two", True),
+        ("no-such-program-here", "exited with 127", False),
+        ("sh -c 'echo An error occurred: AccessDeniedException >&2; exit 254'", "AccessDenied", False),
+        ("sh -c 'echo i-0 is not connected >&2; exit 254'", "i-0 is not connected", True),
+        ("sh -c 'kill -9 $$'", "was ended by signal 9", True),
+        ("true", "exited with 0", True),
+        ("sh -c 'printf \"\\033[31mred\" >&2; exit 1'", "red", True),
+    ],
+)
+def test_command_that_exits_at_once_is_explained(
+    ssh_site: Site, command: str, message: str, retry: bool
+) -> None:
+    error = refusal(by(ssh_site, command))
+    assert message in error.message
+    assert "\033" not in error.message
+    assert command.split()[0] in render(error.hint)
+    assert bool(error.patience) is retry
+
+
+def test_silent_command_times_out(ssh_site: Site) -> None:
+    target = by(ssh_site, "sleep 100")
+    with pytest.raises(ConnectError):
+        Connection.open(target, connect_timeout=0.5)
+
+
+def test_tokens_are_those_of_ssh() -> None:
+    values = {"%h": "i-0abc", "%n": "i-0abc", "%a": "10.0.0.4", "%p": "22", "%r": "ubuntu"}
+    aws = "sh -c \"aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters 'portNumber=%p'\""
+    assert ways.expand(aws, values).count("--target i-0abc ") == 1
+    assert ways.expand("nc %a %p # %r 100%%", values) == "nc 10.0.0.4 22 # ubuntu 100%"
+    for value in ("i-0;reboot", "$(x)", "a b", "'", "é"):
+        with pytest.raises(ValueError, match="cannot be part of a command"):
+            ways.expand("x %h", {**values, "%h": value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "public"),
+        ({"proxy_jump": "b"}, "jump"),
+        ({"proxy_command": "x %h"}, "private"),
+        ({"proxy_command": "x %a", "connect": "public"}, "public"),
+        ({"connect": "private"}, "private"),
+    ],
+)
+def test_mode(settings: dict[str, str], expected: str) -> None:
+    spec = ClusterSpec(**settings)
+    ways.check(spec)
+    assert ways.mode(spec) == expected
+
+
+@pytest.mark.parametrize("command", ["x %", "x %C", "x %d %h"])
+def test_unknown_tokens_are_refused(command: str) -> None:
+    with pytest.raises(UsageError, match="unknown token"):
+        ways.check(ClusterSpec(proxy_command=command))
+
+
+def test_environment_of_this_process_is_unchanged(ssh_site: Site) -> None:
+    before = dict(os.environ)
+    refusal(by(ssh_site, "true"))
+    assert dict(os.environ) == before
