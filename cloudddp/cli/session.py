@@ -136,6 +136,8 @@ def start(
                 require_region(options.region)  # before anything is started
             _enter_simulator(console)
             checked = settings.resolve(_layers(options, flags, where.files))  # its SSH port is a setting
+    if options.profile and not options.sim:
+        os.environ["AWS_PROFILE"] = options.profile  # for a proxy command that calls AWS, such as `aws ssm`
     return Session(console, options, checked, where.root, anyone)
 
 

@@ -12,6 +12,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.cluster.up import UpResult
+from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 
 
@@ -40,11 +41,29 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> str:
         f"  deadline  {moment(the_plan.expires)}, in {duration(the_plan.hours * 3600)}: the nodes then terminate",
         f"  at most   {dollars(the_plan.cost)} until then, without traffic",
     ]
+    if (how := _access(spec)) is not None:
+        lines.append(f"  access    {how}")
     if info.cards > 1 and spec.nodes > 1:
         lines.append(
             f"  network   one of the type's {info.cards} network cards, without EFA: slow between nodes"
         )
     return "\n".join(lines)
+
+
+def _access(spec: ClusterSpec) -> str | None:
+    """Return how SSH reaches the nodes, in words; None for the default."""
+    if connection.mode(spec) == "public":
+        return (
+            None
+            if spec.proxy_command is None
+            else "SSH by the proxy command; the nodes have public addresses"
+        )
+    how = "by private address"
+    if spec.proxy_jump is not None:
+        how = f"through {spec.proxy_jump}"
+    elif spec.proxy_command is not None:
+        how = "by the proxy command"
+    return f"SSH {how}; the nodes have no public address"
 
 
 def up(created: UpResult) -> str:

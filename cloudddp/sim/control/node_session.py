@@ -48,7 +48,7 @@ def _connect(sim: Simulator, node: dict[str, Any], port: int) -> socket.socket:
         pid = Path(node["home"]).parts[2]  # /proc/PID/root/...
         kernel.setns(Path(f"/proc/{pid}/ns/net"), kernel.CLONE_NEWNET)
         return socket.create_connection(("127.0.0.1", port), _TIMEOUT)
-    address = (node["public_ip"] or node["private_ip"], sim.ssh_port if port == 22 else port)
+    address = (node["private_ip"], sim.ssh_port if port == 22 else port)
     return socket.create_connection(address, _TIMEOUT)
 
 

@@ -1,0 +1,75 @@
+"""Settings of the way to the nodes, on process nodes; the networks themselves are in tests/lab/product."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.jumphost import rules
+
+SESSION = f"{sys.executable} -m cloudddp sim session --target %h --port %p"
+
+
+def folder_of(cli: Any) -> Path:
+    (found,) = [
+        path.parent
+        for path in Path(cli.env["CLOUDDDP_HOME"]).glob("clusters/*/cluster.json")
+        if json.loads(path.read_text())["name"] == cli.cluster
+    ]
+    return found
+
+
+def test_proxy_command_is_remembered(cli: Any, ec2: Any) -> None:
+    cli.ok("up", "-n", "2", "--proxy-command", SESSION)
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    assert [node["public_ip"] for node in cluster["nodes"]] == ["", ""]
+    assert rules(ec2, cli.cluster) == []
+    assert cli.ok("exec", "--", "echo here").count("here") == 2
+    assert "is already up" in cli.ok("up", "-n", "2")
+
+
+def test_private_nodes_have_no_public_address(cli: Any, ec2: Any) -> None:
+    shown = cli("up", "-n", "1", "--connect", "private", "--ssh-from", "127.0.0.0/8")
+    assert shown.returncode == 0, shown.stderr
+    assert "SSH by private address; the nodes have no public address" in shown.stderr
+    assert rules(ec2, cli.cluster) == ["127.0.0.0/8"]
+    refused = cli("allow-me")
+    assert refused.returncode == 2
+    assert 'does not apply to connect = "private"' in refused.stderr
+    assert "here" in cli.ok("exec", "--", "echo here")
+
+
+@pytest.mark.parametrize("content", ['"a\\u0000b"', "7", '"x %C"', '["x"]', "null"])
+def test_damaged_record_is_an_error_or_ignored(cli: Any, content: str) -> None:
+    cli.ok("up", "-n", "1", "--proxy-command", SESSION)
+    path = folder_of(cli) / "cluster.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "proxy_command": "REPLACED"}).replace('"REPLACED"', content))
+    refused = cli("exec", "--", "true")
+    assert refused.returncode in (1, 2)
+    assert "a bug in cloudddp" not in refused.stderr
+
+
+def test_dry_run_needs_no_jump_host(cli: Any) -> None:
+    shown = cli.ok("up", "--dry-run", "--proxy-jump", "ubuntu@198.51.100.9")
+    assert '"AssociatePublicIpAddress": false' in shown
+    assert '"CidrIp": "10.0.0.10/32"' in shown
+
+
+def test_jump_host_outside_the_account_needs_ssh_from(cli: Any, tmp_path: Path) -> None:
+    from support.jumpserver import JumpServer
+
+    jump = JumpServer(tmp_path)
+    jump.write_ssh_files()
+    cli.env.update(HOME=str(tmp_path), CLOUDDDP_PROXY_JUMP=jump.given)
+    refused = cli("up", "-n", "1")
+    assert refused.returncode == 2
+    assert "no EC2 instance in us-east-1 has this address" in refused.stderr
+    assert "--ssh-from" in refused.stderr
+    cli.ok("up", "-n", "2", "--ssh-from", "127.0.0.1/32")
+    assert cli.ok("exec", "--", "echo here").count("here") == 2
+    assert len(jump.logins) == 4  # one for each command, and one for the check of each `up`
+    jump.close()
