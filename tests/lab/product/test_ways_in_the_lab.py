@@ -100,7 +100,7 @@ def train(cli: CommandLine) -> None:
 @pytest.mark.torch
 def test_public_subnet_of_a_custom_vpc(cli: CommandLine, laptop: Laptop) -> None:
     vpc = vpc_of(laptop)
-    found = start(cli, "--subnet", vpc.public)
+    found = start(cli, "--subnets", vpc.public)
     assert all(node["public_ip"] for node in found)
     assert rules(laptop.ec2, cli.cluster) == ["203.0.113.10/32"]
     train(cli)
@@ -111,7 +111,7 @@ def test_private_subnet_with_a_jump_host(cli: CommandLine, laptop: Laptop, user:
     vpc = vpc_of(laptop)
     jump = JumpHost(laptop, vpc)
     jump.write_ssh_files(user)
-    configure(cli, subnet=vpc.private, proxy_jump=f"ubuntu@{jump.public}")
+    configure(cli, subnets=f'["{vpc.private}"]', proxy_jump=f"ubuntu@{jump.public}")
     found = start(cli)
     assert not any(node["public_ip"] for node in found)
     assert rules(laptop.ec2, cli.cluster) == [f"{jump.private}/32"]
@@ -124,7 +124,7 @@ def test_private_subnet_by_session_manager(cli: CommandLine, laptop: Laptop, use
     vpc = vpc_of(laptop)
     log = ssmcli.install(user / "bin")
     cli.env["PATH"] = f"{user / 'bin'}:{os.environ['PATH']}"
-    configure(cli, subnet=vpc.private, proxy_command=SSM)
+    configure(cli, subnets=f'["{vpc.private}"]', proxy_command=SSM)
     found = start(cli)
     assert not any(node["public_ip"] for node in found)
     assert rules(laptop.ec2, cli.cluster) == []
@@ -136,7 +136,7 @@ def test_private_subnet_by_session_manager(cli: CommandLine, laptop: Laptop, use
 def test_private_subnet_by_vpn(cli: CommandLine, laptop: Laptop) -> None:
     vpc = vpc_of(laptop)
     assert post_conditions(laptop.sim.endpoint, {"vpn": {vpc.id: "10.8.0.10"}})[0] == 200
-    configure(cli, subnet=vpc.private, connect="private", ssh_from='["10.8.0.10/32"]')
+    configure(cli, subnets=f'["{vpc.private}"]', connect="private", ssh_from='["10.8.0.10/32"]')
     assert not any(node["public_ip"] for node in start(cli))
     assert rules(laptop.ec2, cli.cluster) == ["10.8.0.10/32"]
     train(cli)
@@ -148,7 +148,7 @@ def test_every_verb_goes_through_the_jump_host(cli: CommandLine, laptop: Laptop,
     jump = JumpHost(laptop, vpc)
     jump.write_ssh_files(user)
     (user / ".ssh" / "config").write_text(f"Host bastion\n  HostName {jump.public}\n  User ubuntu\n")
-    configure(cli, subnet=vpc.private)
+    configure(cli, subnets=f'["{vpc.private}"]')
     start(cli, "--proxy-jump", "bastion")
     assert cli.ok("exec", "--", "echo from $SSH_CLIENT").count(f"from {jump.private} ") == 2
     cli.write(
@@ -168,7 +168,7 @@ def test_other_configuration_than_that_of_up(cli: CommandLine, laptop: Laptop, u
     vpc = vpc_of(laptop)
     ssmcli.install(user / "bin")
     cli.env["PATH"] = f"{user / 'bin'}:{os.environ['PATH']}"
-    configure(cli, subnet=vpc.private)
+    configure(cli, subnets=f'["{vpc.private}"]')
     first, _ = start(cli, "--proxy-command", SSM)
     assert cli.ok("ssh", "0", "echo", "here").strip() == "here"
     cli.env["CLOUDDDP_CONNECT"] = "public"
@@ -186,7 +186,7 @@ def test_jump_host_with_unknown_key(cli: CommandLine, laptop: Laptop, user: Path
     vpc = vpc_of(laptop)
     jump = JumpHost(laptop, vpc)
     jump.write_ssh_files(user, known=False)
-    configure(cli, subnet=vpc.private, proxy_jump=f"ubuntu@{jump.public}")
+    configure(cli, subnets=f'["{vpc.private}"]', proxy_jump=f"ubuntu@{jump.public}")
     refused = cli("up", "-n", "2", "-t", "g5.12xlarge")
     assert refused.returncode == 2
     assert "its host key is not in ~/.ssh/known_hosts" in refused.stderr
@@ -211,7 +211,7 @@ def test_jump_host_that_dies_during_a_launch(cli: CommandLine, laptop: Laptop, u
     vpc = vpc_of(laptop)
     jump, other = JumpHost(laptop, vpc), None
     jump.write_ssh_files(user)
-    configure(cli, subnet=vpc.private)
+    configure(cli, subnets=f'["{vpc.private}"]')
     start(cli, "--proxy-jump", f"ubuntu@{jump.public}")
     cli.env["CLOUDDDP_TIME_SCALE"] = "0.05"
     cli.write("wait.py", WAIT)
@@ -235,7 +235,7 @@ def test_jump_host_that_dies_during_a_launch(cli: CommandLine, laptop: Laptop, u
 
 def test_proxy_command_that_exits_at_once(cli: CommandLine, laptop: Laptop) -> None:
     vpc = vpc_of(laptop)
-    configure(cli, subnet=vpc.private, proxy_command="sh -c 'echo no such tunnel >&2; exit 253'")
+    configure(cli, subnets=f'["{vpc.private}"]', proxy_command="sh -c 'echo no such tunnel >&2; exit 253'")
     failed = cli("up", "-n", "2", "-t", "g5.12xlarge")
     assert failed.returncode == 1
     assert "the proxy command exited with 253: no such tunnel" in failed.stderr
