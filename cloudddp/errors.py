@@ -107,13 +107,16 @@ class ConnectError(NodeError):
     """No SSH connection to a node.
 
     `patience` is for how many seconds retrying may help (a booting node), 0 for no retry. `shown` is the host key
-    that was refused, as `ssh-ed25519 AAAA...`, or ''. Code that connects to several nodes sets `retried`, the seconds
+    that was refused, as `ssh-ed25519 AAAA...`, or ''. `silent`: no packet came back, so it may not be the node. Code that connects to several nodes sets `retried`, the seconds
     after which it gave up, and `others_respond`: then the cause is the node, not this computer's network.
     """
 
-    def __init__(self, message: str, *, hint: Text = "", patience: float = 0.0, shown: str = "") -> None:
+    def __init__(
+        self, message: str, *, hint: Text = "", patience: float = 0.0, shown: str = "", silent: bool = False
+    ) -> None:
         super().__init__(message, hint=hint)
         self.patience = patience
+        self.silent = silent
         self.shown = shown
         self.retried: float | None = None
         self.others_respond = False

@@ -45,14 +45,17 @@ def targets(cluster: Cluster, spec: ClusterSpec) -> dict[int, Target]:
     }
 
 
-Dial = Callable[[Cluster, ClusterSpec, float, Callable[[], None]], Runner]
+Meanwhile = Callable[
+    [Fleet], None
+]  # called several times a second while nodes boot; may raise to end the wait
+Dial = Callable[[Cluster, ClusterSpec, float, Meanwhile], Runner]
 
 
-def dial(cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Callable[[], None]) -> Fleet:
+def dial(cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Meanwhile) -> Fleet:
     """Return open SSH connections to every node. The nodes may still share the host key of their user data."""
     fleet = Fleet(targets(cluster, spec))
     try:
-        fleet.connect(within=within, meanwhile=meanwhile)
+        fleet.connect(within=within, meanwhile=lambda: meanwhile(fleet))
     except BaseException:
         fleet.close()
         raise
@@ -63,7 +66,7 @@ def connect(
     cluster: Cluster,
     spec: ClusterSpec,
     within: float = 0.0,
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Meanwhile = lambda _: None,
     *,
     progress: ProgressCallback = ignore,
     dial: Dial = dial,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.removal import POLL_SECONDS
 from cloudddp.cluster import name_lock
-from cloudddp.cluster.connect import Dial, connect, probe
+from cloudddp.cluster.connect import Dial, Meanwhile, connect, probe
 from cloudddp.cluster.inspect import refresh
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.config import connection
+from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError
+from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError, command_line
+from cloudddp.ssh.fleet import Fleet
 
 _CHECK_SECONDS = 15.0  # between two checks, while waiting for SSH, that the instances are still live
 _LEAST_BOOT_SECONDS = 30.0  # for cloud-init, however late SSH answered
@@ -23,7 +23,7 @@ _LEAST_BOOT_SECONDS = 30.0  # for cloud-init, however late SSH answered
 
 def wait_running(aws: AWS, spec: ClusterSpec, cluster_id: str, progress: ProgressCallback) -> Cluster:
     """Poll until every node runs and has its addresses. One call per poll, whatever the number of nodes."""
-    deadline = time.monotonic() + spec.ready_minutes * 60
+    deadline = time.monotonic() + spec.ready_minutes * timing.current().minute
     shown, pause = -1, 0.2
     while True:
         found = refresh(aws, spec.name, cluster_id)
@@ -67,8 +67,10 @@ def make_ready(
     """Connect to every node, give it a host key of its own, and check interface, GPUs and deadline. Raises NodeError."""
     progress("waiting for SSH on every node")
     began = time.monotonic()
-    patience = spec.ready_minutes * 60
-    runner = connect(cluster, spec, patience, _liveness_check(aws, cluster), progress=progress, dial=dial)
+    patience = spec.ready_minutes * timing.current().minute
+    runner = connect(
+        cluster, spec, patience, _while_booting(aws, cluster, spec, progress), progress=progress, dial=dial
+    )
     try:
         left = max(patience - (time.monotonic() - began), _LEAST_BOOT_SECONDS)
         found = probe(runner, cluster, wait_boot=left, gpus=gpus)
@@ -107,12 +109,21 @@ def check_intact(aws: AWS, cluster: Cluster) -> None:
         raise NodeError(f"cluster {cluster.name!r} no longer holds its name")
 
 
-def _liveness_check(aws: AWS, cluster: Cluster) -> Callable[[], None]:
-    """Return a function that raises NodeError once a node has ended: waiting is useless, and other nodes are billed."""
-    checked = time.monotonic()
+def _while_booting(aws: AWS, cluster: Cluster, spec: ClusterSpec, progress: ProgressCallback) -> Meanwhile:
+    """Return what to do while nodes boot.
 
-    def check() -> None:
-        nonlocal checked
+    It raises NodeError once a node has ended: waiting is useless, and other nodes are billed. Once a node has answered
+    nothing for a minute, it names the addresses that may connect.
+    """
+    checked = time.monotonic()
+    named = False
+
+    def check(fleet: Fleet) -> None:
+        nonlocal checked, named
+        silent = fleet.silent_for()
+        if not named and silent is not None and silent[1] >= timing.current().unanswered:
+            named = True
+            progress(_who_may_connect(aws, cluster, spec, *silent))
         if time.monotonic() - checked < _CHECK_SECONDS:
             return
         checked = time.monotonic()
@@ -123,3 +134,14 @@ def _liveness_check(aws: AWS, cluster: Cluster) -> Callable[[], None]:
                 raise NodeError(f"node {rank} ({node.id}) ended while booting: {now.reason or now.state}")
 
     return check
+
+
+def _who_may_connect(aws: AWS, cluster: Cluster, spec: ClusterSpec, node: int, seconds: float) -> str:
+    """Return a sentence for a node that does not answer: SSH may leave by another address than HTTPS (VPN, NAT pool)."""
+    groups = inventory.security_groups(aws, inventory.with_id(cluster.id))
+    blocks = sorted({block for group in groups for block in inventory.ingress_blocks(group, spec.ssh_port)})
+    return (
+        f"no answer from node {node} for {seconds:.0f} s; still waiting. SSH is open to {', '.join(blocks) or 'no address'}: "
+        f"if this computer connects from another one, run `{command_line(Command('allow-me'))}` in another terminal, "
+        "or repeat `up` with --ssh-from BLOCK"
+    )

@@ -39,6 +39,8 @@ class Timing:
 
     # SSH (ssh/).
     connect: float = 10.0  # for one attempt to connect, verify the host key and log in
+    key: float = 120.0  # of refused keys until `up` gives up: cloud-init may still be writing the key
+    unanswered: float = 60.0  # without any answer until `up` names the addresses that may connect
     keepalive: float = 15.0  # between two SSH keepalives
     dead: float = 45.0  # without any answer until a connection is closed
     start: float = (
@@ -54,6 +56,7 @@ class Timing:
     capacity_first: float = 15.0  # until the second attempt to launch, while no zone has capacity
     capacity_longest: float = 300.0  # between two attempts
     gpus: float = 60.0  # for a node that has booted to show its GPUs
+    minute: float = 60.0  # of the minutes that a node may take to boot (ready_minutes)
 
     def scaled(self, factor: float) -> Timing:
         """Return the same limits, each multiplied by a factor."""

@@ -27,7 +27,6 @@ from cloudddp.ssh.routes.route import DIRECT, Route, Stream
 if TYPE_CHECKING:
     import paramiko
 
-KEY_PATIENCE = 120.0  # after a refused key: cloud-init may still be writing it, or the login user is wrong
 MAX_OUTPUT = 4 << 20  # bytes of a command's output that are kept by default
 
 
@@ -286,6 +285,16 @@ def _short(command: str) -> str:
     return line if len(line) <= 100 else line[:97] + "..."
 
 
+def _closed_by_server(error: paramiko.AuthenticationException) -> bool:
+    """Return whether the server has closed the connection instead of refusing the key.
+
+    sshd starts before systemd-user-sessions.service removes /run/nologin. Until then it accepts the key, PAM refuses the
+    account, and sshd closes the connection within the authentication (auth2.c: userauth_finish). paramiko reports that
+    as an AuthenticationException, and only its text distinguishes it from a refused key (auth_handler.py: wait_for_response).
+    """
+    return "saw EOF" in str(error)
+
+
 def _explain(target: Target, host_key: str, error: BaseException) -> ConnectError:
     """Return what a failed connection means to a user, and whether waiting may help."""
     import paramiko
@@ -302,11 +311,21 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
             ),
             shown=f"{error.key.get_name()} {error.key.get_base64()}",
         )
+    if isinstance(error, paramiko.AuthenticationException) and _closed_by_server(error):
+        return ConnectError(
+            f"{where}: it closes the connection during the login",
+            hint=(
+                "it is booting, and refuses logins until it has booted (/run/nologin); ",
+                Command("status"),
+                " shows its state",
+            ),
+            patience=inf,
+        )
     if isinstance(error, paramiko.AuthenticationException):
         return ConnectError(
             f"{where}: the cluster's key is refused for user {target.user!r}",
             hint="is cluster.user the login user of the image (ubuntu, ec2-user)?",
-            patience=KEY_PATIENCE,
+            patience=timing.current().key,
         )
     if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
         return ConnectError(
@@ -331,6 +350,7 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
             f"{where}: no answer",
             hint=target.route.silent_hint,
             patience=inf,
+            silent=True,
         )
     if "banner" in str(error) or "No existing session" in str(error):
         return ConnectError(

@@ -123,6 +123,7 @@ class Fleet:
         self._connections: dict[int, Connection] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._silent_since: dict[int, float] = {}  # time.monotonic() of the first attempt without an answer
 
     def __enter__(self) -> Fleet:
         return self
@@ -157,19 +158,37 @@ class Fleet:
         self.targets = {node: target for node, target in self.targets.items() if node in outcome.values}
         return outcome.errors
 
+    def silent_for(self) -> tuple[int, float] | None:
+        """Return the node that has answered nothing for the longest time so far, and that time in seconds."""
+        now = time.monotonic()
+        return max(
+            ((node, now - since) for node, since in dict(self._silent_since).items()),
+            key=lambda item: item[1],
+            default=None,
+        )
+
     def _connect_one(self, node: int, *, within: float, connect_timeout: float) -> None:
         began = time.monotonic()
+        refused: float | None = None  # when the last unbroken run of refusals began
         while True:
             try:
-                remaining = max(began + within - time.monotonic(), 0.0) if within else connect_timeout
+                attempt = time.monotonic()
+                remaining = max(began + within - attempt, 0.0) if within else connect_timeout
                 limit = min(connect_timeout, max(remaining, 1.0))
                 connection = Connection.open(self.targets[node], connect_timeout=limit)
+                self._silent_since.pop(node, None)
                 break
             except ConnectError as error:
-                tried = time.monotonic() - began
-                if tried >= min(within, error.patience):
+                now = time.monotonic()
+                if error.silent:
+                    self._silent_since.setdefault(node, attempt)
+                else:
+                    self._silent_since.pop(node, None)
+                # A node that boots is not refusing yet, however long that takes, so patience counts from the first refusal.
+                refused = None if error.patience == inf else (refused or now)
+                if now - began >= within or (refused is not None and now - refused >= error.patience):
                     if within and error.patience:
-                        error.retried = tried
+                        error.retried = now - began
                     raise
                 time.sleep(0.25 if within < 30 else 1.0)
         with self._lock:

@@ -148,6 +148,7 @@ def test_conditions_are_merged_removed_and_cleared(page: str) -> None:
         ({"quota": {"on-demand-q": 1}}, "on-demand-g"),
         ({"capacities": {}}, "capacity"),
         ({"free_addresses": {"subnet-0": 1}}, "subnet-"),
+        ({"boot": {"ssh_second": 1}}, "ssh_seconds"),
     ],
 )
 def test_unknown_name_changes_nothing_and_lists_known_names(
@@ -173,6 +174,9 @@ def test_unknown_name_changes_nothing_and_lists_known_names(
         {"capacity": 3},
         {"latency": {"*": -1}},
         {"latency": {"*": "long"}},
+        {"boot": {"ssh_seconds": -1}},
+        {"boot": {"failed_gpus": 0.5}},
+        {"boot": {"failed_gpus": 17}},
         {"reject": {"RunInstances": {"message": "no code"}}},
         {"reject": {"RunInstances": {"code": "X", "status": 200}}},
         {"reject": {"RunInstances": {"code": "X", "colour": "red"}}},

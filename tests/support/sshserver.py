@@ -24,14 +24,24 @@ class Server:
     """Records connections and logins; `drop` aborts every connection, as a failing machine would."""
 
     def __init__(
-        self, host_key: str, login: str, *, sock: socket.socket | None = None, algorithm: str = ""
+        self,
+        host_key: str,
+        login: str,
+        *,
+        sock: socket.socket | None = None,
+        algorithm: str = "",
+        refuse: int = 0,
+        nologin: int = 0,
     ) -> None:
+        """`refuse`: how many logins are refused first, as before the key is installed; `nologin`: during how many the
+        connection is closed after that, as sshd does while PAM refuses logins."""
         self.port = 0
         self.connections: list[Any] = []
         self.logins: list[str] = []
         self._key = asyncssh.generate_private_key(algorithm) if algorithm else host_key
         self._login = asyncssh.import_public_key(login)
         self._sock = sock
+        self._refuse, self._nologin = refuse, nologin
         self._children: set[asyncio.subprocess.Process] = set()
         self._all: list[asyncio.subprocess.Process] = []
         self._loop = asyncio.new_event_loop()
@@ -47,6 +57,7 @@ class Server:
 
         class Authentication(asyncssh.SSHServer):
             def connection_made(self, conn: Any) -> None:
+                self.connection = conn
                 outer.connections.append(conn)
 
             def begin_auth(self, username: str) -> bool:
@@ -57,6 +68,12 @@ class Server:
                 return True
 
             def validate_public_key(self, username: str, key: Any) -> bool:
+                if outer._refuse:
+                    outer._refuse -= 1
+                    return False
+                if outer._nologin:
+                    outer._nologin -= 1
+                    self.connection.abort()
                 return bool(username == USER and key == outer._login)
 
         key = asyncssh.import_private_key(self._key) if isinstance(self._key, str) else self._key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.sshserver import Site, site
 
+from cloudddp.config import timing
 from cloudddp.errors import ConnectError, NodeError
 from cloudddp.ssh import fleet as fleets
 from cloudddp.ssh import keys
@@ -219,6 +221,67 @@ def test_connect_waits_for_a_booting_node(ssh_site: Site) -> None:
             connecting.join(HANG_GUARD)
             assert again.run(1, "echo up").stdout == b"up\n"
             again.close()
+
+
+@pytest.mark.parametrize("early", [{"refuse": 1}, {"nologin": 2}, {"refuse": 1, "nologin": 1}], ids=str)
+def test_late_refusal_on_a_slow_boot_is_retried(
+    ssh_site: Site, monkeypatch: pytest.MonkeyPatch, early: dict[str, int]
+) -> None:
+    """Ubuntu orders ssh.service only after network.target and nss-user-lookup.target, so sshd may answer while
+    /run/nologin exists, and before cloud-init has written the key. That may be minutes after the first attempt."""
+    monkeypatch.setenv(timing.VARIABLE, "0.02")
+    patience = timing.current().key
+    with socket.socket() as late:
+        late.bind(("127.0.0.1", 0))  # bound but not listening: refused until a server takes the socket over
+        fleet = Fleet({0: ssh_site.target(late.getsockname()[1])})
+        failed: list[BaseException] = []
+
+        def connect() -> None:
+            try:
+                fleet.connect(within=HANG_GUARD, connect_timeout=HANG_GUARD)
+            except ConnectError as error:
+                failed.append(error)
+
+        connecting = threading.Thread(target=connect, daemon=True)
+        connecting.start()
+        connecting.join(2 * patience)
+        assert connecting.is_alive()
+        server = ssh_site.server(sock=late.dup(), **early)
+        connecting.join(HANG_GUARD)
+        assert not failed
+        assert fleet.run(0, "echo up").stdout == b"up\n"
+        assert len(server.connections) == sum(early.values()) + 1
+        fleet.close()
+
+
+def test_key_that_is_always_refused_ends_the_wait(ssh_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(timing.VARIABLE, "0.02")
+    fleet = Fleet({0: ssh_site.target(ssh_site.server(refuse=10**6).port)})
+    with pytest.raises(ConnectError, match="the cluster's key is refused for user 'ubuntu'; gave up after"):
+        fleet.connect(within=600, connect_timeout=HANG_GUARD)
+
+
+def test_silence_is_measured_per_node(ssh_site: Site) -> None:
+    """A full backlog drops packets, as a security group without a rule does."""
+    with socket.socket() as full, contextlib.ExitStack() as held:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            client = held.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        fleet = Fleet({0: ssh_site.target(ssh_site.server().port), 1: ssh_site.target(full.getsockname()[1])})
+        assert fleet.silent_for() is None
+        seen: list[int] = []
+
+        def stop() -> None:
+            if found := fleet.silent_for():
+                seen.append(found[0])
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fleet.connect(within=HANG_GUARD, connect_timeout=0.3, meanwhile=stop)
+    assert seen == [1]
 
 
 def test_connect_timeout_reports_its_duration(ssh_site: Site) -> None:

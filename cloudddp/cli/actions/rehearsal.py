@@ -28,6 +28,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import inspect, reach, teardown
 from cloudddp.cluster import up as creating
+from cloudddp.cluster.connect import Meanwhile
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
@@ -245,7 +246,7 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> Up
         info.append(found)
         console.print("\n" + lifecycle.plans(plans, found, settings.cluster))
 
-    def dial(created: Cluster, _: ClusterSpec, __: float, ___: Callable[[], None]) -> Nodes:
+    def dial(created: Cluster, _: ClusterSpec, __: float, ___: Meanwhile) -> Nodes:
         return Nodes(created, gpus=info[0].gpus, cpus=info[0].vcpus, print=console.print if show else None)
 
     return creating.up(

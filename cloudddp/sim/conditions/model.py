@@ -13,7 +13,8 @@ current conditions; `null` removes one entry; `"clear": true` first removes all:
      "latency":        {"*": 0.1, "RunInstances": 2.5},      seconds before a call starts; "*" for all others
      "fail_launch":    {"us-east-1a": {"code": "Server.InsufficientInstanceCapacity", "instances": 1, "launches": 1}},
                        the next launches in a zone succeed, and so many of their instances terminate instead of running
-     "reject":         {"RunInstances": {"code": "UnauthorizedOperation", "message": "", "status": 403, "calls": 1}}}
+     "reject":         {"RunInstances": {"code": "UnauthorizedOperation", "message": "", "status": 403, "calls": 1}},
+     "boot":           {"ssh_seconds": 60}}                  of the nodes that boot from then on (boot.py)
 
 Conditions that count calls end by themselves and disappear from the response. A body that is invalid in any part
 changes nothing and is answered with HTTP 400 and {"error": MESSAGE, "known": [NAMES]}.
@@ -27,6 +28,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
+
+from cloudddp.sim.conditions import boot as boots
+from cloudddp.sim.conditions.boot import Boot
 
 QUOTAS = (
     "on-demand-g",  # G and VT
@@ -48,6 +52,7 @@ EXAMPLES: Mapping[str, Any] = {
     "latency": {"*": 0.2},
     "fail_launch": {"us-east-1a": {"code": "Server.InsufficientInstanceCapacity", "instances": 1}},
     "reject": {"RunInstances": {"code": "UnauthorizedOperation", "status": 403}},
+    "boot": {"ssh_seconds": 60, "nologin_seconds": 30},
 }
 """One example of each condition, for error messages."""
 
@@ -106,6 +111,12 @@ class Conditions:
     latency: Mapping[str, float] = field(default_factory=dict)
     fail_launch: Mapping[str, LaunchFailure] = field(default_factory=dict)
     reject: Mapping[str, Rejection] = field(default_factory=dict)
+    boot: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def next_boot(self) -> Boot:
+        """How a node boots that starts now."""
+        return Boot(**self.boot)  # type: ignore[arg-type]  # checked by `merge`
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; `merge(Conditions(), to_json(), names)` returns the same conditions."""
@@ -135,6 +146,7 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
         "latency": lambda old, new: _entries("action", old, new, {"*", *names.actions}, _seconds),
         "fail_launch": lambda old, new: _entries("zone", old, new, names.zones, _launch_failure),
         "reject": lambda old, new: _entries("action", old, new, names.actions, _rejection),
+        "boot": lambda old, new: _entries("setting of a boot", old, new, boots.NAMES, _boot_setting),
     }
     for key, value in changes.items():
         _check_name("condition", key, readers)
@@ -223,6 +235,14 @@ def _launch_failure(name: str, value: Any) -> LaunchFailure:
         instances=_calls(name, value.get("instances", 1)),
         launches=_calls(name, value.get("launches", 1)),
     )
+
+
+def _boot_setting(name: str, value: Any) -> float:
+    if name != "failed_gpus":
+        return _seconds(name, value)
+    if _count(name, value) > boots.MAX_GPUS:
+        raise InvalidCondition(f"{name}: expected at most {boots.MAX_GPUS}, not {json.dumps(value)}")
+    return int(value)
 
 
 def _rejection(name: str, value: Any) -> Rejection:

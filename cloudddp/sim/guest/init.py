@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import child_processes, cloud_init, on_node, services
+from . import boot, child_processes, on_node, services
 from .sshd import Sshd
 
 GRACE_SECONDS = 3.0  # between SIGTERM and the end of the node; systemd's default is 90
@@ -31,21 +31,20 @@ _is_init = False  # set once this process is known to be the init of a simulated
 _scheduled: list[threading.Timer] = []  # a shutdown that was requested for later
 
 
-def main(ssh: Sshd) -> None:
-    """Run the node until it ends; never returns. Call once, as pid 1. Exits outside a simulated node."""
+def main(ssh: Sshd, *, report: int = -1, chown_to_user: Callable[..., None] = lambda *_: None) -> None:
+    """Run the node until it ends; never returns. Call once, as pid 1. Exits outside a simulated node.
+
+    An error of the boot is written to the descriptor `report`, which is closed once sshd runs.
+    """
     global _is_init
     on_node.require()
     _is_init = True
     os.setsid()
     Path("/proc/self/comm").write_text("init")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the kernel does not deliver to pid 1
-    facts = on_node.facts()
     manager = services.Services(ssh)
     threading.Thread(target=serve, args=(manager, listen()), daemon=True).start()
-    manager.start_enabled()
-    threading.Thread(
-        target=cloud_init.late, args=(facts.get("cloud_config", {}), facts.get("script", "")), daemon=True
-    ).start()
+    threading.Thread(target=boot.run, args=(manager, ssh, report, chown_to_user), daemon=True).start()
     manager.run_timers()
 
 
@@ -73,7 +72,13 @@ def _await_others() -> None:
 
 
 def _schedule_power(message: dict[str, Any]) -> dict[str, Any]:
-    """Replace the scheduled shutdown; `cancel` only removes it."""
+    """Replace the scheduled shutdown; `cancel` only removes it.
+
+    A shutdown at a later time is a D-Bus call to logind (systemd's systemctl-logind.c), so it fails in bootcmd; one that
+    is due now falls back to a request to systemd.
+    """
+    if float(message.get("seconds", 0)) > 0 and not boot.has_bus():
+        return {"error": "Failed to connect to bus: No such file or directory"}
     while _scheduled:
         _scheduled.pop().cancel()
     if message["action"] == "cancel":

@@ -17,15 +17,24 @@ _NO_DRIVER = (
     " NVIDIA driver is installed and running. (simulated node: the instance type has no GPU)"
 )
 
+# Of a GPU that has fallen off the bus (exit code 15 in nvidia-smi's manual); the others are listed.
+LOST = "Unable to determine the device handle for GPU {}: Unknown Error"
+LOST_CODE = 15
+
 
 def main(arguments: list[str]) -> int:
     """Print what nvidia-smi prints for the GPUs of the instance type. Returns its exit code: 9 without a GPU."""
     on_node.require()
-    gpus = list(on_node.facts().get("gpus", []))
+    facts = on_node.facts()
+    gpus = list(facts.get("gpus", []))
     if not gpus:
         print(_NO_DRIVER)
         return 9
-    return answer(gpus, arguments)
+    lost = min(int(facts.get("boot", {}).get("failed_gpus", 0)), len(gpus))
+    code = answer(gpus[: len(gpus) - lost], arguments) if lost < len(gpus) or not lost else 0
+    for index in range(len(gpus) - lost, len(gpus)):
+        print(LOST.format(f"00000000:{index:02X}:00.0"))
+    return LOST_CODE if lost else code
 
 
 def answer(gpus: list[dict[str, Any]], arguments: list[str]) -> int:

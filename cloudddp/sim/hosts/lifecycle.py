@@ -258,13 +258,15 @@ class Lifecycle:
         try:
             spec = spec_of(record.instance)
             record.deadline = spec.user_data.deadline
-            if not self._timing.booting:
+            # A namespace node waits by itself, so that its timers run meanwhile.
+            booting = self._timing.booting + (0.0 if self._hosts.runs_timers else spec.boot.ssh_seconds)
+            if not booting:
                 self._hosts.boot(spec)
             record.hurry.wait(max(0.0, running_at - time.monotonic()))
             with LOCK:
                 if record.instance.state == "pending":
                     set_state(record.instance, "running")
-            if self._timing.booting and not record.hurry.wait(self._timing.booting):
+            if booting and not record.hurry.wait(booting):
                 self._hosts.boot(spec)
         except Exception as error:  # after any error: the instance must not stay pending
             log.write(f"{record.instance.id} does not boot: {error}")

@@ -11,6 +11,7 @@ import ipaddress
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ class LoopbackHosts:
             workspace=Workspace(folder / "home", self._environment(spec.instance_id), lambda: server.open),
             login_keys=frozenset(filter(None, map(host_keys.public_data, spec.login_keys))),
             owners=self._owners,
+            nologin_until=time.monotonic() + spec.boot.nologin_seconds,
         )
         node = _Node(spec, server, host_keys.open_reload_pipe(folder))
         self._nodes[spec.instance_id] = node
@@ -166,7 +168,11 @@ class LoopbackHosts:
 def _create_files(folder: Path, spec: NodeSpec) -> None:
     for name in ("home", "bin", "tmp", "run"):
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-    scripts = stubs.scripts(gpus=tuple(name for name, _ in spec.gpus), user_data=spec.user_data)
+    scripts = stubs.scripts(
+        gpus=tuple(name for name, _ in spec.gpus),
+        user_data=spec.user_data,
+        failed_gpus=spec.boot.failed_gpus,
+    )
     for name, text in scripts.items():
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)

@@ -7,6 +7,7 @@ module boots it, attaches it to the network, injects faults, and ends it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import ipaddress
 import json
 import os
@@ -269,4 +270,5 @@ def _facts(spec: NodeSpec) -> dict[str, Any]:
         "cloud_config": spec.user_data.config,
         "script": spec.user_data.script,
         "login_keys": list(spec.login_keys),
+        "boot": dataclasses.asdict(spec.boot),
     }

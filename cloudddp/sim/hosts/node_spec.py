@@ -6,6 +6,8 @@ from base64 import b64decode
 from dataclasses import dataclass
 from typing import Any
 
+from cloudddp.sim.conditions.boot import Boot
+from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.catalog import gpus
 from cloudddp.sim.guest import log
 from cloudddp.sim.hosts import user_data
@@ -24,6 +26,7 @@ class NodeSpec:
     disk_gib: int
     login_keys: tuple[str, ...]
     user_data: user_data.UserData
+    boot: Boot
 
 
 def spec_of(instance: Any) -> NodeSpec:
@@ -48,6 +51,7 @@ def spec_of(instance: Any) -> NodeSpec:
         disk_gib=_root_volume_gib(instance),
         login_keys=tuple(filter(None, [key.strip(), *parsed.login_keys])),
         user_data=parsed,
+        boot=CONDITIONS.read().next_boot,
     )
 
 

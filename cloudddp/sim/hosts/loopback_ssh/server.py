@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class NodeServer:
     connections: set[Any] = field(default_factory=set)
     sessions: set[asyncio.Task[None]] = field(default_factory=set)
     open: bool = True
+    nologin_until: float = 0.0  # of time.monotonic()
 
     async def listen(self, address: str, port: int, host_key: Any) -> None:
         """Return when SSH answers on the address. Raises OSError."""
@@ -93,6 +95,10 @@ class _Connection(asyncssh.SSHServer):
         return True
 
     def validate_public_key(self, username: str, key: Any) -> bool:
+        if time.monotonic() < self._server.nologin_until:
+            # As sshd while PAM refuses the account (/run/nologin): it closes the connection within the authentication.
+            self._connection.abort()
+            return False
         return username == USER and key.public_data in self._server.login_keys
 
     def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:  # noqa: ARG002

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from datetime import datetime
 
+from cloudddp.sim.guest import nvidia
 from cloudddp.sim.hosts.user_data import UserData
 
 _REFUSED = ("poweroff", "shutdown", "reboot", "halt")
@@ -61,6 +62,7 @@ case "$1" in
 -L | --list-gpus) cat <<'LIST'
 {list}
 LIST
+    exit {code}
     ;;
 *)
     echo "simulated node: nvidia-smi supports only -L" >&2
@@ -133,16 +135,19 @@ esac
 """
 
 
-def scripts(*, gpus: tuple[str, ...], user_data: UserData) -> dict[str, str]:
-    """Return name and text of each command, for a node with these GPUs and user data."""
+def scripts(*, gpus: tuple[str, ...], user_data: UserData, failed_gpus: int = 0) -> dict[str, str]:
+    """Return name and text of each command, for a node with these GPUs, of which the last have failed."""
     elapse = _systemd_time(user_data.deadline) if user_data.deadline else ""
     systemctl = _SYSTEMCTL.format(timer=shlex.quote(user_data.timer), elapse=shlex.quote(elapse))
-    lines = "\n".join(f"GPU {index}: {name} (simulated)" for index, name in enumerate(gpus))
+    good = len(gpus) - min(failed_gpus, len(gpus))
+    listed = [f"GPU {index}: {name} (simulated)" for index, name in enumerate(gpus[:good])]
+    listed += [nvidia.LOST.format(f"00000000:{index:02X}:00.0") for index in range(good, len(gpus))]
+    code = nvidia.LOST_CODE if good < len(gpus) else 0
     return {
         **dict.fromkeys(_REFUSED, _REFUSAL),
         "cloud-init": _CLOUD_INIT,
         "sudo": _SUDO,
-        "nvidia-smi": _GPUS.format(list=lines) if gpus else _NO_GPU,
+        "nvidia-smi": _GPUS.format(list="\n".join(listed), code=code) if gpus else _NO_GPU,
         "systemctl": systemctl,
     }
 

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from cloudddp.sim.guest import cloud_init, init, log, on_node, sshd
+from cloudddp.sim.guest import init, log, sshd
 from cloudddp.sim.hosts.machine import rootfs
 from cloudddp.sim.hosts.machine.rootfs import USER_ID, Machine
 from cloudddp.sim.linux import kernel, seccomp
@@ -74,19 +74,15 @@ def _run_init(machine: Machine, report: int) -> None:
         )
         seccomp.install_filter()
         ssh.await_ready()
-        facts = on_node.facts()
-        cloud_init.early(facts["cloud_config"], facts["login_keys"], chown_to_user=rootfs.chown_to_user)
-        if problem := ssh.start():
-            raise RuntimeError(problem)
-        os.close(report)
-        _close_descriptors(keep=ssh.descriptors)
+        _close_descriptors(keep=(*ssh.descriptors, report))
         os.environ.clear()
         os.environ.update(PATH="/usr/sbin:/usr/bin:/sbin:/bin", HOME="/root", LANG="C.UTF-8")
     except Exception as error:
         os.write(report, f"{machine.name}: {error}".encode(errors="replace"))
         os._exit(1)
     try:
-        init.main(ssh)  # without execve: a second interpreter would take most of the boot time
+        # Without execve: a second interpreter would take most of the boot time.
+        init.main(ssh, report=report, chown_to_user=rootfs.chown_to_user)
     except Exception as error:
         log.write(f"init: {error!r}")
     finally:

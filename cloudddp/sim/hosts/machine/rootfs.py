@@ -36,8 +36,9 @@ _DEVICE_LINKS = (
     ("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"),
 )  # fmt: skip
 _FOLDERS = (
-    "dev", "etc/ssh", "etc/systemd/system", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "usr",
-    "var/lib/cloud", "var/log", "var/tmp",
+    "dev", "etc/pam.d", "etc/ssh", "etc/systemd/system", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "usr",
+    "var/cache/apt/archives/partial", "var/lib/apt/lists/partial", "var/lib/cloud", "var/lib/dpkg", "var/log", "var/tmp",
+    "etc/apt/apt.conf.d", "etc/apt/preferences.d", "etc/apt/sources.list.d",
 )  # fmt: skip
 _SMALL = 256 << 20  # bytes; for /run, /dev and /root
 
@@ -57,7 +58,7 @@ Port 22
 AuthorizedKeysFile .ssh/authorized_keys
 PasswordAuthentication no
 KbdInteractiveAuthentication no
-UsePAM no
+UsePAM yes
 UseDNS no
 PermitRootLogin no
 PidFile none
@@ -68,6 +69,17 @@ AcceptEnv LANG LC_*
 SetEnv {environment}
 Subsystem sftp internal-sftp
 """
+
+# Ubuntu's, without the modules that need another service. After the key has been accepted, sshd asks PAM for the account:
+# pam_nologin refuses while /run/nologin exists, and sshd sends its text as a banner and closes the connection, within
+# the authentication (userauth_finish in OpenSSH's auth2.c: "Access denied for user by PAM account configuration").
+_PAM = (
+    "auth required pam_deny.so",
+    "account required pam_nologin.so",
+    "account required pam_permit.so",
+    "password required pam_deny.so",
+    "session required pam_permit.so",
+)
 
 
 class Machine(NamedTuple):
@@ -152,6 +164,8 @@ def _prepare_disk(machine: Machine) -> None:
         for name in _FOLDERS:
             _folder(root, name)
         (root / "var/tmp").chmod(0o1777)
+        (root / "var/lib/dpkg/status").touch()  # no package is installed
+        (root / "var/run").symlink_to("/run")  # as on Ubuntu, whose pam_nologin reads /var/run/nologin
         _write_etc(machine, root / "etc")
         _create_home(root / "home" / USER)
     with contextlib.suppress(RecursionError):  # a deliberately deep tree
@@ -179,6 +193,8 @@ def _write_etc(machine: Machine, etc: Path) -> None:
         "shadow": tuple(f"{line.partition(':')[0]}:*:19000:0:99999:7:::" for line in users),
         "hostname": (machine.name,),
         "hosts": (),
+        "apt/sources.list": (),
+        "pam.d/sshd": _PAM,
         "ssh/sshd_config": (_SSHD.format(environment=_quoted(machine.environment)),),
     }
     for name, lines in texts.items():
