@@ -26,6 +26,7 @@ TAG_NODE_RANK = (
     "cloudddp:node-rank"  # only where EC2's launch index is not the rank: see cluster/node_ranks.py
 )
 TAG_NODES = "cloudddp:nodes"  # the number of nodes that the cluster was created with
+TAG_GPUS = "cloudddp:gpus"  # of each node, by its instance type
 TAG_PRICE = "cloudddp:usd-per-node-hour"  # disk and public address included
 
 # [0-9], not \d: that matches the digits of every script, and str.isdigit() accepts '²', which int() rejects.
@@ -36,6 +37,7 @@ _PRICE = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _ISO = "%Y-%m-%dT%H:%M:%SZ"
 _YEARS = range(2020, 2200)  # rejects invalid years, which would give a wrong but plausible cost
+MAX_GPUS = 256  # more than any machine has
 _SHOWN = 60  # characters of a value in a warning; EC2 allows 256
 
 T = TypeVar("T")
@@ -52,6 +54,7 @@ class Tags:
     expires: datetime | None = None
     node_rank: int | None = None
     nodes: int | None = None  # number of nodes that the cluster was created with, at least 1
+    gpus: int | None = None  # of each node, by its instance type; 0 to MAX_GPUS
     price: float | None = None  # USD per node and hour; finite, above 0
     # For example "tag cloudddp:node-rank = '²' cannot be read ..."; the caller's warning names the resource.
     unreadable: tuple[str, ...] = ()
@@ -87,6 +90,7 @@ def decode(pairs: Iterable[Mapping[str, Any]]) -> Tags:
         expires=read(TAG_EXPIRES, parse_time),
         node_rank=read(TAG_NODE_RANK, parse_count),
         nodes=read(TAG_NODES, lambda text: parse_count(text) or None),
+        gpus=read(TAG_GPUS, parse_gpus),
         price=read(TAG_PRICE, parse_price),
         unreadable=tuple(unreadable),
     )
@@ -111,6 +115,12 @@ def is_name(text: str) -> bool:
 def parse_count(text: str) -> int | None:
     """Return the number for one to four ASCII digits, else None."""
     return int(text) if _COUNT.fullmatch(text) else None
+
+
+def parse_gpus(text: str) -> int | None:
+    """Return the number of GPUs, from 0 to MAX_GPUS, or None."""
+    count = parse_count(text)
+    return count if count is not None and count <= MAX_GPUS else None
 
 
 def parse_price(text: str) -> float | None:

@@ -129,13 +129,15 @@ def probe(
     python: str = "",
     wait_boot: float = 0.0,
     gpus: int = 0,
+    use_torch: bool = False,
 ) -> dict[int, ProbeReply]:
     """Ship the agent and return its probe reply for each node. Raises NodeError if no interface has the node's address.
 
     The boot may take `wait_boot` seconds; after it, a node has Timing.gpus seconds to show all `gpus` GPUs. 0 does not
-    wait for any.
+    wait for any. With `use_torch`, each node imports torch and uses each GPU, for up to Timing.torch seconds.
     """
     gpu_seconds = timing.current().gpus if gpus else 0.0
+    torch_seconds = timing.current().torch if use_torch else 0.0
 
     def request(rank: int) -> ProbeRequest:
         return ProbeRequest(
@@ -146,13 +148,14 @@ def probe(
             boot_seconds=wait_boot,
             gpus=gpus,
             gpu_seconds=gpu_seconds,
+            torch_seconds=torch_seconds,
         )
 
     replies = client.call_all(
         runner,
         request,
         ship=True,
-        timeout=_PROBE_SECONDS + wait_boot + gpu_seconds,
+        timeout=_PROBE_SECONDS + wait_boot + gpu_seconds + torch_seconds,
         limit=MAX_MANIFEST if manifest else MAX_REPLY,
     )
     for rank, reply in replies.items():

@@ -84,6 +84,11 @@ class Cluster:
         return most_common(i.tags.price for i in self._all)
 
     @property
+    def gpus(self) -> int:
+        """GPUs that each node has by its type; 0 if that is unknown."""
+        return most_common(i.tags.gpus for i in self._all) or 0
+
+    @property
     def hour(self) -> float | None:
         """The price of everything that is live, in USD per hour, or None if it is unknown."""
         return None if self.node_hour is None else self.node_hour * len(self.live)

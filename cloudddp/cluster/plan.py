@@ -22,6 +22,7 @@ from cloudddp.tags import (
     TAG_CLUSTER,
     TAG_CREATED,
     TAG_EXPIRES,
+    TAG_GPUS,
     TAG_ID,
     TAG_NODES,
     TAG_OWNER,
@@ -108,6 +109,7 @@ def plan(
             TAG_EXPIRES: iso(expires),
             TAG_VERSION: __version__,
             TAG_NODES: str(spec.nodes),
+            TAG_GPUS: str(context.gpus),
             TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
             "Name": f"cloudddp-{spec.name}",
         }.items()

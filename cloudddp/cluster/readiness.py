@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.removal import POLL_SECONDS
@@ -16,14 +17,31 @@ from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError, command_line
 from cloudddp.ssh.fleet import Fleet
+from cloudddp.text import one_line
 
 _CHECK_SECONDS = 15.0  # between two checks, while waiting for SSH, that the instances are still live
 _LEAST_BOOT_SECONDS = 30.0  # for cloud-init, however late SSH answered
 
 
-def wait_running(aws: AWS, spec: ClusterSpec, cluster_id: str, progress: ProgressCallback) -> Cluster:
+def ready_minutes(spec: ClusterSpec, gpus: int) -> float:
+    """Return the minutes that a node may take to boot: as set, or by the type and its number of GPUs. Pure.
+
+    AWS's metal instances can take over 20 minutes (canonical/pycloudlib, PR 192, which waits for 40). Clusters of large
+    GPU machines exceed 10 minutes (NVIDIA/nephele, PR 16, which proposes 30).
+    """
+    if spec.ready_minutes is not None:
+        return spec.ready_minutes
+    if ".metal" in spec.instance_type:
+        return 40.0
+    return 30.0 if gpus > 1 else 10.0
+
+
+def wait_running(
+    aws: AWS, spec: ClusterSpec, cluster_id: str, gpus: int, progress: ProgressCallback
+) -> Cluster:
     """Poll until every node runs and has its addresses. One call per poll, whatever the number of nodes."""
-    deadline = time.monotonic() + spec.ready_minutes * timing.current().minute
+    minutes = ready_minutes(spec, gpus)
+    deadline = time.monotonic() + minutes * timing.current().minute
     shown, pause = -1, 0.2
     while True:
         found = refresh(aws, spec.name, cluster_id)
@@ -32,7 +50,7 @@ def wait_running(aws: AWS, spec: ClusterSpec, cluster_id: str, progress: Progres
             return found
         if time.monotonic() > deadline:
             raise CloudDDPError(
-                f"{spec.nodes - running} of {spec.nodes} nodes do not run after {spec.ready_minutes:g} minutes"
+                f"{spec.nodes - running} of {spec.nodes} nodes do not run after {minutes:g} minutes"
             )
         if running != shown:
             shown = running
@@ -67,13 +85,13 @@ def make_ready(
     """Connect to every node, give it a host key of its own, and check interface, GPUs and deadline. Raises NodeError."""
     progress("waiting for SSH on every node")
     began = time.monotonic()
-    patience = spec.ready_minutes * timing.current().minute
+    patience = ready_minutes(spec, gpus) * timing.current().minute
     runner = connect(
         cluster, spec, patience, _while_booting(aws, cluster, spec, progress), progress=progress, dial=dial
     )
     try:
         left = max(patience - (time.monotonic() - began), _LEAST_BOOT_SECONDS)
-        found = probe(runner, cluster, wait_boot=left, gpus=gpus)
+        found = probe(runner, cluster, wait_boot=left, gpus=gpus, use_torch=True)
     finally:
         runner.close()
     for rank, reply in found.items():
@@ -82,15 +100,28 @@ def make_ready(
                 f"node {rank} ({cluster.nodes[rank].id}): its deadline is not armed, so it could run indefinitely",
                 hint="does the image run cloud-init and systemd? Deep Learning AMIs do",
             )
-        if reply.gpus < gpus and not spec.allow_cpu:
+        if problem := missing_gpus(reply, gpus):
+            if spec.allow_cpu:
+                progress(f"warning: node {rank} ({cluster.nodes[rank].id}) {problem}")
+                continue
             raise NodeError(
-                f"node {rank} ({cluster.nodes[rank].id}) shows {reply.gpus} of {gpus} GPUs (nvidia-smi -L)",
+                f"node {rank} ({cluster.nodes[rank].id}) {problem}",
                 hint=(
                     "repeat ",
                     Command("up"),
                     ", which starts other machines; is the image right for the type?",
                 ),
             )
+
+
+def missing_gpus(reply: ProbeReply, gpus: int) -> str:
+    """Return which of a node's GPUs cannot be used, or ''. Pure."""
+    if reply.gpus < gpus:
+        return f"shows {reply.gpus} of {gpus} GPUs (nvidia-smi -L)"
+    if reply.torch_gpus is not None and reply.torch_gpus < gpus:
+        why = f": {one_line(reply.torch_error)}" if reply.torch_error else ""
+        return f"has {reply.torch_gpus} of {gpus} GPUs that PyTorch can use{why}"
+    return ""
 
 
 def check_intact(aws: AWS, cluster: Cluster) -> None:

@@ -38,6 +38,7 @@ class LaunchContext:
     ssh_from: tuple[str, ...]
     owner: str
     now: datetime
+    gpus: int = 0  # of each node
 
     @property
     def vpc_id(self) -> str:

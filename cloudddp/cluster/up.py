@@ -119,7 +119,7 @@ def _wait_running(
 ) -> Cluster:
     """Wait until every node runs. Raises NotLaunched if EC2 accepted the launch and lacks the capacity after all."""
     try:
-        return wait_running(offer.aws, spec, the_plan.cluster_id, progress)
+        return wait_running(offer.aws, spec, the_plan.cluster_id, offer.info.gpus, progress)
     except AWSError as error:
         if next_step(error.code) is not Next.ZONE:
             raise
@@ -178,6 +178,6 @@ def _check_existing(
         f"cluster {cluster.name} already exists; checking whether all of its nodes ({len(nodes)}) are ready"
     )
     if any(node.state != "running" for node in nodes):
-        cluster = wait_running(aws, spec, cluster.id, progress)
-    make_ready(aws, cluster, spec, 0, progress, dial)
+        cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress)
+    make_ready(aws, cluster, spec, cluster.gpus, progress, dial)
     return cluster

@@ -106,7 +106,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     spot: Annotated[bool, _limited("Use spot instances (cheaper; AWS may interrupt them at any time).")] = (
         False
     )
-    allow_cpu: Annotated[bool, _limited("Accept an instance type without a GPU.")] = False
+    allow_cpu: Annotated[bool, _limited("Accept nodes without a GPU, or with defective ones.")] = False
     region: (
         Annotated[
             str,
@@ -229,9 +229,18 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     disk_gb: Annotated[int, _limited("Size of the root volume in GiB (gp3, encrypted).", ge=8, le=16384)] = (
         150
     )
-    ready_minutes: Annotated[
-        float, _limited("Minutes that a node may take to answer SSH before `up` gives up.", gt=0, le=120)
-    ] = 10.0
+    ready_minutes: (
+        Annotated[
+            float,
+            _limited(
+                "Minutes that a node may take to answer SSH before `up` gives up. Default: 10, with several GPUs 30, "
+                "metal 40.",
+                gt=0,
+                le=120,
+            ),
+        ]
+        | None
+    ) = None
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.start import SetupRequest, StartRequest
+from cloudddp.agent.protocol.start import SetupReply, SetupRequest, StartRequest
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
@@ -80,10 +80,10 @@ def launch(
     _check_rank_counts(config, len(cluster.nodes))
     files = project_files.of_config(root, config)
     probes = probe(runner, cluster, manifest=files.digest, python=config.job.python)
-    _check_nodes(probes, config, progress)  # before the files of a job that still runs are changed
+    _check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     sync.update(runner, probes, config, files, progress)
-    _set_up(runner, config, script, job_id, progress)
+    _set_up(runner, probes, config, script, job_id, progress)
     hosts = _hosts(cluster, probes, config.job.python)
     plans = ranks.plan(config.job, hosts, script, job_id=job_id, cluster=cluster.name)
     total = sum(plan.ranks for plan in plans)
@@ -98,13 +98,29 @@ def _check_rank_counts(config: Config, nodes: int) -> None:
     ranks.nproc(config.job, [0] * nodes)
 
 
-def _check_nodes(probes: Mapping[int, ProbeReply], config: Config, progress: Progress) -> None:
+def _check_nodes(
+    cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config, progress: Progress
+) -> None:
     now = datetime.now(UTC).timestamp()
     for node, reply in probes.items():
         for job in reply.running:
             raise CloudDDPError(
                 f"job {job} is still running on node {node}",
                 hint=(Command("logs", "-f", job), " follows it, ", Command("cancel", job), " stops it"),
+            )
+        if (
+            reply.gpus < cluster.gpus and not config.cluster.allow_cpu
+        ):  # one rank on the CPU would start instead
+            raise NodeError(
+                f"node {node} ({cluster.nodes[node].id}) shows {reply.gpus} of {cluster.gpus} GPUs (nvidia-smi -L)",
+                hint=(
+                    Command("exec", "--", "nvidia-smi"),
+                    " shows the reason; ",
+                    Command("down"),
+                    " and ",
+                    Command("up"),
+                    " replace the machine; allow_cpu = true in [cluster] uses what it has",
+                ),
             )
         if not reply.python and not (config.job.python and config.setup.run):  # setup may install it
             what = f"no {config.job.python}" if config.job.python else "no Python found"
@@ -133,7 +149,14 @@ def _hosts(cluster: Cluster, probes: Mapping[int, ProbeReply], python: str) -> l
     ]
 
 
-def _set_up(runner: Runner, config: Config, script: Script, job_id: str, progress: Progress) -> None:
+def _set_up(
+    runner: Runner,
+    probes: Mapping[int, ProbeReply],
+    config: Config,
+    script: Script,
+    job_id: str,
+    progress: Progress,
+) -> None:
     """Run the setup commands on the nodes where they have not run yet. Raises NodeError, Interrupted."""
     if not config.setup.run:
         return
@@ -148,6 +171,7 @@ def _set_up(runner: Runner, config: Config, script: Script, job_id: str, progres
             commands=tuple(config.setup.run),
             inputs=tuple(config.setup.inputs),
             env=dict(config.job.env),
+            python=probes[node].python,
         )
 
     try:
@@ -166,8 +190,15 @@ def _set_up(runner: Runner, config: Config, script: Script, job_id: str, progres
             )
             raise NodeError(
                 f"node {node}: setup command exited with code {reply.exit_code}: {one_line(reply.command)}\n{output}",
-                hint="fix it in [setup] of cloudddp.toml and repeat the command",
+                hint=_setup_hint(reply, config.cluster.user),
             )
+
+
+def _setup_hint(reply: SetupReply, user: str) -> str:
+    if reply.read_only:
+        own = shlex.join(["sudo", "chown", "-R", user, one_line(reply.read_only)])
+        return f'{user} may not write to {one_line(reply.read_only)}: put "{own}" first in [setup] run'
+    return "fix it in [setup] of cloudddp.toml and repeat the command"
 
 
 def shown(script: Script) -> str:

@@ -25,6 +25,7 @@ GOOD = {
     "cloudddp:expires": "2026-11-20T14:00:00Z",
     "cloudddp:node-rank": "3",
     "cloudddp:nodes": "4",
+    "cloudddp:gpus": "8",
     "cloudddp:usd-per-node-hour": "1.0274",
 }
 BAD = {
@@ -34,6 +35,7 @@ BAD = {
     ],
     "cloudddp:node-rank": ["²", "٣", "-1", "+1", "1.0", "1e3", " 1", "1\n", "99999", "9" * 256, "0x1", "", "①"],
     "cloudddp:nodes": ["²", "0", "-2", "٤", "99999", "", "two"],
+    "cloudddp:gpus": ["²", "-1", "257", "9999", "", "all"],
     "cloudddp:usd-per-node-hour": [
         "nan", "inf", "-inf", "-1", "+1", "1e9", "0", "0.0000", "1_000", "123456", "", "٣", " 1", "1\n", "0x1p3",
         "9" * 256,
@@ -48,6 +50,7 @@ FIELDS = {
     "cloudddp:cluster-id": ("cluster_id", ""),
     "cloudddp:node-rank": ("node_rank", None),
     "cloudddp:nodes": ("nodes", None),
+    "cloudddp:gpus": ("gpus", None),
     "cloudddp:usd-per-node-hour": ("price", None),
     "cloudddp:created": ("created", None),
     "cloudddp:expires": ("expires", None),
@@ -64,7 +67,7 @@ def test_tags_round_trip() -> None:
     assert (found.cluster, found.cluster_id, found.owner) == ("demo", "c-0123456789", "user/alice")
     assert found.created == datetime(2026, 11, 20, 12, tzinfo=UTC)
     assert found.expires == datetime(2026, 11, 20, 14, tzinfo=UTC)
-    assert (found.node_rank, found.nodes, found.price) == (3, 4, 1.0274)
+    assert (found.node_rank, found.nodes, found.gpus, found.price) == (3, 4, 8, 1.0274)
     assert found.unreadable == ()
 
 
@@ -101,6 +104,7 @@ def test_any_text_decodes_to_bounded_values(written: list[tuple[str, str]]) -> N
     assert found.cluster_id == "" or tags.parse_cluster_id(found.cluster_id)
     assert found.node_rank is None or 0 <= found.node_rank <= 9999
     assert found.nodes is None or 1 <= found.nodes <= 9999
+    assert found.gpus is None or 0 <= found.gpus <= tags.MAX_GPUS
     assert found.price is None or (math.isfinite(found.price) and 0 < found.price < 100_000)
     assert all(one_line(text) == text for text in (found.cluster, found.owner, *found.unreadable))
 

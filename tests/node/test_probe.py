@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,79 @@ def test_missing_python_is_reported_as_none(node: Node, wanted: str) -> None:
 
 def test_requested_python_is_reported(node: Node) -> None:
     assert node.probe(python=sys.executable).python == sys.executable
+
+
+# -- PyTorch -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., str]:
+    """Return a Python that imports a stand-in for torch with this code."""
+
+    def build(torch: str | None, distributed: str = "") -> str:
+        packages = tmp_path / "packages"
+        (packages / "torch/distributed").mkdir(parents=True)
+        if torch is not None:
+            (packages / "torch/__init__.py").write_text(torch)
+            (packages / "torch/distributed/run.py").write_text(distributed)
+        program = tmp_path / "python"
+        program.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} -S "$@"\n')
+        program.chmod(0o755)
+        return str(program)
+
+    return build
+
+
+TORCH = """\
+class cuda:
+    def device_count(): return 4
+    def synchronize(device): pass
+def zeros(*_, device):
+    if int(device[5:]) in {broken}: raise RuntimeError("CUDA error: Error 802: system not yet initialized")
+"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "usable", "why"),
+    [("()", 4, ""), ("(1, 3)", 2, "GPU 1: CUDA error: Error 802: system not yet initialized")],
+)
+def test_each_gpu_is_used_with_torch(
+    node: Node, python: Callable[..., str], broken: str, usable: int, why: str
+) -> None:
+    """NVML, and so nvidia-smi and device_count(), list the GPUs of a machine whose fabric manager is down."""
+    found = node.probe(python=python(TORCH.replace("{broken}", broken)), torch_seconds=60.0)
+    assert (found.torch_gpus, found.torch_error) == (usable, why)
+
+
+def test_torch_is_imported_on_request_only(node: Node, python: Callable[..., str]) -> None:
+    found = node.probe(python=python("raise SystemExit('imported')"))
+    assert (found.torch_gpus, found.torch_error) == (None, "")
+
+
+def test_python_without_torch_has_no_torch_gpus(node: Node) -> None:
+    program = node.home / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -IS "$@"\n')
+    program.chmod(0o755)
+    found = node.probe(python=str(program), torch_seconds=60.0)
+    assert (found.torch_gpus, found.torch_error) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("torch", "why"),
+    [
+        (
+            "raise ImportError('libcudart.so.13: cannot open')",
+            "exited with 1: ImportError: libcudart.so.13: cannot",
+        ),
+        ("import missing", "exited with 1: ModuleNotFoundError: No module named 'missing'"),
+        ("import os; os._exit(7)", "exited with 7: no output"),
+        ("import os; print('[]', flush=True); os._exit(0)", "exited with 0: no output"),
+        ("import time; time.sleep(600)", "importing torch took longer than 2 s"),
+    ],
+)
+def test_torch_that_cannot_be_imported_has_no_gpus(
+    node: Node, python: Callable[..., str], torch: str, why: str
+) -> None:
+    found = node.probe(python=python(torch), torch_seconds=2.0 if "sleep" in torch else 60.0)
+    assert found.torch_gpus == 0
+    assert why in found.torch_error

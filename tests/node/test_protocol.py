@@ -52,10 +52,10 @@ STATE = JobState(
     training=TRAINING, cancelled=2.25,
 )  # fmt: skip
 MESSAGES: list[Any] = [
-    ProbeRequest("p", "10.0.0.1", python="~/x", manifest_digest="0" * 64, boot_seconds=1.5, gpus=8, gpu_seconds=60.0),
+    ProbeRequest("p", "10.0.0.1", python="~/x", manifest_digest="0" * 64, boot_seconds=1.5, gpus=8, gpu_seconds=60.0, torch_seconds=9.0),
     ApplyRequest("p", {"caf\xe9": Entry(FILE, 0o644, 5, -1, ""), "l": Entry(LINK, 0, 0, 0, "../x")}, ("d",), 2),
     PackRequest("p", ("./a", "b c")),
-    SetupRequest(JOB_ID, 0, "p", "s", ("pip install x",), ("requirements.txt",), {"A": "b"}),
+    SetupRequest(JOB_ID, 0, "p", "s", ("pip install x",), ("requirements.txt",), {"A": "b"}, "/opt/x/bin/python"),
     StartRequest(JOB_ID, 0, "p", "s", {"A": "b"}, (Process(("torchrun",), ("x",), {"B": ""}),), 2, 1, 30.0),
     FollowRequest(JOB_ID, wait=True, heartbeat=5.0, offsets={-1: 7, 300: 1 << 40}),
     KillRequest(JOB_ID, 1.5, StopReason.FINISHED),

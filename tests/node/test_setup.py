@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from support.agentnode import HANG_GUARD, Node, alive, processes_of, until
 
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.start import SetupReply, SetupRequest
+from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -137,3 +139,55 @@ def test_set_up_that_deletes_the_store_succeeds(node: Node) -> None:
     assert set_up(node, f"rm -rf {node.store}; exit 3").exit_code == 3
     node.start("print('ran')")
     assert node.follow().state.phase is JobPhase.SUCCEEDED
+
+
+# -- the environment of Python -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """A virtual environment that is not on PATH, with a program of its own, as /opt/pytorch is on the DLAMI."""
+    folder = tmp_path / "environment"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "lib/python3.11/site-packages").mkdir(parents=True)
+    (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
+    (folder / "bin/python").symlink_to(sys.executable)
+    (folder / "bin/torchrun-of-image").write_text("#!/bin/sh\necho torchrun of the image\n")
+    (folder / "bin/torchrun-of-image").chmod(0o755)
+    return folder
+
+
+def test_set_up_runs_in_the_environment_of_the_ranks_python(node: Node, environment: Path) -> None:
+    """Otherwise `pip` is the system's, which refuses to install (PEP 668), or installs where ranks do not look."""
+    show = 'echo "$VIRTUAL_ENV"; command -v python; torchrun-of-image; exit 3'
+    reply = set_up(node, show, python=str(environment / "bin/python"))
+    assert reply.output == f"{environment}\n{environment}/bin/python\ntorchrun of the image\n"
+
+
+def test_ranks_run_in_the_environment_of_their_python(node: Node, environment: Path) -> None:
+    code = "import os, subprocess; print(os.environ['VIRTUAL_ENV'], flush=True); subprocess.run('torchrun-of-image')"
+    argv = (str(environment / "bin/python"), node.script(code))
+    node.start(processes=(Process((), argv, {"RANK": "0"}),))
+    assert node.follow().logs[0].decode() == f"{environment}\ntorchrun of the image\n"
+
+
+def test_variables_of_the_user_win(node: Node, environment: Path) -> None:
+    reply = set_up(node, 'echo "$PATH"; exit 3', python=str(environment / "bin/python"), env={"PATH": "/bin"})
+    assert reply.output == "/bin\n"
+
+
+def test_first_python_on_path_changes_nothing(node: Node) -> None:
+    python = shutil.which("python3")
+    reply = set_up(node, 'echo "$PATH"; exit 3', python=python)
+    assert reply.output == f"{os.environ['PATH']}\n"
+
+
+@pytest.mark.skipif(os.getuid() == 0 and not shutil.which("chattr"), reason="root may write anywhere")
+@pytest.mark.parametrize("text", ["Permission denied", "no such package"])
+def test_environment_that_may_not_be_changed_is_named(node: Node, environment: Path, text: str) -> None:
+    """pip in a virtual environment of another user: [Errno 13] Permission denied."""
+    packages = environment / "lib/python3.11/site-packages"
+    packages.rmdir()
+    packages.symlink_to("/proc/sys")  # which nobody may write to
+    reply = set_up(node, f"echo '{text}'; exit 1", python=str(environment / "bin/python"))
+    assert reply.read_only == (str(environment) if text == "Permission denied" else "")

@@ -8,6 +8,7 @@ from typing import Any
 PROBE = {
     "interface": "lo", "gpus": 4, "cpus": 2, "python": "/bin/false", "free_port": 29500, "time": 1e9,
     "disk_free": 1 << 40, "timer_state": "active", "timer_next": "x", "running": [], "manifest": None,
+    "torch_gpus": None, "torch_error": "",
 }  # fmt: skip
 JOB = {"job": "20260101-000000-abcd", "node": 0, "phase": "running", "ranks": []}
 RANK = {"rank": 0, "exit_code": None, "ended": None}
@@ -44,6 +45,9 @@ BAD_PROBES = {
     "gpus is a boolean": changed(PROBE, gpus=True),
     "gpus without end": changed(PROBE, gpus=10**4000),
     "gpus of 5,000 digits": json.dumps(PROBE).replace('"gpus": 4', '"gpus": ' + "9" * 5000),
+    "torch_gpus below 0": changed(PROBE, torch_gpus=-1),
+    "torch_gpus without end": changed(PROBE, torch_gpus=10**4000),
+    "torch_error without end": changed(PROBE, torch_error="x" * (1 << 17)),
     "time is nan": json.dumps(PROBE).replace("1000000000.0", "NaN"),
     "time is infinite": json.dumps(PROBE).replace("1000000000.0", "1e999"),
     "no cpus": changed(PROBE, cpus=0),

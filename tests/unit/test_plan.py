@@ -44,6 +44,7 @@ CONTEXT = LaunchContext(
     ssh_from=("203.0.113.7/32",),
     owner="me",
     now=NOW,
+    gpus=4,
 )
 HOST_KEY = keys.generate()
 IDENTITY = Identity("c-1234", "ssh-ed25519 AAAAlogin", HOST_KEY.private, HOST_KEY.public)
@@ -141,6 +142,7 @@ def test_resources_are_tagged_in_the_call_that_creates_them(spot: bool) -> None:
         "cloudddp:expires": "2026-11-20T14:00:00Z",
         "cloudddp:version": __version__,
         "cloudddp:nodes": "2",
+        "cloudddp:gpus": "4",
         "cloudddp:usd-per-node-hour": f"{the_plan.price.hour / 2:.4f}",
         "Name": "cloudddp-demo",
     }

@@ -8,6 +8,7 @@ from typing import Optional
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
     MAX_SIZE,
+    MAX_TEXT,
     MAX_TIME,
     ProtocolError,
     check_job_id,
@@ -45,6 +46,10 @@ class ProbeReply:
     timer_next: str  # systemd's NextElapseUSecRealtime, '' where none is planned
     running: tuple[str, ...]
     manifest: Optional[dict[str, Entry]] = None
+    torch_gpus: Optional[int] = (
+        None  # that PyTorch can use; None where it was not asked, or `python` has no torch
+    )
+    torch_error: str = ""  # why not more
 
     def __post_init__(self) -> None:
         if self.interface and not is_interface(self.interface):
@@ -55,6 +60,8 @@ class ProbeReply:
         check_length("timer_state", self.timer_state, 64)
         check_length("timer_next", self.timer_next, 64)
         check_range("gpus", self.gpus, 0, MAX_GPUS)
+        check_range("torch_gpus", self.torch_gpus or 0, 0, MAX_GPUS)
+        check_length("torch_error", self.torch_error, MAX_TEXT)
         check_range("cpus", self.cpus, 1, 1 << 16)
         check_range("free_port", self.free_port, 1, (1 << 16) - 1)
         check_range("time", self.time, 0, MAX_TIME)
@@ -73,7 +80,8 @@ class ProbeReply:
 class ProbeRequest:
     """`manifest_digest` is the digest of the laptop's manifest, '' for no comparison. `python` is job.python, '' for
     the node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the instance type
-    has; while nvidia-smi lists fewer, it is called again for up to `gpu_seconds`."""
+    has; while nvidia-smi lists fewer, it is called again for up to `gpu_seconds`. `torch_seconds` limits the import of
+    torch and the use of each GPU, 0 for neither."""
 
     project: str
     private_ip: str
@@ -82,6 +90,7 @@ class ProbeRequest:
     boot_seconds: float = 0.0
     gpus: int = 0
     gpu_seconds: float = 0.0
+    torch_seconds: float = 0.0
 
     STEP = "probe"
     REPLY = ProbeReply
@@ -94,3 +103,4 @@ class ProbeRequest:
         check_range("boot_seconds", self.boot_seconds, 0, MAX_WAIT)
         check_range("gpus", self.gpus, 0, MAX_GPUS)
         check_range("gpu_seconds", self.gpu_seconds, 0, MAX_WAIT)
+        check_range("torch_seconds", self.torch_seconds, 0, MAX_WAIT)

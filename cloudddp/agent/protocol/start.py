@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cloudddp.agent.protocol.codec import (
+    MAX_PATH,
     MAX_TEXT,
     ProtocolError,
     check_job_id,
@@ -33,23 +34,27 @@ class Process:
 @dataclass(frozen=True)
 class SetupReply:
     """How the setup ended. `command` is the one that failed, with the end of its `output`. `cancelled`: the job was
-    cancelled meanwhile, and no process of its setup is left."""
+    cancelled meanwhile, and no process of its setup is left. `read_only`: the environment of Python that the command was
+    not allowed to change, or ''."""
 
     exit_code: int
     command: str = ""
     output: str = ""
     cancelled: bool = False
+    read_only: str = ""
 
     def __post_init__(self) -> None:
         check_range("exit_code", self.exit_code, -255, 255)
         check_length("command", self.command, MAX_TEXT)
         check_length("output", self.output, MAX_TEXT)
+        check_length("read_only", self.read_only, MAX_PATH)
 
 
 @dataclass(frozen=True)
 class SetupRequest:
     """Run `commands` in the project unless they ran here before with the same contents of `inputs` (paths in the
-    project). They belong to the job that is being launched."""
+    project). They belong to the job that is being launched. The environment of `python` (a path on the node, '' for the
+    node's default) is active while they run."""
 
     job: str
     node: int
@@ -58,6 +63,7 @@ class SetupRequest:
     commands: tuple[str, ...]
     inputs: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    python: str = ""
 
     STEP = "setup"
     REPLY = SetupReply
@@ -67,6 +73,7 @@ class SetupRequest:
         check_range("node", self.node, 0, MAX_NODES)
         check_project(self.project)
         check_length("script", self.script, MAX_TEXT)
+        check_length("python", self.python, MAX_PATH)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class Nodes:
             "probe": ProbeReply(
                 interface="ens5", gpus=self._gpus, cpus=self._cpus,
                 python="/opt/pytorch/bin/python", free_port=29500, time=time.time(), disk_free=1 << 40,
-                timer_state="active", timer_next="-", running=(), manifest={},
+                timer_state="active", timer_next="-", running=(), manifest={}, torch_gpus=self._gpus,
             ),
             "apply": ApplyReply(written=0, deleted=0),
             "setup": SetupReply(exit_code=0),

@@ -48,7 +48,7 @@ CLUSTER_SETTINGS = (
     ),
     SettingOption(
         "cluster", "allow_cpu", "--allow-cpu", is_flag=True,
-        description="Accept an instance type without a GPU.",
+        description="Accept nodes without a GPU, or with defective ones.",
     ),
     SettingOption(
         "cluster", "regions", "--regions", metavar="REGION,...",

@@ -238,7 +238,7 @@ def _launch_failure(name: str, value: Any) -> LaunchFailure:
 
 
 def _boot_setting(name: str, value: Any) -> float:
-    if name != "failed_gpus":
+    if not name.endswith("_gpus"):
         return _seconds(name, value)
     if _count(name, value) > boots.MAX_GPUS:
         raise InvalidCondition(f"{name}: expected at most {boots.MAX_GPUS}, not {json.dumps(value)}")

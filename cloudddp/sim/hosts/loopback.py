@@ -7,8 +7,11 @@ it starts; it shares the computer's processes, files and network with the user, 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import ipaddress
+import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudddp.sim.guest import log
+from cloudddp.sim.guest import log, python_startup
 from cloudddp.sim.hosts import node_folder
 from cloudddp.sim.hosts.loopback_ssh import host_keys, stubs
 from cloudddp.sim.hosts.loopback_ssh.server import USER, NodeServer
@@ -158,7 +161,7 @@ class LoopbackHosts:
             "LANG": "C.UTF-8",
             # `pip install` installs into the node's home, not into the environment of the simulator.
             "PIP_TARGET": str(folder / "home" / "site-packages"),
-            "PYTHONPATH": str(folder / "home" / "site-packages"),
+            "PYTHONPATH": f"{folder / 'home' / 'site-packages'}:{folder / 'python'}",
             "PATH": os.pathsep.join(map(str, path)),
             processes.HOME_MARK: str(self._home),
             processes.NODE_MARK: instance_id,
@@ -166,7 +169,7 @@ class LoopbackHosts:
 
 
 def _create_files(folder: Path, spec: NodeSpec) -> None:
-    for name in ("home", "bin", "tmp", "run"):
+    for name in ("home", "bin", "python", "tmp", "run"):
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     scripts = stubs.scripts(
         gpus=tuple(name for name, _ in spec.gpus),
@@ -176,3 +179,14 @@ def _create_files(folder: Path, spec: NodeSpec) -> None:
     for name, text in scripts.items():
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
+    _create_python_startup(folder / "python", spec)
+
+
+def _create_python_startup(folder: Path, spec: NodeSpec) -> None:
+    """Create the `sitecustomize` of the node's Pythons, and what it reads."""
+    shutil.copy(Path(python_startup.__file__), folder / "sitecustomize.py")
+    gpus, boot = [name for name, _ in spec.gpus], dataclasses.asdict(spec.boot)
+    (folder / "node.json").write_text(json.dumps({"gpus": gpus, "boot": boot}))
+    (folder / "cold").unlink(missing_ok=True)
+    if spec.boot.first_import_seconds:
+        (folder / "cold").write_text(str(spec.boot.first_import_seconds))

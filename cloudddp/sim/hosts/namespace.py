@@ -191,6 +191,8 @@ class NamespaceHosts:
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         kernel.mount("tmpfs", folder / "state", "tmpfs", flags, "mode=755,size=1m,nr_inodes=256")
         (folder / "state" / "node.json").write_text(json.dumps(_facts(spec)))
+        if seconds := spec.boot.first_import_seconds:
+            (folder / "state" / "cold").write_text(str(seconds))
 
     def _start(self, folder: Path, spec: NodeSpec, interface: str) -> _Host:
         def attach(pid: int) -> None:
@@ -227,7 +229,7 @@ class NamespaceHosts:
             base_prefix=Path(sys.base_prefix),
             shared_memory=memory.shared_memory_size(),
             network_commands="\n".join(commands),
-            environment={"PATH": _PATH, "PIP_TARGET": _SITE_PACKAGES, "PYTHONPATH": _SITE_PACKAGES},
+            environment={"PATH": _PATH, "PYTHONPATH": f"{_SITE_PACKAGES}:/{rootfs.PYTHON_STARTUP}"},
             as_root=self._as_root,
         )
 

@@ -25,6 +25,23 @@ def program(word: str, folder: Path) -> str:
     return os.path.join(folder, os.path.expanduser(word)) if "/" in word else word
 
 
+def activated(python: str) -> dict[str, str]:
+    """Return the variables with which the programs of a Python's environment (pip, torchrun, ninja) are found first.
+
+    The Deep Learning AMI has its environment in /opt/pytorch and not on PATH; the system's pip refuses to install there
+    (PEP 668). {} for a Python that is the first on PATH anyway.
+    """
+    import shutil
+
+    folder, path = os.path.dirname(python), os.environ.get("PATH", os.defpath)
+    if not folder or shutil.which(os.path.basename(python)) == python:
+        return {}
+    variables = {"PATH": os.pathsep.join((folder, path))}
+    if os.path.exists(os.path.join(folder, "..", "pyvenv.cfg")):
+        variables["VIRTUAL_ENV"] = os.path.dirname(folder)
+    return variables
+
+
 def agent_command(*words: str) -> list[str]:
     """Return the command that runs this agent: isolated from the user's environment and without site-packages."""
     return [sys.executable, "-IS", "-X", "utf8", os.path.abspath(sys.argv[0]), *words]

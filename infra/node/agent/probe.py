@@ -25,11 +25,14 @@ def step(request: ProbeRequest) -> ProbeReply:
     if request.boot_seconds:
         machine.wait_for_boot(request.boot_seconds)
     timer = _deadline_timer()
+    gpus = machine.count_gpus(request.gpus, request.gpu_seconds)
+    python = machine.find_python(request.python, folder)
+    torch_gpus, torch_error = _usable_gpus(python, request.torch_seconds)
     return ProbeReply(
         interface=machine.interface_of(request.private_ip),
-        gpus=machine.count_gpus(request.gpus, request.gpu_seconds),
+        gpus=gpus,
         cpus=len(os.sched_getaffinity(0)),
-        python=machine.find_python(request.python, folder),
+        python=python,
         free_port=machine.free_port(),
         time=time.time(),
         disk_free=shutil.disk_usage(str(Path.home())).free,
@@ -37,7 +40,17 @@ def step(request: ProbeRequest) -> ProbeReply:
         timer_next=timer.get("NextElapseUSecRealtime", ""),
         running=tuple(phases.running_jobs()),
         manifest=_different_manifest(folder, request.manifest_digest),
+        torch_gpus=torch_gpus,
+        torch_error=torch_error,
     )
+
+
+def _usable_gpus(python: str, seconds: float) -> tuple[Optional[int], str]:
+    if not seconds:
+        return None, ""
+    from agent import cuda  # only `up` asks
+
+    return cuda.usable_gpus(python, seconds)
 
 
 def _deadline_timer() -> dict[str, str]:

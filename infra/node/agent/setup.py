@@ -11,13 +11,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from agent import files, phases, processes, store
+from agent import files, machine, phases, processes, store
+from agent.commands import activated
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.start import SetupReply, SetupRequest
 
 REQUEST = SetupRequest
 CANCELLED = 130
+DENIED = "Permission denied"  # in what pip writes if it may not install
 OUTPUT_BYTES = 20_000  # of a command's output that are reported
 
 
@@ -49,7 +51,9 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     task = phases.setup_task(folder, request.node)
     processes.adopt_orphans()
-    env = {**os.environ, **request.env, TASK_VARIABLE: task.mark}
+    # Where job.python does not exist yet, because a command creates it: the Python that the image has.
+    active = activated(machine.find_python(request.python, project) or machine.find_python("", project))
+    env = {**os.environ, **active, **request.env, TASK_VARIABLE: task.mark}
     own = phases.SetupFile(
         request.job, request.node, request.script, time.time(), os.getpid(), processes.born(os.getpid())
     )
@@ -61,12 +65,21 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
                 processes.end(task, grace=1.0)
                 return SetupReply(exit_code=CANCELLED, command=command[:MAX_TEXT], cancelled=True)
             if code:
-                return SetupReply(exit_code=code, command=command[:MAX_TEXT], output=output)
+                return SetupReply(
+                    exit_code=code, command=command[:MAX_TEXT], output=output,
+                    read_only=_read_only(active.get("VIRTUAL_ENV", "")) if DENIED in output else "",
+                )  # fmt: skip
     finally:
         task.record.unlink(missing_ok=True)  # a command may have deleted the whole store
     store.create_root()
     stamp.write_text("done\n")
     return SetupReply(exit_code=0)
+
+
+def _read_only(environment: str) -> str:
+    """Return the folder of a virtual environment if this user may not install into it, else ''."""
+    folders = list(Path(environment).glob("lib/python3*/site-packages")) if environment else []
+    return "" if all(os.access(folder, os.W_OK) for folder in folders) else environment
 
 
 def _run(command: str, project: Path, env: dict[str, str], folder: Path) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent import jobs, phases, processes, store
-from agent.commands import agent_command, program
+from agent.commands import activated, agent_command, program
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import decode
 from cloudddp.agent.protocol.phases import JobPhase
@@ -60,7 +60,8 @@ def _launch(folder: Path, request: StartRequest, process: Process, task: process
     argv = [program(word, project) for word in process.launcher[:1]] + list(process.launcher[1:])
     if process.rank:
         argv += agent_command("rank", request.job, program(process.rank[0], project), *process.rank[1:])
-    env = {**os.environ, **request.env, **process.env, TASK_VARIABLE: task.mark}
+    python = program((process.launcher or process.rank)[0], project)
+    env = {**os.environ, **activated(python), **request.env, **process.env, TASK_VARIABLE: task.mark}
     with open(folder / "launcher.log", "ab") as log:
         return subprocess.Popen(
             argv, cwd=str(project), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,

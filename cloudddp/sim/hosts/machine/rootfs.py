@@ -21,6 +21,7 @@ from cloudddp.sim.linux import kernel
 
 USER, USER_ID = cloud_init.USER, on_node.USER_ID
 GUEST = Path("usr/lib/cloudddp-lab")  # the stand-ins, relative to a node's root
+PYTHON_STARTUP = GUEST / "python"  # has the `sitecustomize` of the node's Pythons
 _TORCH = "opt/pytorch"  # where the Deep Learning AMI has it
 _STATE = on_node.STATE_FOLDER.relative_to("/")
 
