@@ -11,7 +11,13 @@ from cloudddp.errors import UsageError
 TIMER = "/etc/systemd/system/cloudddp-deadline.timer"
 SERVICE = "/etc/systemd/system/cloudddp-deadline.service"
 BOOT_CHECK = "/var/lib/cloud/scripts/per-boot/cloudddp-deadline"
+APT_SETTINGS = "/etc/apt/apt.conf.d/99cloudddp"
 USER_DATA_LIMIT = 16 * 1024  # bytes, before base64 (EC2)
+
+_APT = """\
+DPkg::Lock::Timeout "600";
+APT::Periodic::Enable "0";
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +40,23 @@ def user_data(identity: Identity, created: datetime, expires: datetime, units: t
     It contains no other secret, and that key is worthless once the node is ready. After the first line it is JSON, which
     is YAML with every value quoted. cloud-init writes the host key before sshd starts (unit order of
     cloud-init-network), so sshd never presents another one; it does so once per instance (cc_ssh: PER_INSTANCE), so the
-    key that replaced it survives a reboot. cloud-init runs BOOT_CHECK at every boot, which shuts down a node that boots
-    after its deadline: a timer that is first started after its time never fires, nor does one that fired just before a
-    reboot, nor one whose stamp a wrong clock put into the future. The last command runs it again, for a deadline that
-    passes before the timer is armed.
+    key that replaced it survives a reboot.
+
+    bootcmd arms the deadline: runcmd comes after multi-user.target, so a boot that hangs would never reach it. bootcmd
+    runs before sysinit.target, where `shutdown -P +N` fails, since that is a D-Bus call to logind and no bus is up. A
+    systemctl of root needs none: it connects to /run/systemd/private (systemd, bus_connect_transport_systemd), and
+    cloud-init itself calls `systemctl daemon-reload` in that stage (cc_mounts). A link in timers.target.wants would take
+    effect at the next boot only, because this boot's jobs are planned already, so the timer is started; without
+    --no-block, systemctl could wait for a job that waits for cloud-init. The units have DefaultDependencies=no: they wait
+    for no target. Nothing in user data helps against a boot that hangs before cloud-init has the network.
+
+    runcmd enables the timer, for later boots, and `up` checks it over SSH. cloud-init runs BOOT_CHECK at every boot, which
+    shuts down a node that boots after its deadline: a timer that is first started after its time never fires, nor does
+    one that fired just before a reboot, nor one whose stamp a wrong clock put into the future. The last command runs it
+    again, for a deadline that passes before the timer is armed.
+
+    APT_SETTINGS lets apt-get wait for dpkg's lock, and keeps apt-daily.service, which runs unattended-upgrades in the
+    minutes after the first boot, from taking it and the lock of the package lists, for which apt-get never waits.
     """
     deadline = expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lifetime = str(int((expires - created).total_seconds()))
@@ -47,9 +66,14 @@ def user_data(identity: Identity, created: datetime, expires: datetime, units: t
     config = {
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": identity.host_private, "ed25519_public": identity.host_public},
+        "bootcmd": [
+            _unless_it_exists(TIMER, timer),
+            _unless_it_exists(SERVICE, service),
+            ["systemctl", "daemon-reload"],
+            ["systemctl", "start", "--no-block", "cloudddp-deadline.timer"],
+        ],
         "write_files": [
-            {"path": TIMER, "permissions": "0644", "content": timer},
-            {"path": SERVICE, "permissions": "0644", "content": service},
+            {"path": APT_SETTINGS, "permissions": "0644", "content": _APT},
             {"path": BOOT_CHECK, "permissions": "0755", "content": check},
         ],
         "runcmd": [
@@ -62,3 +86,8 @@ def user_data(identity: Identity, created: datetime, expires: datetime, units: t
     if len(text.encode()) > USER_DATA_LIMIT:
         raise UsageError(f"user data of {len(text)} bytes exceeds EC2's limit of {USER_DATA_LIMIT}")
     return text
+
+
+def _unless_it_exists(path: str, text: str) -> str:
+    """Return a shell command that creates a file. bootcmd runs at every boot, and the file may have been changed."""
+    return f"[ -e {path} ] || cat > {path} <<'END'\n{text.rstrip()}\nEND"

@@ -166,13 +166,17 @@ FAULTS: list[Callable[[Case], Rest | None]] = [
 ]
 
 
+def ours(laptop: LabLaptop, expires: datetime) -> str:
+    """Return cloudddp's user data."""
+    texts = [payload.text(f"infra/node/{UNIT}.{kind}") for kind in ("timer", "service")]
+    identity = Identity("c", "k", laptop.host_key.private, laptop.host_key.public)
+    return user_data(identity, expires - timedelta(hours=1), expires, (texts[0], texts[1]))
+
+
 def launch(laptop: LabLaptop) -> Case:
     """Launch a node with cloudddp's user data, and wait until its deadline is armed."""
     expires = datetime.now(UTC).replace(microsecond=0) + AHEAD
-    texts = [payload.text(f"infra/node/{UNIT}.{kind}") for kind in ("timer", "service")]
-    identity = Identity("c", "k", laptop.host_key.private, laptop.host_key.public)
-    data = user_data(identity, expires - timedelta(hours=1), expires, (texts[0], texts[1]))
-    (node,) = laptop.launch(UserData=data, InstanceInitiatedShutdownBehavior="terminate")
+    (node,) = laptop.launch(UserData=ours(laptop, expires), InstanceInitiatedShutdownBehavior="terminate")
     case = Case(laptop, node, laptop.login(node), expires)
     assert shell(case.ssh, "cloud-init status --wait") == "status: done"
     assert shell(case.ssh, f"systemctl is-active {UNIT}.timer") == "active"
@@ -202,3 +206,50 @@ def test_deadline_ends_a_node_with(broken: dict[str, Case | Exception], fault: s
     assert datetime.now(UTC) >= case.expires
     (shown,) = case.laptop.describe(case.id)
     assert shown["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
+
+
+def test_deadline_ends_a_boot_that_hangs(shared_lab_laptop: LabLaptop) -> None:
+    """runcmd comes after multi-user.target: armed there, a node whose boot hangs would have no deadline at all. Nobody
+    is connected: the laptop that started the node may be gone."""
+    control.conditions(shared_lab_laptop.sim, {"boot": {"ssh_seconds": 3600}})
+    expires = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=5)
+    try:
+        (node,) = shared_lab_laptop.launch(
+            UserData=ours(shared_lab_laptop, expires), InstanceInitiatedShutdownBehavior="terminate"
+        )
+    finally:
+        control.conditions(shared_lab_laptop.sim, {"boot": {"ssh_seconds": None}})
+    until(lambda: shared_lab_laptop.state(node["InstanceId"]) == "terminated")
+    assert datetime.now(UTC) >= expires
+
+
+def test_deadline_is_armed_before_the_last_stage_of_cloud_init(shared_lab_laptop: LabLaptop) -> None:
+    control.conditions(shared_lab_laptop.sim, {"boot": {"final_seconds": 3600}})
+    expires = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=15)
+    try:
+        (node,) = shared_lab_laptop.launch(
+            UserData=ours(shared_lab_laptop, expires), InstanceInitiatedShutdownBehavior="terminate"
+        )
+    finally:
+        control.conditions(shared_lab_laptop.sim, {"boot": {"final_seconds": None}})
+    client = shared_lab_laptop.login(node)
+    assert shell(client, "cloud-init status") == "status: running"
+    assert shell(client, f"systemctl is-active {UNIT}.timer") == "active"
+    until(lambda: shared_lab_laptop.state(node["InstanceId"]) == "terminated")
+
+
+def test_apt_waits_for_the_lock_of_unattended_upgrades(lab_laptop: LabLaptop) -> None:
+    """Set-up commands run in the minutes in which apt-daily.service holds the lock on a new node."""
+    control.conditions(lab_laptop.sim, {"boot": {"apt_lock_seconds": 4}})
+    expires = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    try:
+        (node,) = lab_laptop.launch(UserData=ours(lab_laptop, expires))
+    finally:
+        control.conditions(lab_laptop.sim, {"boot": {"apt_lock_seconds": None}})
+    client = lab_laptop.login(node)
+    done = attempt(client, "sudo apt-get -f -y install")
+    if b"command not found" in done.err:
+        pytest.skip("this computer has no apt")
+    assert done.status == 0, done.err
+    assert b"Waiting for cache lock" in done.out
+    assert shell(client, "apt-config dump APT::Periodic::Enable") == 'APT::Periodic::Enable "0";'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -28,8 +29,14 @@ def units() -> dict[str, str]:
     """Return the units as cloud-init writes them on a node, by file name, with the deadline filled in."""
     texts = tuple(payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
     config = yaml.safe_load(user_data(Identity("c", "k", "p", "q"), CREATED, DEADLINE, (texts[0], texts[1])))
-    files = {Path(file["path"]): file["content"] for file in config["write_files"]}
-    return {path.name: text for path, text in files.items() if path.suffix in (".timer", ".service")}
+    written = {}
+    for command in config["bootcmd"]:
+        if isinstance(command, str):
+            path, text = re.fullmatch(
+                r"\[ -e \S+ \] \|\| cat > (\S+) <<'END'\n(.*)\nEND", command, re.DOTALL
+            ).groups()  # type: ignore[union-attr]
+            written[Path(path).name] = f"{text}\n"
+    return written
 
 
 def section(unit: str, name: str) -> dict[str, str]:

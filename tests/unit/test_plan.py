@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,9 +21,10 @@ from cloudddp.cluster.plan import Plan, lifetime, plan
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import LaunchContext, Ref, Request
 from cloudddp.cluster.run_instances import client_token
-from cloudddp.cluster.user_data import BOOT_CHECK, SERVICE, TIMER, USER_DATA_LIMIT, Identity
+from cloudddp.cluster.user_data import APT_SETTINGS, BOOT_CHECK, SERVICE, TIMER, USER_DATA_LIMIT, Identity
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError
+from cloudddp.sim.guest.cloud_init import shellify
 from cloudddp.ssh import keys
 from cloudddp.tags import iso, parse_time
 
@@ -255,10 +257,33 @@ def test_user_data_contains_host_key_and_deadline() -> None:
     assert config["ssh_deletekeys"] is True
     assert config["ssh_keys"] == {"ed25519_private": HOST_KEY.private, "ed25519_public": HOST_KEY.public}
     files = {file["path"]: file["content"] for file in config["write_files"]}
-    assert set(files) == {TIMER, SERVICE, BOOT_CHECK}
-    assert "OnCalendar=2026-11-20 14:00:00 UTC\n" in files[TIMER]
-    assert files[SERVICE] == UNITS[1]
+    assert set(files) == {APT_SETTINGS, BOOT_CHECK}
     assert config["runcmd"][1] == ["systemctl", "enable", "--now", TIMER.rsplit("/", 1)[1]]
+
+
+def run_bootcmd(the_plan: Plan, folder: Path) -> list[str]:
+    """Run bootcmd with the units in a folder, and return the arguments of each systemctl."""
+    (folder / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {folder}/called\n')
+    (folder / "systemctl").chmod(0o755)
+    script = shellify(config_of(the_plan)["bootcmd"]).replace(str(Path(TIMER).parent), str(folder))
+    subprocess.run(
+        ["sh"], input=script, text=True, env={"PATH": f"{folder}:/usr/bin:/bin"}, check=True, timeout=30
+    )
+    return (folder / "called").read_text().splitlines()
+
+
+def test_bootcmd_arms_the_deadline(tmp_path: Path) -> None:
+    called = run_bootcmd(planned(ClusterSpec(max_hours=2.0)), tmp_path)
+    assert called == ["daemon-reload", "start --no-block cloudddp-deadline.timer"]
+    assert "OnCalendar=2026-11-20 14:00:00 UTC\n" in (tmp_path / Path(TIMER).name).read_text()
+    assert (tmp_path / Path(SERVICE).name).read_text() == UNITS[1]
+
+
+def test_bootcmd_keeps_a_timer_that_was_changed(tmp_path: Path) -> None:
+    """It runs at every boot."""
+    (tmp_path / Path(TIMER).name).write_text("changed\n")
+    run_bootcmd(planned(), tmp_path)
+    assert (tmp_path / Path(TIMER).name).read_text() == "changed\n"
 
 
 @pytest.mark.parametrize(("hours", "shut_down"), [(-1.0, True), (1.0, False)])
@@ -281,12 +306,13 @@ def test_boot_check_shuts_down_after_the_deadline(tmp_path: Path, hours: float, 
 
 def test_user_data_has_no_placeholder_left() -> None:
     assert "@DEADLINE@" in UNITS[0]
-    assert "@" not in "".join(file["content"] for file in config_of(planned())["write_files"])
+    assert "@" not in json.dumps(config_of(planned()))
 
 
-def test_timer_deadline_equals_the_tag() -> None:
+def test_timer_deadline_equals_the_tag(tmp_path: Path) -> None:
     the_plan = planned(ClusterSpec(max_hours=3.0, max_cost=1.0))
-    timer = next(file["content"] for file in config_of(the_plan)["write_files"] if file["path"] == TIMER)
+    run_bootcmd(the_plan, tmp_path)
+    timer = (tmp_path / Path(TIMER).name).read_text()
     (line,) = [line for line in timer.splitlines() if line.startswith("OnCalendar=")]
     armed = datetime.strptime(line, "OnCalendar=%Y-%m-%d %H:%M:%S UTC").replace(tzinfo=UTC)
     assert armed == the_plan.expires < NOW + timedelta(hours=1)

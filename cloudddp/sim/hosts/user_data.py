@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 _CALENDAR = re.compile(r"^\s*OnCalendar=(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC\s*$", re.MULTILINE)
+_WRITTEN = re.compile(r"> *(/\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def parse(raw: bytes) -> UserData:
     if not raw.startswith(b"#cloud-config"):
         return UserData()
     config = _plain(_mapping(_load(raw)))
-    timer, deadline = _deadline(config.get("write_files"))
+    timer, deadline = _deadline(config.get("write_files"), config.get("bootcmd"))
     return UserData(
         host_key=str(_mapping(config.get("ssh_keys")).get("ed25519_private") or ""),
         login_keys=tuple(str(key) for key in _sequence(config.get("ssh_authorized_keys"))),
@@ -87,9 +88,14 @@ def _sequence(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _deadline(files: Any) -> tuple[str, datetime | None]:
-    for entry in map(_mapping, _sequence(files)):
-        path = PurePosixPath(str(entry.get("path", "")))
+def _deadline(files: Any, commands: Any) -> tuple[str, datetime | None]:
+    """Return name and time of the first timer that is written, by write_files or by a here-document in bootcmd."""
+    written = [(str(entry.get("path", "")), entry) for entry in map(_mapping, _sequence(files))]
+    for command in _sequence(commands):
+        paths = _WRITTEN.findall(command) if isinstance(command, str) else []
+        written += [(path, {"content": command}) for path in paths]
+    for name, entry in written:
+        path = PurePosixPath(name)
         if path.suffix != ".timer":
             continue
         if found := _CALENDAR.search(_content(entry)):
