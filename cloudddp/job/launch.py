@@ -190,14 +190,14 @@ def _set_up(
             )
             raise NodeError(
                 f"node {node}: setup command exited with code {reply.exit_code}: {one_line(reply.command)}\n{output}",
-                hint=_setup_hint(reply, config.cluster.user),
+                hint=_setup_hint(reply),
             )
 
 
-def _setup_hint(reply: SetupReply, user: str) -> str:
+def _setup_hint(reply: SetupReply) -> str:
     if reply.read_only:
-        own = shlex.join(["sudo", "chown", "-R", user, one_line(reply.read_only)])
-        return f'{user} may not write to {one_line(reply.read_only)}: put "{own}" first in [setup] run'
+        folder = one_line(shlex.quote(reply.read_only))
+        return f'the login user may not write to {folder}: put "sudo chown -R $USER {folder}" first in [setup] run'
     return "fix it in [setup] of cloudddp.toml and repeat the command"
 
 

@@ -51,7 +51,7 @@ def test_set_up_that_may_not_change_the_environment_says_how_to(cli: CommandLine
     done = cli("launch", "ok.py")
     assert done.returncode == 1
     assert (
-        'ubuntu may not write to /srv/env: put "sudo chown -R ubuntu /srv/env" first in [setup] run'
+        'the login user may not write to /srv/env: put "sudo chown -R $USER /srv/env" first in [setup] run'
         in done.stderr
     )
 
