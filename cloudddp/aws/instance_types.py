@@ -11,6 +11,9 @@ from cloudddp.config.spec import ClusterSpec, nearest
 from cloudddp.errors import AWSError, UsageError
 from cloudddp.text import one_line
 
+# Seconds: 5 days, the most that EC2 accepts, and the default of all types before Nitro v6, which have 350.
+MAX_TCP_TIMEOUT = 432_000
+
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
@@ -23,6 +26,7 @@ class TypeInfo:
     accelerator: str  # any other one: "AMD Radeon Pro V520", "AWS Trainium"; '' if it has none
     vcpus: int
     cards: int  # network cards
+    tcp_timeout: int  # seconds until security groups forget an idle TCP connection, by default
 
     @property
     def family(self) -> str:
@@ -69,6 +73,8 @@ def describe(aws: AWS, spec: ClusterSpec) -> TypeInfo:
 
 
 def _type_info(name: str, item: Mapping[str, Any]) -> TypeInfo:
+    network = item.get("NetworkInfo", {})
+    tracking = network.get("ConnectionTrackingConfiguration", {})
     listed = item.get("GpuInfo", {}).get("Gpus", [])
     nvidia = [gpu for gpu in listed if str(gpu.get("Manufacturer", "NVIDIA")).upper() == "NVIDIA"]
     return TypeInfo(
@@ -78,7 +84,8 @@ def _type_info(name: str, item: Mapping[str, Any]) -> TypeInfo:
         gpu_name=_named(nvidia[0]) if nvidia else "",
         accelerator=_other_accelerator(item, [gpu for gpu in listed if gpu not in nvidia]),
         vcpus=int(item["VCpuInfo"]["DefaultVCpus"]),
-        cards=int(item.get("NetworkInfo", {}).get("MaximumNetworkCards", 1)),
+        cards=int(network.get("MaximumNetworkCards", 1)),
+        tcp_timeout=int(tracking.get("DefaultTcpEstablishedTimeout") or MAX_TCP_TIMEOUT),
     )
 
 

@@ -178,7 +178,8 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
         asked.checks.append(_quota(aws, spec, info))
     yield from asked.checks
     if info and image and subnets and price:
-        context = LaunchContext(aws.region, image, subnets, ssh_from, owner, datetime.now(UTC), info.gpus)
+        now, gpus, idle = datetime.now(UTC), info.gpus, info.tcp_timeout
+        context = LaunchContext(aws.region, image, subnets, ssh_from, owner, now, gpus, idle)
         yield from _permissions(aws, Offer(aws, info, context, price).plan(spec, new_identity()[0]))
 
 

@@ -70,7 +70,8 @@ def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -
     usual = price(aws, spec)
     image = images.find(aws, spec, info)
     subnets = networks.candidates(aws, spec, reached_from=public_sources(spec, ssh_from))
-    context = LaunchContext(aws.region, image, subnets, ssh_from, owner, datetime.now(UTC), info.gpus)
+    now, gpus, idle = datetime.now(UTC), info.gpus, info.tcp_timeout
+    context = LaunchContext(aws.region, image, subnets, ssh_from, owner, now, gpus, idle)
     return Offer(aws, info, context, replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb)))
 
 

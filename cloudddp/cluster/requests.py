@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from cloudddp.aws.images import Image
+from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT
 from cloudddp.aws.networks import Subnet
 
 
@@ -39,6 +40,7 @@ class LaunchContext:
     owner: str
     now: datetime
     gpus: int = 0  # of each node
+    tcp_timeout: int = MAX_TCP_TIMEOUT  # default of the type, in seconds
 
     @property
     def vpc_id(self) -> str:

@@ -7,10 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT
 from cloudddp.aws.networks import Subnet
 from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
 from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
+
+GP3_IOPS = 3000  # included in the price of the volume
 
 
 def run_instances(
@@ -38,6 +41,7 @@ def run_instances(
                 "Groups": [Ref("security-group", "GroupId")],
                 "AssociatePublicIpAddress": connection.mode(spec) == "public",
                 "DeleteOnTermination": True,
+                **_connection_tracking(context.tcp_timeout),
             }
         ],
         "BlockDeviceMappings": [
@@ -46,6 +50,8 @@ def run_instances(
                 "Ebs": {
                     "VolumeSize": max(spec.disk_gb, context.image.disk_gb),
                     "VolumeType": "gp3",
+                    "Throughput": spec.disk_throughput,
+                    "Iops": max(GP3_IOPS, 4 * spec.disk_throughput),  # at most 0.25 MiB/s for each
                     "Encrypted": True,
                     "DeleteOnTermination": True,
                 },
@@ -68,6 +74,17 @@ def run_instances(
         }
     params["ClientToken"] = client_token(cluster_id, 1, subnet.zone, params)
     return Request("nodes", "run_instances", params)
+
+
+def _connection_tracking(default: int) -> dict[str, Any]:
+    """Return the setting that keeps idle connections alive on types that drop them after minutes (Nitro v6: 350 s).
+
+    The connections between ranks, to the rendezvous and of torchrun may be idle for longer: while a rank loads data, or
+    compiles. Security groups track them, because no rule allows all addresses.
+    """
+    if default >= MAX_TCP_TIMEOUT:
+        return {}
+    return {"ConnectionTrackingSpecification": {"TcpEstablishedTimeout": MAX_TCP_TIMEOUT}}
 
 
 def client_token(cluster_id: str, attempt: int, zone: str, params: Mapping[str, Any]) -> str:

@@ -14,6 +14,8 @@ from cloudddp.agent.protocol.start import Process
 from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, UsageError
 
+STORE_SECONDS = 600
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -160,7 +162,9 @@ def _torchrun(
             "--rdzv-backend=c10d",
             f"--rdzv-id={job_id}",
             f"--rdzv-endpoint={master}:{port}",
-            f"--rdzv-conf=is_host={is_host}",
+            # read_timeout: of the rendezvous' store, 60 s by default. The other nodes fail if one takes longer to import
+            # torch, for example from a cold disk.
+            f"--rdzv-conf=is_host={is_host},read_timeout={STORE_SECONDS}",
         ]
     else:
         argv += [f"--node-rank={host.rank}", f"--master-addr={master}", f"--master-port={port}"]

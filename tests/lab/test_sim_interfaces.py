@@ -178,3 +178,28 @@ def test_interface_can_be_attached_up_to_the_limit(account: Account) -> None:
     account.end(instance["InstanceId"])
     left = account.ec2.describe_network_interfaces()["NetworkInterfaces"]
     assert sorted(nic["NetworkInterfaceId"] for nic in left) == sorted(made)
+
+
+def test_connection_tracking_timeout_is_stored(account: Account) -> None:
+    tracking = {"TcpEstablishedTimeout": 86400}
+    request = [{"DeviceIndex": 0, "ConnectionTrackingSpecification": tracking}]
+    (instance,) = account.running(InstanceType="g7.2xlarge", NetworkInterfaces=request)
+    (shown,) = instance["NetworkInterfaces"]
+    assert shown["ConnectionTrackingConfiguration"] == tracking
+    (listed,) = account.ec2.describe_network_interfaces()["NetworkInterfaces"]
+    assert listed["ConnectionTrackingConfiguration"] == tracking
+
+
+@pytest.mark.parametrize("timeout", [59, 432_001])
+def test_connection_tracking_timeout_has_limits(account: Account, timeout: int) -> None:
+    request = [{"DeviceIndex": 0, "ConnectionTrackingSpecification": {"TcpEstablishedTimeout": timeout}}]
+    with refused("InvalidParameterValue"):
+        account.running(InstanceType="g7.2xlarge", NetworkInterfaces=request)
+
+
+@pytest.mark.parametrize(("instance_type", "seconds"), [("p6-b200.48xlarge", 350), ("p5.48xlarge", 432_000)])
+def test_types_differ_in_their_default_timeout(account: Account, instance_type: str, seconds: int) -> None:
+    """350 seconds on Nitro v6, 5 days elsewhere (EC2's model: ConnectionTrackingSpecificationRequest)."""
+    (described,) = account.ec2.describe_instance_types(InstanceTypes=[instance_type])["InstanceTypes"]
+    defaults = described["NetworkInfo"]["ConnectionTrackingConfiguration"]
+    assert defaults["DefaultTcpEstablishedTimeout"] == seconds

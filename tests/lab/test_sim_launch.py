@@ -50,6 +50,23 @@ def test_default_volume_performance(account: Account) -> None:
     assert (volume["Iops"], volume["Throughput"]) == (3000, 125)
 
 
+@pytest.mark.parametrize(
+    ("performance", "message"),
+    [
+        ({"Throughput": 1000}, "ratio of 0.333333 is too high; maximum is 0.250000 MiBps per iops"),
+        ({"Throughput": 2001, "Iops": 16000}, "maximum is 2000"),
+        ({"Throughput": 100}, "minimum is 125"),
+    ],
+)
+def test_unavailable_volume_performance(account: Account, performance: dict[str, int], message: str) -> None:
+    """gp3 has 0.25 MiB/s for each of its IOPS, of which 3000 are the default (EBS User Guide, gp3)."""
+    ebs = {"VolumeSize": 100, "VolumeType": "gp3", **performance}
+    with refused("InvalidParameterValue") as refusal:
+        account.launch(BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": ebs}])
+    assert message in refusal.message
+    assert account.instances() == []
+
+
 def test_instance_store_mapping(account: Account) -> None:
     mappings = [
         {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100}},

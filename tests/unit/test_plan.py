@@ -171,13 +171,36 @@ def test_nodes_use_imdsv2_encryption_and_delete_on_termination() -> None:
     (disk,) = nodes["BlockDeviceMappings"]
     assert disk == {
         "DeviceName": "/dev/sda1",
-        "Ebs": {"VolumeSize": 200, "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True},
+        "Ebs": {
+            "VolumeSize": 200,
+            "VolumeType": "gp3",
+            "Throughput": 500,
+            "Iops": 3000,
+            "Encrypted": True,
+            "DeleteOnTermination": True,
+        },
     }
     (interface,) = nodes["NetworkInterfaces"]
     assert interface["DeviceIndex"] == 0  # EC2 launches nothing without a first interface
     assert interface["DeleteOnTermination"] is True
     assert (interface["SubnetId"], interface["AssociatePublicIpAddress"]) == ("subnet-aaaaaaaa", True)
     assert interface["Groups"] == [GROUP]
+
+
+@pytest.mark.parametrize(("throughput", "iops"), [(125, 3000), (750, 3000), (1000, 4000), (2000, 8000)])
+def test_volume_has_the_iops_that_its_throughput_needs(throughput: int, iops: int) -> None:
+    (disk,) = params(planned(ClusterSpec(disk_throughput=throughput)), "nodes")["BlockDeviceMappings"]
+    assert (disk["Ebs"]["Throughput"], disk["Ebs"]["Iops"]) == (throughput, iops)
+
+
+@pytest.mark.parametrize(("default", "wanted"), [(350, {"TcpEstablishedTimeout": 432_000}), (432_000, None)])
+def test_idle_connections_are_kept_on_types_that_drop_them(
+    default: int, wanted: dict[str, int] | None
+) -> None:
+    """Nitro v6 drops tracked TCP connections that are idle for 350 s (ConnectionTrackingSpecificationRequest)."""
+    the_plan = planned(context=replace(CONTEXT, tcp_timeout=default))
+    (interface,) = params(the_plan, "nodes")["NetworkInterfaces"]
+    assert interface.get("ConnectionTrackingSpecification") == wanted
 
 
 def test_nodes_use_the_chosen_image_type_and_key() -> None:

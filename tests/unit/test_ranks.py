@@ -52,7 +52,10 @@ def test_c10d_has_one_endpoint_and_an_explicit_host() -> None:
         assert {"--rdzv-backend=c10d", "--rdzv-id=job-1", "--rdzv-endpoint=10.0.0.1:40000"} <= set(
             process.launcher
         )
-        assert f"--rdzv-conf=is_host={'true' if plan.node == 0 else 'false'}" in process.launcher
+        assert (
+            f"--rdzv-conf=is_host={'true' if plan.node == 0 else 'false'},read_timeout=600"
+            in process.launcher
+        )
         assert not any(word.startswith(("--node-rank", "--master")) for word in process.launcher)
         assert process.launcher[-1] == "--no-python"
         assert process.rank == (f"/py{plan.node}", "train.py", "--epochs", "3")

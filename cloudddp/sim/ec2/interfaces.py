@@ -15,6 +15,9 @@ from cloudddp.sim.ec2 import catalog, ip_addresses
 from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
 
 _KINDS = ("interface", "efa", "efa-only")
+_TRACKING = {  # ConnectionTrackingSpecification: the range of each timeout in seconds, of EC2's model
+    "TcpEstablishedTimeout": (60, 432_000), "UdpStreamTimeout": (60, 180), "UdpTimeout": (30, 60),
+}  # fmt: skip
 
 
 def install() -> None:
@@ -58,6 +61,8 @@ def check(instance_type: str, nics: list[dict[str, Any]], *, count: int, groups:
             "Network interfaces and an instance-level security groups may not be specified on the same request",
         )
     _check_positions(nics)
+    for nic in nics:
+        _check_tracking(nic)
     if len(nics) > 1 and any(nic.get("AssociatePublicIpAddress") for nic in nics):
         client_error(
             "InvalidParameterCombination",
@@ -94,6 +99,16 @@ def _check_positions(nics: list[dict[str, Any]]) -> None:
         if kind(nic) == "efa-only" and (nic.get("PrivateIpAddress") or nic.get("AssociatePublicIpAddress")):
             client_error(
                 "InvalidParameterCombination", "An efa-only network interface cannot have IP addresses."
+            )
+
+
+def _check_tracking(nic: dict[str, Any]) -> None:
+    for name, value in (nic.get("ConnectionTrackingSpecification") or {}).items():
+        least, most = _TRACKING[name]
+        if not least <= int(value) <= most:
+            client_error(
+                "InvalidParameterValue",
+                f"Value ({value}) for parameter {name} is invalid. Expected a number from {least} to {most}.",
             )
 
 
@@ -167,6 +182,10 @@ def _prepare(
         )
         card, index = position(nic)
         interface.network_card_index = card
+        if tracking := nic.get("ConnectionTrackingSpecification"):
+            interface.connection_tracking_configuration = {
+                name: int(value) for name, value in tracking.items()
+            }
         instance.attach_eni(interface, index)
     if not instance.security_groups:
         instance.security_groups = list(instance.nics[0]._group_set)

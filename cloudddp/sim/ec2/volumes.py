@@ -12,6 +12,8 @@ from cloudddp.sim.ec2.images import BY_ID
 from cloudddp.sim.ec2.patch import client_error, wrap
 
 _GP3_THROUGHPUT = 125  # MiB/s, AWS's default
+_GP3_MAX_THROUGHPUT = 2000
+_GP3_IOPS = 3000
 
 
 def install() -> None:
@@ -25,8 +27,10 @@ def install() -> None:
 
 
 def check(backend: Any, image_id: str, mappings: list[dict[str, Any]]) -> None:
-    """Fail the request if the root volume is smaller than the image."""
+    """Fail the request if the root volume is smaller than the image, or its performance is not available."""
     image = BY_ID.get(image_id)
+    for requested in parameters().get("BlockDeviceMappings") or []:
+        _check_throughput(requested.get("Ebs", {}))
     for mapping in mappings:
         size = mapping["Ebs"].get("VolumeSize")
         if image and mapping["DeviceName"] == image.root_device and size and int(size) < ROOT_GIB:
@@ -35,6 +39,30 @@ def check(backend: Any, image_id: str, mappings: list[dict[str, Any]]) -> None:
                 "InvalidBlockDeviceMapping",
                 f"Volume of size {size}GB is smaller than snapshot '{snapshot}', expect size >= {ROOT_GIB}GB",
             )
+
+
+def _check_throughput(ebs: dict[str, Any]) -> None:
+    """The range is that of EC2's model, the ratio and its message are those of runs-on/runs-on, issue 260."""
+    throughput, iops = int(ebs.get("Throughput") or 0), int(ebs.get("Iops") or _GP3_IOPS)
+    if not throughput:
+        return
+    if ebs.get("VolumeType") != "gp3":
+        client_error(
+            "InvalidParameterCombination",
+            f"The parameter throughput is not supported for {ebs.get('VolumeType')} volumes.",
+        )
+    if not _GP3_THROUGHPUT <= throughput <= _GP3_MAX_THROUGHPUT:
+        bound = (
+            f"minimum is {_GP3_THROUGHPUT}"
+            if throughput < _GP3_THROUGHPUT
+            else f"maximum is {_GP3_MAX_THROUGHPUT}"
+        )
+        client_error("InvalidParameterValue", f"Volume throughput of {throughput} is not valid; {bound}.")
+    if throughput / iops > 0.25:
+        client_error(
+            "InvalidParameterValue",
+            f"Throughput (MiBps) to iops ratio of {throughput / iops:.6f} is too high; maximum is 0.250000 MiBps per iops",
+        )
 
 
 def _create_root(instance: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from cloudddp.agent.protocol.codec import decode
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process, StartRequest
 
+MAX_FILES = 1 << 20  # some programs close all descriptors up to the limit, which may be a billion
 PAUSE = 0.05  # seconds between two polls of the children
 NOT_STARTED = 127  # the exit code of a command that cannot be started, as in a shell
 
@@ -34,6 +36,7 @@ def main(job: str) -> int:
     )  # fmt: skip
     store.write(folder / phases.STATE_FILE, state)
     processes.adopt_orphans()
+    _raise_limits()
     task = phases.task(folder, request.node)
     children: list[Child[bytes]] = []
     try:
@@ -53,6 +56,29 @@ def main(job: str) -> int:
     ended = jobs.outcome(folder, request.ranks, codes)
     store.write(folder / phases.STATE_FILE, replace(state, ended=time.time(), **ended))
     return 0
+
+
+def _raise_limits() -> None:
+    """Raise the soft limits of open files and locked memory for ranks, which inherit them.
+
+    systemd gives sessions a soft limit of 1024 files for programs that use select(), and data loaders open more. EFA and
+    RDMA register (lock) their buffers.
+    """
+    for kind, most in (
+        (resource.RLIMIT_NOFILE, MAX_FILES),
+        (resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY),
+    ):
+        soft, hard = resource.getrlimit(kind)
+        wanted = (
+            hard
+            if most == resource.RLIM_INFINITY
+            else most
+            if hard == resource.RLIM_INFINITY
+            else min(hard, most)
+        )
+        if soft != resource.RLIM_INFINITY and (wanted == resource.RLIM_INFINITY or wanted > soft):
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(kind, (wanted, hard))
 
 
 def _launch(folder: Path, request: StartRequest, process: Process, task: processes.Task) -> Child[bytes]:

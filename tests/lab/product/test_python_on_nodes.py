@@ -87,3 +87,19 @@ def test_gpu_that_only_cuda_finds_defective_is_refused(cli: CommandLine) -> None
     assert done.returncode == 1
     assert "has 3 of 4 GPUs that PyTorch can use: GPU 3: CUDA error" in done.stderr
     assert json.loads(cli("status", "--json").stdout) == []
+
+
+def test_ranks_may_open_as_many_files_as_the_machine_allows(cli: CommandLine) -> None:
+    """systemd: DefaultLimitNOFILE=1024:524288."""
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.write(
+        "limits.py",
+        "import resource as r\nfor kind in (r.RLIMIT_NOFILE, r.RLIMIT_MEMLOCK): print(*r.getrlimit(kind))\n",
+    )
+    cli.ok("up", "-n", "1", "-t", "g5.xlarge")
+    assert "] 1024\n" in cli.ok("exec", "ulimit -Sn")
+    shown = [line.partition("] ")[2].split() for line in cli.ok("launch", "limits.py").splitlines()]
+    limits = [pair for pair in shown if len(pair) == 2 and pair[0].lstrip("-").isdigit()]
+    assert len(limits) == 2
+    assert all(soft == hard for soft, hard in limits)
+    assert int(limits[0][0]) > 1024

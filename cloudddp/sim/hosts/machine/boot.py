@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -25,6 +26,7 @@ from cloudddp.sim.hosts.machine.rootfs import USER_ID, Machine
 from cloudddp.sim.linux import kernel, seccomp
 
 _OOM_SCORE = "500"  # of 1000, so that the kernel kills nodes before the user's own programs
+_FILES = (1024, 524288)  # soft and hard
 _MAX_MESSAGE = 2000  # bytes of an error
 
 
@@ -67,6 +69,7 @@ def _run_init(machine: Machine, report: int) -> None:
         _drop_privileges(
             kernel.NODE_CAPABILITIES
         )  # before any file is opened that the node's owner may have created
+        _limit_open_files()
         _redirect("/var/log/init.log")
         ssh = sshd.Sshd(
             prepare=lambda: _confine_sshd(machine, report),
@@ -87,6 +90,13 @@ def _run_init(machine: Machine, report: int) -> None:
         log.write(f"init: {error!r}")
     finally:
         os._exit(1)
+
+
+def _limit_open_files() -> None:
+    """As systemd's DefaultLimitNOFILE=1024:524288."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = _FILES[1] if hard == resource.RLIM_INFINITY else min(hard, _FILES[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_FILES[0], hard), hard))
 
 
 def _confine_sshd(machine: Machine, report: int) -> None:
