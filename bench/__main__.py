@@ -1,7 +1,7 @@
 """Measure cloudddp and its example trainer, compared with other programs where they are given.
 
     python -m bench                                              every benchmark, ours only
-    python -m bench models                                       one of them: help status models up sync lab training trainer
+    python -m bench models                                       one of them: help status models up sync window lab training trainer
     python -m bench help status --peers VENV                     compared with torchx and flintrock
     python -m bench trainer --peers EXAMPLES                     compared with pytorch/examples
 
@@ -221,6 +221,15 @@ def bench_sync(_: Peers) -> None:
                 print(f"  {name:<12} {len(commands)} round trips, {seconds:.3f} s", flush=True)
 
 
+def bench_window(_: Peers) -> None:
+    """A stream from OpenSSH at a round trip of 100 ms, with paramiko's window and with ours."""
+    from bench import window
+
+    print(f"window: {window.SIZE >> 20} MiB from sshd, through a proxy with a round trip of 100 ms")
+    for size, row in window.rates(5).items():
+        line(f"  window of {size >> 20} MiB", statistics.median(row), min(row), max(row), "MB/s")
+
+
 def bench_lab(_: Peers) -> None:
     """Namespace nodes: from RunInstances until SSH responds on all, and from TerminateInstances until all are gone."""
     from bench import lab
@@ -289,6 +298,7 @@ BENCHES: dict[str, Callable[[Peers], None]] = {
     "models": bench_models,
     "up": bench_up,
     "sync": bench_sync,
+    "window": bench_window,
     "lab": bench_lab,
     "training": bench_training,
     "trainer": bench_trainer,

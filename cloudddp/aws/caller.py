@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 from collections.abc import Mapping
 from ipaddress import ip_address
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudddp.aws.client import AWS
 from cloudddp.errors import CloudDDPError
 from cloudddp.text import one_line
+
+if TYPE_CHECKING:
+    import http.client
+    import urllib.request
 
 UNKNOWN_OWNER = "unknown"  # if STS returns no ARN
 CHECKIP = "https://checkip.amazonaws.com"
@@ -33,23 +39,56 @@ def owner_of(identity: Mapping[str, Any]) -> str:
 
 
 def caller_block() -> str:
-    """Return this computer's address as AWS sees it, as a /32 or /128 block.
+    """Return this computer's IPv4 address as AWS sees it, as a /32 block.
 
-    CLOUDDDP_CHECKIP_URL selects another service that returns the caller's address as text.
+    Nodes have IPv4 addresses only, so the service is asked over IPv4: the IPv6 address that it would see otherwise says
+    nothing about the address from which SSH comes. CLOUDDDP_CHECKIP_URL selects another service that returns the caller's
+    address as text. Raises CloudDDPError.
     """
-    import urllib.request  # takes 11 ms, which `status` does not need
-
     url = os.environ.get("CLOUDDDP_CHECKIP_URL", CHECKIP)
     try:
         if not url.startswith(("http://", "https://")):
             raise ValueError("not an http or https URL")
-        # Without the proxy of the environment: SSH does not use it either.
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(url, timeout=10) as answer:
+        with _opener().open(url, timeout=10) as answer:
             address = ip_address(answer.read(100).decode().strip())
+        if address.version != 4:
+            raise ValueError(
+                f"it answers with an IPv6 address ({address}), and nodes have IPv4 addresses only"
+            )
     except (OSError, ValueError) as error:
         raise CloudDDPError(
             f"cannot find the address of this computer: {url}: {error}",
             hint="give it: --ssh-from 203.0.113.7/32 (or ssh_from in cloudddp.toml)",
         ) from None
     return f"{address}/{address.max_prefixlen}"
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Return an opener that connects over IPv4, without the proxy of the environment: SSH does not use it either."""
+    import http.client  # these take 11 ms, which `status` does not need
+    import urllib.request
+
+    def connect(address: tuple[str, int], *options: Any) -> socket.socket:
+        found = socket.getaddrinfo(*address, socket.AF_INET, socket.SOCK_STREAM)
+        *others, last = [(str(item[4][0]), int(item[4][1])) for item in found]
+        for other in others:
+            with contextlib.suppress(OSError):
+                return socket.create_connection(other, *options)
+        return socket.create_connection(last, *options)
+
+    class OverIPv4(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+        def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(
+                lambda host, **options: _connecting(http.client.HTTPConnection(host, **options)), request
+            )
+
+        def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(
+                lambda host, **options: _connecting(http.client.HTTPSConnection(host, **options)), request
+            )
+
+    def _connecting(connection: Any) -> Any:
+        connection._create_connection = connect  # http.client has no public way to choose the address family
+        return connection
+
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), OverIPv4())

@@ -17,8 +17,11 @@ from typing import Generic, TypeVar
 
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError
-from cloudddp.ssh.connection import MAX_OUTPUT, Connection, Result, Target
+from cloudddp.ssh.connection import DEFAULT_WINDOW, MAX_OUTPUT, STREAM_WINDOW, Connection, Result, Target
 
+MAX_WINDOWS = (
+    128 << 20
+)  # bytes that nodes may send ahead, all together, unless that is less than paramiko's default
 WIDTH = 32  # threads; 64 connections took 0.88 s with 32 and 0.75 s with 64
 
 T = TypeVar("T")
@@ -214,6 +217,11 @@ class Fleet:
             raise NodeError(f"{self.targets[node].label}: not connected")
         return connection
 
+    @property
+    def window(self) -> int:
+        """How many bytes of a stream each node may send ahead: all together need no more than MAX_WINDOWS."""
+        return min(max(MAX_WINDOWS // max(len(self.targets), 1), DEFAULT_WINDOW), STREAM_WINDOW)
+
     def run(
         self,
         node: int,
@@ -235,6 +243,7 @@ class Fleet:
             on_stderr=on_stderr,
             limit=limit,
             total_timeout=total_timeout,
+            window=self.window,
         )
 
     def host_key(self, node: int) -> str:

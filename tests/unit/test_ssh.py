@@ -24,6 +24,7 @@ from cloudddp.errors import CloudDDPError, ConnectError, NodeError, render
 from cloudddp.ssh import keys
 from cloudddp.ssh.channel import time_limit
 from cloudddp.ssh.connection import Connection, Target
+from cloudddp.ssh.fleet import Fleet
 
 MIB = 1 << 20
 HANG_GUARD = 60.0  # seconds; only a hang is this long
@@ -441,3 +442,31 @@ def test_concurrent_commands_share_a_connection(connection: Connection, server: 
         found = list(pool.map(one, range(8)))
     assert found == [bytes([number]) * 300_000 + b"end" for number in range(8)]
     assert len(server.connections) == 1
+
+
+# -- the window ------------------------------------------------------------------------------------------------
+
+
+def test_server_may_send_ahead_of_a_slow_reader(connection: Connection, tmp_path: Path) -> None:
+    """A window is what may be on its way in one round trip: paramiko's 2 MiB are 20 MB/s at 100 ms."""
+    marker = tmp_path / "sent"
+    received = bytearray()
+
+    def read(data: bytes) -> None:
+        deadline = time.monotonic() + HANG_GUARD
+        while (
+            not received and not marker.exists()
+        ):  # the command has written everything before the first byte is read
+            assert time.monotonic() < deadline, "the server waits for its window"
+            time.sleep(0.02)
+        received.extend(data)
+
+    connection.run(f"head -c {12 * MIB} /dev/zero; touch {marker}", on_stdout=read)
+    assert len(received) == 12 * MIB
+
+
+def test_windows_of_many_nodes_are_limited_together(ssh_site: Site, server: Server) -> None:
+    for nodes, window in ((1, 16 * MIB), (8, 16 * MIB), (16, 8 * MIB), (1000, 2 * MIB)):
+        targets = dict.fromkeys(range(nodes), ssh_site.target(server.port))
+        with Fleet(targets) as fleet:
+            assert fleet.window == window

@@ -1,0 +1,83 @@
+"""The address of this computer, asked from a real server."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cloudddp.aws.caller import caller_block
+from cloudddp.errors import CloudDDPError
+
+
+class Service(http.server.ThreadingHTTPServer):
+    """Answers with the caller's address, or with a fixed text; listens on both families."""
+
+    address_family = socket.AF_INET6
+    text = ""
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Service)
+        body = (self.server.text or str(self.client_address[0]).removeprefix("::ffff:")).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body + b"\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    try:
+        server = Service(("::", 0), Handler)
+    except OSError:
+        pytest.skip("this computer has no IPv6")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("CLOUDDDP_CHECKIP_URL", f"http://localhost:{server.server_port}/")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_address_is_asked_over_ipv4(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """checkip.amazonaws.com has addresses of both families, and resolvers return the IPv6 one first."""
+    resolve = socket.getaddrinfo
+
+    def both(host: str, *more: Any, **options: Any) -> Any:
+        if host != "both.test":
+            return resolve(host, *more, **options)
+        family = more[1] if len(more) > 1 else options.get("family", 0)
+        addresses = {socket.AF_INET6: "::1", socket.AF_INET: "127.0.0.1"}
+        kinds = [kind for kind in addresses if family in (0, kind)]
+        return [
+            item for kind in kinds for item in resolve(addresses[kind], *more[:1], type=socket.SOCK_STREAM)
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    monkeypatch.setenv("CLOUDDDP_CHECKIP_URL", f"http://both.test:{service.server_port}/")
+    assert caller_block() == "127.0.0.1/32"
+
+
+@pytest.mark.parametrize("text", ["2001:db8::7", "no address", "203.0.113.300"])
+def test_answer_that_is_no_ipv4_address_is_refused(service: Service, text: str) -> None:
+    service.text = text
+    with pytest.raises(CloudDDPError, match="cannot find the address of this computer") as refused:
+        caller_block()
+    assert "--ssh-from" in str(refused.value.hint)
+
+
+def test_service_over_ipv6_only_is_refused(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDDDP_CHECKIP_URL", f"http://[::1]:{service.server_port}/")
+    with pytest.raises(CloudDDPError, match="cannot find the address of this computer"):
+        caller_block()
