@@ -276,3 +276,24 @@ def test_example_in_the_error_is_valid(cli: CommandLine) -> None:
     changes = hint[hint.index("'") + 1 : hint.rindex("'")]
     assert json.loads(cli.ok("sim", "conditions", changes))["latency"] == {"*": 0.2}
     assert json.loads(cli.ok("sim", "conditions", "--clear"))["latency"] == {}
+
+
+# -- policies ------------------------------------------------------------------------------------------------
+
+
+def test_policies_of_start(own: CommandLine) -> None:
+    everything = {"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}
+    policy = own.write("policy.json", json.dumps(everything))
+    started = own.ok("sim", "start", "--nodes", "process", "--policy", "policy.json")
+    assert f"calls are limited by --policy {policy} (sha256 " in started
+    assert f"calls are limited by --policy {policy} (sha256 " in own.ok("sim", "status")
+    assert str(policy) in json.loads(own.ok("sim", "status", "--json"))["policies"]["policy"]
+    done = own("sim", "start", "--scp", "policy.json")
+    assert done.returncode == 1
+    assert "the simulator is already running, with no --scp" in done.stderr
+    own.write("broken.json", "{")
+    for name, words in (
+        ("broken.json", "broken.json is not a policy: not valid JSON"),
+        ("none.json", "cannot read the policy none.json"),
+    ):
+        assert words in refused(own, "sim", "start", "--policy", name)

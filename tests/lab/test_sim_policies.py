@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,13 @@ def test_invalid_policy_is_refused_before_the_start(home: Path, text: bytes | No
     with pytest.raises(UsageError, match=words):
         control.start(home, nodes="process", policies={"policy": policy})
     assert control.find(home) is None
+
+
+def test_policy_that_is_not_a_file_is_refused(home: Path) -> None:
+    os.mkfifo(home / "pipe")
+    for path in (home / "pipe", home, Path("/dev/zero")):
+        with pytest.raises(UsageError, match="not a regular file"):
+            control.start(home, nodes="process", policies={"scp": path})
 
 
 def test_every_known_action_is_an_operation_of_ec2() -> None:

@@ -15,6 +15,7 @@ from cloudddp.sim.iam import documents
 KINDS = ("auto", "namespace", "process")
 
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")  # valid for Linux, and not misread by `ip`
+_MAX_POLICY = 1 << 20  # bytes; IAM's limit is far lower
 _RESERVED = ("lo", "all", "default")  # the last two are in /proc/sys/net
 
 
@@ -30,7 +31,10 @@ class PolicyFile:
 def read_policy(path: Path) -> PolicyFile:
     """Return the policy in a file. Raises UsageError if it cannot be read or is not valid."""
     try:
-        content = path.read_bytes()
+        if path.exists() and not path.is_file():  # a pipe or a device could be read without end
+            raise UsageError(f"cannot read the policy {path}: not a regular file")
+        with path.open("rb") as file:
+            content = file.read(_MAX_POLICY)
         policy = documents.parse(content.decode())
     except OSError as error:
         raise UsageError(f"cannot read the policy {path}: {error.strerror}") from None
