@@ -20,6 +20,9 @@ from cloudddp.aws.explain import explain
 from cloudddp.config.spec import nearest
 from cloudddp.errors import UsageError
 
+# Services with endpoints in few regions only.
+_REGION_OF = {"pricing": "us-east-1"}
+
 Observer = Callable[[str, str, Mapping[str, Any], Any], None]
 
 
@@ -59,6 +62,11 @@ class AWS:
         url = str(self.client("ec2").meta.endpoint_url)
         return "" if ".amazonaws.com" in url else url
 
+    @property
+    def partition(self) -> str:
+        """The partition of the region: aws, aws-cn, aws-us-gov and others."""
+        return str(self._session.get_partition_for_region(self.region))
+
     def client(self, service: str) -> Any:
         """Return the boto3 client of a service, created on first use. Raises UsageError."""
         if service not in self._clients:
@@ -73,7 +81,9 @@ class AWS:
                 user_agent_extra=f"cloudddp/{__version__}",
             )
             try:
-                client = self._session.client(service, region_name=self.region, config=config)
+                client = self._session.client(
+                    service, region_name=_REGION_OF.get(service, self.region), config=config
+                )
             except (ValueError, BotoCoreError, OSError) as error:  # for example an endpoint that is not a URL
                 raise UsageError(
                     f"AWS configuration: {error}",

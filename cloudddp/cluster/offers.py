@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from cloudddp.aws import caller as callers
-from cloudddp.aws import images, instance_types, networks
+from cloudddp.aws import images, instance_types, networks, pricing
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cluster import prices
@@ -18,6 +18,7 @@ from cloudddp.cluster.prices import Price
 from cloudddp.cluster.reach import public_sources
 from cloudddp.cluster.requests import LaunchContext
 from cloudddp.cluster.user_data import Identity
+from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, UsageError
 
@@ -72,16 +73,38 @@ def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -
     subnets = networks.candidates(aws, spec, reached_from=public_sources(spec, ssh_from))
     now, gpus, idle = datetime.now(UTC), info.gpus, info.tcp_timeout
     context = LaunchContext(aws.region, image, subnets, ssh_from, owner, now, gpus, idle)
-    return Offer(aws, info, context, replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb)))
+    spot = pricing.spot(aws, spec.instance_type, [one.zone for one in subnets]) if spec.spot else None
+    full = replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb), spot=spot)
+    return Offer(aws, info, context, full)
 
 
 def price(aws: AWS, spec: ClusterSpec) -> Price:
-    """Return the price of the cluster in a region. Raises UsageError if it is neither known nor given."""
-    known = prices.node_hour(spec.instance_type, aws.region)
-    if spec.price is None and known is None:
+    """Return the price of the cluster in a region: as given, as AWS's price list has it now, or as our table has it.
+
+    At most one AWS call. Raises UsageError if no price is known.
+    """
+    found = (
+        prices.Listed(spec.price, "as given") if spec.price is not None else _listed(aws, spec.instance_type)
+    )
+    if found is None:
         raise UsageError(
             f"cloudddp does not know the price of {spec.instance_type} in {aws.region}, and never assumes 0",
             hint="look it up and give it: --price USD (per node and hour), or `price` in cloudddp.toml",
         )
-    source = f"on-demand list price of {prices.TABLE_DATE}" if spec.price is None else "as given"
-    return Price(spec.price or known or 0.0, spec.nodes, spec.disk_gb, source)
+    return Price(
+        found.usd,
+        spec.nodes,
+        spec.disk_gb,
+        found.source,
+        gp3_month=prices.gp3_month(aws.region),
+        throughput=spec.disk_throughput,
+        addresses=int(connection.mode(spec) == "public"),
+    )
+
+
+def _listed(aws: AWS, instance_type: str) -> prices.Listed | None:
+    now = pricing.on_demand(aws, instance_type)
+    if now is None:
+        return prices.listed(instance_type, aws.region)
+    usd, published = now
+    return prices.Listed(usd, f"on-demand price of AWS{f', list of {published}' if published else ''}")

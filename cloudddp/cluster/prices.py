@@ -1,56 +1,43 @@
-"""EC2 prices in USD: a dated table of on-demand prices, and the cost of a cluster per hour. Pure.
+"""EC2 prices in USD: a dated table of on-demand prices, and the cost of a cluster per hour. Makes no call.
 
-A price is looked up here, or given by the user; it is never guessed and never 0. Spot capacity counts at the on-demand
-price, which is an upper bound.
+A price is looked up, or given by the user; it is never guessed and never 0. Spot capacity counts at the on-demand price,
+which is an upper bound: a spot price may rise while the nodes run.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from pathlib import Path
 
-TABLE_DATE = "2026-07-20"  # AWS price list as published by karpenter-provider-aws at commit 1d92708
+import msgspec
 
-# USD per instance and hour, Linux, on-demand, us-east-1. Without P3: the driver of the Deep Learning AMIs does not support the V100.
-US_EAST_1 = {
-    "p4d.24xlarge": 21.958,
-    "p4de.24xlarge": 27.447,
-    "p5.4xlarge": 6.88,
-    "p5.48xlarge": 55.04,
-    "p5en.48xlarge": 63.296,
-    "p6-b200.48xlarge": 113.933,
-    "p6-b300.48xlarge": 142.416,
-    "g4dn.xlarge": 0.526,
-    "g4dn.12xlarge": 3.912,
-    "g4dn.metal": 7.824,
-    "g5.xlarge": 1.006,
-    "g5.2xlarge": 1.212,
-    "g5.8xlarge": 2.448,
-    "g5.12xlarge": 5.672,
-    "g5.48xlarge": 16.288,
-    "g6.xlarge": 0.805,
-    "g6.2xlarge": 0.978,
-    "g6.8xlarge": 2.014,
-    "g6.12xlarge": 4.602,
-    "g6.48xlarge": 13.350,
-    "g6e.xlarge": 1.861,
-    "g6e.8xlarge": 4.529,
-    "g6e.12xlarge": 10.493,
-    "g6e.24xlarge": 15.066,
-    "g6e.48xlarge": 30.131,
-    "g7.2xlarge": 2.52,
-    "g7.8xlarge": 4.086,
-    "g7.12xlarge": 7.128,
-    "g7.24xlarge": 14.257,
-    "g7.48xlarge": 28.513,
-    "g7e.2xlarge": 3.363,
-    "g7e.8xlarge": 5.268,
-    "g7e.12xlarge": 8.286,
-    "g7e.24xlarge": 16.572,
-    "g7e.48xlarge": 33.144,
-}
-GP3_GIB_MONTH = 0.08  # EBS gp3 storage, us-east-1
+# Written by infra/prices/generate.py.
+TABLE = Path(__file__).with_name("price_table.json")
 PUBLIC_IPV4_HOUR = 0.005
 HOURS_A_MONTH = 730
+FREE_THROUGHPUT = 125  # MiB/s of a gp3 volume that its GiB include
+# USD per MiB/s and month of more throughput, in parts of the price of a GiB: 0.04 to 0.08 in us-east-1, and alike elsewhere.
+THROUGHPUT_FACTOR = 0.51
+
+
+class _Region(msgspec.Struct, frozen=True):
+    source: str
+    date: str
+    gp3: float  # USD per GiB and month; the largest of all regions where it is not known
+    types: dict[str, float]
+
+
+class _Table(msgspec.Struct, frozen=True):
+    regions: dict[str, _Region]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The on-demand price of one node in USD per hour, as a list shows it, and where it comes from."""
+
+    usd: float
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +48,19 @@ class Price:
     nodes: int
     disk_gb: int
     source: str  # for people: where node_hour comes from
+    gp3_month: float = 0.08  # USD per GiB
+    throughput: int = FREE_THROUGHPUT  # MiB/s of each disk
+    addresses: int = 1  # public IPv4 addresses of each node
+    spot: tuple[float, float] | None = (
+        None  # current spot prices of one node: the lowest and the highest of all zones
+    )
 
     @property
     def extras_hour(self) -> float:
         """USD per hour for disks and public addresses; traffic is not included."""
-        return self.nodes * (self.disk_gb * GP3_GIB_MONTH / HOURS_A_MONTH + PUBLIC_IPV4_HOUR)
+        more = max(self.throughput - FREE_THROUGHPUT, 0) * THROUGHPUT_FACTOR if self.disk_gb else 0.0
+        disk = (self.disk_gb + more) * self.gp3_month / HOURS_A_MONTH
+        return self.nodes * (disk + self.addresses * PUBLIC_IPV4_HOUR)
 
     @property
     def hour(self) -> float:
@@ -78,6 +73,19 @@ def billed_hours(seconds: float) -> float:
     return max(seconds, 60.0) / 3600
 
 
-def node_hour(instance_type: str, region: str) -> float | None:
-    """Return the on-demand price of one node, USD per hour, or None if it is not in the table."""
-    return US_EAST_1.get(instance_type) if region == "us-east-1" else None
+def listed(instance_type: str, region: str) -> Listed | None:
+    """Return the price of one node in the table; None if it is not there."""
+    found = _table().regions.get(region)
+    usd = found.types.get(instance_type) if found else None
+    return Listed(usd, f"on-demand list price of {found.date}") if found and usd else None
+
+
+def gp3_month(region: str) -> float:
+    """Return the price of EBS gp3 storage, USD per GiB and month; the highest of all regions for one that is unknown."""
+    regions = _table().regions
+    return regions[region].gp3 if region in regions else max(one.gp3 for one in regions.values())
+
+
+@functools.cache
+def _table() -> _Table:
+    return msgspec.json.decode(TABLE.read_bytes(), type=_Table)

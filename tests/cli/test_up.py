@@ -15,7 +15,7 @@ from support.harness import clean_environment, interrupt, wait_for
 
 EVERY_CALL = {
     "DescribeInstances", "DescribeInstanceTypes", "GetParameter", "DescribeImages", "DescribeVpcs",
-    "DescribeSubnets", "DescribeInstanceTypeOfferings", "DescribeRouteTables", "GetCallerIdentity", "ImportKeyPair",
+    "DescribeSubnets", "DescribeInstanceTypeOfferings", "DescribeRouteTables", "GetProducts", "GetCallerIdentity", "ImportKeyPair",
     "CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RunInstances",
 }  # fmt: skip
 
@@ -177,7 +177,7 @@ def test_insufficient_capacity_leaves_nothing(cli: Any, faults: Any, remains: An
     assert remains().nothing
 
 
-@pytest.mark.parametrize("action", sorted(EVERY_CALL - {"DescribeInstances"}))
+@pytest.mark.parametrize("action", sorted(EVERY_CALL - {"DescribeInstances", "GetProducts"}))
 def test_refused_call_leaves_nothing(cli: Any, faults: Any, remains: Any, action: str) -> None:
     faults.fail(action, "UnauthorizedOperation", times=20)
     done = cli("up", "-n", "1")

@@ -404,14 +404,26 @@ def test_invalid_time_parses_to_none(text: str) -> None:
 # -- the price -------------------------------------------------------------------------------------------------
 
 
-def test_price_is_known_for_its_region_only() -> None:
-    assert prices.node_hour("g5.xlarge", "us-east-1") == 1.006
-    assert prices.node_hour("g5.xlarge", "eu-west-1") is None
-    assert prices.node_hour("g5.nonsense", "us-east-1") is None
+def test_price_is_that_of_its_region_and_has_a_date() -> None:
+    found = prices.listed("g5.xlarge", "us-east-1")
+    assert found is not None
+    assert (found.usd, found.source) == (1.006, "on-demand list price of 2026-07-20")
+    other = prices.listed("g5.xlarge", "eu-west-1")
+    assert other is not None
+    assert (other.usd, other.source) == (1.123, "on-demand list price of 2026-01-21")
+    assert prices.listed("g5.nonsense", "us-east-1") is None
+    assert prices.listed("g5.xlarge", "mars-north-1") is None
 
 
-def test_no_price_in_the_table_is_zero() -> None:
-    assert all(price > 0 for price in prices.US_EAST_1.values())
+def test_disk_price_of_an_unknown_region_is_the_highest_of_all() -> None:
+    assert prices.gp3_month("us-east-1") == 0.08
+    assert prices.gp3_month("mars-north-1") == prices.gp3_month("sa-east-1") == 0.152
+
+
+def test_throughput_beyond_what_is_free_is_counted() -> None:
+    """EBS gp3 includes 125 MiB/s; more costs 0.04 USD per MiB/s and month in us-east-1."""
+    price = Price(node_hour=1.0, nodes=2, disk_gb=150, source="given", throughput=500, addresses=0)
+    assert price.extras_hour == pytest.approx(2 * (150 * 0.08 + 375 * 0.0408) / 730)
 
 
 def test_hourly_price_includes_disks_and_addresses() -> None:

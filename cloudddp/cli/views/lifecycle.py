@@ -39,10 +39,14 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> str:
         f"  price     {kind}{dollars(price.hour)} an hour: {dollars(price.node_hour)} per node ({price.source}), "
         f"{dollars(price.extras_hour)} for disks and addresses",
         f"  deadline  {moment(the_plan.expires)}, in {duration(the_plan.hours * 3600)}: the nodes then terminate",
-        f"  at most   {dollars(the_plan.cost)} until then, without traffic",
+        f"  at most   {dollars(the_plan.cost)} until then; data transfer, snapshots and taxes are not counted",
     ]
     if (how := _access(spec)) is not None:
         lines.append(f"  access    {how}")
+    if price.spot:
+        low, high = price.spot
+        now = dollars(low) if low == high else f"{dollars(low)} to {dollars(high)}"
+        lines.insert(2, f"  spot      now {now} per node, depending on the zone; it may change at any time")
     if info.cards > 1 and spec.nodes > 1:
         lines.append(
             f"  network   one of the type's {info.cards} network cards, without EFA: slow between nodes"

@@ -24,6 +24,7 @@ from cloudddp.errors import UsageError
 from cloudddp.sim.api.admin_api import PREFIX, AdminApi
 from cloudddp.sim.api.authorization import Permissions, Policies, with_authorization
 from cloudddp.sim.api.firewall import Firewall
+from cloudddp.sim.api.pricing import with_pricing
 from cloudddp.sim.api.proxy import with_conditions
 from cloudddp.sim.api.wsgi import Application, Environ, StartResponse
 from cloudddp.sim.control import record
@@ -187,7 +188,8 @@ def _build(
     permissions = Permissions()
     admin = AdminApi(backend, lifecycle, CONDITIONS, permissions)
     limits = Policies(*(policies[kind].policy if kind in policies else None for kind in _POLICIES))
-    authorized = with_authorization(DomainDispatcherApplication(create_backend_app), limits, permissions)
+    services = with_pricing(DomainDispatcherApplication(create_backend_app))
+    authorized = with_authorization(services, limits, permissions)
     moto = with_conditions(authorized, CONDITIONS)
     application = _combine(admin, moto, lifecycle, firewall)
     lab_owners = SocketOwners()  # of the network that this process is in now

@@ -13,6 +13,8 @@ current conditions; `null` removes one entry; `"clear": true` first removes all:
      "latency":        {"*": 0.1, "RunInstances": 2.5},      seconds before a call starts; "*" for all others
      "fail_launch":    {"us-east-1a": {"code": "Server.InsufficientInstanceCapacity", "instances": 1, "launches": 1}},
                        the next launches in a zone succeed, and so many of their instances terminate instead of running
+     "prices":         {"g5.xlarge": 1.5},                   USD per hour on demand, in every region (Pricing API)
+     "spot_prices":    {"us-east-1a": {"g5.xlarge": 0.4}},   USD per hour
      "reject":         {"RunInstances": {"code": "UnauthorizedOperation", "message": "", "status": 403, "calls": 1}},
      "boot":           {"ssh_seconds": 60}}                  of the nodes that boot from then on (boot.py)
 
@@ -51,6 +53,8 @@ EXAMPLES: Mapping[str, Any] = {
     "lose": {"RunInstances": 1},
     "latency": {"*": 0.2},
     "fail_launch": {"us-east-1a": {"code": "Server.InsufficientInstanceCapacity", "instances": 1}},
+    "prices": {"g5.xlarge": 1.5},
+    "spot_prices": {"us-east-1a": {"g5.xlarge": 0.4}},
     "reject": {"RunInstances": {"code": "UnauthorizedOperation", "status": 403}},
     "boot": {"ssh_seconds": 60, "nologin_seconds": 30},
 }
@@ -110,6 +114,8 @@ class Conditions:
     lose: Mapping[str, int] = field(default_factory=dict)
     latency: Mapping[str, float] = field(default_factory=dict)
     fail_launch: Mapping[str, LaunchFailure] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)
+    spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     reject: Mapping[str, Rejection] = field(default_factory=dict)
     boot: Mapping[str, float] = field(default_factory=dict)
 
@@ -121,7 +127,8 @@ class Conditions:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; `merge(Conditions(), to_json(), names)` returns the same conditions."""
         plain = {entry.name: dict(getattr(self, entry.name)) for entry in fields(self)}
-        plain["capacity"] = {zone: dict(types) for zone, types in self.capacity.items()}
+        for key in ("capacity", "spot_prices"):
+            plain[key] = {zone: dict(types) for zone, types in getattr(self, key).items()}
         plain["fail_launch"] = {zone: asdict(rule) for zone, rule in self.fail_launch.items()}
         plain["reject"] = {action: asdict(rule) for action, rule in self.reject.items()}
         return plain
@@ -137,7 +144,7 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
     if changes.pop("clear", False):
         conditions = Conditions()
     readers: dict[str, Callable[[Any, Any], Any]] = {
-        "capacity": lambda old, new: _capacity(old, new, names),
+        "capacity": lambda old, new: _by_zone(old, new, names, _count),
         "quota": lambda old, new: _entries("quota", old, new, QUOTAS, _count),
         "free_addresses": lambda old, new: _entries("subnet", old, new, names.subnets, _count),
         "vpn": lambda old, new: _entries("VPC", old, new, names.vpcs, _address),
@@ -145,6 +152,8 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
         "lose": lambda old, new: _entries("action", old, new, names.actions, _calls),
         "latency": lambda old, new: _entries("action", old, new, {"*", *names.actions}, _seconds),
         "fail_launch": lambda old, new: _entries("zone", old, new, names.zones, _launch_failure),
+        "prices": lambda old, new: _entries("instance type", old, new, names.types, _usd),
+        "spot_prices": lambda old, new: _by_zone(old, new, names, _usd),
         "reject": lambda old, new: _entries("action", old, new, names.actions, _rejection),
         "boot": lambda old, new: _entries("setting of a boot", old, new, boots.NAMES, _boot_setting),
     }
@@ -162,9 +171,11 @@ def _example(key: str) -> str:
     return f"for example {json.dumps({key: EXAMPLES[key]})}"
 
 
-def _capacity(old: Mapping[str, Mapping[str, int]], new: Any, names: Names) -> dict[str, Any]:
-    def types(zone: str, value: Any) -> dict[str, int]:
-        return _entries("instance type", old.get(zone, {}), value, names.types, _count)
+def _by_zone(
+    old: Mapping[str, Mapping[str, Any]], new: Any, names: Names, read: Callable[[str, Any], Any]
+) -> dict[str, Any]:
+    def types(zone: str, value: Any) -> dict[str, Any]:
+        return _entries("instance type", old.get(zone, {}), value, names.types, read)
 
     merged = {**old, **_entries("zone", {}, new, names.zones, types)}
     removed = [zone for zone, value in new.items() if value is None]
@@ -215,6 +226,12 @@ def _calls(name: str, value: Any) -> int:
     if not _count(name, value):
         raise InvalidCondition(f"{name}: expected at least 1 call (null removes the condition)")
     return int(value)
+
+
+def _usd(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 10_000:
+        raise InvalidCondition(f"{name}: expected USD per hour above 0, not {json.dumps(value)}")
+    return float(value)
 
 
 def _seconds(name: str, value: Any) -> float:

@@ -84,7 +84,7 @@ def actions() -> frozenset[str]:
 
     return frozenset(
         str(name)
-        for service in ("ec2", "ssm", "sts", "service-quotas")
+        for service in ("ec2", "ssm", "sts", "service-quotas", "pricing")
         for name in get_service_model(service).operation_names
     )
 

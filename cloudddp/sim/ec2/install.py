@@ -13,12 +13,14 @@ from cloudddp.sim.ec2 import (
     ip_addresses,
     key_pairs,
     placement,
+    price_list,
     regional_types,
     run_instances,
     security_group_rules,
     security_groups,
     service_quotas,
     spot,
+    spot_prices,
     stop_start,
     tags,
     termination,
@@ -31,7 +33,7 @@ from cloudddp.sim.ec2.patch import wrap
 _MODULES: tuple[ModuleType, ...] = (
     regional_types, images, volumes, ip_addresses, gateways, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
     filters, run_instances, stop_start, termination, xml_characters, tags,
-    service_quotas, dispatch,
+    service_quotas, spot_prices, price_list, dispatch,
 )  # fmt: skip
 _VALIDATIONS = (
     "ENABLE_AMI_VALIDATION", "EC2_ENABLE_INSTANCE_TYPE_VALIDATION", "ENABLE_KEYPAIR_VALIDATION",

@@ -1,0 +1,75 @@
+"""The price list of the simulated AWS: what GetProducts of the Pricing API answers, which moto lacks.
+
+It has the prices that the condition `prices` sets, in AWS's format. Without the condition it is empty: the simulator knows
+no prices.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from cloudddp.sim.ec2.account_conditions import CONDITIONS
+from cloudddp.sim.ec2.patch import wrap
+
+PUBLISHED = "2026-11-01T00:00:00Z"
+
+
+def install() -> None:
+    """Answer GetProducts where moto mocks boto3 in this process; the server does it in api/pricing.py."""
+    from moto.core.botocore_stubber import BotocoreStubber
+
+    wrap(BotocoreStubber, "process_request", _in_process)
+
+
+def _in_process(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def process(self: Any, request: Any) -> Any:
+        if not str(request.url).startswith("https://api.pricing."):
+            return original(self, request)
+        return 200, {"Content-Type": "application/x-amz-json-1.1"}, answer(request.body or b"{}")
+
+    return process
+
+
+def answer(body: bytes | str) -> str:
+    """Return the answer to a request of GetProducts, as JSON."""
+    found = products(json.loads(body), CONDITIONS.read().prices)
+    return json.dumps({"FormatVersion": "aws_v1", "PriceList": found})
+
+
+def products(request: dict[str, Any], prices: Any) -> list[str]:
+    """Return the price list for the type that a request filters by."""
+    wanted = {one["Field"]: one["Value"] for one in request.get("Filters", []) if one["Type"] == "TERM_MATCH"}
+    name = wanted.get("instanceType", "")
+    return [json.dumps(_entry(wanted, prices[name]))] if name in prices else []
+
+
+def _entry(wanted: dict[str, str], usd: float) -> dict[str, Any]:
+    """Return one product with its on-demand term, as the price list has it (AWS Price List, "Reading a price list file")."""
+    sku, offer, rate = "ABCDEFGHIJKLMNOP", "JRTCKXETXF", "6YS6EN2CT7"
+    dimension = {
+        "unit": "Hrs",
+        "beginRange": "0",
+        "endRange": "Inf",
+        "description": f"${usd} per On Demand Linux {wanted['instanceType']} Instance Hour",
+        "appliesTo": [],
+        "rateCode": f"{sku}.{offer}.{rate}",
+        "pricePerUnit": {"USD": f"{usd:.10f}"},
+    }
+    term = {
+        "sku": sku,
+        "offerTermCode": offer,
+        "effectiveDate": PUBLISHED,
+        "termAttributes": {},
+        "priceDimensions": {f"{sku}.{offer}.{rate}": dimension},
+    }
+    return {
+        "product": {"productFamily": "Compute Instance", "attributes": dict(wanted), "sku": sku},
+        "serviceCode": "AmazonEC2",
+        "terms": {"OnDemand": {f"{sku}.{offer}": term}},
+        "version": "20261101000000",
+        "publicationDate": PUBLISHED,
+    }

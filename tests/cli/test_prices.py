@@ -1,0 +1,184 @@
+"""Where prices come from: AWS's price list, the dated table, or the user; spot prices; what is not counted."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudddp.cluster import prices
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATE = [sys.executable, str(ROOT / "infra/prices/generate.py")]
+
+
+@pytest.fixture
+def conditions(simulator: Any, cli: Any) -> Iterator[Callable[..., dict[str, Any]]]:
+    def post(**body: Any) -> dict[str, Any]:
+        page = urllib.request.Request(
+            f"{simulator.endpoint}/_cloudddp/conditions", data=json.dumps(body).encode()
+        )
+        with urllib.request.urlopen(page, timeout=30) as answer:
+            return dict(json.load(answer))
+
+    yield post
+    post(clear=True)
+
+
+def plan(cli: Any, *flags: str, **env: str) -> str:
+    """Return what `up` shows before it asks, which it cannot here."""
+    cli.env.pop("CLOUDDDP_YES", None)
+    done = cli("up", "-n", "2", *flags, **env)
+    assert "price " in done.stderr, done.stderr
+    return str(done.stderr)
+
+
+def test_price_list_of_aws_is_preferred(cli: Any, conditions: Any, faults: Any) -> None:
+    """GetProducts of the Pricing API, whose PriceList holds JSON texts (AWS Price List API reference)."""
+    conditions(prices={"g5.xlarge": 1.5})
+    assert "$1.50 per node (on-demand price of AWS, list of 2026-11-01)" in plan(cli)
+    assert faults.count("GetProducts") == 1
+
+
+@pytest.mark.parametrize("answer", ["AccessDeniedException", "none", "garbage", "zero"])
+def test_table_is_used_if_aws_tells_no_price(cli: Any, conditions: Any, faults: Any, answer: str) -> None:
+    if answer == "AccessDeniedException":
+        conditions(reject={"GetProducts": {"code": answer, "status": 400, "calls": 9}})
+    if answer == "garbage":
+        faults.rewrite("GetProducts", lambda _: b'{"PriceList": ["{\\"terms\\": [7]}"]}')
+    if answer == "zero":
+        faults.rewrite("GetProducts", lambda body: body.replace(b'\\"1.5', b'\\"0.0'))
+        conditions(prices={"g5.xlarge": 1.5})
+    assert "$1.01 per node (on-demand list price of 2026-07-20)" in plan(cli)
+
+
+def test_two_prices_for_one_type_are_none(cli: Any, conditions: Any, faults: Any) -> None:
+    conditions(prices={"g5.xlarge": 1.5})
+
+    def twice(body: bytes) -> bytes:
+        answer = json.loads(body)
+        answer["PriceList"] += [answer["PriceList"][0].replace("1.5000000000", "1.7000000000")]
+        return json.dumps(answer).encode()
+
+    faults.rewrite("GetProducts", twice)
+    assert "on-demand list price of 2026-07-20" in plan(cli)
+
+
+def test_given_price_needs_no_call(cli: Any, faults: Any) -> None:
+    assert "$9.00 per node (as given)" in plan(cli, "--price", "9")
+    assert "GetProducts" not in faults.calls
+
+
+def test_every_region_has_prices(cli: Any) -> None:
+    shown = plan(cli, "--region", "eu-west-1")
+    assert "$1.12 per node (on-demand list price of 2026-01-21)" in shown
+
+
+def test_current_spot_prices_are_shown_and_the_deadline_counts_the_upper_bound(
+    cli: Any, conditions: Any
+) -> None:
+    """DescribeSpotPriceHistory with StartTime now answers the price of each zone that is valid now (EC2 API reference)."""
+    conditions(spot_prices={"us-east-1a": {"g5.xlarge": 0.41}, "us-east-1b": {"g5.xlarge": 0.47}})
+    shown = plan(cli, "--spot", "--zones", "us-east-1a,us-east-1b", "--max-cost", "2.10")
+    assert re.search(r"spot +now \$0\.41 to \$0\.47 per node", shown)
+    assert re.search(r"price +spot, at most \$2\.\d\d an hour: \$1\.01 per node", shown)
+    assert "in 59 min" in shown or "in 1 h 00 min" in shown
+
+
+def test_unknown_spot_price_is_not_shown(cli: Any, conditions: Any) -> None:
+    conditions(
+        reject={"DescribeSpotPriceHistory": {"code": "UnauthorizedOperation", "status": 403, "calls": 9}}
+    )
+    assert "now $" not in plan(cli, "--spot")
+
+
+def test_what_is_not_counted_is_said(cli: Any) -> None:
+    assert "data transfer, snapshots and taxes are not counted" in plan(cli)
+
+
+def test_dry_run_asks_no_price_list_outside_this_process(cli: Any) -> None:
+    done = cli("up", "-n", "2", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "on-demand list price of" in done.stdout
+
+
+# -- the table -------------------------------------------------------------------------------------------------
+
+
+def test_table_has_every_region_with_sources_and_plausible_prices() -> None:
+    table = json.loads(prices.TABLE.read_text())
+    assert len(table["regions"]) >= 28
+    for region, entry in table["regions"].items():
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", entry["date"]), region
+        assert entry["source"], region
+        assert all(0.3 < usd < 400 for usd in entry["types"].values()), region
+    for name in ("g4dn.2xlarge", "g5.4xlarge", "g5.24xlarge", "g6.4xlarge", "g6e.4xlarge", "p5.48xlarge"):
+        assert name in table["regions"]["us-east-1"]["types"]
+
+
+def product(name: str, region: str, usd: str, unit: str = "Hrs") -> str:
+    """Return one product as the price list has it."""
+    dimension = {"unit": unit, "pricePerUnit": {"USD": usd}, "rateCode": "A.B.C"}
+    attributes = {"instanceType": name, "regionCode": region, "operatingSystem": "Linux"}
+    return json.dumps(
+        {
+            "product": {"attributes": attributes, "sku": "A"},
+            "terms": {"OnDemand": {"A.B": {"priceDimensions": {"A.B.C": dimension}}}},
+            "publicationDate": "2026-11-02T00:00:00Z",
+        }
+    )
+
+
+def test_generator_reads_answers_of_the_pricing_api(tmp_path: Path) -> None:
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    listed = [
+        product("g5.xlarge", "eu-north-1", "1.0670000000"),
+        product("g5.xlarge", "us-gov-west-1", "1.3"),  # another partition
+        product("m5.large", "eu-north-1", "0.1"),  # no GPU
+        product("g4ad.xlarge", "eu-north-1", "0.4"),  # AMD
+        product("p5.48xlarge", "eu-north-1", "0.0000000000"),  # a capacity block
+        product("p4d.24xlarge", "eu-north-1", "24.0", unit="Quantity"),
+    ]
+    (answers / "page-1.json").write_text(json.dumps({"FormatVersion": "aws_v1", "PriceList": listed}))
+    output = tmp_path / "table.json"
+    subprocess.run([*GENERATE, "--answers", str(answers), "--output", str(output)], check=True)
+    table = json.loads(output.read_text())
+    assert table["regions"] == {
+        "eu-north-1": {
+            "source": "AWS Pricing API", "date": "2026-11-02", "gp3": 0.0836, "types": {"g5.xlarge": 1.067},
+        }
+    }  # fmt: skip
+
+
+def test_generator_compares_sources_and_prefers_the_newest(tmp_path: Path) -> None:
+    vantage = '// Last updated: 2026-01-21\nconst all = [{"apiName": "g5.xlarge", "pricing": {"us-east-1": {"onDemand": 1.0}, '
+    vantage += '"us-east-1-atl-1": {"onDemand": 9.0}, "eu-west-1": {"onDemand": 1.1}}}];'
+    (tmp_path / "v.js").write_text(vantage)
+    karpenter = (
+        '// generated at 2026-07-20T13:44:30Z for us-east-1\n"g5.xlarge": 1.006000, "g6.xlarge": 0.804800,\n'
+    )
+    (tmp_path / "k.go").write_text(karpenter)
+    output = tmp_path / "table.json"
+    flags = [
+        "--vantage",
+        str(tmp_path / "v.js"),
+        "--karpenter",
+        str(tmp_path / "k.go"),
+        "--output",
+        str(output),
+    ]
+    done = subprocess.run([*GENERATE, *flags], check=True, capture_output=True, text=True)
+    assert "1 prices in common, 1 differ" in done.stderr
+    assert "us-east-1 g5.xlarge: 1.0 and 1.006" in done.stderr
+    regions = json.loads(output.read_text())["regions"]
+    assert set(regions) == {"us-east-1", "eu-west-1"}
+    assert regions["us-east-1"]["types"] == {"g5.xlarge": 1.006, "g6.xlarge": 0.8048}
+    assert regions["us-east-1"]["date"] == "2026-07-20"
