@@ -8,6 +8,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ class Refusal:
     message: str = ""
     status: int = 0
     retries: int = 0
+    date: datetime | None = None  # the time of the response
 
 
 @contextlib.contextmanager
@@ -36,6 +39,8 @@ def refused(code: str) -> Iterator[Refusal]:
     answer = error.value.response
     refusal.code, refusal.message = answer["Error"]["Code"], answer["Error"]["Message"]
     refusal.status = answer["ResponseMetadata"]["HTTPStatusCode"]
+    if date := answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date"):
+        refusal.date = parsedate_to_datetime(date)
     refusal.retries = answer["ResponseMetadata"].get("RetryAttempts", 0)
     assert refusal.code == code, refusal.message
 

@@ -23,6 +23,7 @@ from typing import Any
 from cloudddp.errors import UsageError
 from cloudddp.sim.api.admin_api import PREFIX, AdminApi
 from cloudddp.sim.api.authorization import Permissions, Policies, with_authorization
+from cloudddp.sim.api.credential_checks import with_clock, with_credential_checks
 from cloudddp.sim.api.firewall import Firewall
 from cloudddp.sim.api.pricing import with_pricing
 from cloudddp.sim.api.proxy import with_conditions
@@ -190,11 +191,13 @@ def _build(
     limits = Policies(*(policies[kind].policy if kind in policies else None for kind in _POLICIES))
     services = with_pricing(DomainDispatcherApplication(create_backend_app))
     authorized = with_authorization(services, limits, permissions)
-    moto = with_conditions(authorized, CONDITIONS)
+    moto = with_credential_checks(with_conditions(authorized, CONDITIONS), CONDITIONS)
     application = _combine(admin, moto, lifecycle, firewall)
     lab_owners = SocketOwners()  # of the network that this process is in now
     sockets = [(listener, owners), *((other, lab_owners) for other in backend.listeners)]
-    servers: list[Any] = [GuardedServer(application, one, of, MotoRequestHandler) for one, of in sockets]
+    servers: list[Any] = [
+        GuardedServer(application, one, of, with_clock(MotoRequestHandler, CONDITIONS)) for one, of in sockets
+    ]
     if backend.router:
         servers.append(MetadataServer(Metadata(lifecycle.instance_at, admin.notices)))
     return servers, lifecycle

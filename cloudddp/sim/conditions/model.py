@@ -16,7 +16,9 @@ current conditions; `null` removes one entry; `"clear": true` first removes all:
      "prices":         {"g5.xlarge": 1.5},                   USD per hour on demand, in every region (Pricing API)
      "spot_prices":    {"us-east-1a": {"g5.xlarge": 0.4}},   USD per hour
      "reject":         {"RunInstances": {"code": "UnauthorizedOperation", "message": "", "status": 403, "calls": 1}},
-     "boot":           {"ssh_seconds": 60}}                  of the nodes that boot from then on (boot.py)
+     "boot":           {"ssh_seconds": 60},                  of the nodes that boot from then on (boot.py)
+     "roles":          {"arn:aws:iam::123456789012:role/x": {"codes": ["123456"], "seconds": 900}},   see roles.Role
+     "clock":          {"ahead": 900}}                       seconds by which AWS's clock is ahead of this computer's
 
 Conditions that count calls end by themselves and disappear from the response. A body that is invalid in any part
 changes nothing and is answered with HTTP 400 and {"error": MESSAGE, "known": [NAMES]}.
@@ -32,7 +34,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from cloudddp.sim.conditions import boot as boots
+from cloudddp.sim.conditions import roles
 from cloudddp.sim.conditions.boot import Boot
+from cloudddp.sim.conditions.roles import Role
 
 QUOTAS = (
     "on-demand-g",  # G and VT
@@ -57,6 +61,8 @@ EXAMPLES: Mapping[str, Any] = {
     "spot_prices": {"us-east-1a": {"g5.xlarge": 0.4}},
     "reject": {"RunInstances": {"code": "UnauthorizedOperation", "status": 403}},
     "boot": {"ssh_seconds": 60, "nologin_seconds": 30},
+    "roles": {"arn:aws:iam::123456789012:role/trainer": {"codes": ["123456"], "seconds": 900}},
+    "clock": {"ahead": 900},
 }
 """One example of each condition, for error messages."""
 
@@ -118,6 +124,8 @@ class Conditions:
     spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     reject: Mapping[str, Rejection] = field(default_factory=dict)
     boot: Mapping[str, float] = field(default_factory=dict)
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    clock: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def next_boot(self) -> Boot:
@@ -131,6 +139,7 @@ class Conditions:
             plain[key] = {zone: dict(types) for zone, types in getattr(self, key).items()}
         plain["fail_launch"] = {zone: asdict(rule) for zone, rule in self.fail_launch.items()}
         plain["reject"] = {action: asdict(rule) for action, rule in self.reject.items()}
+        plain["roles"] = {arn: role.to_json() for arn, role in self.roles.items()}
         return plain
 
 
@@ -156,6 +165,8 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
         "spot_prices": lambda old, new: _by_zone(old, new, names, _usd),
         "reject": lambda old, new: _entries("action", old, new, names.actions, _rejection),
         "boot": lambda old, new: _entries("setting of a boot", old, new, boots.NAMES, _boot_setting),
+        "roles": lambda old, new: _entries("role ARN", old, new, _arns(new), _reading(roles.read_role)),
+        "clock": lambda old, new: _entries("key", old, new, ("ahead",), _reading(roles.read_clock)),
     }
     for key, value in changes.items():
         _check_name("condition", key, readers)
@@ -260,6 +271,24 @@ def _boot_setting(name: str, value: Any) -> float:
     if _count(name, value) > boots.MAX_GPUS:
         raise InvalidCondition(f"{name}: expected at most {boots.MAX_GPUS}, not {json.dumps(value)}")
     return int(value)
+
+
+def _arns(new: Any) -> list[str]:
+    """Return the valid ARNs among the keys: a role need not exist, as in moto."""
+    found = [name for name in new if roles.ARN.fullmatch(name)] if isinstance(new, dict) else []
+    return found or ["arn:aws:iam::123456789012:role/NAME"]
+
+
+def _reading(read: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """Return a reader whose ValueError is an InvalidCondition that names the entry."""
+
+    def reader(name: str, value: Any) -> Any:
+        try:
+            return read(name, value)
+        except ValueError as error:
+            raise InvalidCondition(f"{name}: {error}") from None
+
+    return reader
 
 
 def _rejection(name: str, value: Any) -> Rejection:

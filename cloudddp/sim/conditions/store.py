@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudddp.sim.conditions.model import Conditions, LaunchFailure, Names, Rejection, merge
+from cloudddp.sim.conditions.roles import Role
 
 THROTTLED = Rejection("RequestLimitExceeded", "Request limit exceeded.", 503)
 
@@ -65,6 +66,25 @@ class Store:
                 entries = _with(self._conditions.fail_launch, zone, left)
                 self._conditions = replace(self._conditions, fail_launch=entries)
             return rule
+
+    def role(self, arn: str) -> Role:
+        """Return the rules of a role; those of every other role by default."""
+        return self._conditions.roles.get(arn, Role())
+
+    def use_code(self, arn: str, code: str) -> bool:
+        """Return whether an MFA code is valid for the role, and use it up."""
+        with self._lock:
+            now, role = self._conditions, self.role(arn)
+            if code not in (role.codes or ()):
+                return False
+            left = replace(role, codes=tuple(one for one in role.codes or () if one != code))
+            self._conditions = replace(now, roles={**now.roles, arn: left})
+            return True
+
+    @property
+    def clock(self) -> int:
+        """By how many seconds AWS's clock is ahead of this computer's."""
+        return self._conditions.clock.get("ahead", 0)
 
     def capacity(self, zone: str, instance_type: str) -> int | None:
         """Return how many more instances of the type fit in the zone; None for no limit."""

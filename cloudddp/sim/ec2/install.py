@@ -15,6 +15,7 @@ from cloudddp.sim.ec2 import (
     placement,
     price_list,
     regional_types,
+    role_sessions,
     run_instances,
     security_group_rules,
     security_groups,
@@ -32,7 +33,7 @@ from cloudddp.sim.ec2.patch import wrap
 # The order matters where two modules wrap the same method: the later one is the outer one.
 _MODULES: tuple[ModuleType, ...] = (
     regional_types, images, volumes, ip_addresses, gateways, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
-    filters, run_instances, stop_start, termination, xml_characters, tags,
+    filters, run_instances, stop_start, termination, xml_characters, tags, role_sessions,
     service_quotas, spot_prices, price_list, dispatch,
 )  # fmt: skip
 _VALIDATIONS = (
