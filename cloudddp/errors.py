@@ -91,6 +91,23 @@ class AWSError(CloudDDPError):
         self.code = code
 
 
+class CredentialsError(AWSError):
+    """AWS credentials are missing, have ended, or are refused.
+
+    `renew` is how to renew them, as a phrase that ", then ..." can follow: after a teardown that failed for this reason
+    its error says so.
+    """
+
+    def __init__(self, message: str, *, renew: Text, hint: Text = "", code: str = "") -> None:
+        super().__init__(message, hint=hint or (*parts(renew), ", then repeat the command"), code=code)
+        self.renew = renew
+
+
+def renewal_first(error: BaseException, *hint: Part) -> Text:
+    """Return a hint, after how to renew the credentials if they were the reason."""
+    return (*parts(error.renew), ", then ", *hint) if isinstance(error, CredentialsError) else hint
+
+
 class NodeError(CloudDDPError):
     """A node could not be reached, or a command on it failed.
 

@@ -10,15 +10,18 @@ import functools
 import gzip
 import os
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from cloudddp import __version__
-from cloudddp.aws.explain import explain
+from cloudddp.aws.explain import EXPIRED, explain
 from cloudddp.config.spec import nearest
-from cloudddp.errors import UsageError
+from cloudddp.errors import CloudDDPError, CredentialsError, Text, UsageError
+from cloudddp.text import one_line
 
 # Services with endpoints in few regions only.
 _REGION_OF = {"pricing": "us-east-1"}
@@ -27,14 +30,25 @@ Observer = Callable[[str, str, Mapping[str, Any], Any], None]
 
 
 class AWS:
-    """A session in one region. `observe` is called with (service, method, parameters, answer) after each call."""
+    """A session in one region. `observe` is called with (service, method, parameters, answer) after each call.
+
+    `ask` asks for an MFA code (credentials.AskCode). `finishing`: see credentials.Credentials.
+    """
 
     def __init__(
-        self, *, region: str | None = None, profile: str | None = None, observe: Observer | None = None
+        self,
+        *,
+        region: str | None = None,
+        profile: str | None = None,
+        observe: Observer | None = None,
+        ask: Callable[[str], str | None] = lambda _: None,
+        finishing: bool = False,
     ) -> None:
         import boto3  # 0.1 s, which commands that call no AWS do not need; likewise below
         import botocore.session
         from botocore.exceptions import BotoCoreError, ProfileNotFound
+
+        from cloudddp.aws.credentials import Credentials
 
         self._clients: dict[str, Any] = {}
         self._observe = observe
@@ -42,9 +56,12 @@ class AWS:
             core = botocore.session.Session(profile=profile)
             core.register_component("data_loader", model_loader(core))
             self.region: str = region or core.get_config_variable("region") or ""
+            self._credentials = Credentials(core, ask, finishing=finishing)
+            core.register_component("credential_provider", self._credentials)
+            core.set_default_client_config(_config())  # for the clients that load credentials
             self._session = boto3.Session(botocore_session=core, region_name=self.region or None)
-        except ProfileNotFound as error:
-            raise UsageError(f"{error}", hint="`aws configure list-profiles` lists your profiles") from None
+        except ProfileNotFound:
+            raise _no_profile(core) from None
         except BotoCoreError as error:  # an unreadable configuration file
             raise UsageError(
                 f"AWS configuration: {error}", hint="fix ~/.aws/config or ~/.aws/credentials"
@@ -55,12 +72,16 @@ class AWS:
                 hint="give --region us-east-1, or set AWS_REGION; to try cloudddp without an account: --sim",
             )
         require_region(self.region, core)
+        outputs = [partition["outputs"] for partition in core.get_data("partitions")["partitions"]]
+        self._suffixes = tuple(
+            f".{found[kind]}" for found in outputs for kind in ("dnsSuffix", "dualStackDnsSuffix")
+        )
 
     @property
     def endpoint(self) -> str:
         """The endpoint if it is not AWS's own, else ''."""
         url = str(self.client("ec2").meta.endpoint_url)
-        return "" if ".amazonaws.com" in url else url
+        return "" if (urlsplit(url).hostname or "").endswith(self._suffixes) else url
 
     @property
     def partition(self) -> str:
@@ -70,20 +91,11 @@ class AWS:
     def client(self, service: str) -> Any:
         """Return the boto3 client of a service, created on first use. Raises UsageError."""
         if service not in self._clients:
-            from botocore.config import Config
             from botocore.exceptions import BotoCoreError
 
-            # Explicit, because botocore's defaults depend on its version (3 or 5 attempts, 60 s read timeout).
-            config = Config(
-                retries={"mode": "standard", "total_max_attempts": 5},
-                connect_timeout=5,
-                read_timeout=30,
-                user_agent_extra=f"cloudddp/{__version__}",
-            )
             try:
-                client = self._session.client(
-                    service, region_name=_REGION_OF.get(service, self.region), config=config
-                )
+                where = _REGION_OF.get(service, self.region)
+                client = self._session.client(service, region_name=where, config=_config())
             except (ValueError, BotoCoreError, OSError) as error:  # for example an endpoint that is not a URL
                 raise UsageError(
                     f"AWS configuration: {error}",
@@ -93,12 +105,23 @@ class AWS:
         return self._clients[service]
 
     def call(self, service: str, method: str, /, **params: Any) -> Any:
-        """Make one call and return its answer. Raises AWSError, or UsageError for what the user mistyped."""
-        with explain(f"{service}:{method}", self.region, self._decode):
-            answer = getattr(self.client(service), method)(**params)
+        """Make one call and return its answer. Raises AWSError, or UsageError for what the user mistyped.
+
+        A call that was refused because the credentials have expired had no effect: it is repeated if there are others.
+        """
+        try:
+            answer = self._call(service, method, params)
+        except CredentialsError as error:
+            if error.code not in EXPIRED or not self._credentials.replace_refused():
+                raise
+            answer = self._call(service, method, params)
         if self._observe:
             self._observe(service, method, params, answer)
         return answer
+
+    def _call(self, service: str, method: str, params: Mapping[str, Any]) -> Any:
+        with explain(f"{service}:{method}", self.region, self.renewal, self._decode):
+            return getattr(self.client(service), method)(**params)
 
     def _decode(self, encoded: str) -> str:
         """Return the JSON of an encoded authorization message, or '' if the caller may not decode it."""
@@ -107,9 +130,18 @@ class AWS:
 
         try:
             answer = self.client("sts").decode_authorization_message(EncodedMessage=encoded)
-        except (ClientError, BotoCoreError, ResponseParserError, UsageError):
+        except (ClientError, BotoCoreError, ResponseParserError, CloudDDPError):
             return ""
         return str(answer.get("DecodedMessage", ""))
+
+    def credentials_end(self) -> datetime | None:
+        """Return when the user has to log in again; None if never, or unknown. Makes no call; use it after one."""
+        return self._credentials.ends()
+
+    @property
+    def renewal(self) -> Text:
+        """How to renew the credentials, as a phrase that ", then ..." can follow."""
+        return self._credentials.source.renewal
 
     def pages(self, service: str, method: str, key: str, /, **params: Any) -> list[Any]:
         """Return the items under `key` of every page of a listing."""
@@ -130,11 +162,34 @@ def require_region(name: str, session: Any = None) -> None:
     core = session or botocore.session.Session()
     known = [
         region
-        for partition in ("aws", "aws-us-gov", "aws-cn")
+        for partition in core.get_available_partitions()
         for region in core.get_available_regions("ec2", partition_name=partition)
     ]
     if name not in known:
         raise UsageError(f"unknown AWS region {name!r}", hint=nearest(name, known))
+
+
+def _config() -> Any:
+    """Return the settings of every client, explicit: botocore's defaults depend on its version (3 or 5 attempts, 60 s
+    read timeout)."""
+    from botocore.config import Config
+
+    return Config(
+        retries={"mode": "standard", "total_max_attempts": 5},
+        connect_timeout=5,
+        read_timeout=30,
+        user_agent_extra=f"cloudddp/{__version__}",
+    )
+
+
+def _no_profile(core: Any) -> UsageError:
+    """Return the error for a profile that does not exist, with similar names."""
+    name = str(core.get_config_variable("profile"))
+    known = sorted(map(str, core.available_profiles))
+    hint = nearest(name, known) if known else ""
+    if not hint.startswith("did you mean"):  # there may be hundreds
+        hint = "`aws configure list-profiles` lists your profiles"
+    return UsageError(f"AWS profile {one_line(name, 100)!r} does not exist", hint=hint)
 
 
 def model_loader(session: Any) -> Any:

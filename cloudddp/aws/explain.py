@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
 
 from cloudddp.aws import denials
-from cloudddp.errors import AWSError, CloudDDPError, Command, Text, UsageError
+from cloudddp.errors import AWSError, Command, CredentialsError, Text, UsageError
 
 CREDENTIALS_HINT: Text = (
     "run `aws configure`, or set AWS_PROFILE; to try cloudddp without an account: ", Command("--sim", "up")
@@ -20,9 +23,6 @@ HINTS: dict[str, Text] = {
     "InvalidClientTokenId": CREDENTIALS_HINT,
     "UnrecognizedClientException": CREDENTIALS_HINT,
     "SignatureDoesNotMatch": CREDENTIALS_HINT,
-    "ExpiredToken": "your credentials have expired: log in again (`aws sso login`), then repeat the command",
-    "ExpiredTokenException": "your credentials have expired: log in again (`aws sso login`), then repeat the command",
-    "RequestExpired": "your credentials or your clock are out of date: log in again, check the time",
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot's first use: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
     "OptInRequired": "enable the region or EC2 for this account in the AWS console",
     "VcpuLimitExceeded": "ask for a higher EC2 vCPU quota of this family in the Service Quotas console, or use fewer nodes",
@@ -49,11 +49,24 @@ HINTS: dict[str, Text] = {
 }
 
 
+EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")  # the last one is EC2's
+"""The codes for credentials that have ended."""
+_NOT_ACCEPTED = (
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+    "SignatureDoesNotMatch",
+    "AuthFailure",
+)
+_MOST_SKEW = 240.0  # seconds; a signature is valid for 300
+
+
 @contextlib.contextmanager
-def explain(call: str, region: str, decode: denials.Decode = lambda _: "") -> Iterator[None]:
+def explain(
+    call: str, region: str, renew: Text = "", decode: denials.Decode = lambda _: ""
+) -> Iterator[None]:
     """Raise errors of botocore inside the block as ours. `call` is for messages, for example ec2:run_instances.
 
-    `decode` decodes the message about a denied call.
+    `renew` says how to renew the credentials. `decode` decodes the message about a denied call.
     """
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
@@ -61,22 +74,9 @@ def explain(call: str, region: str, decode: denials.Decode = lambda _: "") -> It
     try:
         yield
     except exceptions.ClientError as error:
-        raise _refused(call, error.operation_name, error.response.get("Error", {}), decode) from None
-    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError):
-        raise CloudDDPError("no AWS credentials found", hint=CREDENTIALS_HINT) from None
-    except (
-        exceptions.TokenRetrievalError,
-        exceptions.SSOError,
-        exceptions.CredentialRetrievalError,
-    ) as error:
-        raise CloudDDPError(
-            f"cannot load AWS credentials: {error}", hint="log in again (`aws sso login`)"
-        ) from None
+        raise _refused(call, error, renew, decode) from None
     except (exceptions.EndpointConnectionError, exceptions.HTTPClientError) as error:
-        raise AWSError(
-            f"cannot reach AWS for {call} in {region}: {error}",
-            hint="check your network and the region; if AWS_ENDPOINT_URL is set, check that the endpoint is running",
-        ) from None
+        raise unreachable(f"{call} in {region}", error) from None
     except UnicodeEncodeError:
         raise UsageError(
             "AWS configuration: a value contains characters that cannot be sent",
@@ -88,11 +88,49 @@ def explain(call: str, region: str, decode: denials.Decode = lambda _: "") -> It
         raise AWSError(f"{call} in {region} failed: {error}") from None
 
 
-def _refused(call: str, operation: str, error: dict[str, str], decode: denials.Decode) -> AWSError:
+def unreachable(purpose: str, error: Exception) -> AWSError:
+    """Return the error for an endpoint that does not answer."""
+    return AWSError(
+        f"cannot reach AWS for {purpose}: {error}",
+        hint="check your network and the region; if AWS_ENDPOINT_URL is set, check that the endpoint is running",
+    )
+
+
+def _refused(call: str, refusal: Any, renew: Text, decode: denials.Decode) -> AWSError:
+    response: Mapping[str, Any] = refusal.response
+    error = response.get("Error", {})
     code, message = error.get("Code", ""), error.get("Message", "")
     if code in denials.CODES:
-        prefix = call.partition(":")[0].replace(
-            "-", ""
-        )  # boto3's service-quotas has the actions servicequotas:...
-        return denials.denied(code, message, f"{prefix}:{operation}", decode)
-    return AWSError(f"AWS refused {call}: {code}: {message}", hint=HINTS.get(code, ""), code=code)
+        # boto3's service-quotas has the actions servicequotas:...
+        prefix = call.partition(":")[0].replace("-", "")
+        return denials.denied(code, message, f"{prefix}:{refusal.operation_name}", decode)
+    if (clock := skewed(response, code)) is not None:
+        return clock
+    text = f"AWS refused {call}: {code}: {message}"
+    if code in EXPIRED:
+        return CredentialsError(f"{text}: your AWS credentials have expired", renew=renew, code=code)
+    if code in _NOT_ACCEPTED and (code != "AuthFailure" or "access credentials" in message):
+        return CredentialsError(text, renew=renew, hint=HINTS[code], code=code)
+    return AWSError(text, hint=HINTS.get(code, ""), code=code)
+
+
+def skewed(response: Mapping[str, Any], code: str) -> AWSError | None:
+    """Return the error for a request that was refused because this computer's clock is wrong; None for another reason.
+
+    AWS has the same codes for a wrong clock and for wrong or expired credentials; its clock is in the response's `Date`.
+    """
+    if code not in (*EXPIRED, *_NOT_ACCEPTED, "InvalidSignatureException", "RequestTimeTooSkewed"):
+        return None
+    try:
+        date = parsedate_to_datetime(response["ResponseMetadata"]["HTTPHeaders"]["date"])
+        ahead = (datetime.now(UTC) - date).total_seconds()
+    except (LookupError, TypeError, ValueError):
+        return None
+    if abs(ahead) < _MOST_SKEW:
+        return None
+    off = f"{abs(ahead) / 60:.0f} minutes {'ahead of' if ahead > 0 else 'behind'} AWS's clock"
+    return AWSError(
+        f"AWS refused the request ({code}): the clock of this computer is {off}",
+        hint="set the clock (`timedatectl` shows it), then repeat the command",
+        code="ClockSkew",
+    )

@@ -27,6 +27,7 @@ class Console:
 
     def __init__(self, options: GlobalOptions | None = None) -> None:
         self.options = options or GlobalOptions()
+        self._progress: Progress | None = None
 
     def render(self, text: Text) -> str:
         """Return a message as a string, its commands with the global options of this run."""
@@ -68,7 +69,25 @@ class Console:
 
     def progress(self) -> Progress:
         """Return what shows the steps of a long operation, as a context manager."""
-        return Progress(self.log)
+        self._progress = Progress(self.log)
+        return self._progress
+
+    def ask_secret(self, question: str) -> str | None:
+        """Ask on the terminal for something that is not shown. Return None if there is no terminal.
+
+        Neither the question nor the answer is on stdout or stderr, which may be files.
+        """
+        if self._progress is not None:
+            self._progress.stop()  # its spinner would overwrite the question
+        try:
+            with open("/dev/tty", "r+b", buffering=0):  # noqa: PTH123  or getpass reads stdin
+                pass
+            # 5 ms, which most commands do not need
+            import getpass
+
+            return getpass.getpass(question).strip()
+        except (OSError, EOFError, UnicodeDecodeError):
+            return None
 
     def confirm(self, question: str, *, default: bool | None = False) -> bool:
         """Ask on the terminal. Raises click.Abort at the end of the input."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
+
+_DAY = 86400.0  # seconds
 
 
 def dollars(amount: float | None) -> str:
@@ -22,6 +24,14 @@ def duration(seconds: float) -> str:
 
 def moment(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M} UTC"
+
+
+def credentials_end(ends: datetime | None) -> str:
+    """Return when credentials end, as a sentence without a full stop; '' if that is more than a day ahead."""
+    left = (ends - datetime.now(UTC)).total_seconds() if ends else _DAY + 1
+    if ends is None or left > _DAY:
+        return ""
+    return f"credentials end in {duration(left)}, at {moment(ends)}" if left > 0 else "credentials have ended"
 
 
 def counted(number: int, noun: str) -> str:

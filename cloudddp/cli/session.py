@@ -37,19 +37,20 @@ class Session:
     anyone: bool = False
     region: str | None = None  # of the cluster, where a verb has created it
 
-    def aws(self) -> AWS:
+    def aws(self, *, finishing: bool = False) -> AWS:
         """Return a new connection to AWS in the cluster's region, with the credentials as they are now.
 
-        A long `run` reconnects before its teardown: the user may have logged in again in between.
+        A long `run` reconnects before its teardown: the user may have logged in again in between. `finishing`: use
+        credentials until they end, without asking for a new MFA code before.
         """
         if self.region or self.options.region:
-            return self._connect(self.region or self.options.region)
-        found = self._connect(self._regions[0])
+            return self._connect(self.region or self.options.region, finishing=finishing)
+        found = self._connect(self._regions[0], finishing=finishing)
         created = self._created_in()
         if created in (None, found.region):
             return found
         self.console.log(f"using region {created}, where cluster {self.settings.cluster.name} was created")
-        return self._connect(created)
+        return self._connect(created, finishing=finishing)
 
     def clouds(self) -> list[AWS]:
         """Return a new connection to AWS per region in which `up` looks for capacity, in order."""
@@ -63,8 +64,13 @@ class Session:
             return spec.regions
         return [self.options.region or spec.region or os.environ.get("AWS_REGION")]
 
-    def _connect(self, region: str | None) -> AWS:
-        return AWS(region=region, profile=None if self.options.sim else self.options.profile)
+    def _connect(self, region: str | None, *, finishing: bool = False) -> AWS:
+        return AWS(
+            region=region,
+            profile=None if self.options.sim else self.options.profile,
+            ask=self.console.ask_secret,
+            finishing=finishing,
+        )
 
     def _created_in(self) -> str | None:
         """Return the region in which this computer created the cluster of that name; None if it is not known or not one."""

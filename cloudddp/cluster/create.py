@@ -34,7 +34,12 @@ _AMBIGUOUS = (
     "RequestLimitExceeded",
     "Throttling",
 )
-_NOT_FOUND_YET = ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound", "InvalidInstanceID.NotFound")
+_NOT_FOUND_YET = (
+    "InvalidGroup.NotFound",
+    "InvalidSecurityGroupID.NotFound",  # RunInstances, for a group that is given by its id
+    "InvalidKeyPair.NotFound",
+    "InvalidInstanceID.NotFound",
+)
 _RETRY_SECONDS = 0.5
 _SHOWN = {"key-pair": "key pair", "security-group": "security group"}
 

@@ -13,7 +13,7 @@ from cloudddp.cluster.create import CreatedResources
 from cloudddp.cluster.progress import ProgressCallback, ignore
 from cloudddp.cluster.teardown import STILL_REMOVING, down, leftovers
 from cloudddp.config import timing
-from cloudddp.errors import CloudDDPError, Command, Interrupted, Leftovers
+from cloudddp.errors import CloudDDPError, Command, Interrupted, Leftovers, renewal_first
 from cloudddp.local_state import ClusterFolder
 
 
@@ -51,7 +51,9 @@ def roll_back(
             listed = f" ({', '.join(created.instances)})" if created.instances else ""
             raise Leftovers(
                 f"cluster {cluster_id} may still be running{listed}: {second}",
-                hint=("repeat ", Command("down"), " until it reports that nothing is left"),
+                hint=renewal_first(
+                    second, "repeat ", Command("down"), " until it reports that nothing is left"
+                ),
             ) from None
     if report.left or report.reasons:
         raise leftovers(report) from None

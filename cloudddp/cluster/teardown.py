@@ -21,7 +21,15 @@ from cloudddp.cluster import cost
 from cloudddp.cluster.cost import Cost
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config import timing
-from cloudddp.errors import AWSError, CloudDDPError, Command, Leftovers, UsageError
+from cloudddp.errors import (
+    AWSError,
+    CloudDDPError,
+    Command,
+    CredentialsError,
+    Leftovers,
+    UsageError,
+    renewal_first,
+)
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import Tags
 
@@ -41,6 +49,7 @@ class DownReport:
     others: tuple[Instance | Resource, ...]  # of the same name, but not the caller's
     reasons: tuple[str, ...]
     cost: Cost
+    credentials: CredentialsError | None = None  # why the credentials could no longer be used
 
     @property
     def nothing(self) -> bool:
@@ -78,6 +87,7 @@ def down(
         work.left = (*work.left, *unknown)
     except CloudDDPError as error:
         work.reasons.append(error.message)
+        work.credentials = error if isinstance(error, CredentialsError) else None
     return work.report()
 
 
@@ -92,6 +102,7 @@ class _Teardown:
         self._terminated_some = False
         self.left: tuple[Instance | Resource, ...] = ()
         self.reasons: list[str] = []
+        self.credentials: CredentialsError | None = None
 
     def instances(self) -> list[Instance]:
         """Return the instances to remove, as AWS lists them now, terminated ones included."""
@@ -201,6 +212,7 @@ class _Teardown:
             others=tuple(self._others.values()),
             reasons=tuple(self.reasons),
             cost=_cost(self._seen.values()),
+            credentials=self.credentials,
         )
 
 
@@ -253,7 +265,8 @@ def leftovers(report: DownReport) -> Leftovers:
         price = one.tags.price if one.live else 0.0  # shutting down: no longer billed
         total, unknown = total + (price or 0.0), unknown or price is None
         shown = "price unknown" if price is None else f"${price:.2f}/h"
-        lines.append(f"  instance {one.id} ({one.state}) {one.type} {shown}")
+        until = f", until its deadline at {one.tags.expires:%Y-%m-%d %H:%M} UTC" if one.tags.expires else ""
+        lines.append(f"  instance {one.id} ({one.state}) {one.type} {shown}{until}")
     rate = f"${total:.2f} an hour" + (" and more, of unknown price" if unknown else "")
     because = "".join(f"\n  because: {reason}" for reason in report.reasons)
     count = len(report.left)
@@ -262,7 +275,9 @@ def leftovers(report: DownReport) -> Leftovers:
         if count
         else "it is not certain that everything was removed"
     )
+    text = f"{what}, costing {rate}:\n" + "\n".join(lines) + because
+    if report.credentials is not None:
+        return Leftovers(text, hint=renewal_first(report.credentials, Command("down")))
     return Leftovers(
-        f"{what}, costing {rate}:\n" + "\n".join(lines) + because,
-        hint=("repeat ", Command("down"), "; if it fails again, delete these ids in the AWS console"),
+        text, hint=("repeat ", Command("down"), "; if it fails again, delete these ids in the AWS console")
     )

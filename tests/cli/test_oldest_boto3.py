@@ -12,6 +12,7 @@ from typing import Any
 import botocore
 import pytest
 from support.harness import ROOT, TIMEOUT, CommandLine, clean_environment
+from support.identity import User
 
 COMPARE = """
 import botocore, botocore.loaders, botocore.session
@@ -72,6 +73,23 @@ def test_models_equal_those_of_botocores_loader() -> None:
 
 def test_models_of_the_oldest_boto3_equal_those_of_its_loader(oldest: Path) -> None:
     assert compared(oldest) == "1.35.0"
+
+
+def test_mfa_code_is_asked_once_with_the_oldest_boto3(cli: CommandLine, oldest: Path, tmp_path: Path) -> None:
+    """cloudddp sets an attribute of botocore's provider that is not public."""
+    user = User(cli, tmp_path / "user")
+    user.config(
+        "[profile work]\nrole_arn = arn:aws:iam::123456789012:role/any\nsource_profile = keys\nmfa_serial = my-device\n"
+        "[profile keys]\naws_access_key_id = A\naws_secret_access_key = S\n"
+    )
+    env = {"AWS_PROFILE": "work", "PYTHONPATH": str(oldest)}
+    with user.terminal("ls", **env) as tty:
+        tty.answer("MFA code for my-device", "123456")
+        done = tty.end()
+    assert done.code == 0, done.err
+    assert user.run("ls", cold=True, **env).code == 0
+    (path,) = user.cache
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_up_status_and_down_with_the_oldest_boto3(cli: CommandLine, oldest: Path, remains: Any) -> None:

@@ -204,10 +204,17 @@ def test_refused_launch_has_a_hint(cli: Any, faults: Any, remains: Any, code: st
     assert remains().nothing
 
 
-@pytest.mark.parametrize("action", ["AuthorizeSecurityGroupIngress", "RunInstances"])
-def test_call_is_repeated_until_aws_finds_the_group(cli: Any, faults: Any, action: str) -> None:
+@pytest.mark.parametrize(
+    ("action", "code"),
+    [
+        ("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound"),
+        ("RunInstances", "InvalidGroup.NotFound"),
+        ("RunInstances", "InvalidSecurityGroupID.NotFound"),
+    ],
+)
+def test_call_is_repeated_until_aws_finds_the_group(cli: Any, faults: Any, action: str, code: str) -> None:
     """EC2 is eventually consistent: the next call may not know a new group yet."""
-    faults.fail(action, "InvalidGroup.NotFound", times=2)
+    faults.fail(action, code, times=2)
     assert "is ready" in cli.ok("up", "-n", "1")
     assert faults.count(action) == 3
 

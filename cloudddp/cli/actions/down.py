@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from cloudddp import local_state, signals
@@ -19,7 +21,7 @@ from cloudddp.cluster import inspect, name_lock, teardown
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command
+from cloudddp.errors import CloudDDPError, Command, CredentialsError, Leftovers, renewal_first
 
 
 def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: bool, yes: bool) -> None:
@@ -27,9 +29,13 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
     if dry_run:
         rehearsal.down(console, session.settings)
         return
-    name, aws = session.settings.cluster.name, session.aws()
+    name, aws = session.settings.cluster.name, session.aws(finishing=True)
     ownership = session.ownership(aws)
-    live = [c for c in inspect.find(aws, name) if any(map(ownership.mine, c.live))]
+    try:
+        found = inspect.find(aws, name)
+    except CredentialsError as error:
+        raise _without_credentials(aws, name, error) from None
+    live = [c for c in found if any(map(ownership.mine, c.live))]
     for warning in (text for c in live for text in c.warnings):
         console.warn(warning)
     if live:
@@ -55,7 +61,7 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
 
 def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
     """Remove the cluster, or the one with this id of several with its name. Raises Leftovers if that fails."""
-    aws = session.aws()
+    aws = session.aws(finishing=True)
     with session.console.progress() as progress, signals.protected(lambda: progress(teardown.STILL_REMOVING)):
         if cluster_id:
             report = teardown.down(aws, inventory.with_id(cluster_id), progress=progress)
@@ -65,6 +71,27 @@ def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
     if report.left or report.reasons:
         raise teardown.leftovers(report)
     return report
+
+
+def _without_credentials(aws: AWS, name: str, error: CredentialsError) -> CloudDDPError:
+    """Return the error of a teardown without credentials, with what this computer knows about the cluster."""
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    lines = []
+    for record in local_state.known_clusters():
+        if (record.name, record.region, record.endpoint) != (name, aws.region, aws.endpoint):
+            continue
+        if record.expires > now:
+            ids: Iterable[str] = ()
+            with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
+                ids = local_state.ClusterFolder(record.id).created_instances()
+            nodes = ", ".join(sorted(ids)) or "nodes unknown"
+            lines.append(f"\n  cluster {record.name} ({record.id}): {nodes}, until {record.expires}")
+    if not lines:
+        return error
+    return Leftovers(
+        f"{error.message}. Nothing was removed, and this may still be running:{''.join(lines)}",
+        hint=renewal_first(error, Command("down")),
+    )
 
 
 def _release_name(console: Console, aws: AWS, name: str, ownership: Ownership) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
 from typing import NoReturn
 
 from cloudddp import signals
@@ -19,14 +21,23 @@ from cloudddp.cli.actions.launch import checked_script, start_job, stopped_if_in
 from cloudddp.cli.actions.results import Left, collect
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, dollars, moment, toml
+from cloudddp.cli.formats import counted, credentials_end, dollars, moment, toml
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import inspect, teardown
 from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.plan import Plan
 from cloudddp.config.options import Flag, GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, Interrupted, Leftovers
+from cloudddp.errors import (
+    CloudDDPError,
+    Command,
+    Interrupted,
+    Leftovers,
+    UsageError,
+    parts,
+    renewal_first,
+)
 from cloudddp.job import cancel, launch, project_files, ranks
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.ranks import Script
@@ -82,7 +93,7 @@ def run(
     ending = _Ending(discard)
     try:
         with signals.interruptible():  # but not the teardown
-            bring_up(session, yes=yes, check=lambda info: _check_fits(session, info), on_ready=ending.take)
+            bring_up(session, yes=yes, check=partial(_check, session, yes), on_ready=ending.take)
             if ending.cluster is None:
                 raise _exists(session)  # another command has created it in the meantime
             session = replace(session, region=ending.cluster.region)
@@ -111,9 +122,20 @@ def _exists(session: Session) -> CloudDDPError:
     )
 
 
-def _check_fits(session: Session, info: TypeInfo) -> None:
-    """Raise UsageError where a node would run more ranks than the instance type has GPUs."""
+def _check(session: Session, yes: bool, plans: Sequence[Plan], info: TypeInfo, aws: AWS) -> None:
+    """Raise UsageError where a node would run more ranks than the instance type has GPUs, or if the credentials end
+    before the deadline: `run` needs them to remove the cluster."""
     ranks.nproc(session.settings.job, [info.gpus] * session.settings.cluster.nodes)
+    ends, deadline = aws.credentials_end(), max(plan.expires for plan in plans)
+    if yes or ends is None or ends >= deadline:
+        return
+    hours = max((ends - datetime.now(UTC)).total_seconds(), 0) / 3600
+    shorter = f"`--max-hours {hours:.2f}` for a shorter job, " if hours >= 0.1 else ""
+    raise UsageError(
+        f"your AWS {credentials_end(ends)}, before the cluster's deadline ({moment(deadline)}): `run` may be unable "
+        "to remove the cluster, which then costs money until that deadline. Nothing was created",
+        hint=("renew them: ", *parts(aws.renewal), f"; or {shorter}or --yes to run anyway"),
+    )
 
 
 def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
@@ -141,7 +163,7 @@ def _collect(session: Session, runner: Runner, cluster: Cluster, job_id: str, en
         ended: dict[int, str] = {}
         if ending.finished is not None and ending.finished.lost:
             with contextlib.suppress(CloudDDPError):  # also where the credentials can no longer be loaded
-                ended = inspect.ended_nodes(session.aws(), cluster, ending.finished.lost)
+                ended = inspect.ended_nodes(session.aws(finishing=True), cluster, ending.finished.lost)
     ending.left = collect(session, runner, job_id, ended)
 
 
@@ -151,7 +173,7 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
     with signals.protected(lambda: console.log(teardown.STILL_REMOVING)):
         try:
             if ending.unknown:
-                if _still_live(session.aws(), cluster):
+                if _still_live(session.aws(finishing=True), cluster):
                     _leave_running(cluster)
             elif ending.held.lines:
                 _keep(session, cluster, ending.held, discard=ending.discard)
@@ -163,7 +185,9 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
             raise Leftovers(
                 f"cannot confirm that {ids} have been terminated; they cost {_price(cluster)} "
                 f"until {_deadline(cluster)}: {error}",
-                hint=("repeat ", Command("down"), " until it reports that nothing is left"),
+                hint=renewal_first(
+                    error, "repeat ", Command("down"), " until it reports that nothing is left"
+                ),
             ) from None
     console.log(lifecycle.down(report, session.settings.cluster.name, simulated=session.options.sim))
 

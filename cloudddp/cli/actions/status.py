@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.formats import credentials_end
 from cloudddp.cli.views import clusters as views
 from cloudddp.cluster import access, inspect
 from cloudddp.cluster.model import Cluster
@@ -19,10 +20,13 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
     found = inspect.find(aws, name)
     live, ownership = [c for c in found if c.live], session.ownership(aws)
     _warn(console, live)
+    ends = aws.credentials_end()
     if as_json:
-        console.print_json([views.cluster_json(c, ownership) for c in live])
+        console.print_json([views.cluster_json(c, ownership, ends) for c in live])
     elif live:
         console.print("\n\n".join(views.cluster(c, ownership) for c in live))
+        if ending := credentials_end(ends):
+            console.print(f"\nyour AWS {ending}")
     if not live:
         last = max((c for c in found if c.ended), key=lambda c: (c.ended, c.id), default=None)
         before = f"; the last one, {last.id}, ended {views.at(last.ended)}" if last else ""
@@ -38,8 +42,14 @@ def ls(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
     found = [cluster for clusters in by_region.values() for cluster in clusters]
     _warn(console, found)
     if as_json:
-        owners = [(session.ownership(aws), clusters) for aws, clusters in by_region.items()]
-        console.print_json([views.cluster_json(c, ownership) for ownership, mine in owners for c in mine])
+        console.print_json(
+            [
+                views.cluster_json(c, ownership, aws.credentials_end())
+                for aws, mine in by_region.items()
+                for ownership in [session.ownership(aws)]
+                for c in mine
+            ]
+        )
     elif found:
         console.print(views.clusters_table(found))
     else:

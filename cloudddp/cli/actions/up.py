@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cloudddp import signals
+from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import rehearsal
@@ -45,18 +46,18 @@ def bring_up(
     session: Session,
     *,
     yes: bool,
-    check: Callable[[TypeInfo], None] = lambda _: None,
+    check: Callable[[Sequence[Plan], TypeInfo, AWS], None] = lambda *_: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
 ) -> UpResult:
     """Create the cluster after asking, for `up` and `run`. `check` is called before, and raises for what the instance
-    type cannot do. `on_ready` is called with the cluster that was created, which the caller now has to remove."""
-    console, spec = session.console, session.settings.cluster
+    type or the credentials cannot do. `on_ready` is called with the cluster that was created, which the caller now has to remove."""
+    console, spec, clouds = session.console, session.settings.cluster, session.clouds()
     with console.progress() as progress:
 
         def agree(plans: Sequence[Plan], info: TypeInfo) -> None:
             progress.stop()
-            check(info)
-            console.print(lifecycle.plans(plans, info, spec), err=True)
+            check(plans, info, clouds[0])
+            console.print(lifecycle.plans(plans, info, spec, clouds[0].credentials_end()), err=True)
             console.must_confirm("Start these nodes?", yes=yes)
 
-        return creating.up(session.clouds(), spec, progress=progress, confirm=agree, on_ready=on_ready)
+        return creating.up(clouds, spec, progress=progress, confirm=agree, on_ready=on_ready)

@@ -51,7 +51,9 @@ def clusters_table(found: list[Cluster]) -> str:
     return table(header, rows, elastic=("OWNER",), spare=("ID",))
 
 
-def cluster_json(found: Cluster, ownership: Ownership) -> dict[str, Any]:
+def cluster_json(
+    found: Cluster, ownership: Ownership, credentials_end: datetime | None = None
+) -> dict[str, Any]:
     hour, bill = hourly(found), found.cost()
     return {
         "cluster": found.name,
@@ -64,6 +66,7 @@ def cluster_json(found: Cluster, ownership: Ownership) -> dict[str, Any]:
         "usd_per_hour": None if hour is None else round(hour, 4),
         "usd_so_far": None if bill.usd is None else round(bill.usd, 4),
         "usd_so_far_is_at_most": bill.at_most,
+        "credentials_end": credentials_end.isoformat() if credentials_end else None,
         "nodes": [
             {
                 "node": rank,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from cloudddp.aws.instance_types import TypeInfo
+from cloudddp.cli import formats
 from cloudddp.cli.formats import counted, dollars, duration, moment
 from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, nodes_table, time_left
 from cloudddp.cluster.model import Cluster
@@ -16,9 +17,11 @@ from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 
 
-def plans(found: Sequence[Plan], info: TypeInfo, spec: ClusterSpec) -> str:
-    """Return what is about to be created: in the first region that has capacity."""
-    lines = [plan(found[0], info, spec), f"  where     {_zones(found[0])}"]
+def plans(
+    found: Sequence[Plan], info: TypeInfo, spec: ClusterSpec, credentials_end: datetime | None = None
+) -> str:
+    """Return what is about to be created, in the first region that has capacity, and when the credentials end."""
+    lines = [plan(found[0], info, spec, credentials_end), f"  where     {_zones(found[0])}"]
     if spec.wait_capacity != "0":
         lines[-1] += f"; if no zone has capacity, tries again for {spec.wait_capacity}"
     lines += [f"            else {_zones(one)}, {dollars(one.price.hour)} an hour" for one in found[1:]]
@@ -30,7 +33,7 @@ def _zones(the_plan: Plan) -> str:
     return f"{the_plan.region}: {zones[0]}" + (f", else {' or '.join(zones[1:])}" if zones[1:] else "")
 
 
-def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> str:
+def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: datetime | None = None) -> str:
     """Return what a cluster in one region is, until when, and what it costs."""
     gpus = f"{info.gpus} x {info.gpu_name}" if info.gpus else "no GPU"
     price, kind = the_plan.price, "spot, at most " if spec.spot else ""
@@ -47,6 +50,10 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> str:
         low, high = price.spot
         now = dollars(low) if low == high else f"{dollars(low)} to {dollars(high)}"
         lines.insert(2, f"  spot      now {now} per node, depending on the zone; it may change at any time")
+    if ending := formats.credentials_end(credentials_end):
+        early = credentials_end is not None and credentials_end < the_plan.expires
+        until = ", before the deadline: log in again by then to use or remove the cluster" if early else ""
+        lines.append(f"  login     {ending}{until}")
     if info.cards > 1 and spec.nodes > 1:
         lines.append(
             f"  network   one of the type's {info.cards} network cards, without EFA: slow between nodes"

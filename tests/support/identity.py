@@ -1,0 +1,227 @@
+"""Where AWS credentials come from, as stand-ins: a user's ~/.aws, an HTTP server for SSO, `aws login` and containers, and a
+controlling terminal to type MFA codes on."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import http.server
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from support.harness import TIMEOUT, CommandLine
+from support.processes import zygote
+
+KEYS_OF_THE_ENVIRONMENT = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+)
+
+SECRET = "aSecretOfFortyCharacters/0123456789+ABCD"
+
+
+def iso(**ahead: float) -> str:
+    """Return a time from now on, as AWS's tools write it."""
+    return f"{datetime.now(UTC) + timedelta(**ahead):%Y-%m-%dT%H:%M:%SZ}"
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+    screen: str = ""
+
+
+@dataclass
+class User:
+    """A user of the command line with a home folder, and no credentials in the environment. The fixture `cli` keeps its own,
+    with which it removes the cluster."""
+
+    cli: CommandLine
+    home: Path
+
+    def __post_init__(self) -> None:
+        self.cli = replace(self.cli, env=dict(self.cli.env))
+        for name in KEYS_OF_THE_ENVIRONMENT:
+            self.cli.env.pop(name, None)
+        self.cli.env["HOME"] = str(self.home)
+
+    def config(self, text: str) -> None:
+        self._write("config", text)
+
+    def credentials(self, text: str) -> None:
+        self._write("credentials", text)
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.home / ".aws" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def token(self, folder: str, key: str, digest: str = "sha1", **content: Any) -> Path:
+        """Write the token of a session as the AWS CLI does after `aws sso login` or `aws login`."""
+        path = self.home / ".aws" / folder / "cache" / f"{hashlib.new(digest, key.encode()).hexdigest()}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content))
+        return path
+
+    @property
+    def cache(self) -> list[Path]:
+        """The files of the AWS CLI's cache of credentials."""
+        return sorted((self.home / ".aws/cli/cache").glob("*"))
+
+    def start(self, *words: str, cold: bool = False, **env: str) -> Any:
+        """Start a command without a terminal. `cold`: botocore computes where tokens are when it is imported."""
+        own = {**self.cli.env, **env}
+        argv = ("-m", "cloudddp", *words)
+        if cold:
+            process: Any = subprocess.Popen(
+                [sys.executable, *argv], cwd=self.cli.cwd, env=own, text=True, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        else:
+            process = zygote().start(argv, self.cli.cwd, own, session=True)
+        self.cli.started.append(process)
+        return process
+
+    def run(self, *words: str, cold: bool = False, **env: str) -> Done:
+        """Run a command without a terminal."""
+        process = self.start(*words, cold=cold, **env)
+        out, err = process.communicate(timeout=TIMEOUT)
+        return Done(process.returncode, out, err)
+
+    def works(self, *words: str, **env: str) -> str:
+        """Require that a command (or `ls`) succeeds, and return its stdout."""
+        done = self.run(*(words or ("ls",)), cold=True, **env)
+        assert done.code == 0, done.err
+        return done.out
+
+    def refused(self, message: str, hint: str, *words: str, code: int = 1, **env: str) -> None:
+        """Require that a command (or `ls`) fails with this message and hint, and prints no secret."""
+        done = self.run(*(words or ("ls",)), cold=True, **env)
+        assert done.code == code, done
+        assert message in done.err
+        assert hint in done.err.replace(message, "")
+        assert SECRET not in done.out + done.err
+        assert "Traceback" not in done.err
+        assert "a bug in cloudddp" not in done.err
+
+    @contextlib.contextmanager
+    def terminal(self, *words: str, **env: str) -> Iterator[Tty]:
+        """Run a command with a controlling terminal, and with stdout and stderr elsewhere."""
+        ours, theirs = pty.openpty()
+
+        def control() -> None:
+            os.setsid()
+            fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cloudddp", *words], cwd=self.cli.cwd, env={**self.cli.env, **env}, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=control,
+            pass_fds=[theirs],
+        )  # fmt: skip
+        self.cli.started.append(process)
+        os.close(theirs)
+        tty = Tty(ours, process)
+        try:
+            yield tty
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+            os.close(ours)
+
+
+@dataclass
+class Tty:
+    """What a command writes to its terminal, and what is typed there."""
+
+    handle: int
+    process: subprocess.Popen[str]
+    screen: str = ""
+
+    def answer(self, question: str, text: str) -> None:
+        """Wait for a new question, and type a line."""
+        seen = len(self.screen)
+        while question not in self.screen[seen:]:
+            self.screen += os.read(self.handle, 1000).decode()
+        while termios.tcgetattr(self.handle)[3] & termios.ECHO:
+            time.sleep(0.01)  # the question comes just before or after the echo is switched off
+        os.write(self.handle, f"{text}\n".encode())
+
+    def end(self) -> Done:
+        out, err = self.process.communicate(timeout=TIMEOUT)
+        os.set_blocking(self.handle, False)
+        with contextlib.suppress(OSError):  # all was read, or the terminal is closed
+            self.screen += os.read(self.handle, 10000).decode()
+        return Done(self.process.returncode, out, err, self.screen)
+
+
+@dataclass
+class Reply:
+    body: Any
+    status: int = 200
+    kind: str = ""  # the error type, in a header
+
+
+@dataclass
+class Identity:
+    """An HTTP server with a reply for each path; it keeps the requests."""
+
+    replies: dict[str, Reply] = field(default_factory=dict)
+    requests: list[tuple[str, Mapping[str, str], Any]] = field(default_factory=list)
+    url: str = ""
+
+    def paths(self) -> list[str]:
+        return [path.partition("?")[0] for path, _, _ in self.requests]
+
+
+@contextlib.contextmanager
+def identity_server() -> Iterator[Identity]:
+    identity = Identity()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._serve()
+
+        def do_POST(self) -> None:
+            self._serve()
+
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            identity.requests.append((self.path, dict(self.headers), json.loads(body) if body else None))
+            reply = identity.replies.get(self.path.partition("?")[0], Reply({"message": "not found"}, 404))
+            data = reply.body.encode() if isinstance(reply.body, str) else json.dumps(reply.body).encode()
+            self.send_response(reply.status)
+            if reply.kind:
+                self.send_header("x-amzn-ErrorType", reply.kind)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            """Silent."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    identity.url = f"http://127.0.0.1:{server.server_address[1]}"
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield identity
+    finally:
+        server.shutdown()
+        server.server_close()
