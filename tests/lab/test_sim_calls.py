@@ -201,3 +201,26 @@ def test_conditions_apply_to_terminate(remote: Account) -> None:
     remote.end(instance["InstanceId"])
     shown = remote.conditions()
     assert (shown["throttle"], shown["lose"]) == ({}, {})
+
+
+def test_dry_run_is_refused_only_for_a_missing_permission(remote: Account, ec2: Any) -> None:
+    launch = {"ImageId": remote.image, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
+    remote.conditions(
+        throttle={"RunInstances": 1},
+        lose={"CreateSecurityGroup": 1},
+        reject={"ImportKeyPair": {"code": "InvalidKeyPair.Duplicate"}},
+    )
+    before = remote.conditions()
+    for call in (
+        lambda: ec2.run_instances(**launch, DryRun=True),
+        lambda: ec2.create_security_group(GroupName="g", Description="d", DryRun=True),
+        lambda: ec2.import_key_pair(KeyName="k", PublicKeyMaterial=b"k", DryRun=True),
+    ):
+        with refused("DryRunOperation") as refusal:
+            call()
+        assert refusal.status == 412
+    assert remote.conditions() == before
+    remote.conditions(clear=True, reject={"RunInstances": {"code": "UnauthorizedOperation", "status": 403}})
+    with refused("UnauthorizedOperation"):
+        ec2.run_instances(**launch, DryRun=True)
+    assert remote.conditions()["reject"] == {}

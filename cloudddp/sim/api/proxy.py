@@ -28,7 +28,8 @@ def with_conditions(application: Application, store: Store) -> Application:
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if environ.get("PATH_INFO", "").startswith(NOT_AWS):
             return application(environ, start_response)
-        outcome = store.call(read_call(environ).action)
+        call = read_call(environ)
+        outcome = store.call(call.action, dry_run=call.parameters.get("DryRun", "").lower() == "true")
         if outcome.latency:
             time.sleep(outcome.latency)
         if rule := outcome.rejection:

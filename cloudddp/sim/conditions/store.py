@@ -10,6 +10,7 @@ from typing import Any
 from cloudddp.sim.conditions.model import Conditions, LaunchFailure, Names, Rejection, merge
 from cloudddp.sim.conditions.roles import Role
 
+NOT_AUTHORIZED = "UnauthorizedOperation"
 THROTTLED = Rejection("RequestLimitExceeded", "Request limit exceeded.", 503)
 
 
@@ -40,12 +41,18 @@ class Store:
             self._conditions = merge(self._conditions, body, names)
             return self._conditions
 
-    def call(self, action: str) -> CallOutcome:
-        """Return the outcome of one call of `action`, and count it against the condition that applies."""
+    def call(self, action: str, *, dry_run: bool = False) -> CallOutcome:
+        """Return the outcome of one call of `action`, and count it against the condition that applies.
+
+        A dry run is refused only where the permission is missing: the other conditions are about calls with an effect.
+        """
         with self._lock:
             now = self._conditions
             latency = now.latency.get(action, now.latency.get("*", 0.0))
-            if rule := now.reject.get(action):
+            rule = now.reject.get(action)
+            if dry_run and (rule is None or rule.code != NOT_AUTHORIZED):
+                return CallOutcome(latency)
+            if rule:
                 left = replace(rule, calls=rule.calls - 1) if rule.calls > 1 else None
                 self._conditions = replace(now, reject=_with(now.reject, action, left))
                 return CallOutcome(latency, rule)

@@ -54,6 +54,14 @@ def server_error(code: str, message: str) -> NoReturn:
     raise ServerError(xml_error(code, message))
 
 
+def error_response(response: Any, error: Any) -> tuple[int, dict[str, str], Any]:
+    """Return the answer to a call of one of moto's EC2 responses that fails with an EC2ClientError before it begins."""
+    from moto.core.responses import ActionResult
+
+    status, headers, body = response.serialized(ActionResult(error))
+    return status, {**headers, "status": str(status)}, body
+
+
 def xml_error(code: str, message: str, request_id: str = "00000000-0000-4000-8000-000000000000") -> str:
     """Return the body of an EC2 error response."""
     return (

@@ -1,4 +1,4 @@
-"""Looks up the tags of one resource directly.
+"""Limits on the tags of a request, and a direct look-up of the tags of one resource.
 
 For each resource, moto matches every tag of the account against a pattern, so that listing a few hundred instances
 takes seconds.
@@ -6,13 +6,20 @@ takes seconds.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from cloudddp.sim.ec2.patch import wrap
+from cloudddp.sim.ec2.patch import client_error, error_response, wrap
+
+_MOST = 50
+_LONGEST_KEY, _LONGEST_VALUE = 127, 256  # characters, in the service model of EC2 (2016-11-15)
+_RESERVED = "aws:"
 
 
 def install() -> None:
     from moto.ec2.models.core import TaggedEC2Resource
+    from moto.ec2.responses._base_response import EC2BaseResponse
     from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, get_prefix
 
     def get_tags(self: Any) -> list[dict[str, str]]:
@@ -24,3 +31,51 @@ def install() -> None:
         ]
 
     wrap(TaggedEC2Resource, "get_tags", lambda _: get_tags)
+    wrap(EC2BaseResponse, "call_action", _check)
+
+
+def _check(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Check the tags of every call that writes tags, before it has any effect.
+
+    Limits: Amazon EC2 User Guide, "Tag your Amazon EC2 resources"; TagLimitExceeded: API reference, "Error codes". The
+    sentence about reserved keys is that of EC2 (github.com/kubernetes-sigs/cluster-api-provider-aws/pull/5461).
+    """
+
+    @functools.wraps(original)
+    def call(self: Any) -> Any:
+        from moto.ec2.exceptions import EC2ClientError
+
+        try:
+            if not self._get_action().startswith(("Describe", "Delete")):
+                for tags in _tag_lists(self.params):
+                    _check_tags(tags)
+        except EC2ClientError as error:
+            return error_response(self, error)
+        return original(self)
+
+    return call
+
+
+def _tag_lists(params: Any) -> Iterator[list[Any]]:
+    """Yield the tags of each resource that a request tags."""
+    for name in ("TagSpecification", "TagSpecifications"):
+        for item in params.get(name) or []:
+            yield item.get("Tags") or []
+    if isinstance(params.get("Tags"), list):
+        yield params["Tags"]
+
+
+def _check_tags(tags: list[Any]) -> None:
+    if len(tags) > _MOST:
+        client_error("TagLimitExceeded", "The maximum number of Tags for a resource has been reached.")
+    for tag in tags:
+        key, value = str(tag.get("Key") or ""), str(tag.get("Value") or "")
+        if key.lower().startswith(_RESERVED):
+            client_error(
+                "InvalidParameterValue",
+                f"Value ( {key} ) for parameter key is invalid. Tag keys starting with 'aws:' are reserved for internal use",
+            )
+        if not 0 < len(key) <= _LONGEST_KEY:
+            client_error("InvalidParameterValue", f"Tag keys must have 1 to {_LONGEST_KEY} characters")
+        if len(value) > _LONGEST_VALUE:
+            client_error("InvalidParameterValue", f"Tag values must have at most {_LONGEST_VALUE} characters")

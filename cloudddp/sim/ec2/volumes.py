@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from cloudddp.sim.ec2 import encryption
 from cloudddp.sim.ec2.ami_catalog import ROOT_GIB
 from cloudddp.sim.ec2.current_request import parameters
 from cloudddp.sim.ec2.images import BY_ID
@@ -91,7 +92,7 @@ def _create_and_attach(
         zone_name=instance._placement.zone,
         snapshot_id=snapshot_id,
         encrypted=encrypted,
-        kms_key_id=kms_key_id,
+        kms_key_id=encryption.key_arn(instance.ec2_backend, kms_key_id),
         volume_type=volume_type,
         iops=requested.get("Iops"),
         throughput=requested.get("Throughput") or (_GP3_THROUGHPUT if volume_type == "gp3" else None),

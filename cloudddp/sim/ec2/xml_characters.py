@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cloudddp.sim.ec2.patch import wrap
+from cloudddp.sim.ec2.patch import error_response, wrap
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -26,7 +26,6 @@ def install() -> None:
 def _check(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any) -> Any:
-        from moto.core.responses import ActionResult
         from moto.ec2.exceptions import EC2ClientError
 
         invalid = next((found for found in _texts(self.params) if _NOT_XML.search(found[1])), None)
@@ -37,8 +36,7 @@ def _check(original: Callable[..., Any]) -> Callable[..., Any]:
             "InvalidParameterValue",
             f"Value ({text!a}) for parameter {name} is invalid. It contains characters that are not allowed.",
         )
-        status, headers, body = self.serialized(ActionResult(error))
-        return status, {**headers, "status": str(status)}, body
+        return error_response(self, error)
 
     return call
 

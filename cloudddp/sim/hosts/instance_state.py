@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+# Errors that EC2 shows in the message only (github.com/hashicorp/packer/issues/12683).
+_STATE_REASON_CODES = {"Client.InvalidKMSKey.InvalidState": "Client.InternalError"}
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32, "stopping": 64, "stopped": 80}
 
 
@@ -15,7 +17,8 @@ def set_state(instance: Any, name: str) -> None:
 
 def set_reason(instance: Any, reason: str) -> None:
     """Set the reason ("code: message", or '') of a state that was not requested by a call."""
-    instance.state_reason.code, instance.state_reason.message = reason.partition(":")[0], reason
+    code = reason.partition(":")[0]
+    instance.state_reason.code, instance.state_reason.message = _STATE_REASON_CODES.get(code, code), reason
     instance._reason = ""  # StateTransitionReason, which is for calls only
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import capacity, spot
+from cloudddp.sim.ec2 import capacity, encryption, spot
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK
 from cloudddp.sim.guest import log
@@ -126,7 +126,7 @@ class Lifecycle:
 
     def launched(self, instances: list[Any]) -> None:
         for instance in instances:
-            self._records[instance.id] = _Record(instance)
+            self._records[instance.id] = _Record(instance, doomed=encryption.launch_failure(instance))
         failure = CONDITIONS.launch_failure(capacity.zone_of(instances[0])) if instances else None
         if failure is not None:
             for instance in instances[-failure.instances :]:
@@ -144,7 +144,9 @@ class Lifecycle:
                 return self._moto_terminate(instance)
             set_state(instance, "shutting-down")
             record.reason = reason
-            if not reason:
+            if reason:
+                set_reason(instance, reason)
+            else:
                 set_user_initiated(instance)
             record.hurry.set()
         self._in_background(self._end, instance.id)
