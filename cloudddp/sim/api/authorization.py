@@ -17,11 +17,12 @@ from cloudddp.sim.api.calls import Call, read_call
 from cloudddp.sim.api.proxy import NOT_AWS, error_response
 from cloudddp.sim.api.wsgi import Application, Environ, StartResponse, respond
 from cloudddp.sim.control.environment import ACCESS_KEY
+from cloudddp.sim.ec2 import encryption
 from cloudddp.sim.iam import denials
 from cloudddp.sim.iam.documents import Policy
 from cloudddp.sim.iam.evaluate import Check, Decision, evaluate
 from cloudddp.sim.iam.request import Request, Resources
-from cloudddp.sim.iam.services import checks
+from cloudddp.sim.iam.services import checks, key_checks
 
 _ACCOUNT = "123456789012"  # moto's default
 _CHECKED = ("ec2", "iam", "kms", "pricing", "scheduler", "servicequotas", "ssm", "sts")
@@ -77,7 +78,13 @@ def with_authorization(application: Application, policies: Policies, permissions
             return error_response(environ, start_response, 412, "DryRunOperation", message)
         if request.name == _DECODE:
             return _decode(environ, start_response, request.text("EncodedMessage"))
-        return application(environ, start_response)
+
+        def may_use(key: str) -> bool:
+            identity, scp = policies.of(call.key), policies.scp
+            return all(evaluate(check, identity, scp).allowed for check in key_checks(request, key))
+
+        with encryption.key_access(may_use):
+            return application(environ, start_response)
 
     return serve
 

@@ -7,7 +7,12 @@ complete, but eventually fails"): the instances go from pending to terminated.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
+
+_may_use: ContextVar[Callable[[str], bool]] = ContextVar("may_use", default=lambda _arn: True)
 
 # "If the reason is Client.InternalError: Client error on launch, that typically indicates that the root volume is
 # encrypted and that you do not have permissions to access the KMS key for decryption" (Amazon EC2 User Guide,
@@ -36,7 +41,20 @@ def launch_failure(instance: Any) -> str:
             return NO_ACCESS
         if key.key_state != "Enabled":
             return WRONG_STATE
+        # The key policy of AWS's own key for EBS allows every user of the account.
+        if key.arn != backend.default_kms_key_id and not _may_use.get()(str(key.arn)):
+            return NO_ACCESS
     return ""
+
+
+@contextlib.contextmanager
+def key_access(may_use: Callable[[str], bool]) -> Iterator[None]:
+    """For the length of the block, the caller may use the keys for whose ARN `may_use` returns True."""
+    token = _may_use.set(may_use)
+    try:
+        yield
+    finally:
+        _may_use.reset(token)
 
 
 def _find(backend: Any, name: str) -> Any | None:

@@ -9,6 +9,15 @@ from cloudddp.sim.iam.request import Request, Resources
 # "No permissions are required to perform this operation", even with an explicit deny (STS API Reference,
 # GetCallerIdentity; GetSessionToken).
 UNCHECKED = ("sts:GetCallerIdentity", "sts:GetSessionToken")
+# "Permissions for users" in "Requirements for Amazon EBS encryption" (Amazon EBS User Guide); ReEncrypt is two actions.
+_USE_OF_KEY = (
+    "CreateGrant",
+    "Decrypt",
+    "DescribeKey",
+    "GenerateDataKeyWithoutPlaintext",
+    "ReEncryptFrom",
+    "ReEncryptTo",
+)
 
 
 def checks(request: Request, resources: Resources) -> list[Check]:
@@ -29,6 +38,15 @@ def checks(request: Request, resources: Resources) -> list[Check]:
         is_arn = key.startswith("arn:")
         return [request.check(key if is_arn else f"arn:aws:kms:{request.region}:{request.account}:key/{key}")]
     return [request.check("*")]
+
+
+def key_checks(request: Request, key: str) -> list[Check]:
+    """Return the checks of the key of a volume, which EC2 makes for the caller after it has accepted a launch."""
+    keys = {
+        "kms:ViaService": (f"ec2.{request.region}.amazonaws.com",),
+        "kms:GrantIsForAWSResource": ("true",),
+    }
+    return [request.check(key, keys, action=f"kms:{action}") for action in _USE_OF_KEY]
 
 
 def _parameter(request: Request, name: str) -> str:
