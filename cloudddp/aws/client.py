@@ -20,7 +20,7 @@ import msgspec
 from cloudddp import __version__
 from cloudddp.aws.explain import EXPIRED, explain
 from cloudddp.config.spec import nearest
-from cloudddp.errors import CloudDDPError, CredentialsError, Text, UsageError
+from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, Text, UsageError
 from cloudddp.text import one_line
 
 # Services with endpoints in few regions only.
@@ -142,6 +142,21 @@ class AWS:
     def renewal(self) -> Text:
         """How to renew the credentials, as a phrase that ", then ..." can follow."""
         return self._credentials.source.renewal
+
+    def dry_run(self, service: str, method: str, /, **params: Any) -> None:
+        """Ask EC2 whether it would accept a call, without making it. Raises AWSError for what it would answer instead."""
+        try:
+            self.call(service, method, **params, DryRun=True)
+        except AWSError as error:
+            if error.code != "DryRunOperation":
+                raise
+        else:
+            raise CloudDDPError(
+                f"{self.endpoint or 'AWS'} has made {service}:{method} instead of a dry run",
+                hint=(Command("down"), " removes what it created"),
+            )
+        if self._observe:
+            self._observe(service, method, {**params, "DryRun": True}, {})
 
     def pages(self, service: str, method: str, key: str, /, **params: Any) -> list[Any]:
         """Return the items under `key` of every page of a listing."""

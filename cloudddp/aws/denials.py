@@ -47,13 +47,13 @@ class Denial:
     statement: str = ""  # the Sid of that statement
 
 
-def denied(code: str, message: str, action: str, decode: Decode) -> AWSError:
-    """Return the error for a denied call of `action`."""
+def denied(code: str, message: str, action: str, region: str, decode: Decode) -> AWSError:
+    """Return the error for a denied call of `action` in a region."""
     denial = read(message, action)
     encoded = _ENCODED.search(message)
     if encoded and len(encoded[1]) <= _MAX_ENCODED:
         denial = completed(denial, decode(encoded[1]))
-    return AWSError(f"{_sentence(denial)} ({code})", hint=_hint(denial), code=code)
+    return AWSError(f"{_sentence(denial, region)} ({code})", hint=_hint(denial), code=code)
 
 
 def read(message: str, action: str) -> Denial:
@@ -106,8 +106,9 @@ def completed(denial: Denial, decoded: str) -> Denial:
     )
 
 
-def _sentence(denial: Denial) -> str:
-    on = f" on {denial.resource}" if denial.resource not in ("", "*") else ""
+def _sentence(denial: Denial, region: str) -> str:
+    # A resource names its region; a call without one may be denied because of the region.
+    on = f" on {denial.resource}" if denial.resource not in ("", "*") else f" in {region}"
     if denial.explicit:
         where = f" in a {denial.policy}" if denial.policy == _SCP else " in a policy"
         statement = f", statement {denial.statement}" if denial.statement else ""

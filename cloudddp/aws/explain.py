@@ -74,7 +74,7 @@ def explain(
     try:
         yield
     except exceptions.ClientError as error:
-        raise _refused(call, error, renew, decode) from None
+        raise _refused(call, region, error, renew, decode) from None
     except (exceptions.EndpointConnectionError, exceptions.HTTPClientError) as error:
         raise unreachable(f"{call} in {region}", error) from None
     except UnicodeEncodeError:
@@ -96,14 +96,14 @@ def unreachable(purpose: str, error: Exception) -> AWSError:
     )
 
 
-def _refused(call: str, refusal: Any, renew: Text, decode: denials.Decode) -> AWSError:
+def _refused(call: str, region: str, refusal: Any, renew: Text, decode: denials.Decode) -> AWSError:
     response: Mapping[str, Any] = refusal.response
     error = response.get("Error", {})
     code, message = error.get("Code", ""), error.get("Message", "")
     if code in denials.CODES:
         # boto3's service-quotas has the actions servicequotas:...
         prefix = call.partition(":")[0].replace("-", "")
-        return denials.denied(code, message, f"{prefix}:{refusal.operation_name}", decode)
+        return denials.denied(code, message, f"{prefix}:{refusal.operation_name}", region, decode)
     if (clock := skewed(response, code)) is not None:
         return clock
     text = f"AWS refused {call}: {code}: {message}"

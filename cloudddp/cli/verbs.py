@@ -15,6 +15,7 @@ import click
 
 from cloudddp.cli.console import Console
 from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.errors import UsageError
 
 Table = Mapping[str, tuple[str, str]]
 """Name -> ("module:attribute" of the command, its short help)."""
@@ -51,10 +52,21 @@ class SettingOption(click.Option):
         self.standard = standard
 
     def flag(self, value: Any) -> Flag | None:
-        """Return the setting as it was given, or None where it was not."""
+        """Return the setting as it was given, or None where it was not. Raises UsageError for a table's item without '='."""
         if value is None or (self.is_flag and not value):
             return None
+        if self.multiple:
+            return Flag(self.opts[-1], self.section, self.key, self._table(value)) if value else None
         return Flag(self.opts[-1], self.section, self.key, value)
+
+    def _table(self, items: Iterable[str]) -> dict[str, str]:
+        pairs = [item.partition("=") for item in items]
+        for key, equals, _ in pairs:
+            if not equals:
+                raise UsageError(
+                    f"{self.opts[-1]} {key!r} has no '='", hint=f"give it as {self.opts[-1]} {self.metavar}"
+                )
+        return {key: value for key, _, value in pairs}
 
 
 def global_options(*, after_verb: bool) -> list[GlobalOption]:

@@ -24,6 +24,7 @@ from cloudddp.aws.networks import Subnet
 from cloudddp.cluster import offers, reach
 from cloudddp.cluster.identity import new_identity
 from cloudddp.cluster.offers import Offer
+from cloudddp.cluster.permission import dry_run_parameters, is_about_default_group
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import LaunchContext, Ref, Request
@@ -246,19 +247,18 @@ def _permissions(aws: AWS, plan: Plan) -> Iterator[Check]:
                 yield Check(name, "pass", "allowed")
             elif error.code == "InvalidKeyPair.Duplicate":
                 yield Check(name, "pass", "allowed; the name of the cluster is taken")
+            elif is_about_default_group(error):
+                yield Check(
+                    name, "warn", "unknown: a policy denies the VPC's default group, which `up` does not use"
+                )
             else:
                 yield _failed(name, error)
 
 
 def _without_refs(request: Request) -> dict[str, Any] | None:
     """Return the parameters of a request without what does not exist yet; None if nothing useful is left."""
-    params = dict(request.params)
-    if request.method == "run_instances":
-        params.pop("KeyName", None)
-        params["NetworkInterfaces"] = [
-            {key: value for key, value in nic.items() if key != "Groups"}
-            for nic in params["NetworkInterfaces"]
-        ]
+    is_launch = request.method == "run_instances"
+    params = dry_run_parameters(request.params) if is_launch else dict(request.params)
     return None if any(isinstance(value, Ref) for value in params.values()) else params
 
 

@@ -12,7 +12,8 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cluster import prices
 from cloudddp.cluster.capacity import Attempt, attempt, exhausted
-from cloudddp.cluster.identity import units
+from cloudddp.cluster.identity import new_identity, units
+from cloudddp.cluster.permission import require_launch
 from cloudddp.cluster.plan import Plan, plan
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.reach import public_sources
@@ -75,7 +76,9 @@ def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -
     context = LaunchContext(aws.region, image, subnets, ssh_from, owner, now, gpus, idle)
     spot = pricing.spot(aws, spec.instance_type, [one.zone for one in subnets]) if spec.spot else None
     full = replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb), spot=spot)
-    return Offer(aws, info, context, full)
+    offer = Offer(aws, info, context, full)
+    require_launch(aws, spec, offer.plan(spec, new_identity()[0]).launches[0].request)
+    return offer
 
 
 def price(aws: AWS, spec: ClusterSpec) -> Price:

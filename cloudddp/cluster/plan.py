@@ -112,6 +112,7 @@ def plan(
             TAG_GPUS: str(context.gpus),
             TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
             "Name": f"cloudddp-{spec.name}",
+            **spec.tags,  # may replace Name, which is for the user's eyes only; cloudddp:* is refused before
         }.items()
     ]
     key = key_name(spec.name)

@@ -12,6 +12,7 @@ from cloudddp.cluster import name_lock
 from cloudddp.cluster.connect import Dial, Meanwhile, connect, probe
 from cloudddp.cluster.inspect import refresh
 from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.permission import hint_of_end
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
@@ -71,6 +72,7 @@ def _running(cluster: Cluster, spec: ClusterSpec) -> int:
         raise AWSError(
             f"{len(lost)} of {spec.nodes} nodes ended while starting: {lost[0].id}: {why}",
             code=lost[0].reason_code,
+            hint=hint_of_end(spec, lost[0].reason_code, lost[0].reason),
         )
     public = connection.mode(spec) == "public"
     return sum(

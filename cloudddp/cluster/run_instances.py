@@ -53,6 +53,7 @@ def run_instances(
                     "Throughput": spec.disk_throughput,
                     "Iops": max(GP3_IOPS, 4 * spec.disk_throughput),  # at most 0.25 MiB/s for each
                     "Encrypted": True,
+                    **({"KmsKeyId": spec.kms_key} if spec.kms_key else {}),
                     "DeleteOnTermination": True,
                 },
             }
@@ -60,12 +61,15 @@ def run_instances(
         "MetadataOptions": {
             "HttpTokens": "required",
             "HttpEndpoint": "enabled",
-            "HttpPutResponseHopLimit": 1,
+            "HttpPutResponseHopLimit": spec.imds_hop_limit,
         },
         "InstanceInitiatedShutdownBehavior": "terminate",
         "TagSpecifications": tagged(tags, *kinds),
         "UserData": data,
     }
+    if spec.instance_profile:
+        by = "Arn" if spec.instance_profile.startswith("arn:") else "Name"
+        params["IamInstanceProfile"] = {by: spec.instance_profile}
     if spec.spot:
         # A one-time request never launches a second instance.
         params["InstanceMarketOptions"] = {

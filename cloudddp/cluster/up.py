@@ -21,6 +21,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.offers import Offer, resolve
 from cloudddp.cluster.ownership import Ownership
+from cloudddp.cluster.permission import require_key_region
 from cloudddp.cluster.placing import create_in_any
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ProgressCallback
@@ -61,6 +62,8 @@ def up(
     """
     reach.check_settings(spec)
     instance_types.require_known_type(clouds[0], spec.instance_type)
+    for aws in clouds:
+        require_key_region(spec, aws.region)
     for aws in clouds:
         existing = [cluster for cluster in find(aws, spec.name) if cluster.live]
         if existing:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
-from cloudddp.config import connection
+from cloudddp.config import connection, extra_tags
 from cloudddp.config.options import Flag
 from cloudddp.config.spec import (
     SECTIONS,
@@ -36,6 +36,7 @@ from cloudddp.errors import Command, UsageError
 from cloudddp.text import one_line
 
 CREATE = ("create one with ", Command("init"))
+TABLES = ("env", "tags")  # settings that are tables: all sources are merged, and no variable sets them
 LONGEST = 1 << 20  # bytes of a configuration file
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Set for each rank by the launcher or torchrun: a value set by the user would silently be ignored.
@@ -160,7 +161,7 @@ def variable_of(section: str, key: str) -> str:
         return "CLOUDDDP_CLUSTER"
     if section in ("sync", "setup"):
         return f"CLOUDDDP_{section.upper()}_{key.upper()}"
-    return "" if key == "env" else f"CLOUDDDP_{key.upper()}"
+    return "" if key in TABLES else f"CLOUDDDP_{key.upper()}"
 
 
 def resolve(layers: Sequence[Layer]) -> Config:
@@ -175,8 +176,10 @@ def resolve(layers: Sequence[Layer]) -> Config:
                 _unknown_section(layer.origin, section)
             for key, value in content.items():
                 checked = _check(layer, section, key, value)
-                if key == "env":  # tables merge, so that --env adds to the file's
-                    checked = {**chosen[section].get("env", {}), **checked}
+                if key in TABLES:  # so that --env adds to the file's
+                    checked = {**chosen[section].get(key, {}), **checked}
+                if key == "tags":
+                    _require(layer.origin_of(section, key), extra_tags.too_many(checked))
                 chosen[section][key] = checked
     connection.check(cluster := ClusterSpec(**chosen["cluster"]))
     return Config(
@@ -208,9 +211,17 @@ def _check(layer: Layer, section: str, key: str, value: Any) -> Any:
         )
     if key == "env":
         _check_environment(origin, checked)
+    if key == "tags":
+        _require(origin, extra_tags.problem(checked))
     if key == "ssh_from":
         _check_blocks(origin, checked)
     return checked
+
+
+def _require(origin: str, problem: tuple[str, str] | None) -> None:
+    """Raise UsageError for a problem, given as (what is wrong, what is allowed)."""
+    if problem is not None:
+        raise UsageError(f"{origin}: cluster.tags: {problem[0]}", hint=problem[1])
 
 
 def _encode(value: Any) -> None:

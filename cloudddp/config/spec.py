@@ -238,6 +238,40 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             le=2000,
         ),
     ] = 500
+    kms_key: (
+        Annotated[
+            str,
+            _limited(
+                "KMS key of the root volume: an id, alias/NAME or an ARN. Default: the account's key for EBS.",
+                allowed="a key id, alias/NAME, or the ARN of one of them",
+                pattern=r"^(arn:aws[a-z-]*:kms:[a-z0-9-]{1,30}:\d{12}:(key/(mrk-)?[0-9a-f-]{32,36}|alias/[A-Za-z0-9/_-]{1,250})"
+                r"|alias/[A-Za-z0-9/_-]{1,250}|(mrk-)?[0-9a-f-]{32,36})\Z",
+            ),
+        ]
+        | None
+    ) = None
+    instance_profile: (
+        Annotated[
+            str,
+            _limited(
+                "Instance profile of the nodes, by name or ARN: jobs get the permissions of its role. Default: none.",
+                allowed="the name or ARN of an instance profile",
+                pattern=r"^(arn:aws[a-z-]*:iam::\d{12}:instance-profile/([\x21-\x7e]{1,510}/)?)?[A-Za-z0-9_+=,.@-]{1,128}\Z",
+            ),
+        ]
+        | None
+    ) = None
+    imds_hop_limit: Annotated[
+        Literal[1, 2],
+        _limited("Hops of responses of the nodes' metadata service: 2 lets containers use it."),
+    ] = 1
+    tags: Annotated[
+        dict[str, str],
+        _limited(
+            "More tags for everything that `up` creates, as an organization may require. Tags are not secret.",
+            allowed="a table of KEY = 'value'",
+        ),
+    ] = {}
     ready_minutes: (
         Annotated[
             float,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from cloudddp.sim.control.environment import HIDDEN
-from cloudddp.sim.ec2 import install
+from cloudddp.sim.ec2 import install, instance_profiles
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.importing import fast_imports
 
@@ -15,10 +15,10 @@ __all__ = ["CONDITIONS", "rehearse"]
 
 
 @contextlib.contextmanager
-def rehearse() -> Iterator[None]:
+def rehearse(instance_profile: str = "") -> Iterator[None]:
     """Answer every boto3 call in the block; instances run at once.
 
-    Needs no credentials, and restores the environment on exit. The region is that of AWS_REGION or
+    `instance_profile` is a name or ARN that exists in the account, or ''. Needs no credentials, and restores the environment on exit. The region is that of AWS_REGION or
     AWS_DEFAULT_REGION, or us-east-1.
     """
     before = dict(os.environ)
@@ -40,6 +40,8 @@ def rehearse() -> Iterator[None]:
 
             install.install()  # in this environment: moto's imports ask boto3 for regions, which reads AWS_PROFILE
         with moto.mock_aws():
+            if instance_profile:
+                instance_profiles.add(instance_profile, region)
             yield
     finally:
         os.environ.clear()

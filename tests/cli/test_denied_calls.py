@@ -115,7 +115,9 @@ def test_without_decoding_the_plain_facts_remain(
     post_conditions(simulator.endpoint, {"reject": {"DecodeAuthorizationMessage": rule}})
     done = cli("up", "-n", "1")
     assert done.returncode == 1
-    assert "AWS denied ec2:RunInstances: no policy allows it (UnauthorizedOperation)" in done.stderr
+    assert (
+        "AWS denied ec2:RunInstances in us-east-1: no policy allows it (UnauthorizedOperation)" in done.stderr
+    )
     assert "Traceback" not in done.stderr
     assert remains().nothing
 
@@ -125,7 +127,10 @@ def test_encoded_message_that_cannot_be_decoded(cli: CommandLine, reject: Any, b
     reject("DescribeInstances", OLD + blob)
     done = cli("status")
     assert done.returncode == 1
-    assert "AWS denied ec2:DescribeInstances: no policy allows it (UnauthorizedOperation)" in done.stderr
+    assert (
+        "AWS denied ec2:DescribeInstances in us-east-1: no policy allows it (UnauthorizedOperation)"
+        in done.stderr
+    )
     assert blob not in done.stderr
 
 

@@ -77,7 +77,7 @@ def test_options_that_are_settings_have_the_help_and_default_of_the_setting() ->
         default = example.defaults(option.section)[option.key]
         shown = (
             ""
-            if default is None or isinstance(default, (bool, tuple))
+            if default is None or isinstance(default, (bool, tuple, dict))
             else f"{default:g}"
             if isinstance(default, float)
             else str(default)

@@ -17,6 +17,7 @@ EVERY_CALL = {
     "DescribeInstances", "DescribeInstanceTypes", "GetParameter", "DescribeImages", "DescribeVpcs",
     "DescribeSubnets", "DescribeInstanceTypeOfferings", "DescribeRouteTables", "GetProducts", "GetCallerIdentity", "ImportKeyPair",
     "CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RunInstances",
+    "RunInstances (dry run)",
 }  # fmt: skip
 
 

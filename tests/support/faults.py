@@ -118,7 +118,9 @@ class FaultyEndpoint:
     def _action(handler: http.server.BaseHTTPRequestHandler, body: bytes) -> str:
         if target := handler.headers.get("X-Amz-Target"):
             return target.rsplit(".", 1)[-1]
-        return urllib.parse.parse_qs(body.decode()).get("Action", ["?"])[0]
+        query = urllib.parse.parse_qs(body.decode())
+        action = query.get("Action", ["?"])[0]
+        return f"{action} (dry run)" if query.get("DryRun") == ["true"] else action
 
     def _forward(self, handler: http.server.BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes, str]:
         skipped = ("host", "content-length", "connection", "accept-encoding")

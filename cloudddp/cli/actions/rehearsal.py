@@ -223,7 +223,7 @@ def _dry_run(console: Console, settings: Config, verb: str) -> Iterator[tuple[AW
         # moto takes 0.5 s to import, is only needed here and by the simulator, and may not be installed.
         from cloudddp.sim import aws as simulated
 
-        rehearsal = simulated.rehearse()
+        rehearsal = simulated.rehearse(settings.cluster.instance_profile or "")
         rehearsal.__enter__()
     except ImportError:
         raise CloudDDPError(

@@ -82,6 +82,18 @@ CLUSTER_SETTINGS = (
         description="Size of the root volume in GiB (gp3, encrypted).",
     ),
     SettingOption(
+        "cluster", "kms_key", "--kms-key", metavar="KEY",
+        description="KMS key of the root volume: an id, alias/NAME or an ARN. Default: the account's key for EBS.",
+    ),
+    SettingOption(
+        "cluster", "instance_profile", "--instance-profile", metavar="PROFILE",
+        description="Instance profile of the nodes, by name or ARN: jobs get the permissions of its role. Default: none.",
+    ),
+    SettingOption(
+        "cluster", "tags", "--tag", metavar="K=V", multiple=True,
+        description="More tags for everything that `up` creates, as an organization may require. Tags are not secret.",
+    ),
+    SettingOption(
         "cluster", "connect", "--connect", metavar="HOW",
         description="How SSH reaches the nodes: by public address, by private address (VPN), or by proxy_jump.",
     ),

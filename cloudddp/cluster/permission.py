@@ -1,0 +1,111 @@
+"""Whether an account and its organization allow a cluster, found out before anything is created.
+
+EC2 answers a dry run of RunInstances with DryRunOperation if the caller has every permission of the launch, among them
+iam:PassRole for an instance profile, and with UnauthorizedOperation if a policy of the caller or of the organization
+denies it (API Reference, RunInstances, DryRun).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cloudddp.aws.client import AWS
+from cloudddp.cluster.capacity import Next, next_step
+from cloudddp.cluster.requests import Ref, Request
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import AWSError, Command, Text, UsageError
+
+# Not in the dry run: what `up` has yet to create, and what no permission depends on.
+_OMITTED = ("KeyName", "UserData", "ClientToken", "GroupName")
+# "Permissions for users" in "Requirements for Amazon EBS encryption" (Amazon EBS User Guide).
+KMS_ACTIONS = (
+    "kms:CreateGrant",
+    "kms:Decrypt",
+    "kms:DescribeKey",
+    "kms:GenerateDataKeyWithoutPlaintext",
+    "kms:ReEncrypt*",
+)
+# Client.InternalError: "typically indicates that the root volume is encrypted and that you do not have permissions to
+# access the KMS key for decryption" (Amazon EC2 User Guide, "Troubleshoot instance launch issues").
+_KEY_CODES = ("Client.InternalError", "Client.InvalidKMSKey.")
+
+
+def require_key_region(spec: ClusterSpec, region: str) -> None:
+    """Raise UsageError for a KMS key, given as ARN, of another region: EBS uses keys of its own region. Calls nothing."""
+    if not (spec.kms_key or "").startswith("arn:"):
+        return
+    found = str(spec.kms_key).split(":")[3]
+    if found != region:
+        raise UsageError(
+            f"cluster.kms_key is a key in {found}, and the cluster would be in {region}: EBS cannot use it there",
+            hint=f"give a key in {region}, or --region {found}",
+        )
+
+
+def require_launch(aws: AWS, spec: ClusterSpec, launch: Request) -> None:
+    """Raise AWSError if AWS would refuse a launch, given as planned. One call, which creates nothing."""
+    try:
+        aws.dry_run("ec2", launch.method, **dry_run_parameters(launch.params))
+    except AWSError as error:
+        # Capacity is decided by the launch itself, in each zone.
+        if next_step(error.code) is Next.ZONE or is_about_default_group(error):
+            return
+        hint: Text = error.hint
+        if spec.instance_profile and "iam:PassRole" in error.message:
+            hint = (
+                f"ask for iam:PassRole on the role of instance profile {spec.instance_profile} (for "
+                "ec2.amazonaws.com), or remove instance_profile"
+            )
+        raise AWSError(f"{error.message}; nothing was created", hint=hint, code=error.code) from None
+
+
+def dry_run_parameters(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a launch without those that refer to what does not exist yet.
+
+    All others stay, because policies refer to them: tags, encryption, the metadata service, the instance profile.
+    """
+    return {
+        key: _existing(value)
+        for key, value in params.items()
+        if key not in _OMITTED and not _contains_ref(value, shallow=True)
+    }
+
+
+def _existing(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dry_run_parameters(value)
+    return [_existing(item) for item in value] if isinstance(value, list) else value
+
+
+def _contains_ref(value: Any, *, shallow: bool) -> bool:
+    """Return whether a value is a Ref, or a list that holds one."""
+    return isinstance(value, Ref) or (
+        shallow and isinstance(value, list) and any(_contains_ref(item, shallow=False) for item in value)
+    )
+
+
+def is_about_default_group(error: AWSError) -> bool:
+    """Return whether the denial is about a security group.
+
+    The dry run has that of the VPC by default, and a policy may allow only groups with the cluster's tags.
+    """
+    return error.code == "UnauthorizedOperation" and bool(
+        re.search(r"arn:aws[a-z-]*:ec2:[^ ]*:security-group/", error.message)
+    )
+
+
+def hint_of_end(spec: ClusterSpec, reason_code: str, reason: str) -> Text:
+    """Return what to do about nodes that EC2 has ended instead of running them, or ''."""
+    if not reason_code.startswith(_KEY_CODES) and not reason.startswith(_KEY_CODES):
+        return ""
+    which = (
+        f"KMS key {spec.kms_key}" if spec.kms_key else "the account's KMS key for EBS, or that of the image,"
+    )
+    return (
+        f"EC2 could not use {which} in this region: check that it exists, is enabled and symmetric, and that its "
+        f"policy and yours allow {', '.join(KMS_ACTIONS[:-1])} and {KMS_ACTIONS[-1]}; then ",
+        Command("up"),
+        " again",
+    )
