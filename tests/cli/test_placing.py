@@ -226,6 +226,38 @@ def test_quota_of_one_region_leads_to_the_next(
     assert len(remaining(other_region, cli.cluster).instances) == 1
 
 
+def test_region_where_the_launch_is_denied_is_skipped(
+    cli: Any, faults: Any, remains: Any, other_region: Any
+) -> None:
+    faults.fail("RunInstances (dry run)", "UnauthorizedOperation", status=403)
+    done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
+    assert done.returncode == 0, done.stderr
+    assert remains().nothing
+    assert len(remaining(other_region, cli.cluster).instances) == 1
+    assert faults.count("ImportKeyPair") == 1
+
+
+def test_launch_that_is_denied_in_every_region_creates_nothing(cli: Any, faults: Any) -> None:
+    faults.fail("RunInstances (dry run)", "UnauthorizedOperation", times=2, status=403)
+    done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
+    assert done.returncode == 1
+    assert re.search(
+        r"^  us-east-1  UnauthorizedOperation  AWS denied ec2:RunInstances", done.stderr, re.MULTILINE
+    )
+    assert re.search(
+        r"^  us-west-2  UnauthorizedOperation  AWS denied ec2:RunInstances", done.stderr, re.MULTILINE
+    )
+    assert not {"RunInstances", "ImportKeyPair"} & set(faults.calls)
+
+
+def test_key_of_one_region_excludes_several_regions(cli: Any, faults: Any) -> None:
+    key = "arn:aws:kms:us-east-1:123456789012:alias/train"
+    done = cli("up", "--regions", "us-east-1,us-west-2", "--kms-key", key)
+    assert done.returncode == 2
+    assert "is a key in us-east-1, and the cluster would be in us-west-2" in done.stderr
+    assert faults.calls == []
+
+
 def test_region_and_regions_exclude_each_other(cli: Any, faults: Any) -> None:
     done = cli("--region", "us-east-1", "up", "--regions", "us-east-1,us-west-2")
     assert done.returncode == 2
