@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -103,7 +102,7 @@ class Connection:
     def _open(cls, target: Target, host_key: str, connect_timeout: float) -> Connection:
         import paramiko  # 0.1 s, which commands without SSH do not need; likewise below
 
-        _silence_log()
+        paramiko_fixes.silence_log()
         limits = timing.current()
         client = paramiko.SSHClient()
         client.set_missing_host_key_policy(paramiko.RejectPolicy())
@@ -276,13 +275,6 @@ def _close(client: paramiko.SSHClient, stream: Stream | None) -> None:
     client.close()
     if stream is not None:  # which the client closes only if it has begun to use it
         stream.close()
-
-
-def _silence_log() -> None:
-    """Prevent paramiko's threads from printing tracebacks: the error that we raise contains what they log."""
-    log = logging.getLogger("paramiko")
-    if not log.handlers:
-        log.addHandler(logging.NullHandler())
 
 
 def _short(command: str) -> str:

@@ -18,6 +18,7 @@ Independent of commands and nodes.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,13 @@ def apply(transport: paramiko.Transport) -> None:
     deferred = _DeferredSender(transport)
     transport.packetizer.send_message = send_unless_late
     transport.open_channel = open_fixed
+
+
+def silence_log() -> None:
+    """Prevent paramiko's threads from printing tracebacks: the error that we raise contains what they log."""
+    log = logging.getLogger("paramiko")
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())
 
 
 class _Sender:

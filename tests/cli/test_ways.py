@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +75,20 @@ def test_jump_host_outside_the_account_needs_ssh_from(cli: Any, tmp_path: Path) 
     assert cli.ok("exec", "--", "echo here").count("here") == 2
     assert len(jump.logins) == 4  # one for each command, and one for the check of each `up`
     jump.close()
+
+
+def test_jump_host_that_does_not_speak_ssh_is_no_traceback(cli: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        cli.env.update(HOME=str(tmp_path))
+        refused = cli("up", "--proxy-jump", f"a@127.0.0.1:{port}", "--ssh-from", "127.0.0.1/32")
+    assert refused.returncode == 1
+    assert len(refused.stderr.splitlines()) == 2, refused.stderr
+    assert f"jump host a@127.0.0.1 port {port}: " in refused.stderr

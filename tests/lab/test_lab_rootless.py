@@ -44,7 +44,7 @@ class Person:
         self.project = home / "project"
         self.project.mkdir()
         os.chown(self.project, ORDINARY_USER, ORDINARY_USER)
-        self._python = python
+        self.python = python
         path = os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])
         self._environment = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(home), "CLOUDDDP_HOME": str(home / "state"),
@@ -53,7 +53,7 @@ class Person:
 
     def __call__(self, *words: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [self._python, "-m", "cloudddp", *words], user=ORDINARY_USER, group=ORDINARY_USER,
+            [self.python, "-m", "cloudddp", *words], user=ORDINARY_USER, group=ORDINARY_USER,
             extra_groups=[], cwd=self.project, env=self._environment, stdin=subprocess.DEVNULL, capture_output=True,
             text=True, timeout=120, check=False,
         )  # fmt: skip
@@ -123,6 +123,15 @@ def test_ordinary_user_runs_a_whole_job(person: Person) -> None:
     assert person("--sim", "ssh", "0", "--", "id -un").stdout == "ubuntu\n"
     person("--sim", "down")
     assert json.loads(person("sim", "status", "--json").stdout)["nodes"] == []
+
+
+def test_ordinary_user_reaches_private_nodes_by_a_session(person: Person) -> None:
+    person("sim", "start", "--nodes", "namespace")
+    session = f"{person.python} -m cloudddp sim session --target %h --port %p"
+    person("--sim", "up", "-n", "1", "-t", "g5.12xlarge", "--proxy-command", session)
+    assert "here" in person("--sim", "exec", "--", "echo here").stdout
+    assert person("--sim", "ssh", "0", "--", "id -un").stdout == "ubuntu\n"
+    person("--sim", "down")
 
 
 def test_stop_after_the_server_of_an_ordinary_user_was_killed(person: Person) -> None:

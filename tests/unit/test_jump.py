@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,6 +141,26 @@ def test_key_that_is_not_accepted(target: Target, home: Path) -> None:
     assert "accepts none of your keys" in error.message
     assert "ssh-add" in render(error.hint)
     assert error.patience == 0
+
+
+def test_key_of_the_agent_logs_in(target: Target, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("ssh-agent") is None:
+        pytest.skip("needs ssh-agent")
+    key = home / ".ssh" / "id_ed25519"
+    key.chmod(0o600)
+    socket = home / "agent"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
+    try:
+        while not socket.exists():
+            assert agent.poll() is None
+            time.sleep(0.01)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
+        subprocess.run(["ssh-add", "-q", str(key)], check=True)
+        key.unlink()
+        Connection.open(target).close()
+    finally:
+        agent.terminate()
+        agent.wait()
 
 
 def test_forwarding_that_is_forbidden(target: Target, jump: JumpServer) -> None:

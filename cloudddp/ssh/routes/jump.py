@@ -191,6 +191,7 @@ class _Verification:
 def _log_in(host: JumpHost, timeout: float, limits: Timing) -> paramiko.SSHClient:
     import paramiko
 
+    paramiko_fixes.silence_log()
     verification = _Verification(host)
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(verification)  # which has the methods of a policy
