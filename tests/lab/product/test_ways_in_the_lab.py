@@ -70,7 +70,8 @@ def vpc_of(laptop: Laptop) -> Vpc:
 def configure(cli: CommandLine, **settings: str) -> None:
     """Write cloudddp.toml with a [cluster] and a job that needs no torchrun."""
     lines = [
-        f"{key} = {value if value.startswith('[') else json.dumps(value)}" for key, value in settings.items()
+        f"{key} = {value if value[0] in '[0123456789' else json.dumps(value)}"
+        for key, value in settings.items()
     ]
     cli.write(
         "cloudddp.toml",
@@ -231,6 +232,30 @@ def test_jump_host_that_dies_during_a_launch(cli: CommandLine, laptop: Laptop, u
     assert f"is allowed from {other.private}/32" in cli.ok("allow-me")
     assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
     cli.ok("cancel")
+
+
+def test_private_nodes_without_a_vpn(cli: CommandLine, laptop: Laptop) -> None:
+    vpc = vpc_of(laptop)
+    configure(
+        cli, subnets=f'["{vpc.private}"]', connect="private", ssh_from='["10.8.0.10/32"]', ready_minutes="0.1"
+    )
+    failed = cli("up", "-n", "2", "-t", "g5.12xlarge")
+    assert failed.returncode == 1
+    assert "no answer" in failed.stderr
+    assert "is the VPN up" in failed.stderr
+    assert json.loads(cli("status", "--json").stdout) == []
+
+
+def test_jump_host_that_the_nodes_do_not_admit(cli: CommandLine, laptop: Laptop, user: Path) -> None:
+    vpc = vpc_of(laptop)
+    jump = JumpHost(laptop, vpc)
+    jump.write_ssh_files(user)
+    settings = {"proxy_jump": f"ubuntu@{jump.public}", "ssh_from": '["192.0.2.1/32"]', "ready_minutes": "0.1"}
+    configure(cli, subnets=f'["{vpc.private}"]', **settings)
+    failed = cli("up", "-n", "2", "-t", "g5.12xlarge")
+    assert failed.returncode == 1
+    assert "does the security group of the nodes admit it?" in failed.stderr
+    assert json.loads(cli("status", "--json").stdout) == []
 
 
 def test_proxy_command_that_exits_at_once(cli: CommandLine, laptop: Laptop) -> None:
