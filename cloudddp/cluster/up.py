@@ -180,6 +180,7 @@ def _check_existing(
     progress(
         f"cluster {cluster.name} already exists; checking whether all of its nodes ({len(nodes)}) are ready"
     )
+    spec = reach.remembered(spec, ClusterFolder(cluster.id).record())
     if any(node.state != "running" for node in nodes):
         cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress)
     make_ready(aws, cluster, spec, cluster.gpus, progress, dial)

@@ -6,11 +6,13 @@ import json
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.jumphost import rules
+from support.jumpserver import JumpServer
 
 SESSION = f"{sys.executable} -m cloudddp sim session --target %h --port %p"
 
@@ -62,8 +64,6 @@ def test_dry_run_needs_no_jump_host(cli: Any) -> None:
 
 
 def test_jump_host_outside_the_account_needs_ssh_from(cli: Any, tmp_path: Path) -> None:
-    from support.jumpserver import JumpServer
-
     jump = JumpServer(tmp_path)
     jump.write_ssh_files()
     cli.env.update(HOME=str(tmp_path), CLOUDDDP_PROXY_JUMP=jump.given)
@@ -92,3 +92,36 @@ def test_jump_host_that_does_not_speak_ssh_is_no_traceback(cli: Any, tmp_path: P
     assert refused.returncode == 1
     assert len(refused.stderr.splitlines()) == 2, refused.stderr
     assert f"jump host a@127.0.0.1 port {port}: " in refused.stderr
+
+
+@pytest.fixture
+def jump(cli: Any, tmp_path: Path) -> Iterator[JumpServer]:
+    """A jump host outside the account, and a user who knows it."""
+    server = JumpServer(tmp_path)
+    server.write_ssh_files()
+    cli.env.update(HOME=str(tmp_path), CLOUDDDP_SSH_FROM="127.0.0.1/32", CLOUDDDP_RENDEZVOUS="direct")
+    yield server
+    server.close()
+
+
+def test_down_asks_every_node_through_one_jump_connection(cli: Any, jump: JumpServer) -> None:
+    cli.ok("up", "-n", "3", "--proxy-jump", jump.given)
+    cli.write(
+        "make.py", "import pathlib\npathlib.Path('runs').mkdir()\npathlib.Path('runs/a').write_text('a')\n"
+    )
+    cli.ok("launch", "--nproc-per-node", "1", "make.py")
+    before = len(jump.logins)
+    done = cli("down")
+    assert done.returncode == 0
+    assert [f"not pulled from node {rank}: " in done.stderr for rank in range(3)] == [True] * 3, done.stderr
+    assert "did not answer" not in done.stderr
+    assert len(jump.logins) <= before + 3
+
+
+def test_down_works_without_the_jump_host(cli: Any, jump: JumpServer) -> None:
+    cli.ok("up", "-n", "2", "--proxy-jump", jump.given)
+    jump.stop()
+    done = cli("down")
+    assert done.returncode == 0, done.stderr
+    assert "did not answer: jobs and results there are unknown" in done.stderr
+    jump.start(jump.port)

@@ -67,6 +67,22 @@ def test_all_nodes_share_one_login(ssh_site: Site, jump: JumpServer) -> None:
     assert sorted(jump.streams) == sorted(("127.0.0.1", port) for port in ports)
 
 
+def test_fleets_share_a_route_until_the_last_is_closed(target: Target, jump: JumpServer) -> None:
+    """As `down` does, which asks each node in a fleet of its own what was not pulled."""
+    first, second = Fleet({0: target}), Fleet({1: target})
+    first.connect()
+    second.connect()
+    first.close()
+    first.close()
+    assert second.run(1, "echo here").stdout == b"here\n"
+    second.close()
+    with pytest.raises(ConnectError, match="was closed"):
+        Connection.open(target)
+    with Fleet({0: target}) as third:
+        third.connect()
+    assert len(jump.logins) == 2
+
+
 def test_megabytes_pass_unchanged(target: Target) -> None:
     connection = Connection.open(target)
     data = bytes(range(256)) * (1 << 14)

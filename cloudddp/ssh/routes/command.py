@@ -65,6 +65,9 @@ class ProxyCommand:
     def openssh_options(self, _target: Target) -> list[str]:
         return [f"ProxyCommand={self._command.replace('%', '%%')}"]
 
+    def retain(self) -> None:
+        """Each stream ends its own program."""
+
     def close(self) -> None:
         """Each stream ends its own program."""
 

@@ -48,6 +48,7 @@ class Jump:
         self._client: paramiko.SSHClient | None = None
         self._attempt: Future[paramiko.SSHClient] | None = None
         self._closed = False
+        self._users = 0
 
     @functools.cached_property
     def _host(self) -> JumpHost:
@@ -150,8 +151,16 @@ class Jump:
         command = shlex.join([*words, "-W", f"[{target.host}]:{target.port}", *self._host.ssh])
         return [f"ProxyCommand={command.replace('%', '%%')}"]
 
+    def retain(self) -> None:
+        with self._lock:
+            self._users += 1
+            self._closed = False
+
     def close(self) -> None:
         with self._lock:
+            self._users = max(self._users - 1, 0)
+            if self._users:
+                return
             self._closed = True
             client, self._client = self._client, None
         if client is not None:

@@ -30,8 +30,11 @@ class Route(Protocol):
     def openssh_options(self, target: Target) -> list[str]:
         """Return the options that let OpenSSH take the same way, each as in `-o OPTION`."""
 
+    def retain(self) -> None:
+        """Count one more user, who will call `close`: fleets may share a route."""
+
     def close(self) -> None:
-        """Close what the streams share. Streams that are opened later fail with ConnectError."""
+        """End one use. With the last one, what the streams share is closed, and opening a stream raises ConnectError."""
 
 
 class Direct:
@@ -52,6 +55,9 @@ class Direct:
 
     def openssh_options(self, _target: Target) -> list[str]:
         return []
+
+    def retain(self) -> None:
+        """Nothing is shared."""
 
     def close(self) -> None:
         """Nothing is shared."""
