@@ -68,6 +68,14 @@ def test_type_without_gpus_waits_for_none(node: Node, nvidia_smi: NvidiaSMI) -> 
     assert time.monotonic() - began < 30
 
 
+def test_gpus_that_are_left_are_counted(node: Node, nvidia_smi: NvidiaSMI) -> None:
+    """nvidia-smi(1): exit code 15, a GPU has fallen off the bus."""
+    nvidia_smi.does(
+        "echo 'GPU 0: x'; echo 'Unable to determine the device handle for GPU 0000:00:1E.0'; exit 15"
+    )
+    assert node.probe().gpus == 1
+
+
 def test_probe_gives_up_on_missing_gpus_after_the_requested_time(node: Node, nvidia_smi: NvidiaSMI) -> None:
     nvidia_smi.does("echo 'GPU 0: simulated'")
     assert node.probe(gpus=2, gpu_seconds=0.5).gpus == 1

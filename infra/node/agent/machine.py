@@ -50,10 +50,10 @@ def _secondary_interface_of(address: str) -> str:
 
 def count_gpus(expected: int, seconds: float) -> int:
     """Return how many GPUs `nvidia-smi -L` lists. While it lists fewer than `expected`, it is called again for up to
-    `seconds`: drivers show GPUs one after another."""
+    `seconds`: drivers show GPUs one after another. If a GPU is lost, nvidia-smi exits with 15 and lists the others."""
     deadline = time.monotonic() + seconds
     while True:
-        listed = run_quietly(["nvidia-smi", "-L"], NVIDIA_SMI_SECONDS).splitlines()
+        listed = run_quietly(["nvidia-smi", "-L"], NVIDIA_SMI_SECONDS, partly=True).splitlines()
         count = sum(line.startswith("GPU ") for line in listed)
         if count >= expected or shutil.which("nvidia-smi") is None or time.monotonic() > deadline:
             return count
