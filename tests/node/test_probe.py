@@ -178,3 +178,11 @@ def test_torch_that_cannot_be_imported_has_no_gpus(
     found = node.probe(python=python(torch), torch_seconds=2.0 if "sleep" in torch else 60.0)
     assert found.torch_gpus == 0
     assert why in found.torch_error
+
+
+def test_gpus_are_not_used_while_a_job_runs(node: Node, python: Callable[..., str]) -> None:
+    """It may have allocated all of their memory, so that the check would fail: `up` can be repeated at any time."""
+    node.start(FOREVER)
+    node.rank_pid()
+    found = node.probe(python=python("raise RuntimeError('out of memory')"), torch_seconds=60.0)
+    assert (found.running, found.torch_gpus, found.torch_error) == ((node.id(),), None, "")

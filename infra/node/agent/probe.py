@@ -27,7 +27,9 @@ def step(request: ProbeRequest) -> ProbeReply:
     timer = _deadline_timer()
     gpus = machine.count_gpus(request.gpus, request.gpu_seconds)
     python = machine.find_python(request.python, folder)
-    torch_gpus, torch_error = _usable_gpus(python, request.torch_seconds)
+    running = tuple(phases.running_jobs())
+    # A job may use all of the GPUs' memory.
+    torch_gpus, torch_error = (None, "") if running else _usable_gpus(python, request.torch_seconds)
     return ProbeReply(
         interface=machine.interface_of(request.private_ip),
         gpus=gpus,
@@ -38,7 +40,7 @@ def step(request: ProbeRequest) -> ProbeReply:
         disk_free=shutil.disk_usage(str(Path.home())).free,
         timer_state=timer.get("ActiveState", ""),
         timer_next=timer.get("NextElapseUSecRealtime", ""),
-        running=tuple(phases.running_jobs()),
+        running=running,
         manifest=_different_manifest(folder, request.manifest_digest),
         torch_gpus=torch_gpus,
         torch_error=torch_error,
