@@ -32,7 +32,7 @@ def member(
 ) -> Instance:
     return inventory_instance(
         f"i-{number}",
-        Tags("demo", "c-0123456789", "me", created, None, None, nodes, price),
+        Tags("demo", "c-0123456789", "me", created, nodes=nodes, price=price),
         state=state,
         launch_index=number,
         launched=launched,
