@@ -59,7 +59,7 @@ def test_leftovers_are_listed_with_exit_code_3(cli: Any, faults: FaultyEndpoint,
     assert done.returncode == 3
     (instance,) = remains().instances
     assert instance in done.stderr
-    assert "$1.03 an hour" in done.stderr
+    assert "$1.05 an hour" in done.stderr
     assert "OperationNotPermitted" in done.stderr
     cli.ok("down", "-y")
     assert remains().nothing
