@@ -11,7 +11,7 @@ from cloudddp.sim.ec2 import install, instance_profiles
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.importing import fast_imports
 
-__all__ = ["CONDITIONS", "rehearse"]
+__all__ = ["CONDITIONS", "rehearse", "reserve"]
 
 
 @contextlib.contextmanager
@@ -46,3 +46,25 @@ def rehearse(instance_profile: str = "") -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def reserve(name: str, *, instance_type: str, count: int, zone: str | None) -> str:
+    """Add an on-demand capacity reservation with this id to the account of `rehearse`. Returns its zone.
+
+    Without `zone` it is the first one that offers the type.
+    """
+    from moto.core.models import DEFAULT_ACCOUNT_ID
+    from moto.ec2.models import ec2_backends
+
+    from cloudddp.sim.ec2 import catalog, reservations
+
+    region = zone[:-1] if zone else os.environ["AWS_REGION"]
+    chosen = zone or next(iter(catalog.zones(region, instance_type)), f"{region}a")
+    reservations.assume(
+        ec2_backends[DEFAULT_ACCOUNT_ID][region],
+        name,
+        instance_type=instance_type,
+        count=count,
+        zone=chosen,
+    )
+    return chosen

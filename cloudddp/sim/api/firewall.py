@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.guest import log
@@ -11,11 +12,29 @@ from cloudddp.sim.net.policy import Policy
 from cloudddp.sim.net.router import Router
 from cloudddp.sim.net.security_groups import policy_for
 
+if TYPE_CHECKING:
+    from cloudddp.sim.hosts.loopback import LoopbackHosts  # imports asyncssh
+
+
+class LoopbackAddresses:
+    """Takes the place of the firewall for process nodes: they answer on the Elastic IP that an API call gave them."""
+
+    def __init__(self, hosts: LoopbackHosts, lifecycle: Lifecycle) -> None:
+        self._hosts, self._lifecycle = hosts, lifecycle
+
+    def update(self) -> None:
+        """Never raises, as Firewall.update."""
+        for instance in self._lifecycle.live():
+            try:
+                self._hosts.set_public_address(instance.id, instance.public_ip)
+            except Exception as error:  # what asyncssh raises has no common base class with OSError
+                log.write(f"{instance.id} does not answer on {instance.public_ip}: {error}")
+
 
 class Firewall:
-    """Call `update` after each API call and each change of a host. `router` is None for process nodes."""
+    """Call `update` after each API call and each change of a host."""
 
-    def __init__(self, router: Router | None, lifecycle: Lifecycle) -> None:
+    def __init__(self, router: Router, lifecycle: Lifecycle) -> None:
         self._router = router
         self._lifecycle = lifecycle
         self._policy: Policy | None = None
@@ -27,8 +46,6 @@ class Firewall:
         Never raises: it runs after a call has taken effect, whose response must follow. Rules that nft rejects are
         logged, and the previous ones stay in effect.
         """
-        if self._router is None:
-            return
         with self._lock:
             policy = policy_for(self._lifecycle.live(), CONDITIONS.read().vpn)
             if policy == self._policy:

@@ -18,13 +18,13 @@ import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cloudddp.errors import UsageError
 from cloudddp.sim.api.admin_api import PREFIX, AdminApi
 from cloudddp.sim.api.authorization import Permissions, Policies, with_authorization
 from cloudddp.sim.api.credential_checks import with_clock, with_credential_checks
-from cloudddp.sim.api.firewall import Firewall
+from cloudddp.sim.api.firewall import Firewall, LoopbackAddresses
 from cloudddp.sim.api.pricing import with_pricing
 from cloudddp.sim.api.proxy import with_conditions
 from cloudddp.sim.api.wsgi import Application, Environ, StartResponse
@@ -42,6 +42,9 @@ from cloudddp.sim.linux import processes
 from cloudddp.sim.linux.socket_owner import SocketOwners
 from cloudddp.sim.metadata.server import MetadataServer
 from cloudddp.sim.metadata.service import Metadata
+
+if TYPE_CHECKING:
+    from cloudddp.sim.hosts.loopback import LoopbackHosts  # imports asyncssh
 
 _REGION = "us-east-1"
 _ACCOUNT = "123456789012"  # moto's default
@@ -184,7 +187,7 @@ def _build(
     lifecycle.install()
     # Created now, so that the first call is as fast as others, and an unsupported moto fails here.
     get_backend("ec2")[_ACCOUNT][_REGION]
-    firewall = Firewall(backend.router, lifecycle)
+    firewall = _firewall(backend, lifecycle)
     lifecycle.on_change = firewall.update
     permissions = Permissions()
     admin = AdminApi(backend, lifecycle, CONDITIONS, permissions)
@@ -203,7 +206,15 @@ def _build(
     return servers, lifecycle
 
 
-def _combine(admin: AdminApi, moto: Application, lifecycle: Lifecycle, firewall: Firewall) -> Application:
+def _firewall(backend: HostBackend, lifecycle: Lifecycle) -> Firewall | LoopbackAddresses:
+    if backend.router is not None:
+        return Firewall(backend.router, lifecycle)
+    return LoopbackAddresses(cast("LoopbackHosts", backend.hosts), lifecycle)
+
+
+def _combine(
+    admin: AdminApi, moto: Application, lifecycle: Lifecycle, firewall: Firewall | LoopbackAddresses
+) -> Application:
     def serve(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path.startswith(PREFIX):

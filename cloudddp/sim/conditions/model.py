@@ -8,6 +8,11 @@ current conditions; `null` removes one entry; `"clear": true` first removes all:
      "quota":          {"on-demand-g": 64, "addresses": 5},  vCPUs at once in a region (names: QUOTAS); Elastic IPs
      "free_addresses": {"subnet-0123456789abcdef0": 3},      how many more private addresses the subnet has
      "vpn":            {"vpc-0123456789abcdef0": "10.8.0.10"},  the laptop reaches private addresses, as 10.8.0.10
+     "blocks":         {"cr-0123456789abcdef0": {            capacity blocks that the account has bought
+                            "zone": "us-east-1a", "type": "p5.48xlarge", "count": 2,
+                            "start": "2026-11-20T11:30:00Z", "end": "2026-11-22T11:30:00Z"}},
+     "cleanup":        {"reservations": 120},                seconds until the place of an ended instance is free again
+     "efa_devices":    {"p4d.24xlarge": 3},                  new nodes show at most this many EFA devices
      "throttle":       {"RunInstances": 2},                  the next calls fail with RequestLimitExceeded, no effect
      "lose":           {"RunInstances": 1},                  the next calls take effect, and their response is lost
      "latency":        {"*": 0.1, "RunInstances": 2.5},      seconds before a call starts; "*" for all others
@@ -29,8 +34,10 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.sim.conditions import boot as boots
@@ -53,6 +60,17 @@ EXAMPLES: Mapping[str, Any] = {
     "quota": {"on-demand-g": 64},
     "free_addresses": {"subnet-0123456789abcdef0": 3},
     "vpn": {"vpc-0123456789abcdef0": "10.8.0.10"},
+    "blocks": {
+        "cr-0123456789abcdef0": {
+            "zone": "us-east-1a",
+            "type": "p5.48xlarge",
+            "count": 2,
+            "start": "2026-11-20T11:30:00Z",
+            "end": "2026-11-22T11:30:00Z",
+        }
+    },
+    "cleanup": {"reservations": 120},
+    "efa_devices": {"p4d.24xlarge": 3},
     "throttle": {"RunInstances": 2},
     "lose": {"RunInstances": 1},
     "latency": {"*": 0.2},
@@ -66,6 +84,7 @@ EXAMPLES: Mapping[str, Any] = {
 }
 """One example of each condition, for error messages."""
 
+_RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}")
 _MAX_LISTED = 12  # names in an error message
 
 
@@ -109,6 +128,17 @@ class LaunchFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """A capacity block: places for instances of one type in one zone, from its start to its end."""
+
+    zone: str
+    instance_type: str
+    count: int
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Conditions:
     """All conditions; see the module docstring."""
 
@@ -116,6 +146,9 @@ class Conditions:
     quota: Mapping[str, int] = field(default_factory=dict)
     free_addresses: Mapping[str, int] = field(default_factory=dict)
     vpn: Mapping[str, str] = field(default_factory=dict)
+    blocks: Mapping[str, Block] = field(default_factory=dict)
+    cleanup: Mapping[str, float] = field(default_factory=dict)
+    efa_devices: Mapping[str, int] = field(default_factory=dict)
     throttle: Mapping[str, int] = field(default_factory=dict)
     lose: Mapping[str, int] = field(default_factory=dict)
     latency: Mapping[str, float] = field(default_factory=dict)
@@ -140,7 +173,21 @@ class Conditions:
         plain["fail_launch"] = {zone: asdict(rule) for zone, rule in self.fail_launch.items()}
         plain["reject"] = {action: asdict(rule) for action, rule in self.reject.items()}
         plain["roles"] = {arn: role.to_json() for arn, role in self.roles.items()}
+        plain["blocks"] = {
+            name: {
+                "zone": block.zone,
+                "type": block.instance_type,
+                "count": block.count,
+                "start": _iso(block.start),
+                "end": _iso(block.end),
+            }
+            for name, block in self.blocks.items()
+        }
         return plain
+
+
+def _iso(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
@@ -157,6 +204,9 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
         "quota": lambda old, new: _entries("quota", old, new, QUOTAS, _count),
         "free_addresses": lambda old, new: _entries("subnet", old, new, names.subnets, _count),
         "vpn": lambda old, new: _entries("VPC", old, new, names.vpcs, _address),
+        "blocks": lambda old, new: _blocks(old, new, names),
+        "cleanup": lambda old, new: _entries("kind", old, new, ("reservations",), _seconds),
+        "efa_devices": lambda old, new: _entries("instance type", old, new, names.types, _count),
         "throttle": lambda old, new: _entries("action", old, new, names.actions, _calls),
         "lose": lambda old, new: _entries("action", old, new, names.actions, _calls),
         "latency": lambda old, new: _entries("action", old, new, {"*", *names.actions}, _seconds),
@@ -206,6 +256,31 @@ def _entries(
         else:
             merged[name] = read(name, value)
     return merged
+
+
+def _blocks(old: Mapping[str, Block], new: Any, names: Names) -> dict[str, Any]:
+    def read(name: str, value: Any) -> Block:
+        if not isinstance(value, dict) or value.keys() != {"zone", "type", "count", "start", "end"}:
+            raise InvalidCondition(f'{name}: expected "zone", "type", "count", "start" and "end"')
+        _check_name("zone", str(value["zone"]), names.zones)
+        _check_name("instance type", str(value["type"]), names.types)
+        start, end = _moment(name, value["start"]), _moment(name, value["end"])
+        return Block(value["zone"], value["type"], _count(name, value["count"]), start, end)
+
+    given = new if isinstance(new, dict) else {}
+    for name in given:
+        if not _RESERVATION.fullmatch(name):
+            raise InvalidCondition(f"{name!r} is not the id of a capacity reservation")
+    return _entries("reservation", old, new, {*old, *given}, read)
+
+
+def _moment(name: str, value: Any) -> datetime:
+    try:
+        return datetime.fromisoformat(str(value).replace("Z", "+00:00")).astimezone(UTC)
+    except ValueError:
+        raise InvalidCondition(
+            f"{name}: expected a time such as 2026-11-20T11:30:00Z, not {json.dumps(value)}"
+        ) from None
 
 
 def _check_name(kind: str, name: str, known: Iterable[str]) -> None:

@@ -29,14 +29,18 @@ class Launch:
     min_count: int
     max_count: int
     addresses: Mapping[str, int]
+    reserved: bool = False  # into a capacity reservation, which has taken its capacity already
+    block: bool = (
+        False  # into a capacity block, which does not count against the quota of on-demand instances
+    )
 
 
 def grant(backend: Any, launch: Launch) -> int:
     """Return how many instances to launch. Fails the request if that is less than `min_count`."""
     _check_offering(backend, launch)
-    granted = min(launch.max_count, _within_quota(backend, launch))
+    granted = launch.max_count if launch.block else min(launch.max_count, _within_quota(backend, launch))
     granted = min(granted, _within_subnets(backend, launch, granted))
-    available = CONDITIONS.capacity(launch.zone, launch.instance_type)
+    available = None if launch.reserved else CONDITIONS.capacity(launch.zone, launch.instance_type)
     if available is not None and available < launch.min_count:
         _insufficient_capacity(backend, launch)
     return granted if available is None else min(granted, available)

@@ -18,6 +18,7 @@ _ATTRIBUTES = {
     "reservation-id": "reservation_id",
     "placement-group-name": "placement.group_name",
     "instance-lifecycle": "lifecycle",
+    "capacity-reservation-id": "capacity_reservation_id",
     "spot-instance-request-id": "spot_instance_request_id",
     "instance-state-code": "state_code",
     "iam-instance-profile.arn": "iam_instance_profile.Arn",

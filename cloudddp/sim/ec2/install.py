@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from cloudddp.sim.ec2 import (
+    account_attributes,
     dispatch,
     filters,
     gateways,
@@ -15,6 +16,7 @@ from cloudddp.sim.ec2 import (
     placement,
     price_list,
     regional_types,
+    reservations,
     role_sessions,
     run_instances,
     security_group_rules,
@@ -32,8 +34,8 @@ from cloudddp.sim.ec2.patch import wrap
 
 # The order matters where two modules wrap the same method: the later one is the outer one.
 _MODULES: tuple[ModuleType, ...] = (
-    regional_types, images, volumes, ip_addresses, gateways, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
-    filters, run_instances, stop_start, termination, xml_characters, tags, role_sessions,
+    account_attributes, regional_types, images, volumes, ip_addresses, gateways, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
+    reservations, filters, run_instances, stop_start, termination, xml_characters, tags, role_sessions,
     service_quotas, spot_prices, price_list, dispatch,
 )  # fmt: skip
 _VALIDATIONS = (

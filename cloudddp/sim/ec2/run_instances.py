@@ -16,6 +16,7 @@ from cloudddp.sim.ec2 import (
     client_tokens,
     interfaces,
     placement,
+    reservations,
     security_groups,
     spot,
     volumes,
@@ -136,12 +137,15 @@ def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run(self: Any, image_id: str, count: int, *args: Any, **kwargs: Any) -> Any:
         with LOCK:
-            launch, group = _check(self, image_id, count, kwargs)
+            launch, group, reserved = _check(self, image_id, count, kwargs)
             granted = capacity.grant(self, launch)
             kwargs["disable_api_termination"] = bool(parameters().get("DisableApiTermination"))
             reservation = _all_or_none(self, lambda: original(self, image_id, granted, *args, **kwargs))
             for instance in reservation.instances:
-                capacity.allocate(instance)
+                if reserved is None:
+                    capacity.allocate(instance)
+                else:
+                    reservations.join(instance, reserved)
                 instance.reservation_id = reservation.id
                 _complete(instance, group, kwargs)
             return reservation
@@ -151,8 +155,9 @@ def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check(
     backend: Any, image_id: str, min_count: int, kwargs: dict[str, Any]
-) -> tuple[capacity.Launch, Any]:
-    """Check all but capacity, in EC2's order. Return what the launch needs, and its placement group or None."""
+) -> tuple[capacity.Launch, Any, Any]:
+    """Check all but capacity, in EC2's order. Return what the launch needs, its placement group or None, and the capacity
+    reservation that it uses or None."""
     max_count = int(parameters().get("MaxCount", min_count))
     nics, instance_type = kwargs.get("nics") or [], _instance_type(backend, kwargs)
     security_groups.check_interfaces(backend, nics)
@@ -168,6 +173,11 @@ def _check(
         spot=_spot_options(),
     )
     _check_exists(backend, image_id, kwargs, instance_type)
+    market = str((parameters().get("InstanceMarketOptions") or {}).get("MarketType") or "")
+    needed = reservations.request_of(market, instance_type, zone, min_count, group)
+    reserved = reservations.check(backend, needed)
+    if reserved is None:
+        reserved = reservations.open_for(backend, needed)
     launch = capacity.Launch(
         instance_type=instance_type,
         zone=zone,
@@ -176,8 +186,10 @@ def _check(
         min_count=min_count,
         max_count=max_count,
         addresses=capacity.addresses_of(nics, kwargs.get("subnet_id")),
+        reserved=reserved is not None,
+        block=market == "capacity-block",
     )
-    return launch, group
+    return launch, group, reserved
 
 
 def _names_groups() -> bool:

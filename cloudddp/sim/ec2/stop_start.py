@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cloudddp.sim.ec2 import capacity, catalog, spot
+from cloudddp.sim.ec2 import capacity, catalog, reservations, spot
 from cloudddp.sim.ec2.patch import LOCK, client_error, wrap
 
 
@@ -32,6 +32,7 @@ def _free_capacity(original: Callable[..., Any]) -> Callable[..., Any]:
     def stop(self: Any) -> Any:
         with LOCK:
             capacity.release(self)
+            reservations.leave(self)
             return original(self)
 
     return stop

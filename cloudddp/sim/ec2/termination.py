@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from cloudddp.sim.ec2 import capacity, interfaces, spot
+from cloudddp.sim.ec2 import capacity, interfaces, reservations, spot
 from cloudddp.sim.ec2.patch import LOCK, wrap
 
 
@@ -31,6 +31,7 @@ def _terminate(original: Callable[..., Any]) -> Callable[..., Any]:
             interfaces.release(self)
             spot.close(self)
             capacity.release(self)
+            reservations.leave(self)
             return previous
 
     return terminate

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import on_node
 
-BIN = ("systemctl", "sudo", "cloud-init", "nvidia-smi")  # commands in /usr/bin
+BIN = ("systemctl", "sudo", "cloud-init", "nvidia-smi", "fi_info")  # commands in /usr/bin
 SBIN = ("poweroff", "halt", "reboot", "shutdown")  # commands in /usr/sbin
 
 # Command -> module, function. Imported when called: a node runs dozens of commands at each boot.
@@ -18,6 +18,7 @@ _COMMANDS = {
     "sudo": ("sudo", "main"),
     "cloud-init": ("cloud_init", "status"),
     "nvidia-smi": ("nvidia", "main"),
+    "fi_info": ("efa", "main"),
 }
 
 

@@ -35,6 +35,6 @@ def require() -> None:
 
 
 def facts() -> dict[str, Any]:
-    """Return the simulator's description of this node: instance_id, gpus, cloud_config, script, login_keys, boot
-    (the fields of conditions.boot.Boot)."""
+    """Return the simulator's description of this node: instance_id, gpus, efa_devices, cloud_config, script, login_keys,
+    boot (the fields of conditions.boot.Boot)."""
     return dict(json.loads((STATE_FOLDER / "node.json").read_text()))

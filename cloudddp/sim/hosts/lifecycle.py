@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import capacity, encryption, spot
+from cloudddp.sim.ec2 import capacity, encryption, reservations, spot
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK
 from cloudddp.sim.guest import log
@@ -132,6 +132,13 @@ class Lifecycle:
             for instance in instances[-failure.instances :]:
                 self._records[instance.id].doomed = f"{failure.code}: {failure.message or failure.code}"
         for instance in instances:
+            if (ends := reservations.ends(instance)) is not None:
+                seconds = max(0.0, (ends - datetime.now(UTC)).total_seconds())
+                timer = threading.Timer(
+                    min(seconds, threading.TIMEOUT_MAX), self._end_of_block, (instance.id,)
+                )
+                timer.daemon = True
+                timer.start()
             self._in_background(self._boot, instance.id)
 
     def terminate(self, instance: Any, reason: str = "") -> Any:
@@ -187,6 +194,11 @@ class Lifecycle:
         if record is not None and record.instance.state not in ("shutting-down", "terminated"):
             spot.close(record.instance, spot.NO_CAPACITY)
             self.terminate(record.instance, _INTERRUPTED)
+
+    def _end_of_block(self, instance_id: str) -> None:
+        record = self._records.get(instance_id)
+        if record is not None and record.instance.state not in ("shutting-down", "terminated"):
+            self.terminate(record.instance, reservations.EXPIRED)
 
     def end_all(self) -> None:
         """Remove all hosts and forget the instances."""

@@ -32,13 +32,14 @@ from cloudddp.sim.linux.socket_owner import SocketOwners
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Node:
-    """A node that is up."""
+    """A node that is up. `public_ip`: the public address on which it answers now."""
 
     spec: NodeSpec
     server: NodeServer
     reload_pipe: int
+    public_ip: str | None
 
 
 class LoopbackHosts:
@@ -66,7 +67,7 @@ class LoopbackHosts:
             owners=self._owners,
             nologin_until=time.monotonic() + spec.boot.nologin_seconds,
         )
-        node = _Node(spec, server, host_keys.open_reload_pipe(folder))
+        node = _Node(spec, server, host_keys.open_reload_pipe(folder), spec.public_ip)
         self._nodes[spec.instance_id] = node
         try:
             self._run(self._listen(node, host_key))
@@ -85,6 +86,14 @@ class LoopbackHosts:
         """As `halt`, and remove its files."""
         self.halt(instance_id)
         node_folder.remove(self._folder(instance_id))
+
+    def set_public_address(self, instance_id: str, address: str | None) -> None:
+        """Answer SSH on another public address, or none: an Elastic IP was associated. Raises OSError."""
+        node = self._nodes.get(instance_id)
+        if node is None or node.public_ip == address:
+            return
+        node.public_ip = address
+        self._run(self._move(node, address))
 
     def describe(self, instance_ids: list[str]) -> list[dict[str, Any]]:
         """Return ssh_port, home (a path) and processes (pids) of each node."""
@@ -127,6 +136,12 @@ class LoopbackHosts:
         for address in filter(None, (node.spec.private_ip, node.spec.public_ip)):
             if not ipaddress.ip_address(address).is_loopback:
                 raise OSError(f"a loopback node cannot have the address {address}; use the default VPC")
+            await node.server.listen(address, self._port, host_key)
+
+    async def _move(self, node: _Node, address: str | None) -> None:
+        node.server.close_listeners(keep=node.spec.private_ip)
+        if address:
+            host_key = host_keys.load(self._folder(node.spec.instance_id), node.spec.user_data.host_key)
             await node.server.listen(address, self._port, host_key)
 
     def _reload_host_key(self, node: _Node) -> None:
@@ -173,6 +188,7 @@ def _create_files(folder: Path, spec: NodeSpec) -> None:
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     scripts = stubs.scripts(
         gpus=tuple(name for name, _ in spec.gpus),
+        efa_devices=spec.efa_devices,
         user_data=spec.user_data,
         failed_gpus=spec.boot.failed_gpus,
     )

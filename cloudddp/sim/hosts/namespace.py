@@ -269,6 +269,7 @@ def _facts(spec: NodeSpec) -> dict[str, Any]:
     return {
         "instance_id": spec.instance_id,
         "gpus": [{"name": name, "memory_mib": memory_mib, "seed": seed} for name, memory_mib in spec.gpus],
+        "efa_devices": spec.efa_devices,
         "cloud_config": spec.user_data.config,
         "script": spec.user_data.script,
         "login_keys": list(spec.login_keys),

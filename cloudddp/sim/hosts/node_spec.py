@@ -23,6 +23,7 @@ class NodeSpec:
     mac: str
     public_ip: str | None
     gpus: tuple[tuple[str, int], ...]  # name, memory in MiB
+    efa_devices: int
     disk_gib: int
     login_keys: tuple[str, ...]
     user_data: user_data.UserData
@@ -48,11 +49,18 @@ def spec_of(instance: Any) -> NodeSpec:
         mac=instance.nics[0].mac_address,
         public_ip=instance.public_ip,
         gpus=tuple(gpus(instance.instance_type)),
+        efa_devices=_efa_devices(instance),
         disk_gib=_root_volume_gib(instance),
         login_keys=tuple(filter(None, [key.strip(), *parsed.login_keys])),
         user_data=parsed,
         boot=CONDITIONS.read().next_boot,
     )
+
+
+def _efa_devices(instance: Any) -> int:
+    """Return how many EFA devices the node shows: its interfaces with EFA, unless a condition limits them."""
+    attached = sum(nic.interface_type in ("efa", "efa-only") for nic in instance.nics.values())
+    return min(attached, CONDITIONS.read().efa_devices.get(instance.instance_type, attached))
 
 
 def _root_volume_gib(instance: Any) -> int:

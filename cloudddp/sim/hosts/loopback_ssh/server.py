@@ -57,6 +57,14 @@ class NodeServer:
         for listener in self.listeners:
             listener.update(server_host_keys=[host_key])
 
+    def close_listeners(self, *, keep: str) -> None:
+        """Stop listening on all addresses but one. Connections stay open."""
+        kept = [one for one in self.listeners if one.get_addresses()[0][0] == keep]
+        for listener in self.listeners:
+            if listener not in kept:
+                listener.close()
+        self.listeners = kept
+
     def close(self) -> None:
         for listener in self.listeners:
             listener.close()

@@ -71,6 +71,24 @@ LIST
 esac
 """
 
+_NO_EFA = """#!/bin/sh
+echo "fi_getinfo: -61 (No data available)"
+exit 61
+"""
+
+_EFA = """#!/bin/sh
+case "$*" in
+"-p efa -t FI_EP_RDM") cat <<'LIST'
+{list}
+LIST
+    ;;
+*)
+    echo "simulated node: fi_info supports only -p efa -t FI_EP_RDM" >&2
+    exit 1
+    ;;
+esac
+"""
+
 # For an unknown unit, as systemd 255 does: `show` succeeds, `is-active` exits with 3, `is-enabled` with 4.
 _SYSTEMCTL = r"""#!/bin/sh
 timer={timer}
@@ -135,19 +153,26 @@ esac
 """
 
 
-def scripts(*, gpus: tuple[str, ...], user_data: UserData, failed_gpus: int = 0) -> dict[str, str]:
-    """Return name and text of each command, for a node with these GPUs, of which the last have failed."""
+def scripts(
+    *, gpus: tuple[str, ...], efa_devices: int, user_data: UserData, failed_gpus: int = 0
+) -> dict[str, str]:
+    """Return name and text of each command, for a node with these GPUs, of which the last have failed, and EFA devices."""
     elapse = _systemd_time(user_data.deadline) if user_data.deadline else ""
     systemctl = _SYSTEMCTL.format(timer=shlex.quote(user_data.timer), elapse=shlex.quote(elapse))
     good = len(gpus) - min(failed_gpus, len(gpus))
     listed = [f"GPU {index}: {name} (simulated)" for index, name in enumerate(gpus[:good])]
     listed += [nvidia.LOST.format(f"00000000:{index:02X}:00.0") for index in range(good, len(gpus))]
     code = nvidia.LOST_CODE if good < len(gpus) else 0
+    domains = "\n".join(
+        f"provider: efa\n    fabric: efa\n    domain: rdmap{16 + index}s27-rdm\n    type: FI_EP_RDM"
+        for index in range(efa_devices)
+    )
     return {
         **dict.fromkeys(_REFUSED, _REFUSAL),
         "cloud-init": _CLOUD_INIT,
         "sudo": _SUDO,
         "nvidia-smi": _GPUS.format(list="\n".join(listed), code=code) if gpus else _NO_GPU,
+        "fi_info": _EFA.format(list=domains) if efa_devices else _NO_EFA,
         "systemctl": systemctl,
     }
 

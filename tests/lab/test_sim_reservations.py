@@ -1,0 +1,257 @@
+"""Capacity reservations and capacity blocks: created, described, used by launches, and ended."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from support.account import Account, refused
+from support.simlab import until
+
+TYPE, ZONE = "p4d.24xlarge", "us-east-1a"
+BLOCK = "cr-0123456789abcdef0"
+
+
+def reserve(account: Account, count: int = 2, **more: Any) -> str:
+    request = {
+        "InstanceType": TYPE,
+        "InstancePlatform": "Linux/UNIX",
+        "AvailabilityZone": ZONE,
+        "InstanceCount": count,
+        "InstanceMatchCriteria": "targeted",
+    }
+    answer = account.ec2.create_capacity_reservation(**{**request, **more})
+    return answer["CapacityReservation"]["CapacityReservationId"]
+
+
+def block(account: Account, **more: Any) -> None:
+    """Add a capacity block to the account: buying one is not simulated."""
+    now = datetime.now(UTC)
+    entry = {
+        "zone": ZONE,
+        "type": TYPE,
+        "count": 2,
+        "start": (now - timedelta(hours=1)).isoformat(),
+        "end": (now + timedelta(days=1)).isoformat(),
+    }
+    account.conditions(blocks={BLOCK: {**entry, **more}})
+
+
+def shown(account: Account, name: str) -> dict[str, Any]:
+    (found,) = account.ec2.describe_capacity_reservations(CapacityReservationIds=[name])[
+        "CapacityReservations"
+    ]
+    return found
+
+
+def into(name: str, zone: str = ZONE, instance_type: str = TYPE, **more: Any) -> dict[str, Any]:
+    target = {"CapacityReservationTarget": {"CapacityReservationId": name}}
+    return {
+        "InstanceType": instance_type,
+        "Placement": {"AvailabilityZone": zone, **more.pop("Placement", {})},
+        "CapacityReservationSpecification": target,
+        **more,
+    }
+
+
+AS_BLOCK = {"InstanceMarketOptions": {"MarketType": "capacity-block"}}
+
+
+@pytest.fixture
+def reservation(account: Account) -> Any:
+    """An on-demand reservation for two instances, cancelled after the test."""
+    name = reserve(account)
+    yield name
+    if shown(account, name)["State"] == "active":
+        account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
+
+
+def test_reservation_attributes(account: Account, reservation: str) -> None:
+    """EC2 API reference, CapacityReservation."""
+    found = shown(account, reservation)
+    assert reservation.startswith("cr-")
+    assert (found["State"], found["ReservationType"], found["Tenancy"]) == ("active", "default", "default")
+    assert (found["InstanceType"], found["AvailabilityZone"]) == (TYPE, ZONE)
+    assert (found["TotalInstanceCount"], found["AvailableInstanceCount"]) == (2, 2)
+    assert found["InstancePlatform"] == "Linux/UNIX"
+    assert (found["InstanceMatchCriteria"], found["EndDateType"]) == ("targeted", "unlimited")
+
+
+def test_unknown_reservation(account: Account) -> None:
+    with refused("InvalidCapacityReservationId.NotFound"):
+        shown(account, "cr-00000000")
+    with refused("InvalidCapacityReservationId.NotFound"):
+        account.launch(**into("cr-00000000"))
+    assert account.instances() == []
+
+
+def test_launches_use_the_places_of_a_reservation(account: Account, reservation: str) -> None:
+    """EC2 User Guide, "Launch instances into an existing Capacity Reservation": reduces its available capacity by the
+    number of instances launched. Error: hashicorp/terraform-provider-aws, pull request 35745."""
+    ids = [i["InstanceId"] for i in account.running(2, **into(reservation))]
+    assert shown(account, reservation)["AvailableInstanceCount"] == 0
+    assert {account.describe(one)["CapacityReservationId"] for one in ids} == {reservation}
+    assert len(account.instances(capacity_reservation_id=reservation)) == 2
+    with refused("ReservationCapacityExceeded") as refusal:
+        account.launch(**into(reservation))
+    assert refusal.status == 400
+    assert "sufficient compatible and available capacity" in refusal.message
+    account.end(*ids)
+    assert shown(account, reservation)["AvailableInstanceCount"] == 2
+
+
+def test_capacity_returns_after_clean_up(account: Account, reservation: str) -> None:
+    """EC2 User Guide, "Launch instances using Capacity Blocks": after termination it takes several minutes to clean up
+    before another instance can be launched."""
+    account.conditions(cleanup={"reservations": 1.5})
+    ids = [i["InstanceId"] for i in account.running(2, **into(reservation))]
+    account.end(*ids)
+    with refused("ReservationCapacityExceeded"):
+        account.launch(2, **into(reservation))
+    until(lambda: shown(account, reservation)["AvailableInstanceCount"] == 2)
+    account.launch(2, **into(reservation))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"zone": "us-east-1b"},
+        {"instance_type": "g5.xlarge"},
+        {"Placement": {"Tenancy": "dedicated"}},
+    ],
+)
+def test_launch_that_does_not_match_the_reservation(
+    account: Account, reservation: str, request_: dict[str, Any]
+) -> None:
+    """EC2 User Guide: matching attributes (instance type, platform, Availability Zone, and tenancy)."""
+    with refused("ReservationCapacityExceeded"):
+        account.launch(**into(reservation, **request_))
+    assert account.instances() == []
+
+
+def test_reservation_for_another_platform_does_not_match(account: Account) -> None:
+    name = reserve(account, InstancePlatform="Windows")
+    with refused("ReservationCapacityExceeded"):
+        account.launch(**into(name))
+    account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
+
+
+def test_spot_cannot_use_a_reservation(account: Account, reservation: str) -> None:
+    with refused("InvalidParameterCombination"):
+        account.launch(**into(reservation), InstanceMarketOptions={"MarketType": "spot"})
+
+
+def test_reservation_takes_the_capacity_of_the_zone(account: Account) -> None:
+    account.conditions(capacity={ZONE: {TYPE: 2}})
+    name = reserve(account)
+    with refused("InsufficientInstanceCapacity"):
+        account.launch(InstanceType=TYPE, Placement={"AvailabilityZone": ZONE})
+    account.launch(2, **into(name))
+    account.end(*[i["InstanceId"] for i in account.instances()])
+    account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
+    assert shown(account, name)["State"] == "cancelled"
+    assert account.conditions()["capacity"] == {ZONE: {TYPE: 2}}
+    with refused("ReservationCapacityExceeded"):
+        account.launch(**into(name))
+
+
+def test_open_reservation_is_used_without_a_target(account: Account) -> None:
+    """EC2 User Guide: an open reservation is used automatically by instances with matching attributes."""
+    name = reserve(account, 1, InstanceMatchCriteria="open")
+    here = {"InstanceType": TYPE, "Placement": {"AvailabilityZone": ZONE}}
+    (first,) = account.running(**here)
+    (second,) = account.running(**here)
+    assert first["CapacityReservationId"] == name
+    assert not second.get("CapacityReservationId")
+    account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
+
+
+def test_reservation_is_modified(account: Account, reservation: str) -> None:
+    account.ec2.modify_capacity_reservation(CapacityReservationId=reservation, InstanceCount=3)
+    assert shown(account, reservation)["TotalInstanceCount"] == 3
+    account.running(3, **into(reservation))
+    with refused("InvalidParameterValue"):
+        account.ec2.modify_capacity_reservation(CapacityReservationId=reservation, InstanceCount=2)
+
+
+def test_reservation_in_a_placement_group(account: Account) -> None:
+    group = account.ec2.create_placement_group(GroupName="near", Strategy="cluster")["PlacementGroup"]
+    name = reserve(account, PlacementGroupArn=group["GroupArn"])
+    with refused("ReservationCapacityExceeded"):
+        account.launch(**into(name))
+    account.launch(**into(name, Placement={"GroupName": "near"}))
+    account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
+
+
+def test_block_attributes(account: Account) -> None:
+    block(account)
+    found = shown(account, BLOCK)
+    assert (found["ReservationType"], found["State"]) == ("capacity-block", "active")
+    assert (found["EndDateType"], found["InstanceMatchCriteria"]) == ("limited", "targeted")
+    assert found["EndDate"] > datetime.now(UTC) + timedelta(hours=23)
+    with refused("UnsupportedOperation"):
+        account.ec2.cancel_capacity_reservation(CapacityReservationId=BLOCK)
+    assert account.client("ec2", region_name="us-west-2").describe_capacity_reservations()[
+        "CapacityReservations"
+    ] == []  # fmt: skip
+
+
+def test_block_requires_its_market_type(account: Account) -> None:
+    """EC2 User Guide, "Launch instances using Capacity Blocks": MarketType capacity-block and the reservation's id."""
+    block(account)
+    with refused("InvalidParameterCombination"):
+        account.launch(**into(BLOCK))
+    with refused("InvalidParameterCombination"):
+        account.launch(InstanceType=TYPE, **AS_BLOCK)
+    account.conditions(quota={"on-demand-p": 0}, capacity={ZONE: {TYPE: 0}})
+    instances = account.running(2, **into(BLOCK), **AS_BLOCK)
+    assert {i["InstanceLifecycle"] for i in instances} == {"capacity-block"}
+    assert shown(account, BLOCK)["AvailableInstanceCount"] == 0
+
+
+def test_reservation_rejects_the_market_type_of_blocks(account: Account, reservation: str) -> None:
+    with refused("InvalidParameterCombination"):
+        account.launch(**into(reservation), **AS_BLOCK)
+
+
+def test_block_rejects_placement_groups(account: Account) -> None:
+    block(account)
+    account.ec2.create_placement_group(GroupName="near", Strategy="cluster")
+    with refused("InvalidParameterCombination"):
+        account.launch(**into(BLOCK, Placement={"GroupName": "near"}), **AS_BLOCK)
+
+
+@pytest.mark.parametrize(("start", "end", "state"), [(1, 25, "scheduled"), (-25, -1, "expired")])
+def test_block_has_no_capacity_before_and_after(account: Account, start: int, end: int, state: str) -> None:
+    now = datetime.now(UTC)
+    times = {"start": now + timedelta(hours=start), "end": now + timedelta(hours=end)}
+    block(account, **{key: time.isoformat() for key, time in times.items()})
+    assert (shown(account, BLOCK)["State"], shown(account, BLOCK)["AvailableInstanceCount"]) == (state, 0)
+    with refused("ReservationCapacityExceeded"):
+        account.launch(**into(BLOCK), **AS_BLOCK)
+
+
+def test_instances_end_30_minutes_before_their_block(remote: Account) -> None:
+    """EC2 User Guide, "Monitor Capacity Blocks using EventBridge": 40 minutes before the end, the event says that
+    instances begin to terminate in 10 minutes."""
+    block(remote, end=(datetime.now(UTC) + timedelta(minutes=30, seconds=3)).isoformat())
+    (instance,) = remote.running(**into(BLOCK), **AS_BLOCK)
+    until(lambda: remote.describe(instance["InstanceId"])["State"]["Name"] == "terminated")
+    ended = remote.describe(instance["InstanceId"])
+    assert ended["StateReason"]["Code"] == "Server.CapacityBlockExpired"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"cr-zz": {}},
+        {BLOCK: {"zone": ZONE}},
+        {BLOCK: {"zone": "nowhere-1a", "type": TYPE, "count": 1, "start": "2026-01-01", "end": "2027-01-01"}},
+        {BLOCK: {"zone": ZONE, "type": TYPE, "count": 1, "start": "soon", "end": "2027-01-01"}},
+    ],
+)
+def test_invalid_block_condition_changes_nothing(account: Account, entry: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, AssertionError)):
+        account.conditions(blocks=entry)
+    assert account.conditions()["blocks"] == {}
