@@ -27,6 +27,7 @@ TAG_NODE_RANK = (
 )
 TAG_NODES = "cloudddp:nodes"  # the number of nodes that the cluster was created with
 TAG_GPUS = "cloudddp:gpus"  # of each node, by its instance type
+TAG_REQUIRE_EFA = "cloudddp:require-efa"  # `yes` on the nodes of a cluster that requires EFA
 TAG_PRICE = "cloudddp:usd-per-node-hour"  # disk and public address included
 
 # [0-9], not \d: that matches the digits of every script, and str.isdigit() accepts '²', which int() rejects.
@@ -56,6 +57,7 @@ class Tags:
     nodes: int | None = None  # number of nodes that the cluster was created with, at least 1
     gpus: int | None = None  # of each node, by its instance type; 0 to MAX_GPUS
     price: float | None = None  # USD per node and hour; finite, above 0
+    require_efa: bool = False
     # For example "tag cloudddp:node-rank = '²' cannot be read ..."; the caller's warning names the resource.
     unreadable: tuple[str, ...] = ()
 
@@ -92,6 +94,7 @@ def decode(pairs: Iterable[Mapping[str, Any]]) -> Tags:
         nodes=read(TAG_NODES, lambda text: parse_count(text) or None),
         gpus=read(TAG_GPUS, parse_gpus),
         price=read(TAG_PRICE, parse_price),
+        require_efa=read(TAG_REQUIRE_EFA, lambda text: text == "yes" or None) or False,
         unreadable=tuple(unreadable),
     )
 

@@ -43,6 +43,8 @@ HINTS: dict[str, Text] = {
     "InvalidAMIID.Malformed": "see `image` in cloudddp.toml",
     "InvalidSubnetID.NotFound": "see `subnets` in cloudddp.toml, and the region",
     "InvalidVpcID.NotFound": "see `vpc` in cloudddp.toml, and the region",
+    "ReservationCapacityExceeded": "the capacity reservation is full, or does not fit the nodes: see `reservation` in cloudddp.toml",
+    "PlacementGroupLimitExceeded": "delete placement groups that are not used, or add --no-placement-group",
     "InvalidInstanceType": "see `instance_type` in cloudddp.toml",
     "ParameterNotFound": "see `image` in cloudddp.toml: no such SSM parameter in this region",
     "OperationNotPermitted": "the instance has termination protection: disable it in the AWS console",

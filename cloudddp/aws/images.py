@@ -19,10 +19,13 @@ _BEFORE_TURING = ("K80", "M60", "P100", "V100")
 # The description of AWS's Deep Learning AMIs: "Supported EC2 instances: G4dn, G5, P4, P5, P6-B200. Release notes: ...".
 _SUPPORTED = re.compile(r"Supported EC2 instances:\s*([A-Za-z0-9 ,-]{1,400})\.")
 
+LINUX = "Linux/UNIX"  # EC2's name of the platform
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A machine image. `disk_gb` is the smallest size of its root volume, the size of its snapshot."""
+    """A machine image. `disk_gb` is the smallest size of its root volume, the size of its snapshot; `platform` is EC2's
+    PlatformDetails."""
 
     id: str
     name: str
@@ -30,6 +33,7 @@ class Image:
     disk_gb: int
     user: str
     warning: str = ""  # why it may not fit the type, for an image that the user has chosen
+    platform: str = LINUX
 
 
 def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
@@ -50,7 +54,8 @@ def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
             hint="give an image that supports the type: --image ami-...",
         )
     root = str(found.get("RootDeviceName") or "/dev/sda1")
-    return Image(image_id, name, root, _disk_gb(found, root), _login_user(name, root), warning)
+    platform = one_line(str(found.get("PlatformDetails") or LINUX), 60)
+    return Image(image_id, name, root, _disk_gb(found, root), _login_user(name, root), warning, platform)
 
 
 def _describe(aws: AWS, image_id: str) -> Mapping[str, Any]:

@@ -16,6 +16,15 @@ MAX_TCP_TIMEOUT = 432_000
 
 
 @dataclass(frozen=True, slots=True)
+class NetworkCard:
+    """A network card of an instance type: the interface types that it takes, and how many interfaces."""
+
+    index: int
+    kinds: frozenset[str]  # of interface, efa, efa-only
+    interfaces: int
+
+
+@dataclass(frozen=True, slots=True)
 class TypeInfo:
     """EC2's description of an instance type."""
 
@@ -27,6 +36,9 @@ class TypeInfo:
     vcpus: int
     cards: int  # network cards
     tcp_timeout: int  # seconds until security groups forget an idle TCP connection, by default
+    network_cards: tuple[NetworkCard, ...] = ()
+    max_efa: int = 0  # EFA interfaces; 0 without EFA
+    cluster_placement: bool = False  # whether it can be in a placement group of strategy `cluster`
 
     @property
     def family(self) -> str:
@@ -77,6 +89,7 @@ def _type_info(name: str, item: Mapping[str, Any]) -> TypeInfo:
     tracking = network.get("ConnectionTrackingConfiguration", {})
     listed = item.get("GpuInfo", {}).get("Gpus", [])
     nvidia = [gpu for gpu in listed if str(gpu.get("Manufacturer", "NVIDIA")).upper() == "NVIDIA"]
+    max_efa = _max_efa(network)
     return TypeInfo(
         name=name,
         arch="arm64" if "arm64" in item["ProcessorInfo"]["SupportedArchitectures"] else "x86_64",
@@ -86,7 +99,34 @@ def _type_info(name: str, item: Mapping[str, Any]) -> TypeInfo:
         vcpus=int(item["VCpuInfo"]["DefaultVCpus"]),
         cards=int(network.get("MaximumNetworkCards", 1)),
         tcp_timeout=int(tracking.get("DefaultTcpEstablishedTimeout") or MAX_TCP_TIMEOUT),
+        network_cards=_cards(network, max_efa),
+        max_efa=max_efa,
+        cluster_placement="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", []),
     )
+
+
+def _max_efa(network: Mapping[str, Any]) -> int:
+    if not network.get("EfaSupported"):
+        return 0
+    return int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1))
+
+
+def _cards(network: Mapping[str, Any], max_efa: int) -> tuple[NetworkCard, ...]:
+    """Return the network cards by index.
+
+    A botocore without InterfaceTypes does not say which cards take EFA. Then the last ones do: where there are fewer
+    EFA interfaces than cards (p6-b300), card 0 takes none.
+    """
+    listed = sorted(network.get("NetworkCards", []), key=lambda card: int(card.get("NetworkCardIndex", 0)))
+    found = []
+    for place, card in enumerate(listed):
+        kinds = card.get("InterfaceTypes")
+        if kinds is None:
+            with_efa = place >= len(listed) - max_efa
+            kinds = ("interface", "efa", "efa-only") if with_efa else ("interface",)
+        index, interfaces = int(card.get("NetworkCardIndex", 0)), int(card.get("MaximumNetworkInterfaces", 1))
+        found.append(NetworkCard(index, frozenset(map(str, kinds)), interfaces))
+    return tuple(found) or (NetworkCard(0, frozenset(("interface",)), 1),)
 
 
 def _named(device: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ class Instance:
     launched: datetime | None
     ended: datetime | None  # None while it is live, or if AWS does not give the time
     tags: Tags
+    interface: str = ""  # the id of its primary network interface
 
     @property
     def live(self) -> bool:
@@ -118,7 +119,17 @@ def _instance(item: dict[str, Any], reservation: dict[str, Any]) -> Instance:
         launched=item.get("LaunchTime"),  # parsed by botocore
         ended=_end_time(transition) if state in GOING else None,
         tags=_tags(item),
+        interface=_primary_interface(item),
     )
+
+
+def _primary_interface(item: dict[str, Any]) -> str:
+    """Return the interface with device index 0 on network card 0: of several, only this one has a public address."""
+    for nic in item.get("NetworkInterfaces", []):
+        attachment = nic.get("Attachment", {})
+        if not attachment.get("DeviceIndex") and not attachment.get("NetworkCardIndex"):
+            return _text(nic.get("NetworkInterfaceId"))
+    return ""
 
 
 def _tags(item: dict[str, Any]) -> Tags:
@@ -150,11 +161,14 @@ _KINDS = {
         "NetworkInterfaceId",
         "Status",
     ),
+    "Elastic IP": ("describe_addresses", "Addresses", "AllocationId", "PublicIp"),
+    "placement group": ("describe_placement_groups", "PlacementGroups", "GroupId", "GroupName"),
 }
+_NOT_PAGINATED = ("describe_key_pairs", "describe_addresses", "describe_placement_groups")
 
 
 def resources(aws: AWS, filters: Filters) -> list[Resource]:
-    """Return the matching resources that are not instances: security groups, key pairs, volumes, interfaces."""
+    """Return the matching resources that are not instances: those of _KINDS."""
     return [
         resource(kind, item)
         for kind, (method, key, _, _) in _KINDS.items()
@@ -184,6 +198,6 @@ def ingress_blocks(group: dict[str, Any], port: int) -> dict[str, str]:
 
 
 def _listing(aws: AWS, method: str, key: str, filters: Filters) -> list[dict[str, Any]]:
-    if method == "describe_key_pairs":  # not paginated
+    if method in _NOT_PAGINATED:
         return list(aws.call("ec2", method, Filters=filters)[key])
     return aws.pages("ec2", method, key, Filters=filters)

@@ -152,8 +152,10 @@ def _in_zones(spec: ClusterSpec, found: Sequence[Subnet], region: str) -> list[S
     chosen = sorted((one for one in found if one.zone in spec.zones), key=lambda s: spec.zones.index(s.zone))
     # Only zones of this region count: with several regions, the setting names zones of all of them.
     if not chosen:
+        ids = ", ".join(one.id for one in found[:_LISTED])
+        where = f"none of the subnets {ids}" if spec.subnets else f"no subnet of {found[0].vpc_id}"
         raise UsageError(
-            f"no subnet of {found[0].vpc_id} is in zone {' or '.join(spec.zones)}",
+            f"{where} is in zone {' or '.join(spec.zones)}",
             hint=f"zones: {_names(one.zone for one in found)}",
         )
     return chosen

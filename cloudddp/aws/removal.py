@@ -19,6 +19,8 @@ _IN_USE = (
     "IncorrectState",
     "InvalidParameterValue",  # "Network interface ... is currently in use"
     "InvalidNetworkInterface.InUse",
+    "InvalidIPAddress.InUse",
+    "InvalidPlacementGroup.InUse",
 )
 
 
@@ -111,12 +113,16 @@ def delete(aws: AWS, resource: Resource) -> AWSError | None:
         "key pair": ("delete_key_pair", {"KeyPairId": resource.id}),
         "volume": ("delete_volume", {"VolumeId": resource.id}),
         "network interface": ("delete_network_interface", {"NetworkInterfaceId": resource.id}),
+        "Elastic IP": ("release_address", {"AllocationId": resource.id}),
+        # By name, the only way: it contains the cluster's id, so no other cluster has it.
+        "placement group": ("delete_placement_group", {"GroupName": resource.detail}),
     }
     method, params = calls[resource.kind]
     try:
         aws.call("ec2", method, **params)
     except AWSError as error:
-        return None if ".NotFound" in error.code else error
+        gone = ".NotFound" in error.code or error.code == "InvalidPlacementGroup.Unknown"
+        return None if gone else error
     return None
 
 

@@ -130,11 +130,13 @@ def probe(
     wait_boot: float = 0.0,
     gpus: int = 0,
     use_torch: bool = False,
+    efa: int = 0,
 ) -> dict[int, ProbeReply]:
     """Ship the agent and return its probe reply for each node. Raises NodeError if no interface has the node's address.
 
     The boot may take `wait_boot` seconds; after it, a node has Timing.gpus seconds to show all `gpus` GPUs. 0 does not
-    wait for any. With `use_torch`, each node imports torch and uses each GPU, for up to Timing.torch seconds.
+    wait for any. With `use_torch`, each node imports torch and uses each GPU, for up to Timing.torch seconds. EFA devices
+    are counted where `efa`, the number expected, is not 0.
     """
     gpu_seconds = timing.current().gpus if gpus else 0.0
     torch_seconds = timing.current().torch if use_torch else 0.0
@@ -149,6 +151,7 @@ def probe(
             gpus=gpus,
             gpu_seconds=gpu_seconds,
             torch_seconds=torch_seconds,
+            efa=efa,
         )
 
     replies = client.call_all(

@@ -6,14 +6,15 @@ found by tag, since new resources may not be found by tag for a while.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloudddp import signals
-from cloudddp.aws import inventory
+from cloudddp.aws import inventory, reservations
 from cloudddp.aws.client import AWS
-from cloudddp.cluster import name_lock
+from cloudddp.cluster import addresses, name_lock, placement
 from cloudddp.cluster.capacity import Attempt, Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.plan import Plan
@@ -39,9 +40,11 @@ _NOT_FOUND_YET = (
     "InvalidSecurityGroupID.NotFound",  # RunInstances, for a group that is given by its id
     "InvalidKeyPair.NotFound",
     "InvalidInstanceID.NotFound",
+    "InvalidPlacementGroup.Unknown",
 )
 _RETRY_SECONDS = 0.5
-_SHOWN = {"key-pair": "key pair", "security-group": "security group"}
+_SHOWN = {"key-pair": "key pair", "security-group": "security group", placement.STEP: "placement group"}
+_CLEAN_UP_POLLS = 60  # in the time that a capacity reservation gets to clean up: every 10 s
 
 
 class CreatedResources:
@@ -67,7 +70,10 @@ class CreatedResources:
         Raises NameTaken, NotLaunched if no zone has, AWSError, CloudDDPError.
         """
         answers: dict[str, Any] = {}
+        allocations = [one for one in self._plan.requests if one.step.startswith(addresses.STEP)]
         for request in self._plan.requests:
+            if request in allocations:
+                continue
             self._record(request)
             if request.step in _SHOWN:
                 self._progress(f"creating the {_SHOWN[request.step]}")
@@ -76,7 +82,28 @@ class CreatedResources:
             else:
                 with signals.deferred(self._on_signal):
                     answers[request.step] = self._call(request.method, _resolved(request.params, answers))
+        if allocations:
+            self._allocate(allocations)
         self._launch(answers)
+
+    def _allocate(self, requests: Sequence[Request]) -> None:
+        """Allocate the Elastic IPs, several at a time: EC2 has no call for more than one.
+
+        Raises NotLaunched if the region has no more: another one may.
+        """
+        self._progress(f"allocating {len(requests)} Elastic IP{'s' * (len(requests) != 1)}")
+        for request in requests:
+            self._record(request)
+        with signals.deferred(self._on_signal):
+            try:
+                addresses.in_parallel(
+                    [functools.partial(self._aws.call, "ec2", one.method, **one.params) for one in requests]
+                )
+            except AWSError as error:
+                explained = addresses.explained(error)
+                if next_step(error.code) is not Next.REGION:
+                    raise explained from None
+                raise NotLaunched([attempt(self._plan.region, "", explained)], explained) from None
 
     def _record(self, request: Request) -> None:
         token = request.params.get("ClientToken")
@@ -146,6 +173,27 @@ class CreatedResources:
             raise leftovers(report)
 
     def _run_instances(self, request: Request, answers: Mapping[str, Any]) -> None:
+        """Start the nodes. The places of ended instances return to a capacity reservation after minutes of clean-up, so
+        a full one is tried again; Ctrl-C ends the wait."""
+        seconds = timing.current().clean_up
+        deadline = time.monotonic() + seconds
+        waiting = False
+        while True:
+            try:
+                self._run_instances_once(request, answers)
+                return
+            except AWSError as error:
+                if error.code != reservations.EXCEEDED or time.monotonic() > deadline:
+                    raise
+            if not waiting:
+                self._progress(
+                    f"the capacity reservation is full; trying again for up to {seconds / 60:.0f} minutes, since AWS "
+                    "may still be cleaning up after instances that have ended"
+                )
+                waiting = True
+            time.sleep(seconds / _CLEAN_UP_POLLS)
+
+    def _run_instances_once(self, request: Request, answers: Mapping[str, Any]) -> None:
         with signals.deferred(self._on_signal):
             self.uncertain = True
             answer = self._call(request.method, _resolved(request.params, answers))
@@ -166,7 +214,7 @@ class CreatedResources:
     def _call(self, method: str, params: dict[str, Any]) -> Any:
         """Make a call; repeat it while AWS does not find what it has just created (eventual consistency).
 
-        A Duplicate is our own: the name of the security group contains the cluster's id, so botocore has repeated a
+        A Duplicate is our own: the names of the security group and of the placement group contain the cluster's id, so botocore has repeated a
         call whose answer was lost. If the name lock is gone too, another command is removing the cluster.
         """
         deadline = time.monotonic() + timing.current().settle
@@ -177,6 +225,8 @@ class CreatedResources:
                 if error.code and error.code not in _AMBIGUOUS:
                     self.uncertain = False  # AWS has refused
                 if error.code == "InvalidPermission.Duplicate":
+                    return {}
+                if error.code == "InvalidPlacementGroup.Duplicate":
                     return {}
                 if error.code == "InvalidGroup.Duplicate":
                     named = [{"Name": "group-name", "Values": [params["GroupName"]]}]

@@ -79,6 +79,11 @@ class Cluster:
         return max((most_common(i.tags.nodes for i in self._all) or 0) - len(self.nodes), 0) if self.id else 0
 
     @property
+    def require_efa(self) -> bool:
+        """Whether it was created with require_efa, so that jobs must not use TCP between nodes."""
+        return bool(most_common(i.tags.require_efa for i in self.nodes.values()))
+
+    @property
     def node_hour(self) -> float | None:
         """The price of one node in USD per hour, or None if it is unknown."""
         return most_common(i.tags.price for i in self._all)

@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+import msgspec
+
 from cloudddp.aws import caller as callers
 from cloudddp.aws import images, instance_types, networks, pricing
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.cluster import prices
+from cloudddp.aws.networks import Subnet
+from cloudddp.aws.reservations import Reservation
+from cloudddp.cluster import addresses, interfaces, placement, prices, reserved
 from cloudddp.cluster.capacity import Attempt, attempt, exhausted
 from cloudddp.cluster.identity import new_identity, units
 from cloudddp.cluster.permission import require_launch
@@ -69,11 +73,27 @@ def resolve(
 
 def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Offer:
     info = instance_types.describe(aws, spec)
-    usual = price(aws, spec)
+    chosen = interfaces.choose(spec, info)
+    reservation = reserved.find(aws, spec)
+    usual = price(aws, spec, reservation)
     image = images.find(aws, spec, info)
-    subnets = networks.candidates(aws, spec, reached_from=public_sources(spec, ssh_from))
-    now, gpus, idle = datetime.now(UTC), info.gpus, info.tcp_timeout
-    context = LaunchContext(aws.region, image, subnets, ssh_from, owner, now, gpus, idle)
+    reserved.check_platform(reservation, image.platform)
+    subnets = _subnets(aws, spec, public_sources(spec, ssh_from), reservation)
+    context = LaunchContext(
+        aws.region,
+        image,
+        subnets,
+        ssh_from,
+        owner,
+        datetime.now(UTC),
+        info.gpus,
+        info.tcp_timeout,
+        interfaces=chosen,
+        own_placement_group=placement.wanted(spec, info, reservation),
+        reservation=reservation,
+    )
+    if interfaces.needs_elastic_ip(chosen, public=connection.mode(spec) == "public"):
+        addresses.check_limit(aws, spec.nodes)
     spot = pricing.spot(aws, spec.instance_type, [one.zone for one in subnets]) if spec.spot else None
     full = replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb), spot=spot)
     offer = Offer(aws, info, context, full)
@@ -81,11 +101,27 @@ def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -
     return offer
 
 
-def price(aws: AWS, spec: ClusterSpec) -> Price:
+def _subnets(
+    aws: AWS, spec: ClusterSpec, sources: Sequence[str], reservation: Reservation | None
+) -> tuple[Subnet, ...]:
+    """Return the subnets of the nodes: with a reservation, those in its zone."""
+    if reservation is None:
+        return networks.candidates(aws, spec, reached_from=sources)
+    there = msgspec.structs.replace(spec, zones=(reservation.zone,))
+    try:
+        return networks.candidates(aws, there, reached_from=sources)
+    except UsageError as error:
+        title = reserved.title(reservation)
+        raise UsageError(f"{title} is in zone {reservation.zone}: {error.message}", hint=error.hint) from None
+
+
+def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -> Price:
     """Return the price of the cluster in a region: as given, as AWS's price list has it now, or as our table has it.
 
-    At most one AWS call. Raises UsageError if no price is known.
+    At most one AWS call, none for a capacity block, which is prepaid. Raises UsageError if no price is known.
     """
+    if reservation is not None and reservation.block:
+        return _price(aws, spec, prices.Listed(0.0, f"{reserved.title(reservation)} is prepaid"))
     found = (
         prices.Listed(spec.price, "as given") if spec.price is not None else _listed(aws, spec.instance_type)
     )
@@ -94,11 +130,19 @@ def price(aws: AWS, spec: ClusterSpec) -> Price:
             f"cloudddp does not know the price of {spec.instance_type} in {aws.region}, and never assumes 0",
             hint="look it up and give it: --price USD (per node and hour), or `price` in cloudddp.toml",
         )
+    if reservation is not None:
+        found = replace(
+            found, source=f"{found.source}, which {reserved.title(reservation)} costs with and without nodes"
+        )
+    return _price(aws, spec, found)
+
+
+def _price(aws: AWS, spec: ClusterSpec, listed: prices.Listed) -> Price:
     return Price(
-        found.usd,
+        listed.usd,
         spec.nodes,
         spec.disk_gb,
-        found.source,
+        listed.source,
         gp3_month=prices.gp3_month(aws.region),
         throughput=spec.disk_throughput,
         addresses=int(connection.mode(spec) == "public"),

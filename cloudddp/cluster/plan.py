@@ -12,10 +12,12 @@ from typing import Any
 
 from cloudddp import __version__
 from cloudddp.aws.images import Image
+from cloudddp.cluster import addresses, interfaces, placement, reserved
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
 from cloudddp.cluster.run_instances import run_instances
 from cloudddp.cluster.user_data import Identity, user_data
+from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError
 from cloudddp.tags import (
@@ -27,6 +29,7 @@ from cloudddp.tags import (
     TAG_NODES,
     TAG_OWNER,
     TAG_PRICE,
+    TAG_REQUIRE_EFA,
     TAG_VERSION,
     iso,
 )
@@ -58,6 +61,12 @@ class Plan:
     price: Price
     created: datetime
     expires: datetime
+    context: LaunchContext
+
+    @property
+    def elastic_ips(self) -> int:
+        """How many Elastic IPs it allocates."""
+        return sum(request.step.startswith(addresses.STEP) for request in self.requests)
 
     @property
     def hours(self) -> float:
@@ -74,8 +83,11 @@ def key_name(name: str) -> str:
     return f"cloudddp-{name}"
 
 
-def lifetime(spec: ClusterSpec, price: Price) -> timedelta:
-    """Return how long the cluster may live: max_hours, or the time that max_cost pays for if that is less.
+def lifetime(
+    spec: ClusterSpec, price: Price, created: datetime | None = None, latest: datetime | None = None
+) -> timedelta:
+    """Return how long the cluster may live: max_hours, or the time that max_cost pays for if that is less, or the time
+    to `latest` (of a capacity block) if that is less still.
 
     Raises UsageError if that is too short for the nodes to boot.
     """
@@ -83,6 +95,13 @@ def lifetime(spec: ClusterSpec, price: Price) -> timedelta:
     if spec.max_cost is not None:
         hours = min(hours, spec.max_cost / price.hour)
     life = timedelta(seconds=int(hours * 3600))
+    if created is not None and latest is not None and latest - created < life:
+        life = latest - created
+        if life < SHORTEST:
+            raise UsageError(
+                f"the capacity block ends too soon: its nodes have to terminate by {latest:%Y-%m-%d %H:%M} UTC",
+                hint="EC2 terminates them 30 minutes before the end of the block, and they save results before",
+            )
     if life < SHORTEST:
         least = int(price.hour * SHORTEST.total_seconds() / 36 + 1) / 100  # rounded up to a cent
         raise UsageError(
@@ -98,7 +117,8 @@ def plan(
 ) -> Plan:
     """Return the requests that create the cluster. `units` are the texts of the deadline's timer and service."""
     created = context.now.replace(microsecond=0)
-    expires = created + lifetime(spec, price)
+    latest = reserved.latest_end(context.reservation) if context.reservation is not None else None
+    expires = created + lifetime(spec, price, created, latest)
     tags = [
         {"Key": key, "Value": value}
         for key, value in {
@@ -111,6 +131,7 @@ def plan(
             TAG_NODES: str(spec.nodes),
             TAG_GPUS: str(context.gpus),
             TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
+            **({TAG_REQUIRE_EFA: "yes"} if spec.require_efa else {}),
             "Name": f"cloudddp-{spec.name}",
             **spec.tags,  # may replace Name, which is for the user's eyes only; cloudddp:* is refused before
         }.items()
@@ -146,14 +167,39 @@ def plan(
         _rules(
             "egress", [_self_reference()]
         ),  # EFA needs the group itself as destination; 0.0.0.0/0 is not enough
+        *_placement_group(spec, context, identity, tags),
+        *_addresses(spec, context, tags),
     )
     launches = tuple(
         Launch(subnet.zone, run_instances(spec, context, subnet, tags, key, data, identity.cluster_id))
         for subnet in context.subnets
     )
     return Plan(
-        identity.cluster_id, context.region, context.image, requests, launches, price, created, expires
+        identity.cluster_id,
+        context.region,
+        context.image,
+        requests,
+        launches,
+        price,
+        created,
+        expires,
+        context,
     )
+
+
+def _placement_group(
+    spec: ClusterSpec, context: LaunchContext, identity: Identity, tags: list[dict[str, str]]
+) -> tuple[Request, ...]:
+    if not context.own_placement_group:
+        return ()
+    return (placement.request(placement.group_name(spec.name, identity.cluster_id), tags),)
+
+
+def _addresses(spec: ClusterSpec, context: LaunchContext, tags: list[dict[str, str]]) -> tuple[Request, ...]:
+    """Before the launch: where the account has too few, nothing has been billed."""
+    if not interfaces.needs_elastic_ip(context.interfaces, public=connection.mode(spec) == "public"):
+        return ()
+    return addresses.requests(spec.nodes, tags)
 
 
 def _rules(direction: str, permissions: list[dict[str, Any]]) -> Request:

@@ -38,15 +38,24 @@ def ready_minutes(spec: ClusterSpec, gpus: int) -> float:
 
 
 def wait_running(
-    aws: AWS, spec: ClusterSpec, cluster_id: str, gpus: int, progress: ProgressCallback
+    aws: AWS,
+    spec: ClusterSpec,
+    cluster_id: str,
+    gpus: int,
+    progress: ProgressCallback,
+    *,
+    addressed: bool = True,
 ) -> Cluster:
-    """Poll until every node runs and has its addresses. One call per poll, whatever the number of nodes."""
+    """Poll until every node runs and has its addresses. One call per poll, whatever the number of nodes.
+
+    `addressed`: whether nodes that are to have a public address have it, or get it later.
+    """
     minutes = ready_minutes(spec, gpus)
     deadline = time.monotonic() + minutes * timing.current().minute
     shown, pause = -1, 0.2
     while True:
         found = refresh(aws, spec.name, cluster_id)
-        running = _running(found, spec) if found else 0
+        running = _running(found, spec, addressed) if found else 0
         if found and running == spec.nodes:
             return found
         if time.monotonic() > deadline:
@@ -60,7 +69,7 @@ def wait_running(
         pause = min(pause * 1.5, POLL_SECONDS)
 
 
-def _running(cluster: Cluster, spec: ClusterSpec) -> int:
+def _running(cluster: Cluster, spec: ClusterSpec, addressed: bool) -> int:
     """Return how many nodes run and have addresses. Raises CloudDDPError if one has ended or stopped."""
     lost = [node for node in cluster.nodes.values() if node.state in ("stopping", "stopped")]
     if len(cluster.nodes) < spec.nodes:
@@ -74,17 +83,25 @@ def _running(cluster: Cluster, spec: ClusterSpec) -> int:
             code=lost[0].reason_code,
             hint=hint_of_end(spec, lost[0].reason_code, lost[0].reason),
         )
-    public = connection.mode(spec) == "public"
-    return sum(
-        n.state == "running" and bool(n.private_ip and (n.public_ip or not public))
-        for n in cluster.nodes.values()
-    )
+    public = addressed and connection.mode(spec) == "public"
+    nodes = cluster.nodes.values()
+    return sum(n.state == "running" and bool(n.private_ip and (n.public_ip or not public)) for n in nodes)
 
 
 def make_ready(
-    aws: AWS, cluster: Cluster, spec: ClusterSpec, gpus: int, progress: ProgressCallback, dial: Dial
+    aws: AWS,
+    cluster: Cluster,
+    spec: ClusterSpec,
+    gpus: int,
+    progress: ProgressCallback,
+    dial: Dial,
+    *,
+    efa: int,
 ) -> None:
-    """Connect to every node, give it a host key of its own, and check interface, GPUs and deadline. Raises NodeError."""
+    """Connect to every node, give it a host key of its own, and check interface, GPUs, EFA devices and deadline.
+
+    `gpus` and `efa` are what each node must have. Raises NodeError; missing EFA devices are a warning unless required.
+    """
     progress("waiting for SSH on every node")
     began = time.monotonic()
     patience = ready_minutes(spec, gpus) * timing.current().minute
@@ -93,7 +110,7 @@ def make_ready(
     )
     try:
         left = max(patience - (time.monotonic() - began), _LEAST_BOOT_SECONDS)
-        found = probe(runner, cluster, wait_boot=left, gpus=gpus, use_torch=True)
+        found = probe(runner, cluster, wait_boot=left, gpus=gpus, use_torch=True, efa=efa)
     finally:
         runner.close()
     for rank, reply in found.items():
@@ -114,6 +131,24 @@ def make_ready(
                     ", which starts other machines; is the image right for the type?",
                 ),
             )
+        if reply.efa < efa:
+            _missing_efa(f"node {rank} ({cluster.nodes[rank].id})", reply.efa, efa, spec, progress)
+
+
+def _missing_efa(node: str, found: int, expected: int, spec: ClusterSpec, progress: ProgressCallback) -> None:
+    shows = f"{node} shows {found} of {expected} EFA devices (fi_info -p efa)"
+    if spec.require_efa:
+        raise NodeError(
+            shows,
+            hint=(
+                "repeat ",
+                Command("up"),
+                ", which starts other machines; does the image have the EFA driver and libfabric?",
+            ),
+        )
+    progress(
+        f"warning: {shows}: NCCL may use TCP between nodes, which is slower (--require-efa refuses this)"
+    )
 
 
 def missing_gpus(reply: ProbeReply, gpus: int) -> str:

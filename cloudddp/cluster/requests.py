@@ -10,6 +10,8 @@ from typing import Any
 from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT
 from cloudddp.aws.networks import Subnet
+from cloudddp.aws.reservations import Reservation
+from cloudddp.cluster.interfaces import ORDINARY, Interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,9 @@ class LaunchContext:
     now: datetime
     gpus: int = 0  # of each node
     tcp_timeout: int = MAX_TCP_TIMEOUT  # default of the type, in seconds
+    interfaces: tuple[Interface, ...] = ORDINARY  # of each node
+    own_placement_group: bool = False  # whether the cluster gets a placement group
+    reservation: Reservation | None = None
 
     @property
     def vpc_id(self) -> str:

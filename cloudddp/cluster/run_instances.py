@@ -9,6 +9,8 @@ from typing import Any
 
 from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT
 from cloudddp.aws.networks import Subnet
+from cloudddp.aws.reservations import Reservation
+from cloudddp.cluster import interfaces, placement
 from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
 from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
@@ -34,16 +36,13 @@ def run_instances(
         "MinCount": spec.nodes,
         "MaxCount": spec.nodes,
         "KeyName": key,
-        "NetworkInterfaces": [
-            {
-                "DeviceIndex": 0,
-                "SubnetId": subnet.id,
-                "Groups": [Ref("security-group", "GroupId")],
-                "AssociatePublicIpAddress": connection.mode(spec) == "public",
-                "DeleteOnTermination": True,
-                **_connection_tracking(context.tcp_timeout),
-            }
-        ],
+        "NetworkInterfaces": interfaces.specification(
+            context.interfaces,
+            subnet_id=subnet.id,
+            group=Ref("security-group", "GroupId"),
+            public=connection.mode(spec) == "public",
+            ip_settings=_connection_tracking(context.tcp_timeout),
+        ),
         "BlockDeviceMappings": [
             {
                 "DeviceName": context.image.root_device,
@@ -76,8 +75,18 @@ def run_instances(
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
+    if group := placement.name_for(context, spec.name, cluster_id):
+        params["Placement"] = {"GroupName": group}
+    if context.reservation is not None:
+        params |= _into(context.reservation)
     params["ClientToken"] = client_token(cluster_id, 1, subnet.zone, params)
     return Request("nodes", "run_instances", params)
+
+
+def _into(reservation: Reservation) -> dict[str, Any]:
+    target = {"CapacityReservationTarget": {"CapacityReservationId": reservation.id}}
+    market = {"InstanceMarketOptions": {"MarketType": "capacity-block"}} if reservation.block else {}
+    return {"CapacityReservationSpecification": target, **market}
 
 
 def _connection_tracking(default: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from cloudddp.aws import inventory, removal
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Filters, Instance, Resource
-from cloudddp.cluster import cost
+from cloudddp.cluster import cost, prices
 from cloudddp.cluster.cost import Cost
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config import timing
@@ -36,7 +36,9 @@ from cloudddp.tags import Tags
 Mine = Callable[[Instance | Resource], bool]
 T = TypeVar("T", Instance, Resource)
 STILL_REMOVING = "still removing everything; this takes a moment"
-_DELETION_ORDER = ("network interface", "volume", "security group", "key pair")
+_DELETION_ORDER = (
+    "network interface", "volume", "Elastic IP", "placement group", "security group", "key pair",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,7 @@ def leftovers(report: DownReport) -> Leftovers:
     for one in report.left:
         if isinstance(one, Resource):
             unknown = unknown or one.kind == "instance"
+            total += prices.PUBLIC_IPV4_HOUR if one.kind == "Elastic IP" else 0.0
             lines.append(f"  {one.kind} {one.id} {one.detail}".rstrip())
             continue
         price = one.tags.price if one.live else 0.0  # shutting down: no longer billed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cloudddp.aws import instance_types
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.cluster import name_lock, reach
+from cloudddp.cluster import addresses, interfaces, name_lock, reach, reserved
 from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
@@ -27,6 +27,7 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
 from cloudddp.cluster.rollback import roll_back
+from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Command
 from cloudddp.local_state import ClusterFolder, ClusterRecord
@@ -62,6 +63,8 @@ def up(
     """
     reach.check_settings(spec)
     instance_types.require_known_type(clouds[0], spec.instance_type)
+    reserved.check_settings(spec)
+    interfaces.check_settings(spec)
     for aws in clouds:
         require_key_region(spec, aws.region)
     for aws in clouds:
@@ -104,7 +107,8 @@ def _create(
         try:
             created.create()
             cluster = _wait_running(offer, spec, the_plan, created, progress)
-            make_ready(aws, cluster, spec, offer.info.gpus, progress, dial)
+            efa = interfaces.efa_devices(the_plan.context.interfaces)
+            make_ready(aws, cluster, spec, offer.info.gpus, progress, dial, efa=efa)
             check_intact(aws, cluster)
             folder.journal("ready", nodes={rank: node.id for rank, node in cluster.nodes.items()})
             on_ready(cluster)  # inside `try`: at every moment this function or the caller removes the cluster
@@ -120,15 +124,25 @@ def _create(
 def _wait_running(
     offer: Offer, spec: ClusterSpec, the_plan: Plan, created: CreatedResources, progress: ProgressCallback
 ) -> Cluster:
-    """Wait until every node runs. Raises NotLaunched if EC2 accepted the launch and lacks the capacity after all."""
+    """Wait until every node runs and has its addresses.
+
+    Raises NotLaunched if EC2 accepted the launch and lacks the capacity after all.
+    """
+    aws, gpus = offer.aws, offer.info.gpus
     try:
-        return wait_running(offer.aws, spec, the_plan.cluster_id, offer.info.gpus, progress)
+        cluster = wait_running(
+            aws, spec, the_plan.cluster_id, gpus, progress, addressed=not the_plan.elastic_ips
+        )
     except AWSError as error:
         if next_step(error.code) is not Next.ZONE:
             raise
         zones = [launch.zone for launch in the_plan.launches]
         remaining = zones[zones.index(created.zone) + 1 :]
-        raise NotLaunched([attempt(offer.aws.region, created.zone, error)], error, remaining) from None
+        raise NotLaunched([attempt(aws.region, created.zone, error)], error, remaining) from None
+    if the_plan.elastic_ips:
+        addresses.provide(aws, cluster, progress)
+        cluster = wait_running(aws, spec, the_plan.cluster_id, gpus, progress)
+    return cluster
 
 
 def _record(aws: AWS, spec: ClusterSpec, the_plan: Plan) -> ClusterRecord:
@@ -182,6 +196,10 @@ def _check_existing(
     )
     spec = reach.remembered(spec, ClusterFolder(cluster.id).record())
     if any(node.state != "running" for node in nodes):
+        cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress, addressed=False)
+    if connection.mode(spec) == "public" and addresses.missing(aws, cluster):
+        addresses.provide(aws, cluster, progress)
         cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress)
-    make_ready(aws, cluster, spec, cluster.gpus, progress, dial)
+    efa = int(spec.require_efa or cluster.require_efa)
+    make_ready(aws, cluster, spec, cluster.gpus, progress, dial, efa=efa)
     return cluster

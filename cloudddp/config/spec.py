@@ -106,6 +106,31 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     spot: Annotated[bool, _limited("Use spot instances (cheaper; AWS may interrupt them at any time).")] = (
         False
     )
+    reservation: (
+        Annotated[
+            str,
+            _limited(
+                "Id of an on-demand capacity reservation or a capacity block to launch into.",
+                allowed="an id such as cr-0123456789abcdef0",
+                pattern=r"^cr-[0-9a-f]{8,17}\Z",
+            ),
+        ]
+        | None
+    ) = None
+    placement_group: Annotated[
+        bool,
+        _limited(
+            "Whether two nodes or more are placed close together, in a placement group of strategy cluster."
+        ),
+    ] = True
+    efa: Annotated[
+        bool,
+        _limited("Whether two nodes or more use EFA, on all network cards, if the instance type has it."),
+    ] = True
+    require_efa: Annotated[
+        bool,
+        _limited("Fail if EFA is missing: on the instance type, on a node, or when a rank starts NCCL."),
+    ] = False
     allow_cpu: Annotated[bool, _limited("Accept nodes without a GPU, or with defective ones.")] = False
     region: (
         Annotated[

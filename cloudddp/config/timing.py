@@ -51,6 +51,7 @@ class Timing:
     in_use: float = 300.0  # until a security group is no longer in use
     settle: float = 15.0  # in which AWS may not find a new resource (eventual consistency)
     unknown_id: float = 30.0  # in which TerminateInstances may not find a new instance, likewise
+    clean_up: float = 600.0  # until the places of ended instances return to a capacity reservation
     still_listed: float = 30.0  # in which AWS may still list a deleted resource, likewise
     at_stake: float = 5.0  # for all nodes to report, before `down`, results that were not pulled
     capacity_first: float = 15.0  # until the second attempt to launch, while no zone has capacity

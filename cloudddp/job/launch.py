@@ -78,14 +78,25 @@ def launch(
     interrupt that is up to the caller, with `cancel.abort_launch`.
     """
     _check_rank_counts(config, len(cluster.nodes))
+    require_efa = config.cluster.require_efa or cluster.require_efa
     files = project_files.of_config(root, config)
-    probes = probe(runner, cluster, manifest=files.digest, python=config.job.python)
+    probes = probe(
+        runner,
+        cluster,
+        manifest=files.digest,
+        python=config.job.python,
+        efa=int(require_efa),
+    )
+    if require_efa:
+        _check_efa(probes)
     _check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     sync.update(runner, probes, config, files, progress)
     _set_up(runner, probes, config, script, job_id, progress)
     hosts = _hosts(cluster, probes, config.job.python)
-    plans = ranks.plan(config.job, hosts, script, job_id=job_id, cluster=cluster.name)
+    plans = ranks.plan(
+        config.job, hosts, script, job_id=job_id, cluster=cluster.name, require_efa=require_efa
+    )
     total = sum(plan.ranks for plan in plans)
     progress(
         f"starting job {job_id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
@@ -96,6 +107,19 @@ def launch(
 def _check_rank_counts(config: Config, nodes: int) -> None:
     """Raise UsageError where a list of ranks does not fit the number of nodes; GPUs are not known yet."""
     ranks.nproc(config.job, [0] * nodes)
+
+
+def _check_efa(probes: Mapping[int, ProbeReply]) -> None:
+    for node, reply in probes.items():
+        if not reply.efa:
+            raise NodeError(
+                f"node {node} shows no EFA device (fi_info -p efa)",
+                hint=(
+                    "create the cluster with ",
+                    Command("up", "--require-efa"),
+                    ", or set require_efa = false in cloudddp.toml",
+                ),
+            )
 
 
 def _check_nodes(

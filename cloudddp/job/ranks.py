@@ -15,6 +15,9 @@ from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, UsageError
 
 STORE_SECONDS = 600
+# The name of AWS's plugin for NCCL. NCCL fails if it cannot use it; without this setting it uses TCP instead, and says so
+# in its log only (aws-ofi-nccl, platform-aws.cpp; NCCL documentation, NCCL_NET).
+_REQUIRE_EFA = {"NCCL_NET": "Libfabric"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,15 @@ def _counts(job: JobSpec, gpus: Sequence[int]) -> list[int]:
     return list(job.nproc_per_node)
 
 
-def plan(job: JobSpec, hosts: Sequence[Host], script: Script, *, job_id: str, cluster: str) -> list[NodePlan]:
+def plan(
+    job: JobSpec,
+    hosts: Sequence[Host],
+    script: Script,
+    *,
+    job_id: str,
+    cluster: str,
+    require_efa: bool = False,
+) -> list[NodePlan]:
     """Return what each node starts, in node order.
 
     Raises UsageError for settings that contradict each other.
@@ -104,7 +115,8 @@ def plan(job: JobSpec, hosts: Sequence[Host], script: Script, *, job_id: str, cl
     }
     plans = []
     for host, count in zip(hosts, counts, strict=True):
-        env = {**shared, **_environment(job, host, count), **job.env}
+        efa = _REQUIRE_EFA if require_efa else {}
+        env = {**shared, **_environment(job, host, count), **efa, **job.env}
         first = sum(counts[: host.rank])
         if job.rendezvous == "direct":
             processes = tuple(

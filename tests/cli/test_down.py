@@ -14,7 +14,10 @@ from support.harness import wait_for
 def test_down_removes_everything_and_reports_the_cost(cli: Any, remains: Any) -> None:
     cli.ok("up", "-n", "2")
     out = cli.ok("down", "-y")
-    assert "2 nodes terminated, 1 security group deleted, 1 key pair deleted; nothing is left" in out
+    assert (
+        "2 nodes terminated, 1 placement group deleted, 1 security group deleted, 1 key pair deleted; nothing is left"
+        in out
+    )
     assert "on AWS" in out
     assert "$" in out
     assert remains().nothing

@@ -111,6 +111,11 @@ LISTS = {
         "2 resources may remain, costing $1.50 an hour:\n  security group sg-1 cloudddp-demo\n"
         "  instance i-1 (running) g5.xlarge $1.50/h",
     ),
+    "an Elastic IP": (
+        (Resource("Elastic IP", "eipalloc-1", Tags(), "198.51.100.4"),),
+        (),
+        "1 resource may remain, costing $0.01 an hour:\n  Elastic IP eipalloc-1 198.51.100.4",
+    ),
     "only reasons": (
         (),
         ("one", "two"),
@@ -179,7 +184,7 @@ def test_nothing_to_remove_changes_nothing(account: Account) -> None:
     assert account.faults.count("DescribeInstances") == 1
 
 
-@pytest.mark.parametrize("kind", ["launch", "group"])
+@pytest.mark.parametrize("kind", ["launch", "group", "elastic_ip", "placement_group"])
 def test_one_resource_is_something_to_remove(account: Account, kind: str) -> None:
     getattr(account, kind)()
     report = account.down()

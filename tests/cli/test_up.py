@@ -16,8 +16,8 @@ from support.harness import clean_environment, interrupt, wait_for
 EVERY_CALL = {
     "DescribeInstances", "DescribeInstanceTypes", "GetParameter", "DescribeImages", "DescribeVpcs",
     "DescribeSubnets", "DescribeInstanceTypeOfferings", "DescribeRouteTables", "GetProducts", "GetCallerIdentity", "ImportKeyPair",
-    "CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RunInstances",
-    "RunInstances (dry run)",
+    "CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "CreatePlacementGroup",
+    "RunInstances", "RunInstances (dry run)",
 }  # fmt: skip
 
 
@@ -181,7 +181,7 @@ def test_insufficient_capacity_leaves_nothing(cli: Any, faults: Any, remains: An
 @pytest.mark.parametrize("action", sorted(EVERY_CALL - {"DescribeInstances", "GetProducts"}))
 def test_refused_call_leaves_nothing(cli: Any, faults: Any, remains: Any, action: str) -> None:
     faults.fail(action, "UnauthorizedOperation", times=20)
-    done = cli("up", "-n", "1")
+    done = cli("up", "-n", "2")
     assert done.returncode == 1
     assert "UnauthorizedOperation" in done.stderr
     assert faults.count(action) == 1
@@ -303,7 +303,7 @@ def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
     counts = {}
     with rehearse(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLOUDDDP_HOME", str(tmp_path))
-        for nodes in (1, 8, 64):
+        for nodes in (2, 8, 64):
             calls: list[str] = []
             aws = AWS(region="us-east-1", observe=lambda _, method, *__, calls=calls: calls.append(method))
             result = up.up(
@@ -315,9 +315,9 @@ def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
             )
             assert len(result.cluster.nodes) == nodes
             counts[nodes] = len(calls)
-    assert counts[1] == counts[8] == counts[64]
+    assert counts[2] == counts[8] == counts[64]
     # also DescribeInstances after RunInstances and at the end, and DescribeKeyPairs for the name lock
-    assert counts[1] == len(EVERY_CALL) + 3
+    assert counts[2] == len(EVERY_CALL) + 3
 
 
 def test_duplicate_group_after_a_lost_answer_is_used(cli: Any, faults: Any) -> None:

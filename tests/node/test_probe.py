@@ -186,3 +186,54 @@ def test_gpus_are_not_used_while_a_job_runs(node: Node, python: Callable[..., st
     node.rank_pid()
     found = node.probe(python=python("raise RuntimeError('out of memory')"), torch_seconds=60.0)
     assert (found.running, found.torch_gpus, found.torch_error) == ((node.id(),), None, "")
+
+
+RDM = "provider: efa\n    fabric: {fabric}\n    domain: {device}-rdm\n    type: FI_EP_RDM\n"
+
+
+def fi_info(folder: Path, monkeypatch: pytest.MonkeyPatch, output: str, status: int = 0) -> None:
+    program = folder / "bin" / "fi_info"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {status}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "count"),
+    [
+        ("".join(RDM.format(fabric="efa", device=f"rdmap{n}s27") for n in (16, 32)), 0, 2),
+        # libfabric 2 lists a second fabric for each device
+        ("".join(RDM.format(fabric=one, device="rdmap16s27") for one in ("efa", "efa-direct")), 0, 1),
+        ("fi_getinfo: -61 (No data available)", 61, 0),
+        ("domain:\ndomain", 0, 0),
+    ],
+)
+def test_probe_counts_efa_devices(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, status: int, count: int
+) -> None:
+    """Each device has several endpoints; fi_info exits with 61 (ENODATA) where there is none."""
+    fi_info(tmp_path, monkeypatch, output, status)
+    assert node.probe(efa=4).efa == count
+
+
+def test_efa_devices_are_not_counted_where_none_is_expected(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fi_info(tmp_path, monkeypatch, RDM.format(fabric="efa", device="rdmap16s27"))
+    assert node.probe(efa=0).efa == 0
+
+
+def test_efa_devices_without_libfabric_are_those_of_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/sys/class/infiniband also lists devices of other drivers, such as mlx5_core."""
+    for device, driver in (("rdmap16s27", "efa"), ("rdmap32s27", "efa"), ("mlx5_0", "mlx5_core")):
+        (tmp_path / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "infiniband" / device / "device").mkdir(parents=True)
+        (tmp_path / "infiniband" / device / "device" / "driver").symlink_to(tmp_path / "drivers" / driver)
+    (tmp_path / "infiniband" / "broken").mkdir()
+    monkeypatch.setattr(machine, "INFINIBAND", str(tmp_path / "infiniband"))
+    monkeypatch.setattr(machine, "EFA_FI_INFO", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.count_efa() == 2

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -144,10 +144,13 @@ class Remains:
     groups: list[str]
     keys: list[str]
     volumes: list[str]
+    interfaces: list[str]
+    addresses: list[str]  # Elastic IPs
+    placement_groups: list[str]
 
     @property
     def nothing(self) -> bool:
-        return not (self.instances or self.groups or self.keys or self.volumes)
+        return not any(getattr(self, field.name) for field in fields(self))
 
 
 def remaining(ec2: Any, cluster: str) -> Remains:
@@ -164,6 +167,12 @@ def remaining(ec2: Any, cluster: str) -> Remains:
         [group["GroupId"] for group in ec2.describe_security_groups(Filters=where)["SecurityGroups"]],
         [key["KeyName"] for key in ec2.describe_key_pairs(Filters=where)["KeyPairs"]],
         [volume["VolumeId"] for volume in ec2.describe_volumes(Filters=where)["Volumes"]],
+        [
+            interface["NetworkInterfaceId"]
+            for interface in ec2.describe_network_interfaces(Filters=where)["NetworkInterfaces"]
+        ],
+        [address["AllocationId"] for address in ec2.describe_addresses(Filters=where)["Addresses"]],
+        [group["GroupName"] for group in ec2.describe_placement_groups(Filters=where)["PlacementGroups"]],
     )
 
 

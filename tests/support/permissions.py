@@ -71,7 +71,19 @@ def _verbs(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]
     yield "down", cli("down", "-y", "--anyone")
     yield "up", cli("up", "--spot", "-n", "1", "-t", "g5.xlarge")
     yield "down", cli("down", "-y")
+    yield from _reserved_efa(cli, sim)
     yield "run", cli("run", "-n", "1", "-t", "g5.xlarge", "--discard", "hi.py")
+
+
+def _reserved_efa(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]]:
+    """Nodes with several network cards, which have Elastic IPs, in a capacity reservation."""
+    made = client_of(sim, "ec2").create_capacity_reservation(
+        InstanceType="p4d.24xlarge", InstancePlatform="Linux/UNIX", AvailabilityZone="us-east-1b",
+        InstanceCount=2, InstanceMatchCriteria="targeted",
+    )  # fmt: skip
+    name = made["CapacityReservation"]["CapacityReservationId"]
+    yield "up", cli("up", "-n", "2", "-t", "p4d.24xlarge", "--reservation", name)
+    yield "down", cli("down", "-y")
 
 
 def _without_warnings(done: Any) -> Any:

@@ -75,6 +75,16 @@ class Account:
         )
         return created["NetworkInterface"]["NetworkInterfaceId"]
 
+    def elastic_ip(self) -> str:
+        created = self.ec2.allocate_address(Domain="vpc", TagSpecifications=self.tags("elastic-ip"))
+        return created["AllocationId"]
+
+    def placement_group(self) -> str:
+        created = self.ec2.create_placement_group(
+            GroupName=f"{self.name}-{next(_NUMBERS)}", TagSpecifications=self.tags("placement-group")
+        )
+        return created["PlacementGroup"]["GroupId"]
+
     def down(self, **options: Any) -> DownReport:
         self.faults.calls.clear()
         return teardown.down(self.aws, inventory.named(self.name), progress=self.progress.append, **options)
@@ -103,7 +113,10 @@ class Account:
         ids += [one["KeyPairId"] for one in self.ec2.describe_key_pairs(Filters=where)["KeyPairs"]]
         ids += [one["VolumeId"] for one in self.ec2.describe_volumes(Filters=where)["Volumes"]]
         found = self.ec2.describe_network_interfaces(Filters=where)["NetworkInterfaces"]
-        return ids + [one["NetworkInterfaceId"] for one in found]
+        ids += [one["NetworkInterfaceId"] for one in found]
+        ids += [one["AllocationId"] for one in self.ec2.describe_addresses(Filters=where)["Addresses"]]
+        groups = self.ec2.describe_placement_groups(Filters=where)["PlacementGroups"]
+        return ids + [one["GroupId"] for one in groups]
 
     def changes(self) -> list[str]:
         """Return the calls of `down` that change something, repeated ones once."""

@@ -23,6 +23,7 @@ from cloudddp.agent.protocol.phases import MAX_RUNNING
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
 MAX_MANIFEST = 16 << 20  # bytes of a reply that holds a manifest: 100,000 files take 12 MB
 MAX_GPUS = 256
+MAX_EFA = 256
 MAX_WAIT = 86_400.0  # seconds
 
 
@@ -50,6 +51,7 @@ class ProbeReply:
         None  # that PyTorch can use; None where it was not asked, or `python` has no torch
     )
     torch_error: str = ""  # why not more
+    efa: int = 0  # EFA devices; 0 where the request expects none
 
     def __post_init__(self) -> None:
         if self.interface and not is_interface(self.interface):
@@ -62,6 +64,7 @@ class ProbeReply:
         check_range("gpus", self.gpus, 0, MAX_GPUS)
         check_range("torch_gpus", self.torch_gpus or 0, 0, MAX_GPUS)
         check_length("torch_error", self.torch_error, MAX_TEXT)
+        check_range("efa", self.efa, 0, MAX_EFA)
         check_range("cpus", self.cpus, 1, 1 << 16)
         check_range("free_port", self.free_port, 1, (1 << 16) - 1)
         check_range("time", self.time, 0, MAX_TIME)
@@ -81,7 +84,8 @@ class ProbeRequest:
     """`manifest_digest` is the digest of the laptop's manifest, '' for no comparison. `python` is job.python, '' for
     the node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the instance type
     has; while nvidia-smi lists fewer, it is called again for up to `gpu_seconds`. `torch_seconds` limits the import of
-    torch and the use of each GPU, 0 for neither."""
+    torch and the use of each GPU, 0 for neither. `efa` is how many EFA devices it should have; they are counted if that
+    is not 0."""
 
     project: str
     private_ip: str
@@ -91,6 +95,7 @@ class ProbeRequest:
     gpus: int = 0
     gpu_seconds: float = 0.0
     torch_seconds: float = 0.0
+    efa: int = 0
 
     STEP = "probe"
     REPLY = ProbeReply
@@ -102,5 +107,6 @@ class ProbeRequest:
         check_length("manifest_digest", self.manifest_digest, 64)
         check_range("boot_seconds", self.boot_seconds, 0, MAX_WAIT)
         check_range("gpus", self.gpus, 0, MAX_GPUS)
+        check_range("efa", self.efa, 0, MAX_EFA)
         check_range("gpu_seconds", self.gpu_seconds, 0, MAX_WAIT)
         check_range("torch_seconds", self.torch_seconds, 0, MAX_WAIT)

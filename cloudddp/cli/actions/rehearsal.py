@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -59,12 +60,13 @@ class Nodes:
         *,
         gpus: int,
         cpus: int,
+        efa: int = 0,
         hidden: Collection[str] = (),
         print: Print | None = None,  # noqa: A002  what it replaces
     ) -> None:
         self._cluster = cluster
         self._hidden = hidden
-        self._gpus, self._cpus = gpus, cpus
+        self._gpus, self._cpus, self._efa = gpus, cpus, efa
         self._print = print
         self._host_keys: dict[int, str] = {}
 
@@ -111,6 +113,7 @@ class Nodes:
                 interface="ens5", gpus=self._gpus, cpus=self._cpus,
                 python="/opt/pytorch/bin/python", free_port=29500, time=time.time(), disk_free=1 << 40,
                 timer_state="active", timer_next="-", running=(), manifest={}, torch_gpus=self._gpus,
+                efa=self._efa,
             ),
             "apply": ApplyReply(written=0, deleted=0),
             "setup": SetupReply(exit_code=0),
@@ -157,16 +160,21 @@ class Recorder:
 
     def __init__(self, print: Print, *, on: bool) -> None:  # noqa: A002  what it replaces
         self._print = print
+        self._lock = threading.Lock()  # Elastic IPs are allocated in parallel
         self.on = on
 
     def __call__(self, service: str, method: str, params: Mapping[str, Any], answer: Any) -> None:
         if not self.on:
             return
+        with self._lock:
+            self._show(service, method, params, answer)
+
+    def _show(self, service: str, method: str, params: Mapping[str, Any], answer: Any) -> None:
         operation = "".join(word.capitalize() for word in method.split("_"))
         self._print(f"\naws {service} {operation}")
         for name, value in params.items():
             self._print(f"  {name}: {_shown(name, value)}")
-        created = {key: answer[key] for key in ("GroupId", "KeyPairId") if key in answer}
+        created = {key: answer[key] for key in ("GroupId", "KeyPairId", "AllocationId") if key in answer}
         if created:
             self._print(f"  -> {json.dumps(created)}")
 
@@ -196,7 +204,8 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
         recorder.on = False
         info = instance_types.describe(aws, settings.cluster)
         nodes = Nodes(
-            found, gpus=info.gpus, cpus=info.vcpus, hidden=settings.job.env, print=console.print
+            found, gpus=info.gpus, cpus=info.vcpus, efa=info.max_efa,
+            hidden=settings.job.env, print=console.print,
         )  # fmt: skip
         starting.launch(
             nodes, found, settings, script,
@@ -234,9 +243,26 @@ def _dry_run(console: Console, settings: Config, verb: str) -> Iterator[tuple[AW
             os.environ["CLOUDDDP_HOME"] = folder  # `rehearse` restores the environment
             console.print(f"# Dry run of `{verb}`: nothing is called; ids, addresses and sizes are made up.")
             recorder = Recorder(console.print, on=False)
+            if settings.cluster.reservation:
+                _reserve(console, settings.cluster)
             yield AWS(region=settings.cluster.region, observe=recorder), recorder
     finally:
         rehearsal.__exit__(None, None, None)
+
+
+def _reserve(console: Console, spec: ClusterSpec) -> None:
+    """Give the made-up account the reservation of the settings."""
+    from cloudddp.sim import aws as simulated
+
+    zone = simulated.reserve(
+        str(spec.reservation),
+        instance_type=spec.instance_type,
+        count=spec.nodes,
+        zone=spec.zones[0] if spec.zones else None,
+    )
+    console.print(
+        f"# Assumed: {spec.reservation} is an on-demand reservation for {spec.nodes} x {spec.instance_type} in {zone}."
+    )
 
 
 def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> UpResult:
@@ -247,7 +273,10 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> Up
         console.print("\n" + lifecycle.plans(plans, found, settings.cluster))
 
     def dial(created: Cluster, _: ClusterSpec, __: float, ___: Meanwhile) -> Nodes:
-        return Nodes(created, gpus=info[0].gpus, cpus=info[0].vcpus, print=console.print if show else None)
+        return Nodes(
+            created, gpus=info[0].gpus, cpus=info[0].vcpus, efa=info[0].max_efa,
+            print=console.print if show else None,
+        )  # fmt: skip
 
     return creating.up(
         [aws],

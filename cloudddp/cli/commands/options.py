@@ -35,6 +35,22 @@ CLUSTER_SETTINGS = (
         description="Use spot instances (cheaper; AWS may interrupt them at any time).",
     ),
     SettingOption(
+        "cluster", "reservation", "--reservation", metavar="ID",
+        description="Id of an on-demand capacity reservation or a capacity block to launch into.",
+    ),
+    SettingOption(
+        "cluster", "placement_group", "--no-placement-group", is_flag=True, flag_value="false",
+        description="Whether two nodes or more are placed close together, in a placement group of strategy cluster.",
+    ),
+    SettingOption(
+        "cluster", "efa", "--no-efa", is_flag=True, flag_value="false",
+        description="Whether two nodes or more use EFA, on all network cards, if the instance type has it.",
+    ),
+    SettingOption(
+        "cluster", "require_efa", "--require-efa", is_flag=True,
+        description="Fail if EFA is missing: on the instance type, on a node, or when a rank starts NCCL.",
+    ),
+    SettingOption(
         "cluster", "max_hours", "--max-hours", metavar="HOURS", standard="8",
         description="Nodes terminate after this many hours. This cannot be switched off.",
     ),

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from cloudddp.aws.instance_types import TypeInfo
+from cloudddp.aws.reservations import Reservation
 from cloudddp.cli import formats
 from cloudddp.cli.formats import counted, dollars, duration, moment
 from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, nodes_table, time_left
+from cloudddp.cluster import interfaces, reserved
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.teardown import DownReport
@@ -37,10 +39,12 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: dat
     """Return what a cluster in one region is, until when, and what it costs."""
     gpus = f"{info.gpus} x {info.gpu_name}" if info.gpus else "no GPU"
     price, kind = the_plan.price, "spot, at most " if spec.spot else ""
+    context = the_plan.context
+    hourly = f"{dollars(price.node_hour)} per node ({price.source})" if price.node_hour else price.source
     lines = [
         f"cluster {spec.name}: {spec.nodes} x {spec.instance_type} ({gpus} each)",
-        f"  price     {kind}{dollars(price.hour)} an hour: {dollars(price.node_hour)} per node ({price.source}), "
-        f"{dollars(price.extras_hour)} for disks and addresses",
+        f"  price     {kind}{dollars(price.hour)} an hour: {hourly}, "
+        f"{dollars(price.extras_hour)} for {'disks and addresses' if price.addresses else 'disks'}",
         f"  deadline  {moment(the_plan.expires)}, in {duration(the_plan.hours * 3600)}: the nodes then terminate",
         f"  at most   {dollars(the_plan.cost)} until then; data transfer, snapshots and taxes are not counted",
     ]
@@ -54,11 +58,33 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: dat
         early = credentials_end is not None and credentials_end < the_plan.expires
         until = ", before the deadline: log in again by then to use or remove the cluster" if early else ""
         lines.append(f"  login     {ending}{until}")
-    if info.cards > 1 and spec.nodes > 1:
-        lines.append(
-            f"  network   one of the type's {info.cards} network cards, without EFA: slow between nodes"
-        )
+    if context.reservation is not None:
+        lines.append(f"  capacity  {_capacity(context.reservation)}")
+    if network := _network(the_plan, info, spec):
+        lines.append(f"  network   {', '.join(network)}")
     return "\n".join(lines)
+
+
+def _capacity(found: Reservation) -> str:
+    if not found.block:
+        return f"{reserved.title(found)} in {found.zone}"
+    ends = f", until {moment(found.end)}; EC2 terminates its nodes 30 minutes before" if found.end else ""
+    return f"{reserved.title(found)} in {found.zone}{ends}"
+
+
+def _network(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
+    """Return what connects the nodes, and how they get their addresses, where that is not the ordinary case."""
+    context = the_plan.context
+    found = []
+    if devices := interfaces.efa_devices(context.interfaces):
+        found.append(f"EFA with {counted(devices, 'device')} per node")
+    elif info.cards > 1 and spec.nodes > 1:
+        found.append(f"one of the type's {info.cards} network cards, without EFA: slow between nodes")
+    if context.own_placement_group:
+        found.append("nodes close together in a placement group")
+    if the_plan.elastic_ips:
+        found.append(f"{counted(the_plan.elastic_ips, 'Elastic IP')}")
+    return found
 
 
 def _access(spec: ClusterSpec) -> str | None:

@@ -16,6 +16,8 @@ from agent.commands import program, run_quietly
 
 SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B  # linux/sockios.h
 NVIDIA_SMI_SECONDS = 120.0  # the first call on a cold node loads the driver, which may take seconds per GPU
+EFA_FI_INFO = "/opt/amazon/efa/bin/fi_info"  # of AWS's EFA installer; on PATH in login shells only
+INFINIBAND = "/sys/class/infiniband"
 DEEP_LEARNING_AMI_PYTHON = "/opt/pytorch/bin/python"
 
 
@@ -58,6 +60,28 @@ def count_gpus(expected: int, seconds: float) -> int:
         if count >= expected or shutil.which("nvidia-smi") is None or time.monotonic() > deadline:
             return count
         time.sleep(min(2.0, seconds))
+
+
+def count_efa() -> int:
+    """Return how many EFA devices the node has.
+
+    Counted are those that libfabric can use, as NCCL's plugin will; without libfabric, those that the kernel has. A
+    device has several endpoints, whose domains differ in the last part: rdmap16s27-rdm, rdmap16s27-dgrm.
+    """
+    fi_info = EFA_FI_INFO if os.access(EFA_FI_INFO, os.X_OK) else shutil.which("fi_info")
+    if fi_info is None:
+        return sum(_is_efa(device) for device in Path(INFINIBAND).glob("*"))
+    listed = run_quietly([fi_info, "-p", "efa", "-t", "FI_EP_RDM"]).splitlines()
+    domains = {
+        line.split()[1] for line in listed if line.split()[:1] == ["domain:"] and len(line.split()) > 1
+    }
+    return len({domain.rpartition("-")[0] or domain for domain in domains})
+
+
+def _is_efa(device: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return (device / "device" / "driver").resolve().name == "efa"
+    return False
 
 
 def find_python(wanted: str, folder: Path) -> str:

@@ -41,6 +41,7 @@ def step(request: ProbeRequest) -> ProbeReply:
         timer_state=timer.get("ActiveState", ""),
         timer_next=timer.get("NextElapseUSecRealtime", ""),
         running=running,
+        efa=machine.count_efa() if request.efa else 0,
         manifest=_different_manifest(folder, request.manifest_digest),
         torch_gpus=torch_gpus,
         torch_error=torch_error,

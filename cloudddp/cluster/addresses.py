@@ -1,0 +1,108 @@
+"""The Elastic IPs of a cluster whose nodes have several interfaces: checked, allocated, associated.
+
+EC2 allocates and associates one address per call, so these are the only calls whose number grows with the nodes. They
+are made in parallel, a few at a time. Addresses are found by tag, so `down` releases them without local state, and an
+address that was allocated twice, by a call that botocore has repeated, is released.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from cloudddp.aws import addresses, inventory
+from cloudddp.aws.client import AWS
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.progress import ProgressCallback
+from cloudddp.cluster.requests import Request, tagged
+from cloudddp.config import timing
+from cloudddp.errors import AWSError, CloudDDPError
+
+STEP = "address"
+_PARALLEL = 8  # calls at a time: 100 nodes take 13 rounds, and EC2's request rate is not exceeded
+_RETRY_SECONDS = 0.5
+
+T = TypeVar("T")
+
+
+def requests(count: int, tags: list[dict[str, str]]) -> tuple[Request, ...]:
+    """Return the requests that allocate the addresses."""
+    params = {"Domain": "vpc", "TagSpecifications": tagged(tags, "elastic-ip")}
+    return tuple(Request(f"{STEP}-{index}", "allocate_address", params) for index in range(count))
+
+
+def check_limit(aws: AWS, count: int) -> None:
+    """Raise CloudDDPError if the account may not have so many more Elastic IPs. Two AWS calls."""
+    limit = addresses.limit(aws)
+    if limit is None:
+        return
+    used = len(addresses.listed(aws, []))
+    if used + count > limit:
+        raise CloudDDPError(
+            f"{count} nodes with several network cards need {count} Elastic IPs; the account may have {limit} in "
+            f"{aws.region} and has {used}",
+            hint=addresses_hint(),
+        )
+
+
+def addresses_hint() -> str:
+    return (
+        "ask for a higher quota `EC2-VPC Elastic IPs` in the Service Quotas console, connect to private addresses "
+        '(connect = "private" or "jump"), or use a single network card: --no-efa'
+    )
+
+
+def associate(aws: AWS, cluster: Cluster) -> None:
+    """Give every node that has no public address one of the cluster's Elastic IPs. Safe to repeat.
+
+    Raises CloudDDPError if there are too few.
+    """
+    deadline = time.monotonic() + timing.current().settle
+    while True:
+        known = addresses.listed(aws, inventory.with_id(cluster.id))
+        served = {address.interface for address in known}
+        waiting = [node for node in cluster.nodes.values() if node.interface not in served]
+        free = [address for address in known if not address.interface]
+        if len(free) >= len(waiting):
+            break
+        if time.monotonic() > deadline:  # a new address may not be listed by tag for a while
+            raise CloudDDPError(
+                f"{len(waiting)} nodes need an Elastic IP, and {len(free)} of the cluster are free"
+            )
+        time.sleep(_RETRY_SECONDS)
+    calls = [
+        lambda address=address, node=node: addresses.associate(aws, address, node.interface)
+        for address, node in zip(free, waiting, strict=False)
+    ]
+    in_parallel([*calls, *(lambda one=one: addresses.release(aws, one) for one in free[len(waiting) :])])
+
+
+def provide(aws: AWS, cluster: Cluster, progress: ProgressCallback) -> None:
+    """As `associate`, with progress."""
+    progress(f"associating {len(cluster.nodes)} Elastic IP{'s' * (len(cluster.nodes) != 1)}")
+    associate(aws, cluster)
+
+
+def missing(aws: AWS, cluster: Cluster) -> bool:
+    """Return whether nodes lack the Elastic IPs that were allocated for them: their `up` was killed. At most one call."""
+    if all(node.public_ip for node in cluster.nodes.values()):
+        return False
+    return bool(addresses.listed(aws, inventory.with_id(cluster.id)))
+
+
+def in_parallel(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Make every call, a few at a time; return their results in order. Raises the first error after all have ended."""
+    if not calls:
+        return []
+    with ThreadPoolExecutor(min(_PARALLEL, len(calls)), "elastic-ips") as pool:
+        futures = [pool.submit(call) for call in calls]
+    return [future.result() for future in futures]
+
+
+def explained(error: AWSError) -> AWSError:
+    """Return the error of an allocation, with what to do if it is the account's limit."""
+    if error.code != addresses.LIMIT:
+        return error
+    return AWSError(error.message, hint=addresses_hint(), code=error.code)

@@ -1,0 +1,292 @@
+"""`up` into capacity reservations and capacity blocks: checks before anything is created, deadline, price, retries."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from support.harness import interrupt, wait_for
+
+TYPE, ZONE = "p4d.24xlarge", "us-east-1b"
+BLOCK = "cr-0123456789abcdef0"
+Conditions = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def conditions(simulator: Any, cli: Any) -> Iterator[Conditions]:
+    def post(**body: Any) -> dict[str, Any]:
+        page = urllib.request.Request(
+            f"{simulator.endpoint}/_cloudddp/conditions", data=json.dumps(body).encode()
+        )
+        with urllib.request.urlopen(page, timeout=30) as answer:
+            return dict(json.load(answer))
+
+    yield post
+    post(clear=True)
+
+
+@pytest.fixture
+def reserve(ec2: Any, cli: Any) -> Iterator[Callable[..., str]]:
+    """Create an on-demand reservation, cancelled after the test."""
+    made = []
+
+    def create(count: int = 2, **more: Any) -> str:
+        request = {"InstanceType": "g5.12xlarge", "InstancePlatform": "Linux/UNIX", "AvailabilityZone": ZONE}
+        answer = ec2.create_capacity_reservation(
+            **{**request, "InstanceCount": count, "InstanceMatchCriteria": "targeted", **more}
+        )
+        made.append(answer["CapacityReservation"]["CapacityReservationId"])
+        return made[-1]
+
+    yield create
+    cli("down", "-y")
+    for name in made:
+        ec2.cancel_capacity_reservation(CapacityReservationId=name)
+
+
+@pytest.fixture
+def block(conditions: Conditions) -> Callable[..., str]:
+    """Add a capacity block to the account: cloudddp never buys one."""
+
+    def add(
+        *, ends: timedelta = timedelta(days=1), starts: timedelta = -timedelta(hours=1), **more: Any
+    ) -> str:
+        now = datetime.now(UTC)
+        times = {"start": (now + starts).isoformat(), "end": (now + ends).isoformat()}
+        conditions(blocks={BLOCK: {"zone": ZONE, "type": TYPE, "count": 2, **times, **more}})
+        return BLOCK
+
+    return add
+
+
+def available(ec2: Any, name: str) -> int:
+    (found,) = ec2.describe_capacity_reservations(CapacityReservationIds=[name])["CapacityReservations"]
+    return int(found["AvailableInstanceCount"])
+
+
+def nodes_of(ec2: Any, cluster: str) -> list[dict[str, Any]]:
+    where = [
+        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
+        {"Name": "instance-state-name", "Values": ["running"]},
+    ]
+    return [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
+
+
+def test_up_launches_into_the_reservation(cli: Any, ec2: Any, reserve: Any, remains: Any) -> None:
+    """The zone is that of the reservation, without --zone; one DescribeCapacityReservations call."""
+    name = reserve()
+    done = cli("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
+    assert done.returncode == 0, done.stderr
+    assert f"capacity reservation {name} in {ZONE}" in done.stderr
+    found = nodes_of(ec2, cli.cluster)
+    assert {node["CapacityReservationId"] for node in found} == {name}
+    assert {node["Placement"]["AvailabilityZone"] for node in found} == {ZONE}
+    assert len(remains().placement_groups) == 1
+    assert available(ec2, name) == 0
+    cli.ok("down", "-y")
+    assert remains().nothing
+    assert available(ec2, name) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (
+            ["-t", "g5.xlarge"],
+            "is for g5.12xlarge, and g5.xlarge was requested",
+            "--instance-type g5.12xlarge",
+        ),
+        (["--zones", "us-east-1a"], "is in zone us-east-1b, not in us-east-1a", "--zones us-east-1b"),
+        (["-n", "3"], "is for 2 instances, and 3 were requested", "--nodes 2"),
+    ],
+)
+def test_settings_that_do_not_match_the_reservation(
+    cli: Any, faults: Any, reserve: Any, remains: Any, words: list[str], message: str, hint: str
+) -> None:
+    done = cli("up", "-t", "g5.12xlarge", *words, "--reservation", reserve())
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert hint in done.stderr
+    assert not [call for call in faults.calls if not call.startswith(("Describe", "Get"))]
+
+
+def test_subnet_in_another_zone_than_the_reservation(cli: Any, ec2: Any, faults: Any, reserve: Any) -> None:
+    where = [{"Name": "availability-zone", "Values": ["us-east-1a"]}]
+    subnet = ec2.describe_subnets(Filters=where)["Subnets"][0]["SubnetId"]
+    done = cli("up", "-t", "g5.12xlarge", "--subnets", subnet, "--reservation", reserve())
+    assert done.returncode == 2, done.stderr
+    assert "is in zone us-east-1b" in done.stderr
+    assert subnet in done.stderr
+    assert faults.count("ImportKeyPair") == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"InstancePlatform": "Windows"}, "is for platform Windows, and the image is for Linux/UNIX"),
+        ({"Tenancy": "dedicated"}, "has tenancy dedicated"),
+    ],
+)
+def test_reservation_that_nodes_cannot_use(
+    cli: Any, faults: Any, reserve: Any, more: dict[str, Any], message: str
+) -> None:
+    done = cli("up", "-t", "g5.12xlarge", "--reservation", reserve(**more))
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert faults.count("ImportKeyPair") == 0
+
+
+def test_unknown_reservation(cli: Any, faults: Any) -> None:
+    done = cli("up", "-t", "g5.12xlarge", "--reservation", "cr-00000000")
+    assert done.returncode == 2
+    assert "there is no capacity reservation cr-00000000 in us-east-1" in done.stderr
+    assert faults.count("ImportKeyPair") == 0
+
+
+@pytest.mark.parametrize("words", [["--reservation", "reserved"], ["--reservation", "cr-00000000", "--spot"]])
+def test_invalid_or_contradicting_settings_call_nothing(cli: Any, faults: Any, words: list[str]) -> None:
+    done = cli("up", "-t", "g5.12xlarge", *words)
+    assert done.returncode == 2, done.stderr
+    assert faults.calls == []
+
+
+def test_full_reservation_is_refused_before_anything_is_created(
+    cli: Any, ec2: Any, faults: Any, reserve: Any
+) -> None:
+    name = reserve()
+    (image,) = {
+        image["ImageId"]
+        for image in ec2.describe_images(Filters=[{"Name": "name", "Values": ["*PyTorch 2.12*"]}])["Images"]
+        if image["Architecture"] == "x86_64"
+    }
+    answer = ec2.run_instances(
+        ImageId=image, InstanceType="g5.12xlarge", MinCount=1, MaxCount=1,
+        Placement={"AvailabilityZone": ZONE},
+        CapacityReservationSpecification={"CapacityReservationTarget": {"CapacityReservationId": name}},
+    )  # fmt: skip
+    done = cli("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
+    ec2.terminate_instances(InstanceIds=[answer["Instances"][0]["InstanceId"]])
+    assert done.returncode == 1
+    assert "has 1 of 2 places free, and 2 were requested" in done.stderr
+    assert faults.count("ImportKeyPair") == 0
+
+
+def test_up_after_down_waits_for_the_clean_up(
+    cli: Any, conditions: Conditions, reserve: Any, remains: Any
+) -> None:
+    name = reserve()
+    words = ("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
+    cli.ok(*words)
+    conditions(cleanup={"reservations": 4})
+    cli.ok("down", "-y")
+    done = cli(*words, CLOUDDDP_TIME_SCALE="0.1")
+    assert done.returncode == 0, done.stderr
+    assert "the capacity reservation is full; trying again" in done.stderr
+    assert len(remains().instances) == 2
+
+
+def test_interrupted_wait_for_the_clean_up_leaves_nothing(
+    cli: Any, conditions: Conditions, faults: Any, reserve: Any, remains: Any
+) -> None:
+    name = reserve()
+    words = ("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
+    cli.ok(*words)
+    conditions(cleanup={"reservations": 1000})
+    cli.ok("down", "-y")
+    before = faults.count("RunInstances")
+    process = cli.start(*words, CLOUDDDP_TIME_SCALE="0.1")
+    wait_for(lambda: faults.count("RunInstances") >= before + 2, "the launch is tried again")
+    code, _, err = interrupt(process)
+    assert code == 130, err
+    assert "nothing was left running" in err
+    assert remains().nothing
+
+
+def test_clean_up_that_takes_too_long_leaves_nothing(
+    cli: Any, conditions: Conditions, reserve: Any, remains: Any
+) -> None:
+    name = reserve(1)
+    words = ("up", "-n", "1", "-t", "g5.12xlarge", "--reservation", name)
+    cli.ok(*words)
+    conditions(cleanup={"reservations": 1000})
+    cli.ok("down", "-y")
+    done = cli(*words, CLOUDDDP_TIME_SCALE="0.02")
+    assert done.returncode == 1
+    assert "ReservationCapacityExceeded" in done.stderr
+    assert remains().nothing
+
+
+def test_reservation_in_a_placement_group_uses_that_group(
+    cli: Any, ec2: Any, reserve: Any, remains: Any
+) -> None:
+    group = ec2.create_placement_group(GroupName="of-another", Strategy="cluster")["PlacementGroup"]
+    name = reserve(PlacementGroupArn=group["GroupArn"])
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
+    assert {node["Placement"]["GroupName"] for node in nodes_of(ec2, cli.cluster)} == {"of-another"}
+    assert remains().placement_groups == []
+    cli.ok("down", "-y")
+    assert remains().nothing
+    ec2.delete_placement_group(GroupName="of-another")
+
+
+def test_dry_run_shows_the_reservation(cli: Any) -> None:
+    out = cli.ok("up", "--dry-run", "-t", "p5.48xlarge", "--reservation", BLOCK, "--zones", "us-east-1b")
+    assert f"Assumed: {BLOCK} is an on-demand reservation for 2 x p5.48xlarge in us-east-1b" in out
+    assert f'"CapacityReservationId": "{BLOCK}"' in out
+
+
+# -- capacity blocks -------------------------------------------------------------------------------------------
+
+
+def test_up_launches_into_a_block(cli: Any, ec2: Any, block: Any, remains: Any) -> None:
+    """Prepaid, no placement group, and a deadline 40 minutes before the end of the block."""
+    before = datetime.now(UTC)
+    name = block(ends=timedelta(hours=3))
+    done = cli("up", "-n", "2", "-t", TYPE, "--reservation", name)
+    assert done.returncode == 0, done.stderr
+    assert f"capacity block {name} is prepaid" in done.stderr
+    assert f"capacity block {name} in {ZONE}, until" in done.stderr
+    price = next(line for line in done.stderr.splitlines() if line.startswith("  price"))
+    assert "$0.04 an hour" in price
+    found = nodes_of(ec2, cli.cluster)
+    assert {node["InstanceLifecycle"] for node in found} == {"capacity-block"}
+    assert remains().placement_groups == []
+    expires = datetime.fromisoformat(json.loads(cli.ok("status", "--json"))[0]["expires"])
+    assert abs((expires - before - timedelta(hours=3, minutes=-40)).total_seconds()) < 60
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
+def test_earlier_deadline_of_the_user_is_kept(cli: Any, block: Any) -> None:
+    cli.ok("up", "-n", "2", "-t", TYPE, "--reservation", block(), "--max-hours", "2")
+    found = json.loads(cli.ok("status", "--json"))[0]
+    life = datetime.fromisoformat(found["expires"]) - datetime.fromisoformat(found["created"])
+    assert life == timedelta(hours=2)
+
+
+@pytest.mark.parametrize(
+    ("starts", "ends", "message"),
+    [
+        (timedelta(hours=2), timedelta(days=1), "is scheduled, not active; it starts at"),
+        (-timedelta(days=2), -timedelta(hours=1), "is expired, not active"),
+        (-timedelta(days=1), timedelta(minutes=45), "the capacity block ends too soon"),
+    ],
+)
+def test_block_that_is_not_active_or_ends_soon(
+    cli: Any, faults: Any, block: Any, starts: timedelta, ends: timedelta, message: str
+) -> None:
+    done = cli("up", "-n", "2", "-t", TYPE, "--reservation", block(starts=starts, ends=ends))
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert faults.count("ImportKeyPair") == 0
+
+
+def test_spot_with_a_block_is_refused(cli: Any, faults: Any, block: Any) -> None:
+    done = cli("up", "-t", TYPE, "--spot", "--reservation", block())
+    assert done.returncode == 2
+    assert "omit --spot" in done.stderr
+    assert faults.calls == []
