@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -26,13 +27,13 @@ def our_units() -> dict[str, units.Unit]:
     texts = [payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
     ends = datetime.fromtimestamp(NOON, UTC)
     text = user_data(Identity("c", "k", "p", "q"), ends - timedelta(hours=2), ends, (texts[0], texts[1]))
-    files = parser.parse(text.encode()).config["write_files"]
-    return {
-        name: units.parse(name, file["content"])
-        for file in files
-        for name in [file["path"].rpartition("/")[2]]
-        if name.endswith((".timer", ".service"))
-    }
+    commands = parser.parse(text.encode()).config["bootcmd"]
+    written = [
+        re.search(r"> (\S+/)?(\S+\.(?:timer|service)) <<'END'\n(.*)\nEND$", one, re.S)
+        for one in commands
+        if isinstance(one, str)
+    ]
+    return {found[2]: units.parse(found[2], found[3]) for found in written if found}
 
 
 @pytest.mark.parametrize(
