@@ -59,6 +59,13 @@ def test_several_cards_use_elastic_ips(cli: Any, ec2: Any, remains: Any) -> None
     assert remains().nothing
 
 
+def test_private_nodes_need_no_elastic_ip(cli: Any, ec2: Any, faults: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "2", "-t", TYPE, "--connect", "private", "--ssh-from", "127.0.0.0/8")
+    assert [len(node["NetworkInterfaces"]) for node in nodes_of(ec2, cli.cluster)] == [5, 5]
+    assert remains().addresses == []
+    assert faults.count("DescribeAccountAttributes") == faults.count("AllocateAddress") == 0
+
+
 def test_single_card_keeps_its_public_address(cli: Any, ec2: Any, faults: Any, remains: Any) -> None:
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
     found = nodes_of(ec2, cli.cluster)

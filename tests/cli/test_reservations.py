@@ -251,7 +251,8 @@ def test_up_launches_into_a_block(cli: Any, ec2: Any, block: Any, remains: Any) 
     assert f"capacity block {name} is prepaid" in done.stderr
     assert f"capacity block {name} in {ZONE}, until" in done.stderr
     price = next(line for line in done.stderr.splitlines() if line.startswith("  price"))
-    assert "$0.04 an hour" in price
+    hourly, _, extras = price.removeprefix("  price     ").partition(" an hour: ")
+    assert extras.endswith(f"is prepaid, {hourly} for disks and addresses")
     found = nodes_of(ec2, cli.cluster)
     assert {node["InstanceLifecycle"] for node in found} == {"capacity-block"}
     assert remains().placement_groups == []
