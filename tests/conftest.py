@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.account import post_conditions
 from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
 from support.pool import Pool
@@ -147,3 +148,16 @@ def faults(simulator: Any, cli: CommandLine) -> Iterator[FaultyEndpoint]:
 @pytest.fixture
 def remains(ec2: Any, cli: CommandLine) -> Callable[[], Remains]:
     return lambda: remaining(ec2, cli.cluster)
+
+
+@pytest.fixture
+def conditions(simulator: Any, cli: CommandLine) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Set the simulator's conditions and return all of them; the test's end clears them, before `cli` removes nodes."""
+
+    def post(**body: Any) -> dict[str, Any]:
+        status, answer = post_conditions(simulator.endpoint, body)
+        assert status == 200, answer
+        return answer
+
+    yield post
+    post(clear=True)

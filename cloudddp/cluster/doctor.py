@@ -6,28 +6,30 @@ Each check asks the same functions as `up`, so that both give the same reasons.
 from __future__ import annotations
 
 import email.utils
-import functools
 import os
 import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from cloudddp.aws import caller as callers
-from cloudddp.aws import images, instance_types, networks, quotas
+from cloudddp.aws import images, instance_types, quotas
 from cloudddp.aws.client import AWS
+from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
-from cloudddp.cluster import offers, reach
+from cloudddp.aws.reservations import Reservation
+from cloudddp.cluster import interfaces, offers, reach, reserved
 from cloudddp.cluster.identity import new_identity
 from cloudddp.cluster.offers import Offer
 from cloudddp.cluster.permission import dry_run_parameters, is_about_default_group
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import Price
-from cloudddp.cluster.requests import LaunchContext, Ref, Request
+from cloudddp.cluster.requests import Ref, Request
+from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Text
 from cloudddp.local_state import home
@@ -38,6 +40,7 @@ T = TypeVar("T")
 
 _SKEW_WARN, _SKEW_FAIL = 30.0, 240.0  # seconds; AWS refuses requests that are more than 300 s off
 _DISK_FAIL, _DISK_WARN = 100 << 20, 1 << 30  # free bytes for keys, journals and results
+_PRICE_AGE = 400  # days
 _CONNECT_SECONDS = 5.0
 # AWS's own SSH server of the region, and the variable that names another one.
 _SSH_SERVER, SSH_VARIABLE = "git-codecommit.{region}.amazonaws.com:22", "CLOUDDDP_CHECKSSH"
@@ -65,6 +68,7 @@ def examine(
         return
     owner = callers.owner_of(identity)
     yield Check("identity", "pass", f"{owner} in account {one_line(str(identity.get('Account', '')), 20)}")
+    yield from _credentials(clouds[0], spec)
     yield _clock(identity)
     ssh_from, address = _caller(clouds[0], spec, caller)
     yield address
@@ -118,6 +122,20 @@ def _way_out(region: str) -> Check:
 # -- the account ---------------------------------------------------------------------------------------------------
 
 
+def _credentials(aws: AWS, spec: ClusterSpec) -> Iterator[Check]:
+    """Check that the credentials last as long as the cluster: `down` needs them."""
+    end = aws.credentials_end()
+    if end is None:
+        return
+    detail = f"end at {end:%Y-%m-%d %H:%M} UTC"
+    if end < datetime.now(UTC) + timedelta(hours=spec.max_hours):
+        yield Check(
+            "credentials", "warn", f"{detail}, before the cluster's deadline", "log in again before then"
+        )
+    else:
+        yield Check("credentials", "pass", detail)
+
+
 def _clock(answer: Mapping[str, Any]) -> Check:
     """Compare the time of AWS's answer, which has whole seconds, with that of this computer."""
     header = str(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", ""))
@@ -166,22 +184,54 @@ def _failed(name: str, error: CloudDDPError) -> Check:
 
 def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Iterator[Check]:
     asked = _Asked()
-    info = asked("instance type", lambda: instance_types.describe(aws, spec), _type_detail)
-    if info is not None:
-        image = asked("image", lambda: images.find(aws, spec, info), lambda found: f"{found.id} {found.name}")
-        if image is not None and image.warning:
-            asked.checks[-1] = Check("image", "warn", image.warning)
-        reached_from = functools.partial(
-            networks.candidates, reached_from=reach.public_sources(spec, ssh_from)
-        )
-        subnets = asked("network", lambda: reached_from(aws, spec), _network_detail)
-        price = asked("price", lambda: offers.price(aws, spec), _price_detail)
+    info = asked("instance type", lambda: _type_for(aws, spec), _type_detail)
+    if info is None:
+        yield from asked.checks
+        return
+    image = asked("image", lambda: images.find(aws, spec, info), lambda found: f"{found.id} {found.name}")
+    if image is not None and image.warning:
+        asked.checks[-1] = Check("image", "warn", image.warning)
+    reservation = None
+    if spec.reservation:
+        reservation = asked("reservation", lambda: _reservation(aws, spec, image), reserved.title)
+    subnets = asked("network", lambda: offers.subnets(aws, spec, ssh_from, reservation), _network_detail)
+    price = asked("price", lambda: offers.price(aws, spec, reservation), _price_detail)
+    if price is not None and _age(price) > _PRICE_AGE:
+        asked.checks[-1] = Check("price", "warn", _price_detail(price), "give the current one: --price USD")
+    if reservation is None:  # whose places are counted already
         asked.checks.append(_quota(aws, spec, info))
     yield from asked.checks
-    if info and image and subnets and price:
-        now, gpus, idle = datetime.now(UTC), info.gpus, info.tcp_timeout
-        context = LaunchContext(aws.region, image, subnets, ssh_from, owner, now, gpus, idle)
-        yield from _permissions(aws, Offer(aws, info, context, price).plan(spec, new_identity()[0]))
+    if image and subnets and price:
+        offer = offers.offer_of(aws, spec, info, image, subnets, price, ssh_from, owner, reservation)
+        yield from _addresses(offer, spec)
+        yield from _permissions(aws, offer.plan(spec, new_identity()[0]))
+
+
+def _type_for(aws: AWS, spec: ClusterSpec) -> TypeInfo:
+    info = instance_types.describe(aws, spec)
+    interfaces.choose(spec, info)  # raises if EFA is required and the type has none
+    return info
+
+
+def _reservation(aws: AWS, spec: ClusterSpec, image: Image | None) -> Reservation:
+    found = reserved.find(aws, spec)
+    if image is not None:
+        reserved.check_platform(found, image.platform)
+    if found is None:
+        raise CloudDDPError(f"there is no reservation {spec.reservation} in {aws.region}")
+    return found
+
+
+def _addresses(offer: Offer, spec: ClusterSpec) -> Iterator[Check]:
+    """Check the Elastic IPs, if the nodes need any."""
+    if interfaces.needs_elastic_ip(offer.context.interfaces, public=connection.mode(spec) == "public"):
+        asked = _Asked()
+        asked(
+            "Elastic IPs",
+            lambda: offers.check_addresses(offer, spec),
+            lambda _: f"{spec.nodes} more may be allocated",
+        )
+        yield from asked.checks
 
 
 class _Asked:
@@ -206,7 +256,14 @@ def _network_detail(subnets: tuple[Subnet, ...]) -> str:
 
 
 def _price_detail(price: Price) -> str:
-    return f"${price.hour:.2f} an hour for the cluster, {price.source}"
+    age = f" ({_age(price)} days old)" if _age(price) else ""
+    return f"${price.hour:.2f} an hour for the cluster, {price.source}{age}"
+
+
+def _age(price: Price) -> int:
+    """Return how many days ago the list was made that the price is from; 0 for a price without a date."""
+    found = re.search(r"\d{4}-\d\d-\d\d", price.source)
+    return (datetime.now(UTC).date() - date.fromisoformat(found[0])).days if found else 0
 
 
 def _type_detail(info: TypeInfo) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from cloudddp.aws import caller as callers
 from cloudddp.aws import images, instance_types, networks, pricing
 from cloudddp.aws.client import AWS
+from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
@@ -73,38 +74,57 @@ def resolve(
 
 def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Offer:
     info = instance_types.describe(aws, spec)
-    chosen = interfaces.choose(spec, info)
     reservation = reserved.find(aws, spec)
     usual = price(aws, spec, reservation)
     image = images.find(aws, spec, info)
     reserved.check_platform(reservation, image.platform)
-    subnets = _subnets(aws, spec, public_sources(spec, ssh_from), reservation)
-    context = LaunchContext(
-        aws.region,
-        image,
-        subnets,
-        ssh_from,
-        owner,
-        datetime.now(UTC),
-        info.gpus,
-        info.tcp_timeout,
-        interfaces=chosen,
-        own_placement_group=placement.wanted(spec, info, reservation),
-        reservation=reservation,
-    )
-    if interfaces.needs_elastic_ip(chosen, public=connection.mode(spec) == "public"):
-        addresses.check_limit(aws, spec.nodes)
-    spot = pricing.spot(aws, spec.instance_type, [one.zone for one in subnets]) if spec.spot else None
-    full = replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb), spot=spot)
-    offer = Offer(aws, info, context, full)
+    found = subnets(aws, spec, ssh_from, reservation)
+    offer = offer_of(aws, spec, info, image, found, usual, ssh_from, owner, reservation)
+    check_addresses(offer, spec)
     require_launch(aws, spec, offer.plan(spec, new_identity()[0]).launches[0].request)
     return offer
 
 
-def _subnets(
-    aws: AWS, spec: ClusterSpec, sources: Sequence[str], reservation: Reservation | None
+def offer_of(
+    aws: AWS,
+    spec: ClusterSpec,
+    info: TypeInfo,
+    image: Image,
+    found: tuple[Subnet, ...],
+    usual: Price,
+    ssh_from: tuple[str, ...],
+    owner: str,
+    reservation: Reservation | None,
+) -> Offer:
+    """Return the offer that consists of these answers. One AWS call with `spot`, for the current price."""
+    context = LaunchContext(
+        aws.region,
+        info,
+        image,
+        found,
+        ssh_from,
+        owner,
+        datetime.now(UTC),
+        interfaces=interfaces.choose(spec, info),
+        own_placement_group=placement.wanted(spec, info, reservation),
+        reservation=reservation,
+    )
+    spot = pricing.spot(aws, spec.instance_type, [one.zone for one in found]) if spec.spot else None
+    full = replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb), spot=spot)
+    return Offer(aws, info, context, full)
+
+
+def check_addresses(offer: Offer, spec: ClusterSpec) -> None:
+    """Raise CloudDDPError if the nodes need more Elastic IPs than the account may have. Two AWS calls, or none."""
+    if interfaces.needs_elastic_ip(offer.context.interfaces, public=connection.mode(spec) == "public"):
+        addresses.check_limit(offer.aws, spec.nodes)
+
+
+def subnets(
+    aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], reservation: Reservation | None
 ) -> tuple[Subnet, ...]:
-    """Return the subnets of the nodes: with a reservation, those in its zone."""
+    """Return the subnets of the nodes, one per zone: with a reservation, those in its zone."""
+    sources = public_sources(spec, ssh_from)
     if reservation is None:
         return networks.candidates(aws, spec, reached_from=sources)
     there = msgspec.structs.replace(spec, zones=(reservation.zone,))

@@ -54,14 +54,20 @@ class Plan:
     """`requests` create what the nodes need; then `launches` are tried in order until one succeeds."""
 
     cluster_id: str
-    region: str
-    image: Image
+    context: LaunchContext
     requests: tuple[Request, ...]
     launches: tuple[Launch, ...]
     price: Price
     created: datetime
     expires: datetime
-    context: LaunchContext
+
+    @property
+    def region(self) -> str:
+        return self.context.region
+
+    @property
+    def image(self) -> Image:
+        return self.context.image
 
     @property
     def elastic_ips(self) -> int:
@@ -129,7 +135,7 @@ def plan(
             TAG_EXPIRES: iso(expires),
             TAG_VERSION: __version__,
             TAG_NODES: str(spec.nodes),
-            TAG_GPUS: str(context.gpus),
+            TAG_GPUS: str(context.info.gpus),
             TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
             **({TAG_REQUIRE_EFA: "yes"} if spec.require_efa else {}),
             "Name": f"cloudddp-{spec.name}",
@@ -174,17 +180,7 @@ def plan(
         Launch(subnet.zone, run_instances(spec, context, subnet, tags, key, data, identity.cluster_id))
         for subnet in context.subnets
     )
-    return Plan(
-        identity.cluster_id,
-        context.region,
-        context.image,
-        requests,
-        launches,
-        price,
-        created,
-        expires,
-        context,
-    )
+    return Plan(identity.cluster_id, context, requests, launches, price, created, expires)
 
 
 def _placement_group(

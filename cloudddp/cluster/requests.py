@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from cloudddp.aws.images import Image
-from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT
+from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster.interfaces import ORDINARY, Interface
@@ -36,13 +36,12 @@ class LaunchContext:
     """What AWS answered before planning, and the time. `subnets` are one per zone, in the order in which to try them."""
 
     region: str
+    info: TypeInfo
     image: Image
     subnets: tuple[Subnet, ...]
     ssh_from: tuple[str, ...]
     owner: str
     now: datetime
-    gpus: int = 0  # of each node
-    tcp_timeout: int = MAX_TCP_TIMEOUT  # default of the type, in seconds
     interfaces: tuple[Interface, ...] = ORDINARY  # of each node
     own_placement_group: bool = False  # whether the cluster gets a placement group
     reservation: Reservation | None = None

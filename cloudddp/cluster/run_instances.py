@@ -41,7 +41,7 @@ def run_instances(
             subnet_id=subnet.id,
             group=Ref("security-group", "GroupId"),
             public=connection.mode(spec) == "public",
-            ip_settings=_connection_tracking(context.tcp_timeout),
+            ip_settings=_connection_tracking(context.info.tcp_timeout),
         ),
         "BlockDeviceMappings": [
             {

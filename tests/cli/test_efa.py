@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,19 +11,6 @@ from support.harness import TIMEOUT, interrupt, wait_for
 TYPE = "p4d.24xlarge"
 CREATED = ("CreatePlacementGroup", "AllocateAddress", "RunInstances", "AssociateAddress")
 Conditions = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def conditions(simulator: Any, cli: Any) -> Iterator[Conditions]:
-    def post(**body: Any) -> dict[str, Any]:
-        page = urllib.request.Request(
-            f"{simulator.endpoint}/_cloudddp/conditions", data=json.dumps(body).encode()
-        )
-        with urllib.request.urlopen(page, timeout=30) as answer:
-            return dict(json.load(answer))
-
-    yield post
-    post(clear=True)
 
 
 def nodes_of(ec2: Any, cluster: str) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,18 +29,6 @@ def client(simulator: Any, service: str) -> Any:
         aws_access_key_id="x",
         aws_secret_access_key="x",
     )
-
-
-@pytest.fixture
-def conditions(simulator: Any) -> Iterator[Conditions]:
-    """Set the simulator's conditions; the test's end clears them."""
-
-    def post(**body: Any) -> None:
-        url = f"{simulator.endpoint}/_cloudddp/conditions"
-        urllib.request.urlopen(urllib.request.Request(url, data=json.dumps(body).encode()), timeout=30)
-
-    yield post
-    post(clear=True)
 
 
 def instances(ec2: Any, cluster: str) -> list[dict[str, Any]]:

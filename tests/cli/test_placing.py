@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,6 @@ from support.harness import remaining, wait_for
 
 G5_ZONES = ("us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d", "us-east-1f")
 SCALED = {"CLOUDDDP_TIME_SCALE": "0.02"}
-
-
-@pytest.fixture
-def conditions(simulator: Any, cli: Any) -> Iterator[Callable[..., dict[str, Any]]]:
-    """Set the simulator's conditions; the test's end clears them."""
-
-    def post(**body: Any) -> dict[str, Any]:
-        page = urllib.request.Request(
-            f"{simulator.endpoint}/_cloudddp/conditions", data=json.dumps(body).encode()
-        )
-        with urllib.request.urlopen(page, timeout=30) as answer:
-            return dict(json.load(answer))
-
-    yield post
-    post(clear=True)
 
 
 def zones_of(ec2: Any, instances: list[str]) -> set[str]:

@@ -6,8 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +15,6 @@ from cloudddp.cluster import prices
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATE = [sys.executable, str(ROOT / "infra/prices/generate.py")]
-
-
-@pytest.fixture
-def conditions(simulator: Any, cli: Any) -> Iterator[Callable[..., dict[str, Any]]]:
-    def post(**body: Any) -> dict[str, Any]:
-        page = urllib.request.Request(
-            f"{simulator.endpoint}/_cloudddp/conditions", data=json.dumps(body).encode()
-        )
-        with urllib.request.urlopen(page, timeout=30) as answer:
-            return dict(json.load(answer))
-
-    yield post
-    post(clear=True)
 
 
 def plan(cli: Any, *flags: str, **env: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,19 +13,6 @@ from support.harness import interrupt, wait_for
 TYPE, ZONE = "p4d.24xlarge", "us-east-1b"
 BLOCK = "cr-0123456789abcdef0"
 Conditions = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def conditions(simulator: Any, cli: Any) -> Iterator[Conditions]:
-    def post(**body: Any) -> dict[str, Any]:
-        page = urllib.request.Request(
-            f"{simulator.endpoint}/_cloudddp/conditions", data=json.dumps(body).encode()
-        )
-        with urllib.request.urlopen(page, timeout=30) as answer:
-            return dict(json.load(answer))
-
-    yield post
-    post(clear=True)
 
 
 @pytest.fixture

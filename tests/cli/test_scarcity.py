@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 Conditions = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def conditions(simulator: Any, cli: Any) -> Iterator[Conditions]:
-    """Set the simulator's conditions; the test's end clears them."""
-
-    def post(**body: Any) -> dict[str, Any]:
-        page = urllib.request.Request(
-            f"{simulator.endpoint}/_cloudddp/conditions", data=json.dumps(body).encode()
-        )
-        with urllib.request.urlopen(page, timeout=30) as answer:
-            return dict(json.load(answer))
-
-    yield post
-    post(clear=True)
 
 
 def test_lost_launch_answer_does_not_launch_twice(cli: Any, conditions: Conditions, remains: Any) -> None:

@@ -15,6 +15,7 @@ import yaml
 
 from cloudddp import __version__, payload
 from cloudddp.aws.images import Image
+from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.cluster import prices
 from cloudddp.cluster.plan import Plan, lifetime, plan
@@ -41,12 +42,12 @@ def subnet(zone: str) -> Subnet:
 
 CONTEXT = LaunchContext(
     region="us-east-1",
+    info=TypeInfo("g5.12xlarge", "x86_64", 4, "NVIDIA A10G", "", 48, 1, MAX_TCP_TIMEOUT),
     image=Image("ami-0abc", "an image", "/dev/sda1", 45, "ubuntu"),
     subnets=(subnet("us-east-1a"),),
     ssh_from=("203.0.113.7/32",),
     owner="me",
     now=NOW,
-    gpus=4,
 )
 HOST_KEY = keys.generate()
 IDENTITY = Identity("c-1234", "ssh-ed25519 AAAAlogin", HOST_KEY.private, HOST_KEY.public)
@@ -198,7 +199,7 @@ def test_idle_connections_are_kept_on_types_that_drop_them(
     default: int, wanted: dict[str, int] | None
 ) -> None:
     """Nitro v6 drops tracked TCP connections that are idle for 350 s (ConnectionTrackingSpecificationRequest)."""
-    the_plan = planned(context=replace(CONTEXT, tcp_timeout=default))
+    the_plan = planned(context=replace(CONTEXT, info=replace(CONTEXT.info, tcp_timeout=default)))
     (interface,) = params(the_plan, "nodes")["NetworkInterfaces"]
     assert interface.get("ConnectionTrackingSpecification") == wanted
 
