@@ -252,6 +252,7 @@ def _dry_run(console: Console, settings: Config, verb: str) -> Iterator[tuple[AW
 
 def _reserve(console: Console, spec: ClusterSpec) -> None:
     """Give the made-up account the reservation of the settings."""
+    # moto again: see _dry_run
     from cloudddp.sim import aws as simulated
 
     zone = simulated.reserve(
