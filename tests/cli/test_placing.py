@@ -45,18 +45,17 @@ def test_each_zone_has_its_own_idempotency_token(
     """EC2 remembers tokens per zone, so that a repeated token may launch a second set of nodes in another zone."""
     conditions(capacity=full("us-east-1a", "us-east-1b"))
     assert cli("up", "-n", "1").returncode == 0
-    tokens = [
-        json.loads(line).get("client_token")
-        for path in Path(cli.env["CLOUDDDP_HOME"]).glob("clusters/*/journal.jsonl")
-        for line in path.read_text().splitlines()
-        if '"nodes"' in line and '"run_instances"' in line
-    ]
-    (used,) = {
-        i["ClientToken"]
+    (instance,) = [
+        i
         for r in ec2.describe_instances(InstanceIds=remains().instances)["Reservations"]
         for i in r["Instances"]
-    }
-    assert used in tokens
+    ]
+    (cluster,) = [tag["Value"] for tag in instance["Tags"] if tag["Key"] == "cloudddp:cluster-id"]
+    journal = Path(cli.env["CLOUDDDP_HOME"]) / "clusters" / cluster / "journal.jsonl"
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    tokens = [event["client_token"] for event in events if event.get("method") == "run_instances"]
+    assert len(set(tokens)) == 3
+    assert instance["ClientToken"] == tokens[-1]
     assert faults.count("RunInstances") == 2 * 5 + 1  # botocore repeats a server error
 
 
