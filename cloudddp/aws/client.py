@@ -19,7 +19,7 @@ import msgspec
 
 from cloudddp import __version__
 from cloudddp.aws.explain import EXPIRED, explain
-from cloudddp.config.spec import nearest
+from cloudddp.config.schema import nearest
 from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, Text, UsageError
 from cloudddp.text import one_line
 

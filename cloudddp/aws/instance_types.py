@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudddp.aws.client import AWS
-from cloudddp.config.spec import ClusterSpec, nearest
+from cloudddp.config.schema import nearest
+from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, UsageError
 from cloudddp.text import one_line
 

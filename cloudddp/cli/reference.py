@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from cloudddp.cli.main import main
-from cloudddp.config import example, settings, spec
+from cloudddp.config import example, schema, settings
 
 ROOT = Path(__file__).parents[2]
 WIDTH = 78  # what click uses on a terminal of 80 columns
@@ -30,15 +30,15 @@ def configuration_page() -> str:
         "below the user's home; its folder is the project. An unknown key, section or `CLOUDDDP_*` variable is an error that",
         "names the most similar known one, and every value is validated before anything is called.",
     ]
-    for section in spec.SECTIONS:
+    for section in schema.SECTIONS:
         out += ["", f"## [{section}]", "", example.INTRODUCTION[section], ""]
         out += ["| key | default | allowed | environment | meaning |", "|---|---|---|---|---|"]
         for key, default in example.defaults(section).items():
             shown = "" if default is None else f"`{example.toml_value(default)}`"
             variable = settings.variable_of(section, key)
             out.append(
-                f"| `{key}` | {shown} | {spec.allowed(spec.fields(section)[key])} "
-                f"| {f'`{variable}`' if variable else ''} | {spec.help_of(section, key)} |"
+                f"| `{key}` | {shown} | {schema.allowed(schema.fields(section)[key])} "
+                f"| {f'`{variable}`' if variable else ''} | {schema.help_of(section, key)} |"
             )
     return "\n".join(out) + "\n"
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cloudddp.config import spec
+from cloudddp.config import schema
 
 INTRODUCTION = {
     "cluster": "The nodes, where they run, and when they terminate.",
@@ -37,17 +37,17 @@ def toml_value(value: Any) -> str:
 
 def defaults(section: str) -> dict[str, Any]:
     """Return {key: default} of a section."""
-    empty = spec.SECTIONS[section]()
-    return {key: getattr(empty, key) for key in spec.fields(section)}
+    empty = schema.SECTIONS[section]()
+    return {key: getattr(empty, key) for key in schema.fields(section)}
 
 
 def toml(name: str) -> str:
     """Return a cloudddp.toml that explains every setting and, except for the name, leaves it at its default."""
     lines = ["# Settings of cloudddp. Lines that are commented out show the defaults."]
-    for section, values in ((section, defaults(section)) for section in spec.SECTIONS):
+    for section, values in ((section, defaults(section)) for section in schema.SECTIONS):
         lines += ["", f"# {INTRODUCTION[section]}", f"[{section}]"]
         for key, default in values.items():
-            lines.append(f"# {spec.help_of(section, key)}")
+            lines.append(f"# {schema.help_of(section, key)}")
             if (section, key) == ("cluster", "name"):
                 lines.append(f"name = {toml_value(name)}")
             elif default is None:

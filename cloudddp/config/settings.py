@@ -20,18 +20,8 @@ import msgspec
 
 from cloudddp.config import connection, extra_tags
 from cloudddp.config.options import Flag
-from cloudddp.config.spec import (
-    SECTIONS,
-    ClusterSpec,
-    Config,
-    JobSpec,
-    SetupSpec,
-    SyncSpec,
-    allowed,
-    fields,
-    nearest,
-    unwrap,
-)
+from cloudddp.config.schema import SECTIONS, allowed, fields, nearest, unwrap
+from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec, SyncSpec
 from cloudddp.errors import Command, UsageError
 from cloudddp.text import one_line
 

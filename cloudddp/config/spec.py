@@ -1,14 +1,12 @@
 """What the user asked for, as frozen records: ClusterSpec, JobSpec, SyncSpec and SetupSpec.
 
-One table of fields, with their limits and their help, serves the file, the environment, the flags, the error
-messages and the generated reference. settings.py merges the sources and validates the values.
+Each field has its limits and its help; schema.py tells them to others. settings.py merges the sources and validates the
+values.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -395,71 +393,3 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     job: JobSpec = JobSpec()
     sync: SyncSpec = SyncSpec()
     setup: SetupSpec = SetupSpec()
-
-
-SECTIONS: dict[str, type[msgspec.Struct]] = {
-    "cluster": ClusterSpec,
-    "job": JobSpec,
-    "sync": SyncSpec,
-    "setup": SetupSpec,
-}
-
-
-def fields(section: str) -> dict[str, Any]:
-    """Return {key: annotated type} of a section, in the order of the reference."""
-    return get_type_hints(SECTIONS[section], include_extras=True)
-
-
-def help_of(section: str, key: str) -> str:
-    """Return the one-sentence description of a setting."""
-    return next((m.description for m in unwrap(fields(section)[key])[1] if m.description), "")
-
-
-def unwrap(hint: Any) -> tuple[Any, list[Meta]]:
-    """Return (the type without None, its limits)."""
-    inner, metas = hint, []
-    while True:
-        metas += [m for m in getattr(inner, "__metadata__", ()) if isinstance(m, Meta)]
-        rest = [k for k in get_args(inner) if k is not type(None)]
-        if hasattr(inner, "__metadata__") or (type(None) in get_args(inner) and len(rest) == 1):
-            inner = rest[0] if not hasattr(inner, "__metadata__") else inner.__origin__
-        else:
-            return inner, metas
-
-
-def allowed(hint: Any) -> str:
-    """Return which values a field accepts, in words."""
-    inner, metas = unwrap(hint)
-    for meta in metas:
-        if meta.extra and "allowed" in meta.extra:
-            return str(meta.extra["allowed"])
-    limits = next((m for m in metas if m.ge is not None or m.gt is not None), None)
-    if get_origin(inner) is Literal:
-        return "one of " + ", ".join(map(str, get_args(inner)))
-    if get_origin(inner) is tuple:
-        return f"a list in brackets, each {allowed(get_args(inner)[0])}"
-    if get_origin(inner) is dict:
-        return "a table of NAME = 'value'"
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-    return words[inner] + (_bounds(limits) if limits else "")
-
-
-def _bounds(meta: Meta) -> str:
-    if meta.gt is not None:
-        return f" above {number(meta.gt)}" + (
-            f" and at most {number(meta.le)}" if meta.le is not None else ""
-        )
-    return f" from {number(meta.ge or 0)}" + (f" to {number(meta.le)}" if meta.le is not None else " up")
-
-
-def number(value: float) -> str:
-    """Return a number without an exponent: 10000000, not 1e+07."""
-    return str(int(value)) if value == int(value) else repr(float(value))
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """Return "did you mean 'x'?" with the most similar known names, or the list of all known names."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.7)
-    if not close:
-        return "known: " + ", ".join(sorted(known))
-    return "did you mean " + " or ".join(repr(name) for name in close) + "?"

@@ -25,7 +25,8 @@ from cloudddp.agent.protocol.manifest import (
 )
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
-from cloudddp.config.spec import Config, number
+from cloudddp.config.schema import number
+from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
 from cloudddp.job import project_files
 from cloudddp.job.project_files import Snapshot

@@ -12,7 +12,7 @@ from support.commands import commands, context_of
 
 from cloudddp.cli import reference
 from cloudddp.cli.verbs import LazyGroup, SettingOption, Verb, load
-from cloudddp.config import example, settings, spec
+from cloudddp.config import example, schema, settings, spec
 
 ROOT = Path(__file__).parents[2]
 EVERY = dict(commands())
@@ -82,7 +82,7 @@ def test_options_that_are_settings_have_the_help_and_default_of_the_setting() ->
             if isinstance(default, float)
             else str(default)
         )
-        assert option.description == spec.help_of(option.section, option.key), option.opts
+        assert option.description == schema.help_of(option.section, option.key), option.opts
         assert option.standard == (shown if len(shown) <= SHORT else ""), option.opts
         assert option.standard in str(option.help)
 
@@ -103,10 +103,10 @@ def test_written_configuration_shows_the_defaults(tmp_path: Path) -> None:
     lines = []
     for line in example.toml("default").splitlines():
         key, is_setting, _ = line.removeprefix("# ").partition(" = ")
-        known = is_setting and any(key in spec.fields(section) for section in spec.SECTIONS)
+        known = is_setting and any(key in schema.fields(section) for section in schema.SECTIONS)
         lines.append(line.removeprefix("# ") if known else line)
     text = "\n".join(lines)
-    defaults = {section: example.defaults(section) for section in spec.SECTIONS}
+    defaults = {section: example.defaults(section) for section in schema.SECTIONS}
     shown = {section: set(table) for section, table in tomllib.loads(text).items()}
     assert shown == {name: {k for k, v in table.items() if v is not None} for name, table in defaults.items()}
     path = tmp_path / "cloudddp.toml"
@@ -117,8 +117,8 @@ def test_written_configuration_shows_the_defaults(tmp_path: Path) -> None:
 def test_every_setting_is_documented() -> None:
     written = example.toml("demo")
     page = (ROOT / "docs" / "configuration.md").read_text()
-    for section in spec.SECTIONS:
-        for key in spec.fields(section):
+    for section in schema.SECTIONS:
+        for key in schema.fields(section):
             assert f"\n# {key} =" in written or f"\n{key} =" in written, key
             assert f"| `{key}` |" in page, key
 

@@ -157,7 +157,7 @@ def _commands() -> dict[str, Any]:
 
 
 def _settings() -> list[tuple[str, str]]:
-    from cloudddp.config.spec import SECTIONS, fields
+    from cloudddp.config.schema import SECTIONS, fields
 
     return [(section, key) for section in SECTIONS for key in fields(section)]
 

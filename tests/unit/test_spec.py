@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cloudddp.config import settings, spec, timing
+from cloudddp.config import schema, settings, spec, timing
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
@@ -83,7 +83,9 @@ def test_lists_are_replaced_not_merged() -> None:
 
 
 def test_every_setting_except_tables_has_a_variable() -> None:
-    names = [settings.variable_of(section, key) for section in spec.SECTIONS for key in spec.fields(section)]
+    names = [
+        settings.variable_of(section, key) for section in schema.SECTIONS for key in schema.fields(section)
+    ]
     named = [name for name in names if name]
     assert len(named) == len(set(named)) == len(names) - len(settings.TABLES)
     assert not {name.removeprefix("CLOUDDDP_") for name in named} & settings.OTHER_VARIABLES
@@ -186,9 +188,9 @@ def test_file_values_must_have_the_right_type(section: str, key: str, value: Any
 
 def numeric_cases() -> Iterator[Any]:
     """Yield (section, key, value, valid) below, at and above each numeric limit."""
-    for section in spec.SECTIONS:
-        for key, hint in spec.fields(section).items():
-            kind, metas = spec.unwrap(hint)
+    for section in schema.SECTIONS:
+        for key, hint in schema.fields(section).items():
+            kind, metas = schema.unwrap(hint)
             if kind not in (int, float):
                 continue
             step = 1 if kind is int else 1e-6
@@ -217,9 +219,9 @@ def test_numeric_limit(section: str, key: str, value: float, good: bool) -> None
 def test_every_number_has_a_lower_limit() -> None:
     numbers = {
         (section, key)
-        for section in spec.SECTIONS
-        for key, hint in spec.fields(section).items()
-        if spec.unwrap(hint)[0] in (int, float)
+        for section in schema.SECTIONS
+        for key, hint in schema.fields(section).items()
+        if schema.unwrap(hint)[0] in (int, float)
     }
     limited = {(section, key) for section, key, _, good in numeric_cases() if not good}
     assert numbers == limited
@@ -369,10 +371,10 @@ def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_help_and_a_description_of_allowed_values() -> None:
-    for section in spec.SECTIONS:
-        for key, hint in spec.fields(section).items():
-            assert spec.help_of(section, key).endswith("."), f"{section}.{key}"
-            assert spec.allowed(hint), f"{section}.{key}"
+    for section in schema.SECTIONS:
+        for key, hint in schema.fields(section).items():
+            assert schema.help_of(section, key).endswith("."), f"{section}.{key}"
+            assert schema.allowed(hint), f"{section}.{key}"
 
 
 def test_reading_settings_imports_neither_boto3_nor_paramiko() -> None:
