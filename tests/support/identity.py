@@ -10,6 +10,7 @@ import http.server
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import termios
@@ -126,6 +127,8 @@ class User:
         ours, theirs = pty.openpty()
 
         def control() -> None:
+            # A shell that runs the tests in the background has Ctrl-C ignored, and that is inherited.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.setsid()
             fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
