@@ -256,7 +256,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         int,
         _limited(
             "Throughput of the root volume in MiB/s: a new volume is read from its snapshot at first. Above 125, each MiB/s "
-            "costs about $0.04 a month, which prices do not include.",
+            "costs about $0.04 a month, which the price includes.",
             ge=125,
             le=2000,
         ),
