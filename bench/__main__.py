@@ -1,7 +1,7 @@
 """Measure cloudddp and its example trainer, compared with other programs where they are given.
 
     python -m bench                                              every benchmark, ours only
-    python -m bench models                                       one of them: help status models up sync window lab ways training trainer
+    python -m bench models                                       one of them: help status models up sync window lab routes training trainer
     python -m bench help status --peers VENV                     compared with torchx and flintrock
     python -m bench trainer --peers EXAMPLES                     compared with pytorch/examples
 
@@ -248,18 +248,18 @@ def bench_lab(_: Peers) -> None:
     print(f"  [{before:.1f}, {os.getloadavg()[0]:.1f}]")
 
 
-def bench_ways(_: Peers) -> None:
+def bench_routes(_: Peers) -> None:
     """SSH to a namespace node: directly, through a jump host, by proxy commands."""
-    from bench import ways
+    from bench import routes
 
-    print(f"ways: one connection to a namespace node, {ways.BYTES >> 20} MiB each way")
+    print(f"routes: one connection to a namespace node, {routes.BYTES >> 20} MiB each way")
     with simulator("namespace") as (found, env):
         inside = {**env, "CLOUDDDP_HOME": str(found.home)}
-        command = [script("cloudddp"), "sim", "exec", "--", sys.executable, str(Path(ways.__file__))]
+        command = [script("cloudddp"), "sim", "exec", "--", sys.executable, str(Path(routes.__file__))]
         output = subprocess.run(command, env=inside, check=True, capture_output=True, text=True).stdout
     for row in map(json.loads, output.splitlines()):
         print(
-            f"  {row['way']:<12} connect {row['open'] * 1e3:.0f} ms, command {row['command'] * 1e3:.1f} ms, "
+            f"  {row['route']:<12} connect {row['open'] * 1e3:.0f} ms, command {row['command'] * 1e3:.1f} ms, "
             f"to the node {row['sent'] / 1e6:.0f} MB/s, from it {row['received'] / 1e6:.0f} MB/s"
         )
 
@@ -316,7 +316,7 @@ BENCHES: dict[str, Callable[[Peers], None]] = {
     "sync": bench_sync,
     "window": bench_window,
     "lab": bench_lab,
-    "ways": bench_ways,
+    "routes": bench_routes,
     "training": bench_training,
     "trainer": bench_trainer,
 }

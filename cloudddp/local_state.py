@@ -79,7 +79,7 @@ class ClusterRecord:
     endpoint: str  # "" for AWS itself, otherwise the simulator's address
     expires: str
     user: str = USUAL_USER  # the image's login user
-    # The settings of that name, "" if not set: later commands need the same way to the nodes.
+    # The settings of that name, "" if not set: later commands need the same route to the nodes.
     connect: str = ""
     proxy_jump: str = ""
     proxy_command: str = ""

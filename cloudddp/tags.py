@@ -27,6 +27,7 @@ TAG_NODE_RANK = (
 )
 TAG_NODES = "cloudddp:nodes"  # the number of nodes that the cluster was created with
 TAG_GPUS = "cloudddp:gpus"  # of each node, by its instance type
+TAG_EFA = "cloudddp:efa"  # EFA devices of each node, as its launch requested them
 TAG_REQUIRE_EFA = "cloudddp:require-efa"  # `yes` on the nodes of a cluster that requires EFA
 TAG_PRICE = "cloudddp:usd-per-node-hour"  # disk and public address included
 
@@ -57,6 +58,7 @@ class Tags:
     nodes: int | None = None  # number of nodes that the cluster was created with, at least 1
     gpus: int | None = None  # of each node, by its instance type; 0 to MAX_GPUS
     price: float | None = None  # USD per node and hour; finite, above 0
+    efa: int | None = None  # EFA devices of each node, as requested
     require_efa: bool = False
     # For example "tag cloudddp:node-rank = '²' cannot be read ..."; the caller's warning names the resource.
     unreadable: tuple[str, ...] = ()
@@ -94,6 +96,7 @@ def decode(pairs: Iterable[Mapping[str, Any]]) -> Tags:
         nodes=read(TAG_NODES, lambda text: parse_count(text) or None),
         gpus=read(TAG_GPUS, parse_gpus),
         price=read(TAG_PRICE, parse_price),
+        efa=read(TAG_EFA, parse_count),
         require_efa=read(TAG_REQUIRE_EFA, lambda text: text == "yes" or None) or False,
         unreadable=tuple(unreadable),
     )

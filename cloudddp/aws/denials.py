@@ -120,4 +120,6 @@ def _hint(denial: Denial) -> str:
     if denial.policy == _SCP:
         return "a rule of your organization forbids it for every user of the account: ask its administrators"
     wanted = payload.root() / "infra" / "iam" / "operator.json"
-    return f"ask for this permission for your AWS user or role; {wanted} has all that cloudddp needs"
+    more = "; kms_key and instance_profile need more: docs/organizations.md in cloudddp's repository"
+    also = more if denial.action.partition(":")[0] in ("kms", "iam") else ""
+    return f"ask for this permission for your AWS user or role; {wanted} has those of every call by default{also}"

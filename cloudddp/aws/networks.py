@@ -212,7 +212,7 @@ def _reachable(
     raise UsageError(
         "no subnet has a route to an internet gateway, so SSH cannot reach public addresses there: "
         + "; ".join(f"{one.described}: {_default_route(_table_of(one, tables))}" for one in found[:_LISTED]),
-        hint="give a public subnet with --subnets; or connect to private addresses: see `connect` in docs/configuration.md",
+        hint="give a public subnet with --subnets; or connect to private addresses: --connect private --ssh-from BLOCK with a VPN, --proxy-jump USER@HOST through a jump host",
     )
 
 

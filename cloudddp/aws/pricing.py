@@ -1,4 +1,4 @@
-"""Prices that AWS tells: the on-demand price of the Pricing API, and current spot prices. Read-only.
+"""Prices that AWS returns: the on-demand price of the Pricing API, and current spot prices. Read-only.
 
 Both are a service to the user: an account that may not ask, or an answer that cannot be read, is no error. `None` then
 means that the table of cluster/prices.py counts.

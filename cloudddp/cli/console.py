@@ -14,7 +14,7 @@ import click
 
 from cloudddp.cli.progress import Progress
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import CloudDDPError, Part, Text, render
+from cloudddp.errors import CloudDDPError, Text, parts, render
 
 
 def colour() -> bool | None:
@@ -33,19 +33,20 @@ class Console:
         """Return a message as a string, its commands with the global options of this run."""
         return render(text, self.options.command_line)
 
-    def log(self, *text: Part) -> None:
+    def log(self, *texts: Text) -> None:
         """Write a progress message to stderr.
 
         It never fails: after the terminal is closed every write is an error, and a teardown must not stop for that. It
         may be called by a signal handler, in the middle of another write (RuntimeError).
         """
         try:
+            text = tuple(part for one in texts for part in parts(one))
             click.secho(self.render(text), err=True, dim=sys.stderr.isatty())
         except (OSError, ValueError, RuntimeError):
             pass
 
-    def warn(self, *text: Part) -> None:
-        self.log("warning: ", *text)
+    def warn(self, *texts: Text) -> None:
+        self.log("warning: ", *texts)
 
     def fail(self, message: str) -> None:
         """Write what went wrong to stderr."""
@@ -69,7 +70,7 @@ class Console:
 
     def progress(self) -> Progress:
         """Return what shows the steps of a long operation, as a context manager."""
-        self._progress = Progress(self.log)
+        self._progress = Progress(self.log, self.render)
         return self._progress
 
     def ask_secret(self, question: str) -> str | None:

@@ -9,15 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudddp.cli import streams
+from cloudddp.errors import Text
 from cloudddp.text import one_line
 
 
 class Progress:
     """Call it with the text of each step. On a terminal the current step has a spinner, and then its time."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        """`log` writes a line that stays."""
+    def __init__(self, log: Callable[[str], None], render: Callable[[Text], str]) -> None:
+        """`log` writes a line that stays; `render` writes the commands in a text as this user has to type them."""
         self._log = log
+        self._render = render
         self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._console: Any = None
         if self._live:  # not at the first step, which a signal handler may report
@@ -35,15 +37,15 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def __call__(self, text: str) -> None:
+    def __call__(self, text: Text) -> None:
         """Report the next step. It never fails, and may be called by a signal handler."""
         try:
             self._report(text)
         except Exception:  # the terminal is closed, or a signal handler interrupted: the work must continue
             self._live, self._status = False, None
 
-    def _report(self, text: str) -> None:
-        text = one_line(text)  # rich writes to the terminal directly
+    def _report(self, message: Text) -> None:
+        text = one_line(self._render(message))  # rich writes to the terminal directly
         if text == self._step:
             return  # a poll that found nothing new
         if not self._live or text.startswith("warning"):

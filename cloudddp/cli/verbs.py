@@ -31,6 +31,12 @@ class GlobalOption(click.Option):
     """An option of every command, given before the verb or after it."""
 
 
+def _negated(description: str, settings: Mapping[str, Any]) -> str:
+    """Return the help of an option: for one that switches a setting off, that of the setting with "Do not"."""
+    off = settings.get("flag_value") == "false"
+    return f"Do not {description[0].lower()}{description[1:]}" if off else description
+
+
 class SettingOption(click.Option):
     """An option that stands for a setting. Its value is validated with the other settings, not by click."""
 
@@ -45,7 +51,7 @@ class SettingOption(click.Option):
     ) -> None:
         """`standard` is the default as the help shows it; '' where it shows none."""
         shown = f" [default: {standard}]" if standard else ""
-        super().__init__(names, help=description + shown, **settings)
+        super().__init__(names, help=_negated(description, settings) + shown, **settings)
         self.section = section
         self.key = key
         self.description = description

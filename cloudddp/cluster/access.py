@@ -23,7 +23,7 @@ def allow_caller(
 ) -> str:
     """Open SSH to the current address of this computer, or of the jump host, and close it to earlier ones.
 
-    Returns the address block. Raises UsageError if the way to the nodes has no such address.
+    Returns the address block. Raises UsageError if the route to the nodes has no such address.
     """
     groups = _own_groups(aws, spec.name, ownership or Ownership(aws))
     block = source(aws, remembered(spec, _record(groups)))

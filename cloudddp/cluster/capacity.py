@@ -5,7 +5,6 @@ The error classes are those of EC2's API reference, "Error codes for the Amazon 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -49,7 +48,6 @@ _REGION = frozenset(
         "OptInRequired",
     }
 )
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def next_step(code: str) -> Next:
@@ -59,15 +57,9 @@ def next_step(code: str) -> Next:
     return Next.REGION if code in _REGION else Next.STOP
 
 
-def wait_seconds(text: str) -> float:
-    """Return the seconds of a valid `wait_capacity`: 0, 45s, 30m, 2h, 1d; at most 14 days."""
-    found = re.fullmatch(r"(\d+)([smhd])", text)
-    return min(int(found[1]) * _UNITS[found[2]], 14 * 86400) if found else 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One place where the nodes could not be launched, and why."""
+    """One zone or region where the nodes could not be launched, and why."""
 
     region: str
     zone: str  # '' if the region was excluded before a zone was tried
@@ -80,7 +72,7 @@ class Attempt:
 
 
 class NotLaunched(CloudDDPError):
-    """No place of a plan has launched the nodes. Other places may: `attempts` says where that was tried.
+    """No zone of a plan has launched the nodes. Others may: `attempts` says where that was tried.
 
     `remaining` are the zones of the plan that were not tried.
     """
@@ -106,7 +98,7 @@ def _sentence(message: str, code: str) -> str:
 
 
 def exhausted(what: str, attempts: Sequence[Attempt], waited: str = "") -> CloudDDPError:
-    """Return the error for a launch that failed in every place, with a table of them. `what` is "2 x p5.48xlarge"."""
+    """Return the error for a launch that failed in every zone, with a table of them. `what` is "2 x p5.48xlarge"."""
     after = f" within {waited}" if waited else ""
     wide = max(len(one.zone or one.region) for one in attempts)
     codes = max(len(one.code) for one in attempts)
@@ -114,14 +106,14 @@ def exhausted(what: str, attempts: Sequence[Attempt], waited: str = "") -> Cloud
         f"\n  {one.zone or one.region:{wide}}  {one.code:{codes}}  {one.reason}".rstrip() for one in attempts
     )
     return CloudDDPError(
-        f"{what} could not be launched in any of these places{after}:{rows}", hint=_advice(attempts)
+        f"{what} could not be launched in any of these zones{after}:{rows}", hint=_advice(attempts)
     )
 
 
 def _advice(attempts: Sequence[Attempt]) -> Text:
     if any(one.waiting_helps for one in attempts):
         return (
-            "keep trying with --wait-capacity 2h, add places with --zones, --subnets or --regions, or choose another "
+            "keep trying with --wait-capacity 2h, add others with --zones, --subnets or --regions, or choose another "
             "--instance-type"
         )
     if any(next_step(one.code) is Next.REGION for one in attempts):

@@ -11,7 +11,7 @@ from cloudddp.agent.protocol.machine import MAX_MANIFEST, ProbeReply, ProbeReque
 from cloudddp.cluster import host_keys
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.progress import ProgressCallback, ignore
-from cloudddp.cluster.reach import Reach, remembered
+from cloudddp.cluster.reach import SSHRoutes, remembered
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import NodeError
@@ -30,16 +30,16 @@ def targets(cluster: Cluster, spec: ClusterSpec) -> dict[int, Target]:
     known = host_keys.read(folder)
     record = folder.record()
     user = spec.user or (record.user if record else USUAL_USER)
-    way = Reach(remembered(spec, record), cluster.region, user)
+    routes = SSHRoutes(remembered(spec, record), cluster.region, user)
     return {
         rank: Target(
             label=f"node {rank} ({instance.id})",
-            host=way.address(rank, instance),
+            host=routes.address(rank, instance),
             port=spec.ssh_port,
             user=user,
             private_key=private_key,
             host_keys=known.accepted(instance.id),
-            route=way.route(rank, instance),
+            route=routes.route(rank, instance),
         )
         for rank, instance in cluster.nodes.items()
     }

@@ -173,7 +173,7 @@ class CreatedResources:
             raise leftovers(report)
 
     def _run_instances(self, request: Request, answers: Mapping[str, Any]) -> None:
-        """Start the nodes. The places of ended instances return to a capacity reservation after minutes of clean-up, so
+        """Start the nodes. A capacity reservation counts ended instances as available after minutes of clean-up, so
         a full one is tried again; Ctrl-C ends the wait."""
         seconds = timing.current().clean_up
         deadline = time.monotonic() + seconds

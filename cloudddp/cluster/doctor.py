@@ -42,8 +42,8 @@ _SKEW_WARN, _SKEW_FAIL = 30.0, 240.0  # seconds; AWS refuses requests that are m
 _DISK_FAIL, _DISK_WARN = 100 << 20, 1 << 30  # free bytes for keys, journals and results
 _PRICE_AGE = 400  # days
 _CONNECT_SECONDS = 5.0
-# AWS's own SSH server of the region, and the variable that names another one.
-_SSH_SERVER, SSH_VARIABLE = "git-codecommit.{region}.amazonaws.com:22", "CLOUDDDP_CHECKSSH"
+# An SSH server of AWS (CodeCommit, which not every region has), and the variable that names another one.
+_SSH_SERVER, SSH_VARIABLE = "git-codecommit.us-east-1.amazonaws.com:22", "CLOUDDDP_CHECKSSH"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,8 @@ class Check:
     fix: Text = ""
 
 
-def examine(
-    clouds: list[AWS], spec: ClusterSpec, caller: Callable[[], str] = callers.caller_block
-) -> Iterator[Check]:
-    """Yield the checks, those of this computer first. Makes read-only calls, and creating ones as DryRun."""
+def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
+    """Yield the checks of settings that preconditions.check accepts, those of this computer first. Makes read-only calls, and creating ones as DryRun."""
     yield from _this_computer()
     try:
         identity = clouds[0].call("sts", "get_caller_identity")
@@ -70,9 +68,9 @@ def examine(
     yield Check("identity", "pass", f"{owner} in account {one_line(str(identity.get('Account', '')), 20)}")
     yield from _credentials(clouds[0], spec)
     yield _clock(identity)
-    ssh_from, address = _caller(clouds[0], spec, caller)
+    ssh_from, address = _caller(clouds[0], spec)
     yield address
-    yield _way_out(clouds[0].region) if reach.is_direct(spec) else _way(spec)
+    yield _outgoing_ssh() if reach.is_direct(spec) else _route(spec)
     for aws in clouds:
         for check in _region(aws, spec, ssh_from, owner):
             yield (
@@ -105,18 +103,18 @@ def _this_computer() -> Iterator[Check]:
     yield Check("disk", status, shown, "" if status == "pass" else "free some space, or set CLOUDDDP_HOME")
 
 
-def _way_out(region: str) -> Check:
+def _outgoing_ssh() -> Check:
     """Check that a firewall lets connections to port 22 out, where the nodes answer SSH."""
-    server = os.environ.get(SSH_VARIABLE) or _SSH_SERVER.format(region=region)
+    server = os.environ.get(SSH_VARIABLE) or _SSH_SERVER
     found = re.fullmatch(r"([A-Za-z0-9.:-]{1,253}):(\d{1,5})", server)
     if found is None:
-        return Check("way out to SSH", "fail", f"{SSH_VARIABLE} is not HOST:PORT", f"unset {SSH_VARIABLE}")
+        return Check("outgoing SSH", "fail", f"{SSH_VARIABLE} is not HOST:PORT", f"unset {SSH_VARIABLE}")
     try:
         socket.create_connection((found[1], int(found[2])), _CONNECT_SECONDS).close()
     except OSError as error:
-        fix = "does your network allow connections to port 22? else set `connect` in cloudddp.toml"
-        return Check("way out to SSH", "warn", f"no connection to {server}: {error}", fix)
-    return Check("way out to SSH", "pass", f"{server} answers")
+        fix = f"does your network allow connections to port 22? Else set `connect` in cloudddp.toml. {SSH_VARIABLE}=HOST:PORT tries another server"
+        return Check("outgoing SSH", "warn", f"no connection to {server}: {error}", fix)
+    return Check("outgoing SSH", "pass", f"{server} answers")
 
 
 # -- the account ---------------------------------------------------------------------------------------------------
@@ -153,20 +151,22 @@ def _clock(answer: Mapping[str, Any]) -> Check:
     return Check("clock", status, f"{skew:.0f} s from AWS's", fix)
 
 
-def _way(spec: ClusterSpec) -> Check:
-    """Check the way to nodes that SSH does not reach directly: the jump host, or the proxy command's program."""
+def _route(spec: ClusterSpec) -> Check:
+    """Check the route to nodes that SSH does not reach directly: the jump host, or the proxy command's program."""
     try:
-        reach.check_way(spec)
+        reach.check_route(spec)
     except CloudDDPError as error:
-        return _failed("way to the nodes", error)
+        return _failed("route to the nodes", error)
     return Check(
-        "way to the nodes", "pass", spec.proxy_jump or spec.proxy_command or "private addresses, not checked"
+        "route to the nodes",
+        "pass",
+        spec.proxy_jump or spec.proxy_command or "private addresses, not checked",
     )
 
 
-def _caller(aws: AWS, spec: ClusterSpec, caller: Callable[[], str]) -> tuple[tuple[str, ...], Check]:
+def _caller(aws: AWS, spec: ClusterSpec) -> tuple[tuple[str, ...], Check]:
     try:
-        blocks = reach.ssh_sources(aws, spec, caller)
+        blocks = reach.ssh_sources(aws, spec)
     except CloudDDPError as error:
         return (), _failed("SSH from", error)
     shown = ", ".join(blocks) or "nobody: the proxy command needs no rule"
@@ -198,7 +198,7 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
     price = asked("price", lambda: offers.price(aws, spec, reservation), _price_detail)
     if price is not None and _age(price) > _PRICE_AGE:
         asked.checks[-1] = Check("price", "warn", _price_detail(price), "give the current one: --price USD")
-    if reservation is None:  # whose places are counted already
+    if reservation is None:  # whose instances are counted already
         asked.checks.append(_quota(aws, spec, info))
     yield from asked.checks
     if image and subnets and price:
@@ -298,11 +298,10 @@ def _permissions(aws: AWS, plan: Plan) -> Iterator[Check]:
             continue
         name = f"ec2:{_operation(request.method)}"
         try:
-            aws.call("ec2", request.method, **params, DryRun=True)
+            aws.dry_run("ec2", request.method, **params)
+            yield Check(name, "pass", "allowed")
         except AWSError as error:
-            if error.code == "DryRunOperation":
-                yield Check(name, "pass", "allowed")
-            elif error.code == "InvalidKeyPair.Duplicate":
+            if error.code == "InvalidKeyPair.Duplicate":
                 yield Check(name, "pass", "allowed; the name of the cluster is taken")
             elif is_about_default_group(error):
                 yield Check(

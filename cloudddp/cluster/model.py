@@ -84,6 +84,11 @@ class Cluster:
         return bool(most_common(i.tags.require_efa for i in self.nodes.values()))
 
     @property
+    def efa(self) -> int:
+        """EFA devices that each node was launched with; 0 if that is unknown."""
+        return most_common(i.tags.efa for i in self._all) or 0
+
+    @property
     def node_hour(self) -> float | None:
         """The price of one node in USD per hour, or None if it is unknown."""
         return most_common(i.tags.price for i in self._all)

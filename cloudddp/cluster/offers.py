@@ -152,7 +152,7 @@ def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -
         )
     if reservation is not None:
         found = replace(
-            found, source=f"{found.source}, which {reserved.title(reservation)} costs with and without nodes"
+            found, source=f"{found.source}; {reserved.title(reservation)} is billed also without nodes"
         )
     return _price(aws, spec, found)
 

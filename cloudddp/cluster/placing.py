@@ -17,7 +17,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.offers import Offer
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.config import timing
+from cloudddp.config import duration, timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError
 
@@ -34,9 +34,9 @@ def create_in_any(
     """Return the cluster that `create` has created in one of the offers, and its plan.
 
     `create` raises NotLaunched, after removing everything, if an offer has no capacity. `excluded` are regions that
-    were excluded before. Raises CloudDDPError with a table if no place has capacity within spec.wait_capacity.
+    were excluded before. Raises CloudDDPError with a table if no zone has capacity within spec.wait_capacity.
     """
-    wait = capacity.wait_seconds(spec.wait_capacity)
+    wait = duration.seconds(spec.wait_capacity)
     deadline, until = time.monotonic() + wait, datetime.now(UTC) + timedelta(seconds=wait)
     limits = timing.current()
     pause = limits.capacity_first
@@ -52,9 +52,9 @@ def create_in_any(
             raise _failed(spec, excluded, failures, waited=wait > 0)
         # Jitter: several users who wait for the same capacity must not ask at the same moments.
         seconds = min(pause * random.uniform(0.5, 1.0), left)  # noqa: S311
-        places = ", ".join(dict.fromkeys(one.zone or one.region for one in attempts))
+        zones = ", ".join(dict.fromkeys(one.zone or one.region for one in attempts))
         progress(
-            f"no capacity in {places}: next attempt in {seconds:.0f} s, until {until:%H:%M} UTC (Ctrl-C ends; nothing is running)"
+            f"no capacity in {zones}: next attempt in {seconds:.0f} s, until {until:%H:%M} UTC (Ctrl-C ends; nothing is running)"
         )
         time.sleep(seconds)
         pause = min(pause * 1.5, limits.capacity_longest)

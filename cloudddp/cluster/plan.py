@@ -23,6 +23,7 @@ from cloudddp.errors import UsageError
 from cloudddp.tags import (
     TAG_CLUSTER,
     TAG_CREATED,
+    TAG_EFA,
     TAG_EXPIRES,
     TAG_GPUS,
     TAG_ID,
@@ -136,6 +137,7 @@ def plan(
             TAG_VERSION: __version__,
             TAG_NODES: str(spec.nodes),
             TAG_GPUS: str(context.info.gpus),
+            TAG_EFA: str(interfaces.efa_devices(context.interfaces)),
             TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
             **({TAG_REQUIRE_EFA: "yes"} if spec.require_efa else {}),
             "Name": f"cloudddp-{spec.name}",

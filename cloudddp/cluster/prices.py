@@ -19,11 +19,13 @@ HOURS_A_MONTH = 730
 FREE_THROUGHPUT = 125  # MiB/s of a gp3 volume that its GiB include
 # USD per MiB/s and month of more throughput, in parts of the price of a GiB: 0.04 to 0.08 in us-east-1, and alike elsewhere.
 THROUGHPUT_FACTOR = 0.51
+FREE_IOPS = 3000  # of a gp3 volume that its GiB include
+# USD per IOPS and month beyond them, in parts of the price of a GiB: 0.005 to 0.08 in us-east-1 (Amazon EBS pricing).
+IOPS_FACTOR = 0.0625
 
 
 class _Region(msgspec.Struct, frozen=True):
-    source: str
-    date: str
+    date: str  # of its oldest price
     gp3: float  # USD per GiB and month; the largest of all regions where it is not known
     types: dict[str, float]
 
@@ -58,7 +60,8 @@ class Price:
     @property
     def extras_hour(self) -> float:
         """USD per hour for disks and public addresses; traffic is not included."""
-        more = max(self.throughput - FREE_THROUGHPUT, 0) * THROUGHPUT_FACTOR if self.disk_gb else 0.0
+        more = (self.throughput - FREE_THROUGHPUT) * THROUGHPUT_FACTOR
+        more += (iops_of(self.throughput) - FREE_IOPS) * IOPS_FACTOR
         disk = (self.disk_gb + more) * self.gp3_month / HOURS_A_MONTH
         return self.nodes * (disk + self.addresses * PUBLIC_IPV4_HOUR)
 
@@ -66,6 +69,11 @@ class Price:
     def hour(self) -> float:
         """USD per hour for the whole cluster."""
         return self.nodes * self.node_hour + self.extras_hour
+
+
+def iops_of(throughput: int) -> int:
+    """Return the IOPS that a gp3 volume needs for a throughput in MiB/s: at most 0.25 MiB/s for each (EBS User Guide)."""
+    return max(FREE_IOPS, 4 * throughput)
 
 
 def billed_hours(seconds: float) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-ProgressCallback = Callable[[str], None]
+from cloudddp.errors import Text
+
+ProgressCallback = Callable[[Text], None]
 
 
-def ignore(_: str) -> None:
+def ignore(_: Text) -> None:
     """Report nothing."""

@@ -29,7 +29,7 @@ _VPN_HINT = "is the VPN up, does it route the nodes' subnet, and is your address
 
 
 def remembered(spec: ClusterSpec, record: ClusterRecord | None) -> ClusterSpec:
-    """Return the settings, with the way to the nodes that `up` recorded if they name none. Raises UsageError."""
+    """Return the settings, with the route to the nodes that `up` recorded if they name none. Raises UsageError."""
     if record is None or (spec.connect, spec.proxy_jump, spec.proxy_command) != (None, None, None):
         return spec
     kept = {"connect": record.connect, "proxy_jump": record.proxy_jump, "proxy_command": record.proxy_command}
@@ -42,8 +42,8 @@ def remembered(spec: ClusterSpec, record: ClusterRecord | None) -> ClusterSpec:
     )
 
 
-class Reach:
-    """The way to the nodes of one cluster. Jump hosts are connected to once for all of them."""
+class SSHRoutes:
+    """The routes to the nodes of one cluster. Jump hosts are connected to once for all of them."""
 
     def __init__(self, spec: ClusterSpec, region: str, user: str) -> None:
         self._spec = spec
@@ -57,7 +57,7 @@ class Reach:
         if self._mode == "public" and not instance.public_ip:
             raise CloudDDPError(
                 f"node {rank} ({instance.id}) has no public address",
-                hint="the cluster was created for another way: set `connect`, `proxy_jump` or `proxy_command` as in its "
+                hint="the cluster was created for another route: set `connect`, `proxy_jump` or `proxy_command` as in its "
                 "configuration (cloudddp.toml, or CLOUDDDP_CONNECT and so on)",
             )
         return instance.public_ip if self._mode == "public" else instance.private_ip
@@ -96,7 +96,7 @@ def check_settings(spec: ClusterSpec) -> None:
         )
 
 
-def check_way(spec: ClusterSpec) -> None:
+def check_route(spec: ClusterSpec) -> None:
     """Log in to the jump host, or look for the proxy command's program, before anything is created.
 
     Raises UsageError for what only the user can change; ConnectError if the jump host does not answer.
@@ -146,7 +146,7 @@ def ssh_sources(
     caller: Callable[[], str] = caller_block,
     jump_address: Callable[[AWS, str], str | None] = private_address,
 ) -> tuple[str, ...]:
-    """Return the address blocks that the security group admits to SSH: `ssh_from`, or as few as the way needs.
+    """Return the address blocks that the security group admits to SSH: `ssh_from`, or as few as the route needs.
 
     By public address: this computer's. Through a jump host: its private address. With a proxy command none: the agent of
     Session Manager connects on the node itself. Raises UsageError, CloudDDPError if there is no answer.

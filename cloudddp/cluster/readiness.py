@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.aws import inventory
@@ -16,7 +17,7 @@ from cloudddp.cluster.permission import hint_of_end
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError, command_line
+from cloudddp.errors import AWSError, CloudDDPError, Command, NodeError, Text
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.text import one_line
 
@@ -92,25 +93,23 @@ def make_ready(
     aws: AWS,
     cluster: Cluster,
     spec: ClusterSpec,
-    gpus: int,
     progress: ProgressCallback,
     dial: Dial,
-    *,
-    efa: int,
 ) -> None:
     """Connect to every node, give it a host key of its own, and check interface, GPUs, EFA devices and deadline.
 
-    `gpus` and `efa` are what each node must have. Raises NodeError; missing EFA devices are a warning unless required.
+    Raises NodeError. Missing GPUs are a warning with allow_cpu, missing EFA devices unless EFA is required.
     """
+    expected = _Hardware.of(cluster, spec)
     progress("waiting for SSH on every node")
     began = time.monotonic()
-    patience = ready_minutes(spec, gpus) * timing.current().minute
+    patience = ready_minutes(spec, expected.gpus) * timing.current().minute
     runner = connect(
         cluster, spec, patience, _while_booting(aws, cluster, spec, progress), progress=progress, dial=dial
     )
     try:
         left = max(patience - (time.monotonic() - began), _LEAST_BOOT_SECONDS)
-        found = probe(runner, cluster, wait_boot=left, gpus=gpus, use_torch=True, efa=efa)
+        found = probe(runner, cluster, wait_boot=left, gpus=expected.gpus, use_torch=True, efa=expected.efa)
     finally:
         runner.close()
     for rank, reply in found.items():
@@ -119,35 +118,48 @@ def make_ready(
                 f"node {rank} ({cluster.nodes[rank].id}): its deadline is not armed, so it could run indefinitely",
                 hint="does the image run cloud-init and systemd? Deep Learning AMIs do",
             )
-        if problem := missing_gpus(reply, gpus):
-            if spec.allow_cpu:
-                progress(f"warning: node {rank} ({cluster.nodes[rank].id}) {problem}")
-                continue
-            raise NodeError(
-                f"node {rank} ({cluster.nodes[rank].id}) {problem}",
-                hint=(
-                    "repeat ",
-                    Command("up"),
-                    ", which starts other machines; is the image right for the type?",
-                ),
+        expected.check(f"node {rank} ({cluster.nodes[rank].id})", reply, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hardware:
+    """What each node has to show, and whether a node that shows less is refused."""
+
+    gpus: int
+    allow_cpu: bool
+    efa: int
+    require_efa: bool
+
+    @classmethod
+    def of(cls, cluster: Cluster, spec: ClusterSpec) -> _Hardware:
+        """Return what the cluster was created with, from its tags."""
+        require_efa = spec.require_efa or cluster.require_efa
+        return cls(cluster.gpus, spec.allow_cpu, max(cluster.efa, int(require_efa)), require_efa)
+
+    def check(self, node: str, reply: ProbeReply, progress: ProgressCallback) -> None:
+        """Raise NodeError, or warn, about what a node lacks."""
+        if problem := missing_gpus(reply, self.gpus):
+            if not self.allow_cpu:
+                raise NodeError(f"{node} {problem}", hint=_other_machines("is the image right for the type?"))
+            progress(f"warning: {node} {problem}")
+        if reply.efa < self.efa:
+            shows = f"{node} shows {reply.efa} of {self.efa} EFA devices (fi_info -p efa)"
+            if self.require_efa:
+                raise NodeError(
+                    shows, hint=_other_machines("does the image have the EFA driver and libfabric?")
+                )
+            progress(
+                f"warning: {shows}: NCCL may use TCP between nodes, which is slower (--require-efa refuses this)"
             )
-        if reply.efa < efa:
-            _missing_efa(f"node {rank} ({cluster.nodes[rank].id})", reply.efa, efa, spec, progress)
 
 
-def _missing_efa(node: str, found: int, expected: int, spec: ClusterSpec, progress: ProgressCallback) -> None:
-    shows = f"{node} shows {found} of {expected} EFA devices (fi_info -p efa)"
-    if spec.require_efa:
-        raise NodeError(
-            shows,
-            hint=(
-                "repeat ",
-                Command("up"),
-                ", which starts other machines; does the image have the EFA driver and libfabric?",
-            ),
-        )
-    progress(
-        f"warning: {shows}: NCCL may use TCP between nodes, which is slower (--require-efa refuses this)"
+def _other_machines(question: str) -> Text:
+    return (
+        "other machines may be whole: ",
+        Command("up"),
+        ", after ",
+        Command("down"),
+        f" if the cluster still exists; {question}",
     )
 
 
@@ -204,12 +216,19 @@ def _while_booting(aws: AWS, cluster: Cluster, spec: ClusterSpec, progress: Prog
     return check
 
 
-def _who_may_connect(aws: AWS, cluster: Cluster, spec: ClusterSpec, node: int, seconds: float) -> str:
-    """Return a sentence for a node that does not answer: SSH may leave by another address than HTTPS (VPN, NAT pool)."""
+def _who_may_connect(aws: AWS, cluster: Cluster, spec: ClusterSpec, node: int, seconds: float) -> Text:
+    """Return what to do about a node that does not answer: SSH may leave by another address than HTTPS (VPN, NAT pool)."""
     groups = inventory.security_groups(aws, inventory.with_id(cluster.id))
     blocks = sorted({block for group in groups for block in inventory.ingress_blocks(group, spec.ssh_port)})
+    admitted = f"no answer from node {node} for {seconds:.0f} s; still waiting. SSH is open to {', '.join(blocks) or 'no address'}"
+    if spec.proxy_command is not None:
+        return f"{admitted}, and it goes through cluster.proxy_command"
+    if connection.mode(spec) == "private":
+        return f"{admitted}: is the VPN up, and is the address that the nodes see behind it one of these?"
     return (
-        f"no answer from node {node} for {seconds:.0f} s; still waiting. SSH is open to {', '.join(blocks) or 'no address'}: "
-        f"if this computer connects from another one, run `{command_line(Command('allow-me'))}` in another terminal, "
-        "or repeat `up` with --ssh-from BLOCK"
+        f"{admitted}: if this computer connects from another one, stop this command (Ctrl-C) and give it: ",
+        Command("up", "--ssh-from", "BLOCK"),
+        ", or run ",
+        Command("allow-me"),
+        " in another terminal",
     )

@@ -32,7 +32,7 @@ def find(aws: AWS, spec: ClusterSpec) -> Reservation | None:
     """Return the reservation of the settings, checked except for its platform; None where they name none.
 
     Raises UsageError for settings that do not match it, CloudDDPError if it has no room. One AWS call, two where it has
-    too few free places.
+    too few instances available.
     """
     if spec.reservation is None:
         return None
@@ -88,9 +88,9 @@ def _check_state(found: Reservation) -> None:
 
 
 def _check_room(aws: AWS, found: Reservation, spec: ClusterSpec) -> None:
-    """Raise CloudDDPError if the reservation has too few places.
+    """Raise CloudDDPError if the reservation has too few instances available.
 
-    Places of instances that have ended return after some minutes of clean-up, so for those the launch waits.
+    Instances that have ended are available again after some minutes of clean-up, so for those the launch waits.
     """
     if found.available >= spec.nodes:
         return
@@ -102,6 +102,6 @@ def _check_room(aws: AWS, found: Reservation, spec: ClusterSpec) -> None:
     running = reservations.used(aws, found.id)
     if found.total - running < spec.nodes:
         raise CloudDDPError(
-            f"{title(found)} has {found.available} of {found.total} places free, and {spec.nodes} were requested",
+            f"{title(found)} has {found.available} of {found.total} instances available, and {spec.nodes} were requested",
             hint=f"terminate instances that use it ({running} in this account), or give fewer --nodes",
         )

@@ -11,11 +11,10 @@ from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster import interfaces, placement
+from cloudddp.cluster.prices import iops_of
 from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
 from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
-
-GP3_IOPS = 3000  # included in the price of the volume
 
 
 def run_instances(
@@ -50,7 +49,7 @@ def run_instances(
                     "VolumeSize": max(spec.disk_gb, context.image.disk_gb),
                     "VolumeType": "gp3",
                     "Throughput": spec.disk_throughput,
-                    "Iops": max(GP3_IOPS, 4 * spec.disk_throughput),  # at most 0.25 MiB/s for each
+                    "Iops": iops_of(spec.disk_throughput),
                     "Encrypted": True,
                     **({"KmsKeyId": spec.kms_key} if spec.kms_key else {}),
                     "DeleteOnTermination": True,

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cloudddp.aws import instance_types
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.cluster import addresses, interfaces, name_lock, reach, reserved
+from cloudddp.cluster import addresses, name_lock, preconditions, reach
 from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
@@ -21,7 +20,6 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.offers import Offer, resolve
 from cloudddp.cluster.ownership import Ownership
-from cloudddp.cluster.permission import require_key_region
 from cloudddp.cluster.placing import create_in_any
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ProgressCallback
@@ -50,7 +48,7 @@ def up(
     confirm: Callable[[Sequence[Plan], TypeInfo], None] = lambda *_: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
     dial: Dial = dial,
-    check_way: Callable[[ClusterSpec], None] = reach.check_way,
+    check_route: Callable[[ClusterSpec], None] = reach.check_route,
     ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]] = reach.ssh_sources,
 ) -> UpResult:
     """Create the cluster and return when every node is ready to train; check it and return if it already exists.
@@ -61,18 +59,13 @@ def up(
     to remove it, even if this function does not return. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
     Leftovers.
     """
-    reach.check_settings(spec)
-    instance_types.require_known_type(clouds[0], spec.instance_type)
-    reserved.check_settings(spec)
-    interfaces.check_settings(spec)
-    for aws in clouds:
-        require_key_region(spec, aws.region)
+    preconditions.check(clouds, spec)
     for aws in clouds:
         existing = [cluster for cluster in find(aws, spec.name) if cluster.live]
         if existing:
             cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
             return UpResult(cluster, None)
-    check_way(spec)
+    check_route(spec)
     offers, excluded = resolve(clouds, spec, ssh_sources)
     confirm([offer.plan(spec, new_identity()[0]) for offer in offers], offers[0].info)
 
@@ -99,7 +92,7 @@ def _create(
 ) -> Cluster:
     """Execute the plan and return the cluster when it is ready, or remove what was created.
 
-    Raises NotLaunched if other places may have the capacity that was short here.
+    Raises NotLaunched if other zones may have the capacity that was short here.
     """
     aws = offer.aws
     created = CreatedResources(aws, spec.name, the_plan, folder, progress)
@@ -107,8 +100,7 @@ def _create(
         try:
             created.create()
             cluster = _wait_running(offer, spec, the_plan, created, progress)
-            efa = interfaces.efa_devices(the_plan.context.interfaces)
-            make_ready(aws, cluster, spec, offer.info.gpus, progress, dial, efa=efa)
+            make_ready(aws, cluster, spec, progress, dial)
             check_intact(aws, cluster)
             folder.journal("ready", nodes={rank: node.id for rank, node in cluster.nodes.items()})
             on_ready(cluster)  # inside `try`: at every moment this function or the caller removes the cluster
@@ -200,6 +192,5 @@ def _check_existing(
     if connection.mode(spec) == "public" and addresses.missing(aws, cluster):
         addresses.provide(aws, cluster, progress)
         cluster = wait_running(aws, spec, cluster.id, cluster.gpus, progress)
-    efa = int(spec.require_efa or cluster.require_efa)
-    make_ready(aws, cluster, spec, cluster.gpus, progress, dial, efa=efa)
+    make_ready(aws, cluster, spec, progress, dial)
     return cluster

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
-from cloudddp.config import connection, extra_tags
+from cloudddp.config import connection, duration, extra_tags
 from cloudddp.config.options import Flag
 from cloudddp.config.schema import SECTIONS, allowed, fields, nearest, unwrap
 from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec, SyncSpec
@@ -205,6 +205,11 @@ def _check(layer: Layer, section: str, key: str, value: Any) -> Any:
         _require(origin, extra_tags.problem(checked))
     if key == "ssh_from":
         _check_blocks(origin, checked)
+    if key == "wait_capacity" and duration.seconds(checked) > duration.MAX_WAIT:
+        raise UsageError(
+            f"{origin}: cluster.wait_capacity = {checked} is not allowed",
+            hint=f"allowed: {allowed(known[key])}",
+        )
     return checked
 
 

@@ -117,13 +117,11 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     ) = None
     placement_group: Annotated[
         bool,
-        _limited(
-            "Whether two nodes or more are placed close together, in a placement group of strategy cluster."
-        ),
+        _limited("Place two nodes or more close together, in a placement group of strategy cluster."),
     ] = True
     efa: Annotated[
         bool,
-        _limited("Whether two nodes or more use EFA, on all network cards, if the instance type has it."),
+        _limited("Use EFA between two nodes or more, on all network cards, if the instance type has it."),
     ] = True
     require_efa: Annotated[
         bool,
@@ -256,7 +254,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         int,
         _limited(
             "Throughput of the root volume in MiB/s: a new volume is read from its snapshot at first. Above 125, each MiB/s "
-            "costs about $0.04 a month, which the price includes.",
+            "costs about $0.04 a month, above 750 about $0.06; the price includes it.",
             ge=125,
             le=2000,
         ),

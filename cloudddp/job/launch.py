@@ -88,7 +88,7 @@ def launch(
         efa=int(require_efa),
     )
     if require_efa:
-        _check_efa(probes)
+        _check_efa(probes, tagged=cluster.require_efa)
     _check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     sync.update(runner, probes, config, files, progress)
@@ -109,15 +109,27 @@ def _check_rank_counts(config: Config, nodes: int) -> None:
     ranks.nproc(config.job, [0] * nodes)
 
 
-def _check_efa(probes: Mapping[int, ProbeReply]) -> None:
+def _check_efa(probes: Mapping[int, ProbeReply], *, tagged: bool) -> None:
     for node, reply in probes.items():
         if not reply.efa:
             raise NodeError(
                 f"node {node} shows no EFA device (fi_info -p efa)",
                 hint=(
-                    "create the cluster with ",
-                    Command("up", "--require-efa"),
-                    ", or set require_efa = false in cloudddp.toml",
+                    (
+                        "the cluster was created with --require-efa: ",
+                        Command("down"),
+                        " and ",
+                        Command("up"),
+                        " replace its machines; ",
+                        Command("exec", "--", "fi_info -p efa"),
+                        " shows the reason",
+                    )
+                    if tagged
+                    else (
+                        "create the cluster with ",
+                        Command("up", "--require-efa"),
+                        ", or set require_efa = false in cloudddp.toml",
+                    )
                 ),
             )
 

@@ -27,12 +27,12 @@ from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, NodeError, UsageError
+from cloudddp.errors import CloudDDPError, NodeError, Text, UsageError
 from cloudddp.job import project_files
 from cloudddp.job.project_files import Snapshot
 from cloudddp.text import size_of
 
-Progress = Callable[[str], None]
+Progress = Callable[[Text], None]
 
 PIECE = 128 * 1024  # bytes
 DISK_RESERVE = 64 << 20  # bytes that stay free on a node

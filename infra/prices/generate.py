@@ -5,7 +5,7 @@
     python infra/prices/generate.py --vantage FILE --karpenter FILE
                                                               reads tables that others have made of them
 
-A region's prices come from the newest source that has the region, and the table says which and of which date. Where two
+Each price comes from the newest source that has it; a region names its sources, and the date of the oldest. Where two
 sources have the same price, they are compared, and differences are printed. Regions outside the partition `aws`, Local
 Zones and Wavelength Zones are left out: cloudddp has never been used there.
 """
@@ -18,7 +18,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -154,22 +153,21 @@ def differences(sources: list[Source]) -> Iterator[str]:
 
 
 def table(sources: list[Source]) -> dict[str, Any]:
-    """Return the table: each region from its newest source, completed by older ones."""
+    """Return the table: each price from its newest source. A region's date is that of its oldest price."""
     regions: dict[str, Any] = {}
-    for source in sorted(sources, key=lambda one: one.date):
+    for source in sorted(sources, key=lambda one: one.date, reverse=True):
         for region, prices in source.prices.items():
-            older = regions.get(region, {}).get("types", {})
-            regions[region] = {
-                "source": source.name,
-                "date": source.date,
-                "gp3": GP3.get(region, max(GP3.values())),
-                "types": dict(sorted({**older, **prices}.items())),
-            }
-    return {
-        "written": f"{datetime.now(UTC):%Y-%m-%d}",
-        "gp3_date": GP3_DATE,
-        "regions": dict(sorted(regions.items())),
-    }
+            newer = regions.get(region, {"sources": {}, "types": {}})
+            added = {name: usd for name, usd in prices.items() if name not in newer["types"]}
+            if added:
+                sources_of = {**newer["sources"], source.name: source.date}
+                regions[region] = {
+                    "sources": sources_of,
+                    "date": min(sources_of.values()),
+                    "gp3": GP3.get(region, max(GP3.values())),
+                    "types": dict(sorted({**newer["types"], **added}.items())),
+                }
+    return {"gp3_date": GP3_DATE, "regions": dict(sorted(regions.items()))}
 
 
 def rendered(content: dict[str, Any]) -> str:

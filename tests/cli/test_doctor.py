@@ -13,7 +13,7 @@ from support.networks import Vpc
 
 CREATING = {"RunInstances", "CreateSecurityGroup", "ImportKeyPair"}
 CHECKS = {
-    "OpenSSH", "disk", "identity", "clock", "SSH from", "way out to SSH", "instance type", "image", "network", "price",
+    "OpenSSH", "disk", "identity", "clock", "SSH from", "outgoing SSH", "instance type", "image", "network", "price",
     "quota", "ec2:ImportKeyPair", "ec2:CreateSecurityGroup", "ec2:CreatePlacementGroup", "ec2:RunInstances",
 }  # fmt: skip
 
@@ -21,13 +21,13 @@ CHECKS = {
 def checks(cli: Any, *flags: str, code: int = 0, **env: str) -> dict[str, dict[str, str]]:
     done = cli("doctor", "--json", *flags, **env)
     assert done.returncode == code, done.stderr
-    return {one["check"]: one for one in json.loads(done.stdout)}
+    return {one["name"]: one for one in json.loads(done.stdout)}
 
 
 def test_everything_passes_and_nothing_is_created(cli: Any, faults: Any, remains: Any) -> None:
     found = checks(cli, "-n", "2")
     assert set(found) == CHECKS
-    assert {one["result"] for one in found.values()} == {"pass"}
+    assert {one["status"] for one in found.values()} == {"pass"}
     assert remains().nothing
     creating = {"RunInstances", "ImportKeyPair", "CreateSecurityGroup"}
     assert {f"{action} (dry run)" for action in creating} <= set(faults.calls)
@@ -46,10 +46,10 @@ def test_insufficient_quota_names_the_request_for_more(cli: Any, conditions: Any
     cli.ok("up", "-n", "1")
     conditions(quota={"on-demand-g": before + 10})
     found = checks(cli, "-n", "2", code=1)["quota"]
-    assert found["result"] == "fail"
+    assert found["status"] == "fail"
     assert found["detail"].endswith(f"(L-DB2E81BA): {before + 10} vCPUs, {before + 4} in use, 8 needed")
     assert f"--quota-code L-DB2E81BA --desired-value {before + 12}" in found["fix"]
-    assert checks(cli, "-n", "1")["quota"]["result"] == "pass"
+    assert checks(cli, "-n", "1")["quota"]["status"] == "pass"
 
 
 def test_spot_has_a_quota_of_its_own(cli: Any, conditions: Any) -> None:
@@ -59,7 +59,7 @@ def test_spot_has_a_quota_of_its_own(cli: Any, conditions: Any) -> None:
 
 def test_unreadable_quota_is_a_warning(cli: Any, conditions: Any) -> None:
     conditions(reject={"GetServiceQuota": {"code": "AccessDeniedException", "status": 400, "calls": 9}})
-    assert checks(cli)["quota"]["result"] == "warn"
+    assert checks(cli)["quota"]["status"] == "warn"
 
 
 @pytest.mark.parametrize("action", ["RunInstances", "CreateSecurityGroup", "ImportKeyPair"])
@@ -67,7 +67,7 @@ def test_missing_permission_is_named(cli: Any, conditions: Any, action: str, rem
     """With DryRun, EC2 answers UnauthorizedOperation, or DryRunOperation if the call is allowed."""
     conditions(reject={action: {"code": "UnauthorizedOperation", "status": 403, "calls": 9}})
     found = checks(cli, code=1)
-    assert [name for name, one in found.items() if one["result"] == "fail"] == [f"ec2:{action}"]
+    assert [name for name, one in found.items() if one["status"] == "fail"] == [f"ec2:{action}"]
     assert remains().nothing
 
 
@@ -82,7 +82,7 @@ def test_clock_that_is_wrong_is_named(cli: Any, faults: Any) -> None:
     """AWS refuses requests whose time differs by more than 5 minutes (Signature Version 4)."""
     faults.date = "Thu, 01 Jan 2026 00:00:00 GMT"
     found = checks(cli, code=1)["clock"]
-    assert (found["result"], "set the clock" in found["fix"]) == ("fail", True)
+    assert (found["status"], "set the clock" in found["fix"]) == ("fail", True)
 
 
 def test_image_network_and_price_are_checked_with_the_settings(cli: Any, ec2: Any) -> None:
@@ -102,24 +102,38 @@ def test_image_network_and_price_are_checked_with_the_settings(cli: Any, ec2: An
 def test_blocked_way_out_is_a_warning(cli: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    found = checks(cli, CLOUDDDP_CHECKSSH=f"127.0.0.1:{port}")["way out to SSH"]
-    assert found["result"] == "warn"
-    assert checks(cli, code=1, CLOUDDDP_CHECKSSH="nowhere")["way out to SSH"]["result"] == "fail"
+    found = checks(cli, CLOUDDDP_CHECKSSH=f"127.0.0.1:{port}")["outgoing SSH"]
+    assert found["status"] == "warn"
+    assert checks(cli, code=1, CLOUDDDP_CHECKSSH="nowhere")["outgoing SSH"]["status"] == "fail"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--spot", "--reservation", "cr-0123456789abcdef0"],
+        ["--require-efa", "--no-efa"],
+        ["--connect", "private"],
+    ],
+)
+def test_settings_that_exclude_each_other_are_a_usage_error(cli: Any, faults: Any, flags: list[str]) -> None:
+    done = cli("doctor", *flags)
+    assert done.returncode == 2, done.stderr
+    assert faults.calls == []
 
 
 def test_missing_openssh_is_a_warning(cli: Any, tmp_path: Path) -> None:
-    assert checks(cli, PATH=str(tmp_path))["OpenSSH"]["result"] == "warn"
+    assert checks(cli, PATH=str(tmp_path))["OpenSSH"]["status"] == "warn"
 
 
 def test_each_region_is_checked(cli: Any) -> None:
     found = checks(cli, "--regions", "us-east-1,eu-west-3", "-t", "p4d.24xlarge", code=1)
-    assert found["us-east-1: instance type"]["result"] == "pass"
-    assert found["eu-west-3: instance type"]["result"] == "fail"
+    assert found["us-east-1: instance type"]["status"] == "pass"
+    assert found["eu-west-3: instance type"]["status"] == "fail"
 
 
 def test_name_that_is_taken_is_no_missing_permission(cli: Any) -> None:
     cli.ok("up", "-n", "1")
-    assert checks(cli, "-n", "1")["ec2:ImportKeyPair"]["result"] == "pass"
+    assert checks(cli, "-n", "1")["ec2:ImportKeyPair"]["status"] == "pass"
 
 
 def test_reservation_is_checked(cli: Any, ec2: Any) -> None:
@@ -136,7 +150,7 @@ def test_reservation_is_checked(cli: Any, ec2: Any) -> None:
         failed = checks(cli, "-n", "2", "--reservation", found, code=1)
     finally:
         ec2.cancel_capacity_reservation(CapacityReservationId=found)
-    assert (passed["reservation"]["result"], failed["reservation"]["result"]) == ("pass", "fail")
+    assert (passed["reservation"]["status"], failed["reservation"]["status"]) == ("pass", "fail")
     assert "us-east-1b" in passed["network"]["detail"]
     assert "quota" not in passed
     missing = checks(cli, "--reservation", "cr-0123456789abcdef0", code=1)["reservation"]
@@ -146,7 +160,7 @@ def test_reservation_is_checked(cli: Any, ec2: Any) -> None:
 def test_elastic_ips_are_checked(cli: Any, conditions: Any) -> None:
     conditions(quota={"addresses": 1})
     found = checks(cli, "-n", "2", "-t", "p4d.24xlarge", code=1)
-    assert found["Elastic IPs"]["result"] == "fail"
+    assert found["Elastic IPs"]["status"] == "fail"
     assert "need 2 Elastic IPs; the account may have 1" in found["Elastic IPs"]["detail"]
 
 
@@ -158,4 +172,4 @@ def test_required_efa_is_checked(cli: Any) -> None:
 def test_old_price_is_a_warning(cli: Any, conditions: Any, faults: Any) -> None:
     conditions(prices={"g5.xlarge": 1.5})
     faults.rewrite("GetProducts", lambda body: body.replace(b"2026-11-01", b"2020-01-01"))
-    assert checks(cli)["price"]["result"] == "warn"
+    assert checks(cli)["price"]["status"] == "warn"

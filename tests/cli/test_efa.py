@@ -126,6 +126,35 @@ def test_missing_devices_fail_if_required(cli: Any, conditions: Conditions, rema
     assert remains().nothing
 
 
+def test_repeated_up_expects_what_the_cluster_was_launched_with(
+    cli: Any, ec2: Any, conditions: Conditions
+) -> None:
+    conditions(efa_devices={TYPE: 3})
+    cli.ok("up", "-n", "2", "-t", TYPE)
+    again = cli("up", "-n", "2", "-t", TYPE)
+    assert again.returncode == 0, again.stderr
+    assert "warning: node 0" in again.stderr
+    assert "shows 3 of 4 EFA devices" in again.stderr
+    refused = cli("up", "-n", "2", "-t", TYPE, "--require-efa")
+    assert refused.returncode == 1
+    assert "shows 3 of 4 EFA devices" in refused.stderr
+    # A cluster that was created with --require-efa, whose `up` was killed: the option need not be repeated.
+    ids = [node["InstanceId"] for node in nodes_of(ec2, cli.cluster)]
+    ec2.create_tags(Resources=ids, Tags=[{"Key": "cloudddp:require-efa", "Value": "yes"}])
+    assert cli("up", "-n", "2", "-t", TYPE).returncode == 1
+
+
+def test_missing_devices_fail_if_required_where_gpus_may_be_missing(
+    cli: Any, conditions: Conditions, remains: Any
+) -> None:
+    conditions(efa_devices={TYPE: 3}, boot={"failed_gpus": 1})
+    done = cli("up", "-n", "2", "-t", TYPE, "--require-efa", "--allow-cpu", CLOUDDDP_TIME_SCALE="0.05")
+    assert "warning: node 0" in done.stderr
+    assert done.returncode == 1
+    assert "shows 3 of 4 EFA devices" in done.stderr
+    assert remains().nothing
+
+
 @pytest.mark.parametrize(("require", "shown"), [("true", "Libfabric"), ("false", "None")])
 def test_required_efa_reaches_the_ranks(cli: Any, require: str, shown: str) -> None:
     """NCCL_NET names AWS's plugin: NCCL then fails where it would use TCP (NCCL documentation, environment variables)."""

@@ -87,7 +87,7 @@ def test_table_shows_what_was_tried(cli: Any, conditions: Any, remains: Any) -> 
     conditions(capacity=full(*G5_ZONES[1:]), fail_launch={"us-east-1a": rule})
     done = cli("up", "-n", "2")
     assert done.returncode == 1
-    assert "2 x g5.xlarge could not be launched in any of these places:" in done.stderr
+    assert "2 x g5.xlarge could not be launched in any of these zones:" in done.stderr
     for zone in G5_ZONES:
         assert re.search(
             rf"^  {zone}  (Server\.)?InsufficientInstanceCapacity +\S", done.stderr, re.MULTILINE
@@ -123,7 +123,7 @@ def test_waiting_ends_after_its_time(cli: Any, conditions: Any, faults: Any, rem
     conditions(capacity=full("us-east-1a"))
     done = cli("up", "-n", "1", "--zones", "us-east-1a", "--wait-capacity", "3s", **SCALED)
     assert done.returncode == 1
-    assert "could not be launched in any of these places within 3s" in done.stderr
+    assert "could not be launched in any of these zones within 3s" in done.stderr
     assert faults.count("ImportKeyPair") > 1
     assert remains().nothing
 

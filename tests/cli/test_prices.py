@@ -33,7 +33,7 @@ def test_price_list_of_aws_is_preferred(cli: Any, conditions: Any, faults: Any) 
 
 
 @pytest.mark.parametrize("answer", ["AccessDeniedException", "none", "garbage", "zero"])
-def test_table_is_used_if_aws_tells_no_price(cli: Any, conditions: Any, faults: Any, answer: str) -> None:
+def test_table_is_used_if_aws_returns_no_price(cli: Any, conditions: Any, faults: Any, answer: str) -> None:
     if answer == "AccessDeniedException":
         conditions(reject={"GetProducts": {"code": answer, "status": 400, "calls": 9}})
     if answer == "garbage":
@@ -102,7 +102,7 @@ def test_table_has_every_region_with_sources_and_plausible_prices() -> None:
     assert len(table["regions"]) >= 28
     for region, entry in table["regions"].items():
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", entry["date"]), region
-        assert entry["source"], region
+        assert min(entry["sources"].values()) == entry["date"], region
         assert all(0.3 < usd < 400 for usd in entry["types"].values()), region
     for name in ("g4dn.2xlarge", "g5.4xlarge", "g5.24xlarge", "g6.4xlarge", "g6e.4xlarge", "p5.48xlarge"):
         assert name in table["regions"]["us-east-1"]["types"]
@@ -138,7 +138,10 @@ def test_generator_reads_answers_of_the_pricing_api(tmp_path: Path) -> None:
     table = json.loads(output.read_text())
     assert table["regions"] == {
         "eu-north-1": {
-            "source": "AWS Pricing API", "date": "2026-11-02", "gp3": 0.0836, "types": {"g5.xlarge": 1.067},
+            "sources": {"AWS Pricing API": "2026-11-02"},
+            "date": "2026-11-02",
+            "gp3": 0.0836,
+            "types": {"g5.xlarge": 1.067},
         }
     }  # fmt: skip
 
@@ -167,3 +170,21 @@ def test_generator_compares_sources_and_prefers_the_newest(tmp_path: Path) -> No
     assert set(regions) == {"us-east-1", "eu-west-1"}
     assert regions["us-east-1"]["types"] == {"g5.xlarge": 1.006, "g6.xlarge": 0.8048}
     assert regions["us-east-1"]["date"] == "2026-07-20"
+
+
+def test_generator_dates_a_region_by_its_oldest_price(tmp_path: Path) -> None:
+    answers = tmp_path / "answers"
+    answers.mkdir()
+    (answers / "page.json").write_text(json.dumps({"PriceList": [product("g5.xlarge", "us-east-1", "1.1")]}))
+    older = tmp_path / "older.go"
+    older.write_text(
+        '// generated at 2026-07-20T00:00:00Z for us-east-1\n"g5.xlarge": 1.006, "g5.2xlarge": 1.212,'
+    )
+    output = tmp_path / "table.json"
+    words = ["--answers", str(answers), "--karpenter", str(older), "--output", str(output)]
+    done = subprocess.run([*GENERATE, *words], check=True, capture_output=True, text=True)
+    assert "1 prices in common, 1 differ" in done.stderr
+    entry = json.loads(output.read_text())["regions"]["us-east-1"]
+    assert entry["types"] == {"g5.2xlarge": 1.212, "g5.xlarge": 1.1}
+    assert entry["date"] == "2026-07-20"
+    assert set(entry["sources"]) == {"AWS Pricing API", "karpenter-provider-aws"}

@@ -157,7 +157,7 @@ def test_full_reservation_is_refused_before_anything_is_created(
     done = cli("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
     ec2.terminate_instances(InstanceIds=[answer["Instances"][0]["InstanceId"]])
     assert done.returncode == 1
-    assert "has 1 of 2 places free, and 2 were requested" in done.stderr
+    assert "has 1 of 2 instances available, and 2 were requested" in done.stderr
     assert faults.count("ImportKeyPair") == 0
 
 

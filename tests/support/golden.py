@@ -43,7 +43,7 @@ def requests(spec: ClusterSpec, prepare: Any = lambda _: {}) -> list[dict[str, A
             spec,
             progress=lambda _: None,
             dial=lambda found, *_: Nodes(found, gpus=found.gpus or 0, cpus=8),
-            check_way=lambda _: None,
+            check_route=lambda _: None,
             ssh_sources=lambda *_: ("203.0.113.7/32",),
         )
         operations = [_operation(aws, service, method) for service, method, _ in calls]

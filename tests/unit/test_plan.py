@@ -146,6 +146,7 @@ def test_resources_are_tagged_in_the_call_that_creates_them(spot: bool) -> None:
         "cloudddp:version": __version__,
         "cloudddp:nodes": "2",
         "cloudddp:gpus": "4",
+        "cloudddp:efa": "0",
         "cloudddp:usd-per-node-hour": f"{the_plan.price.hour / 2:.4f}",
         "Name": "cloudddp-demo",
     }
@@ -425,6 +426,12 @@ def test_throughput_beyond_what_is_free_is_counted() -> None:
     """EBS gp3 includes 125 MiB/s; more costs 0.04 USD per MiB/s and month in us-east-1."""
     price = Price(node_hour=1.0, nodes=2, disk_gb=150, source="given", throughput=500, addresses=0)
     assert price.extras_hour == pytest.approx(2 * (150 * 0.08 + 375 * 0.0408) / 730)
+
+
+def test_iops_beyond_what_is_free_are_counted() -> None:
+    """More than 750 MiB/s need more than the 3,000 IOPS that gp3 includes; each costs 0.005 USD a month in us-east-1."""
+    price = Price(node_hour=1.0, nodes=1, disk_gb=150, source="given", throughput=1000, addresses=0)
+    assert price.extras_hour == pytest.approx((150 * 0.08 + 875 * 0.0408 + 1000 * 0.005) / 730)
 
 
 def test_hourly_price_includes_disks_and_addresses() -> None:

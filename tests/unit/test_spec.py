@@ -286,6 +286,8 @@ def test_plain_cluster_name_is_accepted(name: str) -> None:
         ("vpc", "Name=training"),
         ("regions", "us-east-1,nowhere"),
         ("wait_capacity", "2 hours"),
+        ("wait_capacity", "15d"),
+        ("wait_capacity", "20161m"),
         ("vpc", "vpc-xyz"),
         ("image", "ubuntu"),
         ("user", "root; id"),

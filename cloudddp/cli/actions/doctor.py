@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cloudddp.aws import instance_types
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
+from cloudddp.cluster import preconditions
 from cloudddp.cluster.doctor import Check, examine
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError
@@ -16,7 +16,7 @@ from cloudddp.errors import CloudDDPError
 def doctor(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], as_json: bool) -> None:
     session = sessions.start(console, options, flags=flags)
     spec, clouds = session.settings.cluster, session.clouds()
-    instance_types.require_known_type(clouds[0], spec.instance_type)
+    preconditions.check(clouds, spec)
     checks: list[Check] = []
     for check in examine(clouds, spec):
         checks.append(check)
@@ -36,4 +36,4 @@ def _shown(console: Console, check: Check) -> str:
 
 def _record(console: Console, check: Check) -> dict[str, str]:
     fix = console.render(check.fix)
-    return {"check": check.name, "result": check.status, "detail": check.detail, "fix": fix}
+    return {"name": check.name, "status": check.status, "detail": check.detail, "fix": fix}

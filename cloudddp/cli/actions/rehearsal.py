@@ -209,7 +209,7 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
         )  # fmt: skip
         starting.launch(
             nodes, found, settings, script,
-            root=root, progress=lambda text: console.print(f"\n# {text}"), job_id=starting.new_id(),
+            root=root, progress=lambda text: console.print(f"\n# {console.render(text)}"), job_id=starting.new_id(),
         )  # fmt: skip
         console.print("\n# End of the dry run. Nothing was started.")
 
@@ -220,7 +220,9 @@ def down(console: Console, settings: Config) -> None:
     with _dry_run(console, settings, "down") as (aws, recorder):
         _bring_up(console, aws, settings, show=False)
         recorder.on = True
-        report = teardown.down(aws, inventory.named(name), progress=lambda text: console.print(f"\n# {text}"))
+        report = teardown.down(
+            aws, inventory.named(name), progress=lambda text: console.print(f"\n# {console.render(text)}")
+        )
         console.print("\n" + lifecycle.down(report, name, simulated=True))
         console.print("# End of the dry run. Nothing was removed.")
 
@@ -285,6 +287,6 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> Up
         progress=lambda _: None,
         confirm=agree,
         dial=dial,
-        check_way=lambda _: None,
+        check_route=lambda _: None,
         ssh_sources=lambda aws, spec: reach.ssh_sources(aws, spec, lambda: CALLER, lambda *_: JUMP_HOST),
     )

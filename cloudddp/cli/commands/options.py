@@ -40,11 +40,11 @@ CLUSTER_SETTINGS = (
     ),
     SettingOption(
         "cluster", "placement_group", "--no-placement-group", is_flag=True, flag_value="false",
-        description="Whether two nodes or more are placed close together, in a placement group of strategy cluster.",
+        description="Place two nodes or more close together, in a placement group of strategy cluster.",
     ),
     SettingOption(
         "cluster", "efa", "--no-efa", is_flag=True, flag_value="false",
-        description="Whether two nodes or more use EFA, on all network cards, if the instance type has it.",
+        description="Use EFA between two nodes or more, on all network cards, if the instance type has it.",
     ),
     SettingOption(
         "cluster", "require_efa", "--require-efa", is_flag=True,

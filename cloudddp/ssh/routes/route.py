@@ -16,7 +16,7 @@ Stream = Any
 
 
 class Route(Protocol):
-    """A way to nodes. Several threads may open streams at the same time."""
+    """How SSH reaches nodes. Several threads may open streams at the same time."""
 
     silent_hint: Text
     """What to check if a node does not answer."""
@@ -28,7 +28,7 @@ class Route(Protocol):
         """Return why the stream ended before SSH was established, if the route is the cause."""
 
     def openssh_options(self, target: Target) -> list[str]:
-        """Return the options that let OpenSSH take the same way, each as in `-o OPTION`."""
+        """Return the options that let OpenSSH take the same route, each as in `-o OPTION`."""
 
     def retain(self) -> None:
         """Count one more user, who will call `close`: fleets may share a route."""

@@ -1,6 +1,6 @@
 """Measures SSH to a node directly, through a jump host, and by proxy commands, in the simulator's network.
 
-`python -m bench ways` starts a simulator and runs this file in it with `cloudddp sim exec`. A second node of the default VPC
+`python -m bench routes` starts a simulator and runs this file in it with `cloudddp sim exec`. A second node of the default VPC
 is the jump host.
 """
 
@@ -31,7 +31,7 @@ _RUNS = 3
 
 
 def targets(home: Path) -> Iterator[tuple[str, Target]]:
-    """Launch a node and a jump host; yield each way to the node by name. The user's SSH files are written to `home`."""
+    """Launch a node and a jump host; yield each route to the node by name. The user's SSH files are written to `home`."""
     account, login, host = lab.Account(), keys.generate(), keys.generate()
     account.ec2.import_key_pair(KeyName="bench", PublicKeyMaterial=login.public.encode())
     config = {"ssh_keys": {"ed25519_private": host.private, "ed25519_public": host.public}}
@@ -52,7 +52,7 @@ def targets(home: Path) -> Iterator[tuple[str, Target]]:
     (folder / "known_hosts").write_text(f"{jump['PublicIpAddress']} {host.public}\n")
     through = f"ubuntu@{jump['PublicIpAddress']}"
     files = f"-F none -i {key} -o UserKnownHostsFile={folder}/known_hosts"
-    ways: dict[str, tuple[str, Route]] = {
+    routes: dict[str, tuple[str, Route]] = {
         "direct": (node["PublicIpAddress"], DIRECT),
         "proxy_jump": (node["PrivateIpAddress"], Jump(through)),
         "ssh -W": (
@@ -64,7 +64,7 @@ def targets(home: Path) -> Iterator[tuple[str, Target]]:
             ProxyCommand(f"{sys.executable} -m cloudddp sim session --target {node['InstanceId']}", {}),
         ),
     }
-    for name, (address, route) in ways.items():
+    for name, (address, route) in routes.items():
         yield name, Target(name, address, 22, "ubuntu", key, (host.public,), route)
         route.close()
     account.terminate(ids)
@@ -91,14 +91,14 @@ def measure(target: Target) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print one line of JSON per way: medians of `measure`."""
+    """Print one line of JSON per route: medians of `measure`."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HOME"] = folder
         for name, target in targets(Path(folder)):
             rows = [measure(target) for _ in range(_RUNS)]
             print(
                 json.dumps(
-                    {"way": name, **{key: statistics.median(r[key] for r in rows) for key in rows[0]}}
+                    {"route": name, **{key: statistics.median(r[key] for r in rows) for key in rows[0]}}
                 ),
                 flush=True,
             )
