@@ -40,6 +40,7 @@ class Instance:
     ended: datetime | None  # None while it is live, or if AWS does not give the time
     tags: Tags
     interface: str = ""  # the id of its primary network interface
+    groups: tuple[str, ...] = ()  # ids of its security groups
 
     @property
     def live(self) -> bool:
@@ -120,6 +121,7 @@ def _instance(item: dict[str, Any], reservation: dict[str, Any]) -> Instance:
         ended=_end_time(transition) if state in GOING else None,
         tags=_tags(item),
         interface=_primary_interface(item),
+        groups=tuple(_text(one.get("GroupId")) for one in item.get("SecurityGroups") or []),
     )
 
 

@@ -344,6 +344,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace: Annotated[
         float, _limited("Seconds between SIGTERM and SIGKILL when ranks are stopped.", ge=0, le=600)
     ] = 10.0
+    heartbeat: Annotated[
+        float,
+        _limited(
+            "Seconds after which a node that sends nothing to the others is lost, and the job ends on all of them.",
+            ge=2,
+            le=600,
+        ),
+    ] = 15.0
     outputs: Annotated[
         tuple[Relative, ...],
         _limited(

@@ -29,13 +29,9 @@ class Timing:
         120.0  # without a heartbeat until a node is lost, even if its connection is open, while others answer
     )
     offline: float = 300.0  # of failed reconnects while no node answers: probably this computer is offline
-    exit_barrier: float = 10.0  # torchrun may wait at its exit barrier after every rank has finished
-    stop_again: float = 5.0  # until a stop request is repeated on nodes that did not reply
-    stop_reply: float = (
-        30.0  # beyond its grace, for all nodes to confirm a stop before the job's end is reported
-    )
     reconnect: float = 1.0  # before each attempt to reconnect to a node
-    fail_grace: float = 5.0  # between SIGTERM and SIGKILL for the other ranks of a failed job, at most
+
+    join: float = 20.0  # for the agents of a job to connect to each other, before ranks start
 
     # SSH (ssh/).
     connect: float = 10.0  # for one attempt to connect, verify the host key and log in

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
+from cloudddp.agent.protocol.kill import KillReply, KillRequest
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.errors import Command, NodeError
@@ -39,9 +39,7 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
     Raises NodeError where processes survive, where nothing was stopped of a job that has not ended, or where a node
     cannot be reached.
     """
-    outcome = runner.each(
-        lambda node: kill(runner, node, job_id, grace=grace, reason=StopReason.CANCEL), fatal=lambda _: False
-    )
+    outcome = runner.each(lambda node: kill(runner, node, job_id, grace=grace), fatal=lambda _: False)
     replies = outcome.all()
     surviving = {node: reply.left for node, reply in replies.items() if reply.left}
     if surviving:
@@ -75,16 +73,16 @@ def abort_launch(runner: Runner, job_id: str, *, grace: float = 1.0) -> list[int
 
     def stop(node: int) -> bool:
         runner.reconnect(node)
-        return bool(kill(runner, node, job_id, grace=grace, reason=StopReason.CANCEL).left)
+        return bool(kill(runner, node, job_id, grace=grace).left)
 
     outcome = runner.each(stop, fatal=lambda _: False)
     return sorted({*outcome.errors, *(node for node, left in outcome.values.items() if left)})
 
 
-def kill(runner: Runner, node: int, job_id: str, *, grace: float, reason: StopReason) -> KillReply:
+def kill(runner: Runner, node: int, job_id: str, *, grace: float) -> KillReply:
     """Kill the processes of a job on one node and verify that they are gone. Raises NodeError.
 
     `grace`: seconds between SIGTERM and SIGKILL.
     """
-    request = KillRequest(job=job_id, grace=grace, reason=reason)
+    request = KillRequest(job=job_id, grace=grace)
     return client.call(runner, node, request, timeout=grace + REPLY_SECONDS)

@@ -15,14 +15,15 @@ from pathlib import Path, PurePosixPath
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.start import SetupReply, SetupRequest, StartRequest
+from cloudddp.agent.protocol.start import SetupReply, SetupRequest
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
 from cloudddp.job import project_files, ranks, scripts, sync
+from cloudddp.job import start as starting
 from cloudddp.job.cancel import abort_launch
-from cloudddp.job.ranks import Host, NodePlan, Script
+from cloudddp.job.ranks import Host, Script
 from cloudddp.job.status import LONGEST_SCRIPT
 from cloudddp.job.sync import Progress
 from cloudddp.text import one_line
@@ -101,7 +102,11 @@ def launch(
     progress(
         f"starting job {job_id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
     )
-    _start(runner, config, script, job_id, plans, progress)
+    try:
+        starting.start(runner, cluster, probes, config, plans, job_id=job_id, script=shown(script))
+    except Exception:  # some nodes may have started
+        _abort(runner, job_id, progress)
+        raise
 
 
 def _check_rank_counts(config: Config, nodes: int) -> None:
@@ -240,30 +245,6 @@ def _setup_hint(reply: SetupReply) -> str:
 def shown(script: Script) -> str:
     """Return the script and its arguments as lists of jobs show them."""
     return one_line(shlex.join(script.argv), LONGEST_SCRIPT)
-
-
-def _start(
-    runner: Runner, config: Config, script: Script, job_id: str, plans: Sequence[NodePlan], progress: Progress
-) -> None:
-    requests = {
-        plan.node: StartRequest(
-            job=job_id,
-            node=plan.node,
-            project=PROJECT,
-            script=shown(script),
-            env=plan.env,
-            processes=plan.processes,
-            ranks=plan.ranks,
-            max_restarts=config.job.max_restarts,
-            stop_grace=config.job.stop_grace,
-        )
-        for plan in plans
-    }
-    try:
-        client.call_all(runner, lambda node: requests[node])
-    except Exception:  # some nodes may have started
-        _abort(runner, job_id, progress)
-        raise
 
 
 def _abort(runner: Runner, job_id: str, progress: Progress) -> None:

@@ -14,7 +14,10 @@ from math import inf
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
+from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
+from cloudddp.text import one_line
 
+LONGEST_DETAIL = 300  # characters of what a program wrote
 # Linux's numbers on x86-64 and arm64: the nodes' numbers, where the laptop's may be those of macOS.
 _SIGNALS = [
     "SIGHUP",
@@ -122,6 +125,9 @@ def outcome(states: Mapping[int, JobState]) -> JobOutcome:
     A job is not cancelled but failed if a rank failed before the cancel.
     """
     states = {node: checked(state) for node, state in states.items()}
+    verdict = agreed(states)
+    if verdict is not None:
+        return _of_verdict(verdict, states)
     reported = {JobStatus.of(state.phase) for state in states.values()}
     status = next(status for status in _PRECEDENCE if status in reported)
     failures = _failures(states)
@@ -134,6 +140,64 @@ def outcome(states: Mapping[int, JobState]) -> JobOutcome:
     if status is JobStatus.FAILED and exit_code == PREEMPTED_EXIT_CODE and training and training.preempted:
         status = JobStatus.PREEMPTED
     return JobOutcome(status, exit_code, failures, training)
+
+
+def agreed(states: Mapping[int, JobState]) -> Verdict | None:
+    """Return the verdict that the nodes have agreed on; None while there is none.
+
+    Nodes that could not reach each other have decided apart: the verdict of the first node counts. A success that a
+    node's own ranks contradict is none: a rank can write any file of its user.
+    """
+    for _, state in sorted(states.items()):
+        if state.verdict is not None:
+            if state.verdict.phase is JobPhase.SUCCEEDED and any(
+                one.phase.ended and one.phase is not JobPhase.SUCCEEDED for one in states.values()
+            ):
+                continue
+            return state.verdict
+    return None
+
+
+def _of_verdict(verdict: Verdict, states: Mapping[int, JobState]) -> JobOutcome:
+    training = TrainingStatus.from_replies(state.training for state in states.values())
+    status = JobStatus.of(verdict.phase)
+    preempted = verdict.exit_code == PREEMPTED_EXIT_CODE and training is not None and training.preempted
+    if status is JobStatus.FAILED and preempted and verdict.first is None:
+        status = JobStatus.PREEMPTED
+    return JobOutcome(status, verdict.exit_code, _failures(states), training)
+
+
+def sentence(failure: Failure) -> str:
+    """Return what failed, in words: `rank 2 on node 1 was killed by SIGKILL`."""
+    node, rank = f"node {failure.node}", f"rank {failure.rank} on node {failure.node}"
+    detail = f": {one_line(failure.detail, LONGEST_DETAIL)}" if failure.detail else ""
+    other = "another node" if failure.peer is None else f"node {failure.peer}"
+    match failure.cause:
+        case Cause.MEMORY:
+            return f"{rank} was killed by the kernel's OOM killer: {node} has run out of memory{detail}"
+        case Cause.DISK:
+            return f"{rank} failed{_code(failure)}: no space is left on a disk of {node}{detail}"
+        case Cause.LAUNCHER:
+            how = (
+                f"was killed by {signal_name(failure.signal)}"
+                if failure.signal
+                else f"exited{_code(failure)}"
+            )
+            return f"{node}: the launcher (torchrun) {how} before its ranks had finished{detail}"
+        case Cause.START:
+            return f"{node}: the ranks could not be started{detail}"
+        case Cause.AGENT:
+            return f"{node}: the agent of cloudddp has ended there, without a report{detail}"
+        case Cause.SILENT:
+            return f"{node} was lost: it sent nothing to {other}{detail}"
+        case Cause.UNREACHABLE:
+            return f"{node} was not connected to {other}, so no rank was started{detail}"
+    how = f"was killed by {signal_name(failure.signal)}" if failure.signal else f"exited{_code(failure)}"
+    return f"{rank} {how}{detail}"
+
+
+def _code(failure: Failure) -> str:
+    return "" if failure.exit_code is None else f" with code {failure.exit_code}"
 
 
 def _failures(states: Mapping[int, JobState]) -> tuple[RankFailure, ...]:
@@ -179,21 +243,6 @@ def checked(state: JobState) -> JobState:
     if state.phase is JobPhase.SUCCEEDED and not (state.ranks and ranks_succeeded(state)):
         return replace(state, phase=JobPhase.FAILED)
     return state
-
-
-def has_failed(states: Iterable[JobState]) -> bool:
-    """Whether a job has failed on some node and must be stopped on the others. False while it is being stopped.
-
-    A failed rank counts at once, unless torchrun may restart it.
-    """
-    states = list(states)
-    if any(state.stopping for state in states):
-        return False
-    return any(
-        (state.phase.ended and state.phase is not JobPhase.SUCCEEDED)
-        or (not state.max_restarts and any(rank.exit_code for rank in state.ranks))
-        for state in states
-    )
 
 
 def ranks_succeeded(state: JobState) -> bool:

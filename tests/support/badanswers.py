@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 PROBE = {
-    "interface": "lo", "gpus": 4, "cpus": 2, "python": "/bin/false", "free_port": 29500, "time": 1e9,
+    "interface": "lo", "gpus": 4, "cpus": 2, "python": "/bin/false", "free_port": 29500, "agent_port": 29501, "time": 1e9,
     "disk_free": 1 << 40, "timer_state": "active", "timer_next": "x", "running": [], "manifest": None,
     "torch_gpus": None, "torch_error": "", "efa": 0,
 }  # fmt: skip

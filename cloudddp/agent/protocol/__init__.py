@@ -16,6 +16,8 @@ Each module holds one topic, so that a step of the agent loads only what it need
     phases    JobPhase
     jobs      JobState; jobs
     start     setup, start
+    gang      what the agents of one job tell each other
+    verdict   Verdict, Failure
     kill      kill
     training  TrainingStatus
     frames    follow
@@ -29,7 +31,7 @@ from enum import IntEnum
 
 # Increase it when a message or a file of the node's store changes so that an older agent would misread it. An agent
 # replaces the store of another version while no job runs, and refuses to touch it while one does.
-VERSION = 2
+VERSION = 3
 
 LAUNCHER_RANK = -1  # the rank number of the launcher's (torchrun's) own log
 

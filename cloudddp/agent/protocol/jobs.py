@@ -14,14 +14,15 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     has_job_id_format,
 )
+from cloudddp.agent.protocol.phases import MAX_NODES as MAX_NODES
+from cloudddp.agent.protocol.phases import MAX_RANK as MAX_RANK
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import TrainingStatus
+from cloudddp.agent.protocol.verdict import Verdict
 
 MAX_LISTING = 8 << 20  # bytes of a list of jobs: 5,000 of 8 ranks
 MAX_JOBS = 5_000  # of one node; the newest are listed
 MAX_RANKS = 256  # of one node, as job.nproc_per_node allows
-MAX_RANK = 1 << 16
-MAX_NODES = 1 << 10
 MAX_RESTARTS = 1 << 16
 MAX_PID = 1 << 31
 MAX_GRACE = 1e6  # seconds
@@ -30,15 +31,21 @@ MAX_GRACE = 1e6  # seconds
 @dataclass(frozen=True)
 class RankRecord:
     """One rank on its node. Times are seconds since the epoch by that node's clock. `ended` and `exit_code` are None
-    while it runs; `signal` is the signal that ended it, or None."""
+    while it runs; `signal` is the signal that ended it, or None. `at` is the end by the node's monotonic clock, which
+    nobody can set. `asked`: it had been asked to stop before. `error` is what torch.distributed.elastic recorded."""
 
     rank: int
     exit_code: Optional[int]
     ended: Optional[float]
     signal: Optional[int] = None
     pid: Optional[int] = None
+    at: Optional[float] = None
+    asked: bool = False
+    error: str = ""
 
     def __post_init__(self) -> None:
+        check_range("at", self.at, 0, MAX_TIME)
+        check_length("error", self.error, MAX_TEXT)
         check_range("rank", self.rank, 0, MAX_RANK)
         check_range("exit_code", self.exit_code, 0, 255)
         check_range("ended", self.ended, 0, MAX_TIME)
@@ -52,7 +59,7 @@ class RankRecord:
 class JobState:
     """The state of a job on one node. `expected` is how many ranks run there once all have started; `stopping` is True
     while it is being stopped; `cancelled` is when the user first asked for that; `error` is why its processes could not
-    be started."""
+    be started. `verdict` is that of all nodes, once they have agreed on it."""
 
     job: str
     phase: JobPhase
@@ -68,6 +75,7 @@ class JobState:
     ranks: tuple[RankRecord, ...] = ()
     training: Optional[TrainingStatus] = None
     cancelled: Optional[float] = None
+    verdict: Optional[Verdict] = None
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)

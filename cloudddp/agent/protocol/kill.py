@@ -1,9 +1,8 @@
-"""Ending a job on a node: `kill`."""
+"""Cancelling a job on a node: `kill`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import (
@@ -13,14 +12,6 @@ from cloudddp.agent.protocol.codec import (
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_PID, MAX_RANKS
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import TrainingStatus
-
-
-class StopReason(Enum):
-    """Why a job is stopped, which decides the phase it ends in."""
-
-    CANCEL = "cancel"  # the user asked: CANCELLED
-    FAILURE = "failure"  # another rank or node failed: FAILED
-    FINISHED = "finished"  # its ranks have finished and its launcher has not: the ranks decide
 
 
 @dataclass(frozen=True)
@@ -42,11 +33,11 @@ class KillReply:
 
 @dataclass(frozen=True)
 class KillRequest:
-    """End every process of a job on this node: SIGTERM, and SIGKILL after `grace` seconds."""
+    """Cancel a job: end every process of it on this node, SIGTERM, and SIGKILL after `grace` seconds. The supervisor of
+    the node tells the others."""
 
     job: str
     grace: float
-    reason: StopReason
 
     STEP = "kill"
     REPLY = KillReply

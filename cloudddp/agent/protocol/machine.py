@@ -33,7 +33,8 @@ def is_interface(name: str) -> bool:
 
 @dataclass(frozen=True)
 class ProbeReply:
-    """`interface` carries the private address, '' if none does. `running` are job ids. `manifest` is in wire form, and
+    """`interface` carries the private address, '' if none does. `free_port` and `agent_port` are
+    free, for the rendezvous and for the agents of a job. `running` are job ids. `manifest` is in wire form, and
     None where it is the laptop's or was not requested."""
 
     interface: str
@@ -41,6 +42,7 @@ class ProbeReply:
     cpus: int
     python: str
     free_port: int
+    agent_port: int
     time: float  # seconds since the epoch, by the node's clock
     disk_free: int  # bytes
     timer_state: str  # systemd's ActiveState of the deadline timer
@@ -67,6 +69,7 @@ class ProbeReply:
         check_range("efa", self.efa, 0, MAX_EFA)
         check_range("cpus", self.cpus, 1, 1 << 16)
         check_range("free_port", self.free_port, 1, (1 << 16) - 1)
+        check_range("agent_port", self.agent_port, 1, (1 << 16) - 1)
         check_range("time", self.time, 0, MAX_TIME)
         check_range("disk_free", self.disk_free, 0, MAX_SIZE)
         check_length("running", self.running, MAX_RUNNING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Optional
 
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
@@ -13,6 +14,7 @@ from cloudddp.agent.protocol.codec import (
     check_project,
     check_range,
 )
+from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
 
 
@@ -78,9 +80,11 @@ class SetupRequest:
 
 @dataclass(frozen=True)
 class StartReply:
-    """The job's supervisor runs."""
+    """The job's supervisor runs. `unreachable`: the job was not started, because this node or another one is not connected
+    to all others."""
 
     pid: int
+    unreachable: Optional[Unreachable] = None
 
     def __post_init__(self) -> None:
         check_range("pid", self.pid, 1, MAX_PID)
@@ -88,7 +92,8 @@ class StartReply:
 
 @dataclass(frozen=True)
 class StartRequest:
-    """Start a job's processes on this node. `env` is common to all of them; it may hold secrets."""
+    """Start a job's processes on this node, once its agent is connected to those of all other nodes of the `gang`. `env`
+    is common to all processes; it may hold secrets. None of it is written to the disk."""
 
     job: str
     node: int
@@ -99,6 +104,7 @@ class StartRequest:
     ranks: int
     max_restarts: int
     stop_grace: float  # seconds
+    gang: Gang
 
     STEP = "start"
     REPLY = StartReply
@@ -112,3 +118,5 @@ class StartRequest:
         check_range("ranks", self.ranks, 0, MAX_RANKS)
         check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
         check_range("stop_grace", self.stop_grace, 0, MAX_GRACE)
+        if self.node not in [peer.node for peer in self.gang.peers]:
+            raise ProtocolError("the gang lacks this node")

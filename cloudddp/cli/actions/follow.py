@@ -48,7 +48,7 @@ def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) 
         runner,
         job_id,
         cluster.nodes,
-        Policy(grace=session.settings.job.stop_grace, stop_on_failure=True, stop_on_loss=True),
+        Policy(),
         on_line=line_printer(session.console),
         on_quiet=quiet_reporter(session.console),
         ended_instances=ended_nodes_query(session, cluster),

@@ -44,7 +44,7 @@ def logs(
             runner,
             record.id,
             record.nodes,
-            Policy(grace=session.settings.job.stop_grace, stop_on_failure=follow, wait=follow),
+            Policy(wait=follow),
             on_line=line_printer(console, frozenset(only) if only else None, launcher=options.verbose),
             on_quiet=quiet_reporter(console),
             ended_instances=ended_nodes_query(session, cluster),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloudddp.agent.protocol.jobs import JobState
-from cloudddp.agent.protocol.kill import StopReason
 from cloudddp.errors import NodeError
 
 
@@ -66,31 +65,6 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequest:
-    """The parameters of the stop request to the agents."""
-
-    grace: float  # seconds between SIGTERM and SIGKILL
-    reason: StopReason
-
-
-@dataclass(frozen=True, slots=True)
-class StopStarted:
-    """A stop request is being sent to these nodes."""
-
-    request: StopRequest
-    nodes: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class StopEnded:
-    """Every node has replied or cannot be reached. `surviving`: nodes on which processes could not be killed."""
-
-    confirmed: frozenset[int]
-    surviving: frozenset[int]
-    unreached: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
 class AwsAsked:
     """A query to AWS for ended instances is in progress."""
 
@@ -102,15 +76,4 @@ class AwsReport:
     ended: tuple[NodeLost, ...] = ()
 
 
-Event = (
-    LogData
-    | JobUpdate
-    | NodeFinished
-    | NodeQuiet
-    | NodeResponding
-    | NodeLost
-    | StopStarted
-    | StopEnded
-    | AwsAsked
-    | AwsReport
-)
+Event = LogData | JobUpdate | NodeFinished | NodeQuiet | NodeResponding | NodeLost | AwsAsked | AwsReport

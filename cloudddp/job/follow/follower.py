@@ -1,4 +1,4 @@
-"""Follows a job on all its nodes: reports its log lines, stops it as the policy requires, and returns how it ended.
+"""Follows a job on all its nodes: reports its log lines, and returns how it ended.
 
 A thread per node reads from it; the caller's thread handles the events, so that Ctrl-C takes effect at once. The
 caller decides how lines are shown.
@@ -14,17 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.kill import KillReply, StopReason
-from cloudddp.job import cancel
 from cloudddp.job.follow import liveness
 from cloudddp.job.follow.decide import (
     AskAws,
     Continue,
     Done,
-    EndExitBarrier,
     Policy,
-    StopAgain,
-    StopJob,
     decide,
 )
 from cloudddp.job.follow.event_queue import EventQueue
@@ -35,9 +30,6 @@ from cloudddp.job.follow.events import (
     NodeLost,
     NodeQuiet,
     NodeResponding,
-    StopEnded,
-    StopRequest,
-    StopStarted,
 )
 from cloudddp.job.follow.liveness import Liveness
 from cloudddp.job.follow.state import FollowState, Line
@@ -45,7 +37,6 @@ from cloudddp.job.follow.stream import Connections, NodeStream
 from cloudddp.job.follow.verdict import JobResult, verdict
 
 POLL = 0.2  # seconds between two looks at the clock while nothing happens
-EXIT_BARRIER_GRACE = 1.0  # seconds that torchrun gets once all its ranks have finished
 
 OnLine = Callable[[int, int, str], None]  # node, rank, line
 OnQuiet = Callable[[int, bool], None]  # node, whether it became quiet (else it responds again)
@@ -111,12 +102,6 @@ class JobFollower:
             match action:
                 case Continue():
                     self._advance()
-                case StopJob(grace=grace):
-                    self._stop(StopRequest(grace, StopReason.FAILURE), self._state.nodes)
-                case EndExitBarrier():
-                    self._stop(StopRequest(EXIT_BARRIER_GRACE, StopReason.FINISHED), self._state.nodes)
-                case StopAgain(request, nodes):
-                    self._stop(request, nodes)
                 case AskAws():
                     self._ask_aws()
                 case Done():
@@ -169,32 +154,8 @@ class JobFollower:
         last_seen, timing = self._liveness.last_seen, self._policy.timing
         return next(liveness.changes(self._state, last_seen, now=now, wall=wall, timing=timing), None)
 
-    # -- actions -----------------------------------------------------------------------------------------------
-    # The thread starts before its start is applied to the state: if an interrupt comes in between, the action is
-    # repeated, which is harmless. In the other order the follower would wait for a reply that never comes.
-
-    def _stop(self, request: StopRequest, nodes: Iterable[int]) -> None:
-        """Stop the job on some nodes, while its last lines are being read."""
-        asked = frozenset(nodes)
-        threading.Thread(target=self._stop_nodes, args=(request, asked), daemon=True).start()
-        self._apply(StopStarted(request, asked))
-
-    def _stop_nodes(self, request: StopRequest, nodes: frozenset[int]) -> None:
-        def stop(node: int) -> KillReply | None:
-            if node not in nodes:
-                return None
-            if node in self._state.lost:
-                self._connections.reconnect(node)  # one more attempt: its ranks may still be running
-            return cancel.kill(self._runner, node, self._job, grace=request.grace, reason=request.reason)
-
-        replies: dict[int, KillReply] = {}
-        with contextlib.suppress(Exception):  # the stop is repeated for a node without a reply
-            values = self._runner.each(stop, fatal=lambda _: False).values
-            replies = {node: reply for node, reply in values.items() if reply is not None}
-        surviving = frozenset(node for node, reply in replies.items() if reply.left)
-        self._queue.put(StopEnded(frozenset(replies) - surviving, surviving, nodes - frozenset(replies)))
-
     def _ask_aws(self) -> None:
+        # The thread first: if an interrupt comes in between, the query is repeated, which is harmless.
         threading.Thread(target=self._query_ended_instances, daemon=True).start()
         self._apply(AwsAsked())
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.verdict import Verdict
 from cloudddp.errors import NodeError
 from cloudddp.job import outcome
 from cloudddp.job.follow import lines
@@ -20,9 +20,6 @@ from cloudddp.job.follow.events import (
     NodeLost,
     NodeQuiet,
     NodeResponding,
-    StopEnded,
-    StopRequest,
-    StopStarted,
 )
 
 TAIL_LINES = 20  # of each rank, kept for the report of its failure
@@ -46,15 +43,6 @@ class RankLog:
     partial: bytes = b""
 
 
-class StopStatus(enum.Enum):
-    """Whether the job has been stopped on a node."""
-
-    NOT_REQUESTED = enum.auto()
-    UNREACHED = enum.auto()  # requested; no reply yet, or the node cannot be reached
-    SURVIVORS = enum.auto()  # some processes could not be killed
-    CONFIRMED = enum.auto()  # no process is left
-
-
 @dataclass(frozen=True, slots=True)
 class NodeState:
     """What is known about one node. `followed`: its stream has not ended."""
@@ -63,7 +51,6 @@ class NodeState:
     quiet: bool = False
     lost: NodeLost | None = None
     job: JobState | None = None
-    stop: StopStatus = StopStatus.NOT_REQUESTED
     logs: Mapping[int, RankLog] = field(default_factory=dict)  # by rank
 
 
@@ -73,16 +60,8 @@ class FollowState:
 
     nodes: Mapping[int, NodeState]
     lines: tuple[Line, ...] = ()  # completed by the last event
-    stop: StopRequest | None = None  # the last one
-    stop_pending: bool = False  # a stop request is in progress
-    stop_ended_at: float | None = None
-    stop_advanced_at: float | None = (
-        None  # after a stop: a node confirmed it, sent logs, finished or came back
-    )
     aws_pending: bool = False  # a query to AWS is in progress
     aws_asked_at: float | None = None
-    ranks_finished_at: float | None = None  # every rank has exited with 0; the job has not ended everywhere
-    closed_at: float | None = None  # the last node stopped being followed
 
     @classmethod
     def of(cls, nodes: Iterable[int]) -> FollowState:
@@ -109,6 +88,11 @@ class FollowState:
         return {node: one.job for node, one in self.nodes.items() if one.job is not None}
 
     @property
+    def agreed(self) -> Verdict | None:
+        """The verdict of the nodes, once any of them has reported it."""
+        return outcome.agreed(self.jobs)
+
+    @property
     def all_lost(self) -> bool:
         """Whether every node is lost: most likely this computer is offline, unless the instances have ended."""
         return all(one.lost is not None for one in self.nodes.values())
@@ -123,64 +107,32 @@ class FollowState:
         """The error of a node whose replies are not the agent's; None if there is none."""
         return next((lost.error for lost in self.lost.values() if lost.error is not None), None)
 
-    @property
-    def unverified(self) -> tuple[int, ...]:
-        """The nodes that have not confirmed, after a stop, that no process is left."""
-        unconfirmed = (StopStatus.UNREACHED, StopStatus.SURVIVORS)
-        return tuple(sorted(node for node, one in self.nodes.items() if one.stop in unconfirmed))
-
     # -- transitions -----------------------------------------------------------------------------------------
 
     def apply(self, event: Event, now: float) -> FollowState:
         """Return the state after an event, which is handled at `now` (monotonic clock)."""
         before = replace(self, lines=()) if self.lines else self
-        if self.stop is not None and self._advances_stop(event):
-            before = replace(before, stop_advanced_at=now)
         match event:
             case LogData(node, rank, data):
                 return before._with_log(node, rank, data)
             case JobUpdate(node, job):
-                return before._with(node, job=outcome.checked(job))._timed(now)
+                return before._with(node, job=outcome.checked(job))
             case NodeFinished(node):
-                return before._closed(node)._timed(now)
+                return before._closed(node)
             case NodeLost():
-                return before._with_lost([event])._timed(now)
+                return before._with_lost([event])
             case NodeQuiet(node):
                 return before._with(node, quiet=True)
             case NodeResponding(node):
                 return before._with(node, quiet=False)
-            case StopStarted(request, nodes):
-                asked = replace(before, stop=request, stop_pending=True)
-                return asked._with_stop(nodes, StopStatus.UNREACHED)
-            case StopEnded(confirmed, surviving, unreached):
-                answered = before._with_stop(confirmed, StopStatus.CONFIRMED)
-                answered = answered._with_stop(surviving, StopStatus.SURVIVORS)
-                answered = answered._with_stop(unreached, StopStatus.UNREACHED)
-                return replace(answered, stop_pending=False, stop_ended_at=now)
             case AwsAsked():
                 return replace(before, aws_pending=True, aws_asked_at=now)
             case AwsReport(ended):
-                return replace(before, aws_pending=False)._with_lost(ended)._timed(now)
-
-    def _advances_stop(self, event: Event) -> bool:
-        """Whether an event shows that the end of a stopped job comes closer. A node that only reports that it works
-        does not show it, nor does one on which the job was not stopped."""
-        match event:
-            case LogData(node, _, data):
-                return bool(data) and self.nodes[node].stop is not StopStatus.UNREACHED
-            case NodeFinished() | NodeResponding():
-                return True
-            case StopEnded(confirmed, surviving, _):
-                return self.stop_ended_at is None or bool(confirmed | surviving)
-        return False
+                return replace(before, aws_pending=False)._with_lost(ended)
 
     def _with(self, node: int, **fields: object) -> FollowState:
         changed = replace(self.nodes[node], **fields)  # type: ignore[arg-type]
         return replace(self, nodes={**self.nodes, node: changed})
-
-    def _with_stop(self, nodes: Iterable[int], status: StopStatus) -> FollowState:
-        changed = {node: replace(self.nodes[node], stop=status) for node in nodes if node in self.nodes}
-        return replace(self, nodes={**self.nodes, **changed})
 
     def _with_log(self, node: int, rank: int, data: bytes, *, last: bool = False) -> FollowState:
         logs = self.nodes[node].logs
@@ -205,13 +157,3 @@ class FollowState:
             if log.partial:
                 state = state._with_log(node, rank, b"", last=True)
         return state._with(node, followed=False, quiet=False)
-
-    def _timed(self, now: float) -> FollowState:
-        """Return the state with `ranks_finished_at` and `closed_at` set or reset."""
-        waiting = bool(self.followed) and self.followed <= self.jobs.keys()
-        finished = waiting and all(outcome.ranks_succeeded(job) for job in self.jobs.values())
-        return replace(
-            self,
-            ranks_finished_at=(self.ranks_finished_at or now) if finished else None,
-            closed_at=(self.closed_at or now) if not self.followed else None,
-        )

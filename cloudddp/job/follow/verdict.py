@@ -46,13 +46,16 @@ class _Ending:
 def verdict(state: FollowState, job: str, wall: float) -> JobResult:
     """Return how the job ended. `wall` is the time now, in seconds since the epoch.
 
-    A node that is still followed has not ended its stream after a stop: processes of the job may be left there.
+    A node that is still followed has not ended its stream: processes of the job may be left there.
     """
     unfinished = state.followed | state.lost.keys()
     jobs = {node: outcome.as_failed(one) if node in unfinished else one for node, one in state.jobs.items()}
     found = outcome.outcome(jobs) if jobs else None
     first = found.failures[0] if found and found.failures else None
-    ending = _connection_ending(state, first, wall) or _job_ending(state, found, first)
+    ending = (
+        _faulty_ending(state) or _agreed_ending(state, found) or _connection_ending(state, first, wall)
+        or _job_ending(state, found, first)
+    )  # fmt: skip
     return JobResult(
         job,
         ending.status,
@@ -62,15 +65,34 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         ranks=outcome.ranks_ended(state.jobs.values()),
         lost=tuple(sorted(state.lost)),
         lost_reasons=tuple(state.lost[node].reason for node in sorted(state.lost)),
-        unverified=tuple(sorted(state.followed.union(state.unverified))),
+        unverified=tuple(sorted(state.followed)),
         training=found.training if found else None,
     )
 
 
+def _faulty_ending(state: FollowState) -> _Ending | None:
+    return None if state.faulty is None else _Ending(JobStatus.FAILED, 1, state.faulty.message)
+
+
+def _agreed_ending(state: FollowState, found: JobOutcome | None) -> _Ending | None:
+    """Return how the job ended by the verdict of its nodes."""
+    verdict = state.agreed
+    if verdict is None or found is None:
+        return None
+    if found.status is JobStatus.CANCELLED:
+        return _Ending(JobStatus.CANCELLED, CANCELLED_EXIT_CODE)
+    if found.status is JobStatus.SUCCEEDED:
+        return _Ending(JobStatus.SUCCEEDED, 0)
+    if found.status is JobStatus.PREEMPTED:
+        return _Ending(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, "its ranks were asked to stop (SIGTERM)")
+    cause = (
+        outcome.sentence(verdict.first) if verdict.first else "its ranks were ended, and no node knows why"
+    )
+    return _Ending(JobStatus.FAILED, verdict.exit_code, cause, verdict.last_lines)
+
+
 def _connection_ending(state: FollowState, first: RankFailure | None, wall: float) -> _Ending | None:
     """Return how the job ended if it ended because nodes were lost, else None."""
-    if state.faulty is not None:
-        return _Ending(JobStatus.FAILED, 1, state.faulty.message)
     if state.all_ended:
         return _Ending(JobStatus.FAILED, 1, "all its nodes have terminated")
     if state.all_lost:

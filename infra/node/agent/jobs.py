@@ -47,6 +47,7 @@ def state_of(folder: Path) -> JobState:
         ranks=tuple(rank_records(folder)),
         training=training_status(folder),
         cancelled=phases.cancelled_at(folder),
+        verdict=phases.verdict(folder) if found.phase.ended else None,
     )
 
 
@@ -58,31 +59,20 @@ def rank_records(folder: Path) -> list[RankRecord]:
     return [record for record in records if record is not None]
 
 
-def outcome(folder: Path, ranks: int, codes: Sequence[int]) -> dict[str, Any]:
-    """Return state and exit code of a job of which no process is left, given the exit codes of its launchers.
-
-    The ranks decide: torchrun may exit 1 although every rank has finished (a race at its exit barrier).
-    """
-    _settle(folder)
-    records = rank_records(folder)
-    failed = sorted((one for one in records if one.exit_code), key=lambda one: one.ended or 0.0)
-    if (folder / phases.CANCEL_MARK).exists():
-        return {"state": JobPhase.CANCELLED, "exit_code": 130}
-    if failed:
-        return {"state": JobPhase.FAILED, "exit_code": failed[0].exit_code}
-    if len(records) == ranks and all(one.exit_code == 0 for one in records):
-        return {"state": JobPhase.SUCCEEDED, "exit_code": 0}
-    worst = next((code for code in codes if code), 1)
-    return {"state": JobPhase.FAILED, "exit_code": 128 - worst if worst < 0 else worst}
-
-
-def _settle(folder: Path) -> None:
-    """Record an end for ranks whose wrapper was killed with them."""
-    for _, path in phases.rank_files(folder, ".json"):
-        record = store.read(path, RankRecord)
-        if record is not None and record.exit_code is None:
-            killed = int(signal.SIGKILL)
-            store.write(path, replace(record, ended=time.time(), exit_code=128 + killed, signal=killed))
+def settle(folder: Path, records: Sequence[RankRecord], *, asked: bool) -> None:
+    """Record an end by SIGKILL, now, for ranks whose wrapper was killed with them. `asked`: they were being ended."""
+    killed = int(signal.SIGKILL)
+    for record in records:
+        if record.exit_code is None:
+            ended = replace(
+                record,
+                ended=time.time(),
+                exit_code=128 + killed,
+                signal=killed,
+                at=time.monotonic(),
+                asked=asked,
+            )
+            store.write(folder / "ranks" / f"{record.rank}.json", ended)
 
 
 # -- training ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent import jobs, phases, processes, store
-from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
+from cloudddp.agent.protocol.kill import KillReply, KillRequest
 from cloudddp.agent.protocol.phases import JobPhase
 
 REQUEST = KillRequest
@@ -22,11 +22,9 @@ def step(request: KillRequest) -> KillReply:
         job = phases.job_file(folder)
         if job is None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if request.reason is not StopReason.FINISHED and phases.phase_of(folder) not in FINAL:
-            cancelled = request.reason is StopReason.CANCEL
-            mark = folder / (phases.CANCEL_MARK if cancelled else phases.STOPPED_MARK)
-            if not mark.exists():
-                mark.touch()
+        mark = folder / phases.CANCEL_MARK
+        if phases.phase_of(folder) not in FINAL and not mark.exists():
+            mark.touch()
     return _end_setup(folder, request.grace) if job is None else _end_job(folder, job, request.grace)
 
 
@@ -43,8 +41,11 @@ def _end_job(folder: Path, job: phases.JobFile, grace: float) -> KillReply:
         ended += late
     state = phases.recorded(folder)
     if state is not None and state.state is JobPhase.LOST and not left:
-        outcome = jobs.outcome(folder, job.ranks, [137])
-        store.write(folder / phases.STATE_FILE, replace(state, ended=time.time(), **outcome))
+        jobs.settle(folder, jobs.rank_records(folder), asked=True)
+        cancelled = (folder / phases.CANCEL_MARK).exists()
+        phase, code = (JobPhase.CANCELLED, 130) if cancelled else (JobPhase.FAILED, 1)
+        ended_state = replace(state, state=phase, ended=time.time(), exit_code=code)
+        store.write(folder / phases.STATE_FILE, ended_state)
     return KillReply(ended, left, ranks, phase=phases.phase_of(folder), training=jobs.training_status(folder))
 
 

@@ -93,10 +93,12 @@ def find_python(wanted: str, folder: Path) -> str:
     return image if os.access(image, os.X_OK) else (shutil.which("python3") or "")
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
+def free_ports() -> tuple[int, int]:
+    """Return two ports on which nobody listens."""
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("", 0))
+        other.bind(("", 0))
+        return int(one.getsockname()[1]), int(other.getsockname()[1])
 
 
 def wait_for_boot(seconds: float) -> None:

@@ -18,10 +18,13 @@ from agent.processes import Task
 from cloudddp.agent.protocol.codec import MAX_TIME, check_range, has_job_id_format
 from cloudddp.agent.protocol.jobs import MAX_NODES, MAX_RANK, MAX_RANKS, MAX_RESTARTS
 from cloudddp.agent.protocol.phases import MAX_RUNNING, JobPhase
+from cloudddp.agent.protocol.verdict import Verdict
 
 JOB_FILE = "job.json"
 STATE_FILE = "state.json"
 SETUP_FILE = "setup.json"
+VERDICT_FILE = "verdict.json"
+UNREACHABLE_FILE = "unreachable.json"
 BEGAN = "began"  # an empty file: its ctime is when the job started, by the file system's clock
 CANCEL_MARK = "cancel"  # its mtime is the time of the first cancel
 STOPPED_MARK = "stopped"
@@ -129,6 +132,16 @@ def recorded(folder: Path) -> Optional[StateFile]:
             return replace(state, state=JobPhase.LOST, exit_code=1)
         return again
     return state
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether the end of a job was recorded."""
+    state = store.read(folder / STATE_FILE, StateFile)
+    return state is not None and state.state.ended
+
+
+def verdict(folder: Path) -> Optional[Verdict]:
+    return store.read(folder / VERDICT_FILE, Verdict)
 
 
 def _is_gone(folder: Path, state: StateFile) -> bool:

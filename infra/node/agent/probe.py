@@ -30,12 +30,14 @@ def step(request: ProbeRequest) -> ProbeReply:
     running = tuple(phases.running_jobs())
     # A job may use all of the GPUs' memory.
     torch_gpus, torch_error = (None, "") if running else _usable_gpus(python, request.torch_seconds)
+    ports = machine.free_ports()
     return ProbeReply(
         interface=machine.interface_of(request.private_ip),
         gpus=gpus,
         cpus=len(os.sched_getaffinity(0)),
         python=python,
-        free_port=machine.free_port(),
+        free_port=ports[0],
+        agent_port=ports[1],
         time=time.time(),
         disk_free=shutil.disk_usage(str(Path.home())).free,
         timer_state=timer.get("ActiveState", ""),

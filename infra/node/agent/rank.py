@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -10,13 +9,16 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from agent import store
+from agent import causes, processes, store
 from cloudddp.agent.protocol import STATUS_VARIABLE
 from cloudddp.agent.protocol.jobs import RankRecord
 
-PR_SET_PDEATHSIG = 1
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 NOT_STARTED = 127
+ERROR_FILE = (
+    "TORCHELASTIC_ERROR_FILE"  # in which torch.distributed.elastic records an exception; torchrun sets it
+)
+LONGEST_GRACE = 900.0  # seconds: longer than any setting of stop_grace
 
 
 def main(job: str, *argv: str) -> int:
@@ -25,51 +27,61 @@ def main(job: str, *argv: str) -> int:
     torchrun signals this process or its group, depending on the version. The rank is in a group of its own and gets
     each signal once, from here, so that its data-loader workers do not get it before the rank has saved.
     """
+    parent = os.getppid()
     folder = store.job_folder(job)
     number = int(os.environ.get("RANK", "0"))
     record = RankRecord(number, None, None)
     path = folder / "ranks" / f"{number}.json"
-    libc = ctypes.CDLL(None)
+    own = os.getpid()
+    errors = str(folder / "ranks" / f"{number}.error.json")
     reports = {STATUS_VARIABLE: str(folder / store.STATUS_FILE)} if number == 0 else {}
-
-    def die_with_parent() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # the rank is killed with its wrapper
 
     with open(folder / "ranks" / f"{number}.log", "ab") as log:
         try:
             child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent,
-                start_new_session=True, env={**os.environ, **reports},
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                preexec_fn=lambda: processes.die_with_parent(signal.SIGKILL, own),
+                env={ERROR_FILE: errors, **os.environ, **reports},
             )  # fmt: skip
         except OSError as error:
             log.write(f"cannot start {argv[0]}: {error.strerror}\n".encode())
-            store.write(path, replace(record, ended=time.time(), exit_code=NOT_STARTED))
+            store.write(path, replace(record, ended=time.time(), at=time.monotonic(), exit_code=NOT_STARTED))
             return NOT_STARTED
     record = replace(record, pid=child.pid)
-    _forward_signals(child)
+    forwarded = _forward_signals(child)
     store.write(path, record)
+    processes.die_with_parent(signal.SIGTERM, parent)  # of the launcher: its ranks would train on without it
     code = child.wait()
+    at = time.monotonic()
     killed_by = -code if code < 0 else None
-    store.write(
-        path,
-        replace(record, ended=time.time(), exit_code=128 - code if code < 0 else code, signal=killed_by),
-    )
+    ended = replace(
+        record, ended=time.time(), at=at, asked=bool(forwarded), signal=killed_by,
+        exit_code=128 - code if code < 0 else code,
+        error=causes.elastic_error(os.environ.get(ERROR_FILE, errors)) if code else "",
+    )  # fmt: skip
+    store.write(path, ended)
     if killed_by is not None:
         _exit_by_signal(killed_by)
     return code
 
 
-def _forward_signals(child: subprocess.Popen[bytes]) -> None:
-    """Forward each signal to the child, once."""
+def _forward_signals(child: subprocess.Popen[bytes]) -> set[int]:
+    """Forward each signal to the child, once. Return the set of those that were.
+
+    A child that has not ended a while after it was asked is killed: where the agent was killed, too, nobody else would.
+    """
     forwarded: set[int] = set()
 
     def forward(received: int, _: Any) -> None:
         if received not in forwarded:
             forwarded.add(received)
             child.send_signal(received)
+            signal.setitimer(signal.ITIMER_REAL, LONGEST_GRACE)
 
     for number in FORWARDED:
         signal.signal(number, forward)
+    signal.signal(signal.SIGALRM, lambda *_: child.kill())
+    return forwarded
 
 
 def _exit_by_signal(number: int) -> None:

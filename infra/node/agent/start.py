@@ -11,6 +11,7 @@ from pathlib import Path
 from agent import phases, store
 from agent.commands import agent_command
 from cloudddp.agent.protocol.codec import encode
+from cloudddp.agent.protocol.gang import Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartReply, StartRequest
 
@@ -41,7 +42,7 @@ def _start_supervisor(request: StartRequest, folder: Path) -> StartReply:
     log_file = folder / "supervisor.log"
     with open(log_file, "ab") as log:
         supervisor = subprocess.Popen(
-            agent_command("supervisor", request.job), stdin=subprocess.PIPE, stdout=log, stderr=log,
+            agent_command("guard", request.job), stdin=subprocess.PIPE, stdout=log, stderr=log,
             start_new_session=True, close_fds=True, cwd="/",
         )  # fmt: skip
     if supervisor.stdin is not None:
@@ -50,7 +51,7 @@ def _start_supervisor(request: StartRequest, folder: Path) -> StartReply:
     while True:
         state = store.read(state_file, phases.StateFile)
         if state is None or state.state is not JobPhase.STARTING:
-            return StartReply(supervisor.pid)
+            return StartReply(supervisor.pid, store.read(folder / phases.UNREACHABLE_FILE, Unreachable))
         if supervisor.poll() is not None:
             raise SystemExit("the job's supervisor crashed: " + log_file.read_text(errors="replace")[-2000:])
         time.sleep(PAUSE)

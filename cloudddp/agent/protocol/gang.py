@@ -1,0 +1,120 @@
+"""The gang: the agents of one job, which know each other; what they tell each other, and the verdict.
+
+Each agent connects to every other one over the private network, and sends on its own connection only: so every pair of
+nodes is connected in both directions before a rank starts. Messages are lines of JSON with an HMAC (mesh.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Optional
+
+from cloudddp.agent.protocol.codec import ProtocolError, check_length, check_range
+from cloudddp.agent.protocol.phases import MAX_NODES
+from cloudddp.agent.protocol.verdict import MAX_LINE, Failure, Verdict, check_lines
+
+MAX_FAILURES = 300  # in one report: each rank has at most one
+MAX_AGO = 1e8  # seconds
+LONGEST_MESSAGE = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A failure, `ago` seconds before its message was sent: clocks of nodes differ, and one may be set while a job runs."""
+
+    failure: Failure
+    ago: float
+    last_lines: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_range("ago", self.ago, 0, MAX_AGO)
+        check_lines(self.last_lines)
+
+
+@dataclass(frozen=True)
+class Report:
+    """How the job ended on one node: `failures` that were no consequence of a stop; `succeeded` if every rank exited with
+    0. `cancelled`: seconds since the user cancelled it there. `exit_code` is that of a rank that was stopped and still
+    exited by itself (143: it has saved a snapshot), or of the launcher."""
+
+    succeeded: bool
+    failures: tuple[Observed, ...] = ()
+    cancelled: Optional[float] = None
+    exit_code: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        check_length("failures", self.failures, MAX_FAILURES)
+        check_range("cancelled", self.cancelled, 0, MAX_AGO)
+        check_range("exit_code", self.exit_code, 0, 255)
+
+
+class Kind(Enum):
+    """The kinds of messages."""
+
+    HEARTBEAT = "heartbeat"
+    READY = "ready"  # connected to every other node, in both directions
+    STOP = "stop"  # end your ranks: the job was cancelled, or has failed here
+    ENDED = "ended"  # no process of the job is left here
+    VERDICT = "verdict"
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message between two agents of a job."""
+
+    kind: Kind
+    cancelled: bool = False  # of STOP
+    finished: bool = False  # of HEARTBEAT: every rank of the node has exited with 0
+    report: Optional[Report] = None  # of ENDED
+    verdict: Optional[Verdict] = None  # of VERDICT
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A node of the job, and where its agent listens."""
+
+    node: int
+    address: str
+    port: int
+
+    def __post_init__(self) -> None:
+        check_range("node", self.node, 0, MAX_NODES)
+        check_length("address", self.address, 64)
+        check_range("port", self.port, 1, (1 << 16) - 1)
+
+
+@dataclass(frozen=True)
+class Gang:
+    """All nodes of a job, this one included, in order, and the `secret` that its agents share. It is never written to a
+    disk. A node that sends nothing for `silence` seconds is lost. All have to be connected after `join` seconds."""
+
+    peers: tuple[Peer, ...]
+    secret: str
+    silence: float = 15.0
+    join: float = 20.0
+
+    def __post_init__(self) -> None:
+        check_length("peers", self.peers, MAX_NODES)
+        check_range("the length of the secret", len(self.secret), 32, 256)
+        check_range("silence", self.silence, 0.1, 3600)
+        check_range("join", self.join, 0.1, 600)
+        if len({peer.node for peer in self.peers}) != len(self.peers):
+            raise ProtocolError("a node is named twice")
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    """Connections that a node does not have: `to` those nodes, with the reason; and `by` those, which did not connect. `error`: this
+    node could not listen."""
+
+    to: dict[int, str]
+    by: tuple[int, ...]
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        check_length("to", self.to, MAX_NODES)
+        check_length("by", self.by, MAX_NODES)
+        check_length("error", self.error, MAX_LINE)
+        for reason in self.to.values():
+            check_length("a reason", reason, MAX_LINE)

@@ -1,0 +1,74 @@
+"""The verdict: how a job ended on all its nodes, and what failed first. Every node keeps the same one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Optional
+
+from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError, check_length, check_range
+from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK, JobPhase
+
+MAX_LINES = 50  # of the rank that failed first
+MAX_LINE = 1000  # characters of each
+
+
+def check_lines(lines: tuple[str, ...]) -> None:
+    """Raise ProtocolError for too many lines, or a line that is too long."""
+    check_length("last_lines", lines, MAX_LINES)
+    for line in lines:
+        check_length("a line", line, MAX_LINE)
+
+
+class Cause(Enum):
+    """Why a job failed."""
+
+    RANK = "rank"  # a rank exited with a code other than 0, or was ended by a signal
+    MEMORY = "memory"  # the kernel's OOM killer ended a rank
+    DISK = "disk"  # a rank failed, and the node's disk is full
+    LAUNCHER = "launcher"  # torchrun ended although no rank had failed
+    START = "start"  # a process could not be started
+    AGENT = "agent"  # the agent of a node has ended without a report
+    SILENT = "silent"  # a node's agent sent no heartbeat
+    UNREACHABLE = "unreachable"  # a node could not connect to another one before the job began
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What failed on `node`. `rank`, `exit_code` and `signal` are None where no rank's own end is the cause. `detail` is
+    text that a program wrote; `peer` is the other node of a connection that failed."""
+
+    node: int
+    cause: Cause
+    rank: Optional[int] = None
+    exit_code: Optional[int] = None
+    signal: Optional[int] = None
+    detail: str = ""
+    peer: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        check_range("node", self.node, 0, MAX_NODES)
+        check_range("rank", self.rank, 0, MAX_RANK)
+        check_range("exit_code", self.exit_code, 0, 255)
+        check_range("signal", self.signal, 1, 64)
+        check_length("detail", self.detail, MAX_TEXT)
+        check_range("peer", self.peer, 0, MAX_NODES)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a job ended on all its nodes: the same on each of them. `first` is what failed first, with the `last_lines` of
+    its rank or launcher. `decided_by` is the node that decided: the first one that was left."""
+
+    phase: JobPhase
+    exit_code: int
+    decided_by: int
+    first: Optional[Failure] = None
+    last_lines: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.phase not in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED):
+            raise ProtocolError(f"a verdict cannot be {self.phase.value}")
+        check_range("exit_code", self.exit_code, 0, 255)
+        check_range("decided_by", self.decided_by, 0, MAX_NODES)
+        check_lines(self.last_lines)

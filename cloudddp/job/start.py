@@ -1,0 +1,96 @@
+"""Starting the ranks of a job: the agents of all nodes at once, which connect to each other before a rank runs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+
+from cloudddp.agent import client
+from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.gang import Gang, Peer, Unreachable
+from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.agent.protocol.start import StartRequest
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.cluster.model import Cluster
+from cloudddp.config import timing
+from cloudddp.config.spec import Config
+from cloudddp.errors import Command, NodeError
+from cloudddp.job.ranks import NodePlan
+from cloudddp.text import one_line
+
+_LISTED_PAIRS = 4
+
+
+def start(
+    runner: Runner,
+    cluster: Cluster,
+    probes: Mapping[int, ProbeReply],
+    config: Config,
+    plans: Sequence[NodePlan],
+    *,
+    job_id: str,
+    script: str,
+) -> None:
+    """Start the ranks on every node. Raises NodeError; then ranks may run on some nodes."""
+    gang = _gang(cluster, probes, config.job.heartbeat)
+    requests = {
+        plan.node: StartRequest(
+            job=job_id,
+            node=plan.node,
+            project=PROJECT,
+            script=script,
+            env=plan.env,
+            processes=plan.processes,
+            ranks=plan.ranks,
+            max_restarts=config.job.max_restarts,
+            stop_grace=config.job.stop_grace,
+            gang=gang,
+        )
+        for plan in plans
+    }
+    replies = client.call_all(runner, lambda node: requests[node])
+    unreachable = {node: reply.unreachable for node, reply in replies.items() if reply.unreachable}
+    if unreachable:
+        raise _not_connected(unreachable, gang, cluster)
+
+
+def _gang(cluster: Cluster, probes: Mapping[int, ProbeReply], silence: float) -> Gang:
+    """Return the nodes of a job, with a new secret."""
+    peers = [
+        Peer(node, cluster.nodes[node].private_ip, reply.agent_port) for node, reply in sorted(probes.items())
+    ]
+    return Gang(tuple(peers), secrets.token_hex(32), silence=silence, join=timing.current().join)
+
+
+def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluster) -> NodeError:
+    """Return the error for nodes whose agents could not connect to each other, so that no rank was started."""
+    for node, one in found.items():
+        if one.error:
+            return NodeError(f"node {node}: {one_line(one.error)}", hint=("repeat ", Command("launch")))
+    ports = {peer.node: f"{peer.address}:{peer.port}" for peer in gang.peers}
+    pairs = {
+        (node, other): reason for node, one in found.items() for other, reason in sorted(one.to.items())
+    } or {(other, node): "it did not connect" for node, one in found.items() for other in one.by}
+    if not pairs:
+        nodes = ", ".join(map(str, sorted(found)))
+        return NodeError(
+            f"not all nodes were ready in time; node {nodes} gave up", hint=("repeat ", Command("launch"))
+        )
+    listed = "; ".join(
+        f"node {node} cannot connect to node {other} ({ports.get(other, 'unknown')}): {one_line(reason)}"
+        for (node, other), reason in sorted(pairs.items())[:_LISTED_PAIRS]
+    )
+    more = f"; and {len(pairs) - _LISTED_PAIRS} more" if len(pairs) > _LISTED_PAIRS else ""
+    groups = sorted({group for node in cluster.nodes.values() for group in node.groups})
+    rule = (
+        f"ec2 authorize-security-group-ingress --region {cluster.region} --group-id {groups[0]} "
+        f"--ip-permissions 'IpProtocol=-1,UserIdGroupPairs=[{{GroupId={groups[0]}}}]'"
+        if groups
+        else ""
+    )
+    return NodeError(
+        f"{listed}{more}",
+        hint="the ranks need every port between the nodes: check the rules of the cluster's security group (inbound and "
+        "outbound, all traffic within the group) and the network ACLs of its subnet"
+        + (f"; this adds the inbound rule: aws {rule}" if rule else ""),
+    )

@@ -1,0 +1,70 @@
+"""The launchers of a job: torchrun, or the wrapper of each rank where ranks start directly."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from agent import processes, store
+from agent.commands import activated, agent_command, program
+from cloudddp.agent.protocol import TASK_VARIABLE
+from cloudddp.agent.protocol.start import Process, StartRequest
+
+MAX_FILES = 1 << 20  # some programs close all descriptors up to the limit, which may be a billion
+
+Child = subprocess.Popen  # of bytes
+
+
+def launch(request: StartRequest, process: Process, task: processes.Task) -> Child[bytes]:
+    """Start a launcher. It is asked to end when this process ends. Raises OSError, ValueError."""
+    own = os.getpid()
+    project = store.project_folder(request.project)
+    argv = [program(word, project) for word in process.launcher[:1]] + list(process.launcher[1:])
+    if process.rank:
+        argv += agent_command("rank", request.job, program(process.rank[0], project), *process.rank[1:])
+    python = program((process.launcher or process.rank)[0], project)
+    env = {**os.environ, **activated(python), **request.env, **process.env, TASK_VARIABLE: task.mark}
+    with open(store.job_folder(request.job) / "launcher.log", "ab") as log:
+        return subprocess.Popen(
+            argv, cwd=str(project), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+            preexec_fn=lambda: processes.die_with_parent(signal.SIGTERM, own),
+        )  # fmt: skip
+
+
+def raise_limits() -> None:
+    """Raise the soft limits of open files and locked memory for ranks, which inherit them.
+
+    systemd gives sessions a soft limit of 1024 files for programs that use select(), and data loaders open more. EFA and
+    RDMA register (lock) their buffers.
+    """
+    for kind, most in (
+        (resource.RLIMIT_NOFILE, MAX_FILES),
+        (resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY),
+    ):
+        soft, hard = resource.getrlimit(kind)
+        wanted = (
+            hard
+            if most == resource.RLIM_INFINITY
+            else most
+            if hard == resource.RLIM_INFINITY
+            else min(hard, most)
+        )
+        if soft != resource.RLIM_INFINITY and (wanted == resource.RLIM_INFINITY or wanted > soft):
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(kind, (wanted, hard))
+
+
+def collect_orphans(children: Sequence[Child[bytes]]) -> None:
+    """Reap orphans that have ended, but no child that Popen waits for."""
+    known = {child.pid for child in children}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in known:
+                return
+            os.waitpid(ended.si_pid, os.WNOHANG)
