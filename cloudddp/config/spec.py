@@ -344,6 +344,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace: Annotated[
         float, _limited("Seconds between SIGTERM and SIGKILL when ranks are stopped.", ge=0, le=600)
     ] = 10.0
+    preflight: Annotated[
+        bool,
+        _limited(
+            "Check, before ranks start, that all nodes have the same GPUs, driver, Python, torch, CUDA and NCCL, space on "
+            "their disks and clocks within 2 s."
+        ),
+    ] = True
     heartbeat: Annotated[
         float,
         _limited(

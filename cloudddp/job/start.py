@@ -19,6 +19,7 @@ from cloudddp.job.ranks import NodePlan
 from cloudddp.text import one_line
 
 _LISTED_PAIRS = 4
+_LISTED_PROBLEMS = 6
 
 
 def start(
@@ -32,7 +33,7 @@ def start(
     script: str,
 ) -> None:
     """Start the ranks on every node. Raises NodeError; then ranks may run on some nodes."""
-    gang = _gang(cluster, probes, config.job.heartbeat)
+    gang = _gang(cluster, probes, config)
     requests = {
         plan.node: StartRequest(
             job=job_id,
@@ -54,12 +55,18 @@ def start(
         raise _not_connected(unreachable, gang, cluster)
 
 
-def _gang(cluster: Cluster, probes: Mapping[int, ProbeReply], silence: float) -> Gang:
+def _gang(cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config) -> Gang:
     """Return the nodes of a job, with a new secret."""
     peers = [
         Peer(node, cluster.nodes[node].private_ip, reply.agent_port) for node, reply in sorted(probes.items())
     ]
-    return Gang(tuple(peers), secrets.token_hex(32), silence=silence, join=timing.current().join)
+    return Gang(
+        tuple(peers),
+        secrets.token_hex(32),
+        silence=config.job.heartbeat,
+        join=timing.current().join,
+        preflight=config.job.preflight,
+    )
 
 
 def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluster) -> NodeError:
@@ -67,6 +74,13 @@ def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluste
     for node, one in found.items():
         if one.error:
             return NodeError(f"node {node}: {one_line(one.error)}", hint=("repeat ", Command("launch")))
+    problems = dict.fromkeys(one_line(text) for one in found.values() for text in one.problems)
+    if problems:
+        return NodeError(
+            "the nodes are not fit for a job: " + "; ".join(list(problems)[:_LISTED_PROBLEMS]),
+            hint=(Command("exec"), " runs a command on all nodes, to correct it; ", Command("launch", "--no-preflight"),
+                  " starts all the same"),
+        )  # fmt: skip
     ports = {peer.node: f"{peer.address}:{peer.port}" for peer in gang.peers}
     pairs = {
         (node, other): reason for node, one in found.items() for other, reason in sorted(one.to.items())

@@ -14,7 +14,9 @@ from cloudddp.agent.protocol.codec import ProtocolError, check_length, check_ran
 from cloudddp.agent.protocol.phases import MAX_NODES
 from cloudddp.agent.protocol.verdict import MAX_LINE, Failure, Verdict, check_lines
 
+MAX_FACT = 300  # characters
 MAX_FAILURES = 300  # in one report: each rank has at most one
+MAX_PROBLEMS = 50
 MAX_AGO = 1e8  # seconds
 LONGEST_MESSAGE = 1 << 20  # bytes
 
@@ -49,11 +51,29 @@ class Report:
         check_range("exit_code", self.exit_code, 0, 255)
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What a node is like: `gpus` as `8 x NVIDIA H100`, versions, and `defects` in words. '' where something is missing."""
+
+    gpus: str = ""
+    driver: str = ""
+    python: str = ""
+    torch: str = ""
+    cuda: str = ""
+    nccl: str = ""
+    defects: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_length("defects", self.defects, 20)
+        for text in (self.gpus, self.driver, self.python, self.torch, self.cuda, self.nccl, *self.defects):
+            check_length("a fact", text, MAX_FACT)
+
+
 class Kind(Enum):
     """The kinds of messages."""
 
     HEARTBEAT = "heartbeat"
-    READY = "ready"  # connected to every other node, in both directions
+    READY = "ready"  # connected to every other node, in both directions; with the node's facts and clock
     STOP = "stop"  # end your ranks: the job was cancelled, or has failed here
     ENDED = "ended"  # no process of the job is left here
     VERDICT = "verdict"
@@ -68,6 +88,8 @@ class Message:
     finished: bool = False  # of HEARTBEAT: every rank of the node has exited with 0
     report: Optional[Report] = None  # of ENDED
     verdict: Optional[Verdict] = None  # of VERDICT
+    facts: Optional[Facts] = None  # of READY
+    clock: Optional[float] = None  # of READY: seconds since the epoch
 
 
 @dataclass(frozen=True)
@@ -87,12 +109,14 @@ class Peer:
 @dataclass(frozen=True)
 class Gang:
     """All nodes of a job, this one included, in order, and the `secret` that its agents share. It is never written to a
-    disk. A node that sends nothing for `silence` seconds is lost. All have to be connected after `join` seconds."""
+    disk. A node that sends nothing for `silence` seconds is lost. All have to be connected after `join` seconds. With
+    `preflight` they have to be alike, and without defects."""
 
     peers: tuple[Peer, ...]
     secret: str
     silence: float = 15.0
     join: float = 20.0
+    preflight: bool = True
 
     def __post_init__(self) -> None:
         check_length("peers", self.peers, MAX_NODES)
@@ -106,15 +130,19 @@ class Gang:
 @dataclass(frozen=True)
 class Unreachable:
     """Connections that a node does not have: `to` those nodes, with the reason; and `by` those, which did not connect. `error`: this
-    node could not listen."""
+    node could not listen. `problems`: the nodes are connected, and differ or have defects."""
 
     to: dict[int, str]
     by: tuple[int, ...]
     error: str = ""
+    problems: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_length("to", self.to, MAX_NODES)
         check_length("by", self.by, MAX_NODES)
         check_length("error", self.error, MAX_LINE)
+        check_length("problems", self.problems, MAX_PROBLEMS)
+        for text in self.problems:
+            check_length("a problem", text, MAX_LINE)
         for reason in self.to.values():
             check_length("a reason", reason, MAX_LINE)

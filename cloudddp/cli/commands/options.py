@@ -137,6 +137,11 @@ JOB_PARAMETERS = (
         "job", "rendezvous", "--rendezvous", metavar="HOW", standard="c10d",
         description="How ranks find each other: torchrun's c10d or static, or direct (no torchrun; RANK etc. are set).",
     ),
+    SettingOption(
+        "job", "preflight", "--no-preflight", is_flag=True, flag_value="false",
+        description="Check, before ranks start, that all nodes have the same GPUs, driver, Python, torch, CUDA and NCCL, space "
+        "on their disks and clocks within 2 s.",
+    ),
     click.Option(
         ["--env", "-e", "variables"], multiple=True, metavar="K=V", help="Set an environment variable in every rank.",
     ),

@@ -15,15 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
-from agent import causes, decision, jobs, launchers, phases, processes, store
+from agent import causes, decision, jobs, launchers, phases, preflight, processes, store
+from agent.commands import program
 from agent.decision import Arrived, Seen
 from agent.mesh import Closed, Mesh, Received
 from cloudddp.agent.protocol.codec import MAX_TEXT
-from cloudddp.agent.protocol.gang import Kind, Message, Observed, Report, Unreachable
+from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Facts, Kind, Message, Observed, Report, Unreachable
 from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartRequest
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
+from cloudddp.agent.protocol.verdict import MAX_LINE, Cause, Failure, Verdict
 
 PAUSE = 0.05  # seconds between two looks at the ranks
 NOT_STARTED = 127  # the exit code of a command that cannot be started, as in a shell
@@ -65,6 +66,26 @@ def _record(folder: Path, state: phases.StateFile, verdict: Verdict) -> None:
     store.write(folder / phases.STATE_FILE, ended)
 
 
+class _Facts:
+    """Collects what this node is like, while its agent connects to the others."""
+
+    def __init__(self, request: StartRequest) -> None:
+        self.found: Optional[Facts] = None
+        if not request.gang.preflight:
+            self.found = Facts()
+            return
+        first = request.processes[0] if request.processes else None
+        word = (first.launcher or first.rank)[0] if first else ""
+        python = program(word, store.project_folder(request.project))
+        threading.Thread(target=self._collect, args=(python,), daemon=True).start()
+
+    def _collect(self, python: str) -> None:
+        try:
+            self.found = preflight.facts(python, Path.home())
+        finally:
+            self.found = self.found or Facts()
+
+
 class _Supervisor:
     def __init__(self, request: StartRequest, mesh: Mesh) -> None:
         self._request = request
@@ -79,6 +100,8 @@ class _Supervisor:
         self._kernel = causes.Kernel.now()
         self._mesh = mesh
         self._children: list[launchers.Child[bytes]] = []
+        self._facts: dict[int, Facts] = {}
+        self._skews: dict[int, float] = {}  # seconds by which the clock of another node is ahead
         self._ready: set[int] = set()  # nodes that are connected to all others
         self._finished: set[int] = set()  # nodes whose ranks have all exited with 0
         self._finished_at: Optional[float] = None  # when all nodes were
@@ -122,21 +145,28 @@ class _Supervisor:
     def _join(self) -> bool:
         """Connect to all other nodes, in both directions; return whether every node is connected to all others."""
         deadline = time.monotonic() + self._request.gang.join
+        facts = _Facts(self._request)
         announced = False
         while self._ready != self._others or not announced:
             self._poll(0.01)
-            if self._mesh.complete and not announced:
+            if self._mesh.complete and not announced and (found := facts.found) is not None:
                 announced = True
-                self._mesh.send(Message(Kind.READY))
+                self._facts[self._node] = found
+                self._mesh.send(Message(Kind.READY, facts=found, clock=time.time()))
             stopped = phases.is_stopping(self._folder) or self._stopped_at is not None
             if stopped or self._lost or self._asked_to_end or time.monotonic() > deadline:
                 self._give_up(cancelled=phases.is_stopping(self._folder))
                 return False
-        return True
+        if not self._request.gang.preflight:
+            return True
+        problems = preflight.problems(self._node, self._facts, self._skews)
+        if problems:
+            self._give_up(cancelled=False, problems=tuple(one[:MAX_LINE] for one in problems[:MAX_PROBLEMS]))
+        return not problems
 
-    def _give_up(self, *, cancelled: bool) -> None:
+    def _give_up(self, *, cancelled: bool, problems: tuple[str, ...] = ()) -> None:
         """End before any rank was started."""
-        missing = self._mesh.missing
+        missing = replace(self._mesh.missing, problems=problems)
         self._mesh.send(Message(Kind.STOP, cancelled=cancelled))
         self._mesh.flush(LAST_WORDS)
         if cancelled:
@@ -147,6 +177,8 @@ class _Supervisor:
         peer = next(iter(missing.to), next(iter(missing.by), None))
         detail = missing.to.get(peer, "") if peer is not None else ""
         first = Failure(self._node, Cause.UNREACHABLE, detail=detail, peer=peer)
+        if problems:
+            first = Failure(self._node, Cause.PREFLIGHT, detail="; ".join(problems)[:MAX_TEXT])
         _record(self._folder, self._state, Verdict(JobPhase.FAILED, 1, self._node, first))
 
     def _launch_all(self) -> None:
@@ -191,6 +223,10 @@ class _Supervisor:
     def _received(self, node: int, message: Message) -> None:
         if message.kind is Kind.READY:
             self._ready.add(node)
+            if message.facts is not None:
+                self._facts[node] = message.facts
+            if message.clock is not None:
+                self._skews[node] = message.clock - time.time()
         elif message.kind is Kind.HEARTBEAT and message.finished:
             self._finished.add(node)
         elif message.kind is Kind.STOP:
