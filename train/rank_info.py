@@ -48,7 +48,10 @@ def find_rank(config: Config, environ: Mapping[str, str]) -> RankInfo:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
         if missing:
             raise UsageError(f"set {' and '.join(missing)}, or give --init-method tcp://HOST:PORT")
-    restarts = _number(environ, "TORCHELASTIC_RESTART_COUNT", default=0)
+    # By torchrun, and of the whole job by cloudddp, which starts torchrun anew.
+    restarts = sum(
+        _number(environ, name, default=0) for name in ("TORCHELASTIC_RESTART_COUNT", "CLOUDDDP_ATTEMPT")
+    )
     return RankInfo(
         rank=rank, local_rank=local_rank, world_size=world_size, distributed=True, restarts=restarts
     )

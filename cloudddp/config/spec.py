@@ -344,6 +344,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace: Annotated[
         float, _limited("Seconds between SIGTERM and SIGKILL when ranks are stopped.", ge=0, le=600)
     ] = 10.0
+    retries: Annotated[
+        int,
+        _limited(
+            "How often within an hour a job that has failed is started again, on all nodes. Errors of the script itself are "
+            "not repeated.",
+            ge=0,
+            le=100,
+        ),
+    ] = 0
     preflight: Annotated[
         bool,
         _limited(

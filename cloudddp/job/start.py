@@ -46,6 +46,7 @@ def start(
             max_restarts=config.job.max_restarts,
             stop_grace=config.job.stop_grace,
             gang=gang,
+            retries=config.job.retries,
         )
         for plan in plans
     }

@@ -36,6 +36,7 @@ VERSION = 3
 LAUNCHER_RANK = -1  # the rank number of the launcher's (torchrun's) own log
 
 TASK_VARIABLE = "CLOUDDDP_TASK"  # marks every process of a job on a node; children inherit it
+ATTEMPT_VARIABLE = "CLOUDDDP_ATTEMPT"  # of every rank: how often the job was started again
 STATUS_VARIABLE = "CLOUDDDP_STATUS_FILE"  # the file in which rank 0 may report its training status
 
 # Steps that any version may run while a job of another version runs: they read files and change nothing. What they

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Optional
 
-from cloudddp.agent.protocol.codec import ProtocolError, check_length, check_range
+from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_length, check_range
 from cloudddp.agent.protocol.phases import MAX_NODES
 from cloudddp.agent.protocol.verdict import MAX_LINE, Failure, Verdict, check_lines
 
@@ -37,15 +37,17 @@ class Observed:
 @dataclass(frozen=True)
 class Report:
     """How the job ended on one node: `failures` that were no consequence of a stop; `succeeded` if every rank exited with
-    0. `cancelled`: seconds since the user cancelled it there. `exit_code` is that of a rank that was stopped and still
+    0. `step` is the last that its script has reported. `cancelled`: seconds since the user cancelled it there. `exit_code` is that of a rank that was stopped and still
     exited by itself (143: it has saved a snapshot), or of the launcher."""
 
     succeeded: bool
     failures: tuple[Observed, ...] = ()
     cancelled: Optional[float] = None
     exit_code: Optional[int] = None
+    step: Optional[int] = None
 
     def __post_init__(self) -> None:
+        check_range("step", self.step, -MAX_COUNT, MAX_COUNT)
         check_length("failures", self.failures, MAX_FAILURES)
         check_range("cancelled", self.cancelled, 0, MAX_AGO)
         check_range("exit_code", self.exit_code, 0, 255)
@@ -76,6 +78,7 @@ class Kind(Enum):
     READY = "ready"  # connected to every other node, in both directions; with the node's facts and clock
     STOP = "stop"  # end your ranks: the job was cancelled, or has failed here
     ENDED = "ended"  # no process of the job is left here
+    RESTART = "restart"  # of the first node that is left: start the ranks again
     VERDICT = "verdict"
 
 
@@ -84,10 +87,11 @@ class Message:
     """A message between two agents of a job."""
 
     kind: Kind
+    attempt: int = 0  # that it is about
     cancelled: bool = False  # of STOP
     finished: bool = False  # of HEARTBEAT: every rank of the node has exited with 0
     report: Optional[Report] = None  # of ENDED
-    verdict: Optional[Verdict] = None  # of VERDICT
+    verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
     facts: Optional[Facts] = None  # of READY
     clock: Optional[float] = None  # of READY: seconds since the epoch
 

@@ -16,6 +16,7 @@ from cloudddp.agent.protocol.codec import (
 )
 from cloudddp.agent.protocol.phases import MAX_NODES as MAX_NODES
 from cloudddp.agent.protocol.phases import MAX_RANK as MAX_RANK
+from cloudddp.agent.protocol.phases import MAX_RESTARTS as MAX_RESTARTS
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.agent.protocol.verdict import Verdict
@@ -23,7 +24,6 @@ from cloudddp.agent.protocol.verdict import Verdict
 MAX_LISTING = 8 << 20  # bytes of a list of jobs: 5,000 of 8 ranks
 MAX_JOBS = 5_000  # of one node; the newest are listed
 MAX_RANKS = 256  # of one node, as job.nproc_per_node allows
-MAX_RESTARTS = 1 << 16
 MAX_PID = 1 << 31
 MAX_GRACE = 1e6  # seconds
 
@@ -59,7 +59,8 @@ class RankRecord:
 class JobState:
     """The state of a job on one node. `expected` is how many ranks run there once all have started; `stopping` is True
     while it is being stopped; `cancelled` is when the user first asked for that; `error` is why its processes could not
-    be started. `verdict` is that of all nodes, once they have agreed on it."""
+    be started. `verdict` is that of all nodes, once they have agreed on it. `restarts`: how
+    often the whole job was started again."""
 
     job: str
     phase: JobPhase
@@ -76,6 +77,7 @@ class JobState:
     training: Optional[TrainingStatus] = None
     cancelled: Optional[float] = None
     verdict: Optional[Verdict] = None
+    restarts: int = 0
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)
@@ -86,6 +88,7 @@ class JobState:
         check_range("ended", self.ended, 0, MAX_TIME)
         check_range("expected", self.expected, 0, MAX_RANKS)
         check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
+        check_range("restarts", self.restarts, 0, MAX_RESTARTS)
         check_length("error", self.error, MAX_TEXT)
         check_length("script", self.script, MAX_TEXT)
         check_length("ranks", self.ranks, MAX_RANKS)

@@ -93,7 +93,7 @@ class StartReply:
 @dataclass(frozen=True)
 class StartRequest:
     """Start a job's processes on this node, once its agent is connected to those of all other nodes of the `gang`. `env`
-    is common to all processes; it may hold secrets. None of it is written to the disk."""
+    is common to all processes; it may hold secrets. A job that fails is started again `retries` times in an hour. None of it is written to the disk."""
 
     job: str
     node: int
@@ -105,6 +105,7 @@ class StartRequest:
     max_restarts: int
     stop_grace: float  # seconds
     gang: Gang
+    retries: int = 0
 
     STEP = "start"
     REPLY = StartReply
@@ -118,5 +119,6 @@ class StartRequest:
         check_range("ranks", self.ranks, 0, MAX_RANKS)
         check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
         check_range("stop_grace", self.stop_grace, 0, MAX_GRACE)
+        check_range("retries", self.retries, 0, MAX_RESTARTS)
         if self.node not in [peer.node for peer in self.gang.peers]:
             raise ProtocolError("the gang lacks this node")

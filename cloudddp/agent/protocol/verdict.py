@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError, check_length, check_range
-from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK, JobPhase
+from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK, MAX_RESTARTS, JobPhase
 
 MAX_LINES = 50  # of the rank that failed first
 MAX_LINE = 1000  # characters of each
@@ -59,15 +59,20 @@ class Failure:
 @dataclass(frozen=True)
 class Verdict:
     """How a job ended on all its nodes: the same on each of them. `first` is what failed first, with the `last_lines` of
-    its rank or launcher. `decided_by` is the node that decided: the first one that was left."""
+    its rank or launcher. `decided_by` is the node that decided: the first one that was left.
+    `restarts` is how often the job was started again, and `refusal` why not once more, '' where it was not asked for."""
 
     phase: JobPhase
     exit_code: int
     decided_by: int
     first: Optional[Failure] = None
     last_lines: tuple[str, ...] = ()
+    restarts: int = 0
+    refusal: str = ""
 
     def __post_init__(self) -> None:
+        check_range("restarts", self.restarts, 0, MAX_RESTARTS)
+        check_length("refusal", self.refusal, MAX_LINE)
         if self.phase not in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED):
             raise ProtocolError(f"a verdict cannot be {self.phase.value}")
         check_range("exit_code", self.exit_code, 0, 255)

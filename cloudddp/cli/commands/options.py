@@ -138,6 +138,11 @@ JOB_PARAMETERS = (
         description="How ranks find each other: torchrun's c10d or static, or direct (no torchrun; RANK etc. are set).",
     ),
     SettingOption(
+        "job", "retries", "--retries", metavar="N", standard="0",
+        description="How often within an hour a job that has failed is started again, on all nodes. Errors of the script "
+        "itself are not repeated.",
+    ),
+    SettingOption(
         "job", "preflight", "--no-preflight", is_flag=True, flag_value="false",
         description="Check, before ranks start, that all nodes have the same GPUs, driver, Python, torch, CUDA and NCCL, space "
         "on their disks and clocks within 2 s.",

@@ -37,7 +37,7 @@ def state_of(folder: Path) -> JobState:
         found = JobState(
             folder.name, record.state, node=record.node, exit_code=record.exit_code, started=record.started,
             ended=record.ended, error=record.error[:MAX_TEXT], script=record.script[:MAX_TEXT],
-            expected=record.expected, max_restarts=record.max_restarts,
+            expected=record.expected, max_restarts=record.max_restarts, restarts=record.restarts,
         )  # fmt: skip
     else:
         found = JobState(folder.name, JobPhase.LOST, exit_code=1)

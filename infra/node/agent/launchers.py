@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from agent import processes, store
 from agent.commands import activated, agent_command, program
-from cloudddp.agent.protocol import TASK_VARIABLE
+from cloudddp.agent.protocol import ATTEMPT_VARIABLE, TASK_VARIABLE
 from cloudddp.agent.protocol.start import Process, StartRequest
 
 MAX_FILES = 1 << 20  # some programs close all descriptors up to the limit, which may be a billion
@@ -19,15 +19,21 @@ MAX_FILES = 1 << 20  # some programs close all descriptors up to the limit, whic
 Child = subprocess.Popen  # of bytes
 
 
-def launch(request: StartRequest, process: Process, task: processes.Task) -> Child[bytes]:
-    """Start a launcher. It is asked to end when this process ends. Raises OSError, ValueError."""
+def launch(request: StartRequest, process: Process, task: processes.Task, *, attempt: int) -> Child[bytes]:
+    """Start a launcher. It is asked to end when this process ends. Raises OSError, ValueError.
+
+    Each attempt has a rendezvous id of its own: torchrun would find the members of the last one.
+    """
     own = os.getpid()
     project = store.project_folder(request.project)
     argv = [program(word, project) for word in process.launcher[:1]] + list(process.launcher[1:])
+    if attempt:
+        argv = [f"{word}-{attempt}" if word.startswith("--rdzv-id=") else word for word in argv]
     if process.rank:
         argv += agent_command("rank", request.job, program(process.rank[0], project), *process.rank[1:])
     python = program((process.launcher or process.rank)[0], project)
     env = {**os.environ, **activated(python), **request.env, **process.env, TASK_VARIABLE: task.mark}
+    env[ATTEMPT_VARIABLE] = str(attempt)
     with open(store.job_folder(request.job) / "launcher.log", "ab") as log:
         return subprocess.Popen(
             argv, cwd=str(project), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,

@@ -55,6 +55,7 @@ class StateFile:
     script: str = ""
     expected: Optional[int] = None
     max_restarts: int = 0
+    restarts: int = 0
 
     def __post_init__(self) -> None:
         check_range("node", self.node, 0, MAX_NODES)
@@ -63,6 +64,7 @@ class StateFile:
         check_range("exit_code", self.exit_code, 0, 255)
         check_range("expected", self.expected, 0, MAX_RANKS)
         check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
+        check_range("restarts", self.restarts, 0, MAX_RESTARTS)
 
 
 @dataclass(frozen=True)

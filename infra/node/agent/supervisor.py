@@ -15,25 +15,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
-from agent import causes, decision, jobs, launchers, phases, preflight, processes, store
+from agent import attempt, causes, decision, launchers, phases, preflight, processes, restarts, store
+from agent.attempt import Attempt, Look
 from agent.commands import program
 from agent.decision import Arrived, Seen
 from agent.mesh import Closed, Mesh, Received
 from cloudddp.agent.protocol.codec import MAX_TEXT
-from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Facts, Kind, Message, Observed, Report, Unreachable
-from cloudddp.agent.protocol.jobs import RankRecord
+from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Facts, Kind, Message, Observed, Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartRequest
 from cloudddp.agent.protocol.verdict import MAX_LINE, Cause, Failure, Verdict
 
 PAUSE = 0.05  # seconds between two looks at the ranks
-NOT_STARTED = 127  # the exit code of a command that cannot be started, as in a shell
 FAILURE_GRACE = (
     2.0  # seconds between SIGTERM and SIGKILL at most, once a rank has failed: the others cannot go on
 )
 HEARTBEATS = 10  # in the time after which a silent node is lost
 EXIT_BARRIER = 10.0  # seconds that torchrun may wait for the others after every rank of the job has finished
-WRAPPER_SECONDS = 0.2  # for a rank's wrapper to record its end
+LEFTOVERS_GRACE = 1.0  # seconds for processes that ranks have left behind
 LAST_WORDS = 2.0  # seconds for the verdict to reach the others
 
 
@@ -91,34 +90,30 @@ class _Supervisor:
         self._request = request
         self._node = request.node
         self._folder = store.job_folder(request.job)
-        self._task = phases.task(self._folder, request.node)
         self._others = {peer.node for peer in request.gang.peers} - {request.node}
         self._state = phases.StateFile(
             request.job, request.node, JobPhase.STARTING, pid=os.getpid(), born=processes.born(os.getpid()),
             script=request.script, expected=request.ranks, max_restarts=request.max_restarts,
         )  # fmt: skip
-        self._kernel = causes.Kernel.now()
         self._mesh = mesh
-        self._children: list[launchers.Child[bytes]] = []
         self._facts: dict[int, Facts] = {}
         self._skews: dict[int, float] = {}  # seconds by which the clock of another node is ahead
         self._ready: set[int] = set()  # nodes that are connected to all others
-        self._finished: set[int] = set()  # nodes whose ranks have all exited with 0
-        self._finished_at: Optional[float] = None  # when all nodes were
         self._lost: dict[int, Seen] = {}  # nodes whose agent has ended or is silent
-        self._reports: dict[int, Arrived] = {}
         self._verdict: Optional[Verdict] = None
-        self._failures: list[Seen] = []  # on this node, that are no rank's own end
         self._cancelled_at: Optional[float] = None
-        self._ending: Optional[threading.Thread] = None
-        self._stopped_at: Optional[float] = None  # when the ranks were asked to end here
         self._asked_to_end = 0  # the signal that asked this process to end
         self._heartbeat_at = 0.0
-        self._told = False  # that another node has failed, or that the job was cancelled there
-        self._launchers: dict[int, Seen] = {}  # failed ones, by pid
-        self._gone: dict[int, float] = {}  # ranks that have ended without a record, and since when
-        self._records: list[RankRecord] = []
-        self._records_changed = -1
+        self._budget = restarts.Budget(request.retries)
+        self._early: list[Received] = []  # messages about an attempt that has not begun here
+        self._begin(0)
+
+    def _begin(self, number: int) -> None:
+        """Forget what is known of the last attempt."""
+        self._attempt = Attempt(self._request, self._folder, number)
+        self._finished: set[int] = set()  # nodes whose ranks have all exited with 0
+        self._finished_at: Optional[float] = None  # when all nodes were
+        self._reports: dict[int, Arrived] = {}
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -129,11 +124,11 @@ class _Supervisor:
         store.write(self._folder / phases.STATE_FILE, self._state)
         if not self._join():
             return 1
-        self._launch_all()
+        self._launch()
         while self._verdict is None:
             self._turn()
         _record(self._folder, self._state, self._verdict)
-        self._mesh.send(Message(Kind.VERDICT, verdict=self._verdict))
+        self._send(Message(Kind.VERDICT, verdict=self._verdict))
         self._mesh.flush(LAST_WORDS)
         return 0
 
@@ -152,8 +147,8 @@ class _Supervisor:
             if self._mesh.complete and not announced and (found := facts.found) is not None:
                 announced = True
                 self._facts[self._node] = found
-                self._mesh.send(Message(Kind.READY, facts=found, clock=time.time()))
-            stopped = phases.is_stopping(self._folder) or self._stopped_at is not None
+                self._send(Message(Kind.READY, facts=found, clock=time.time()))
+            stopped = phases.is_stopping(self._folder) or self._attempt.stopped_at is not None
             if stopped or self._lost or self._asked_to_end or time.monotonic() > deadline:
                 self._give_up(cancelled=phases.is_stopping(self._folder))
                 return False
@@ -167,7 +162,7 @@ class _Supervisor:
     def _give_up(self, *, cancelled: bool, problems: tuple[str, ...] = ()) -> None:
         """End before any rank was started."""
         missing = replace(self._mesh.missing, problems=problems)
-        self._mesh.send(Message(Kind.STOP, cancelled=cancelled))
+        self._send(Message(Kind.STOP, cancelled=cancelled))
         self._mesh.flush(LAST_WORDS)
         if cancelled:
             verdict = Verdict(JobPhase.CANCELLED, decision.CANCELLED, self._node)
@@ -181,21 +176,15 @@ class _Supervisor:
             first = Failure(self._node, Cause.PREFLIGHT, detail="; ".join(problems)[:MAX_TEXT])
         _record(self._folder, self._state, Verdict(JobPhase.FAILED, 1, self._node, first))
 
-    def _launch_all(self) -> None:
-        self._state = replace(self._state, state=JobPhase.RUNNING, started=time.time())
+    def _launch(self) -> None:
+        started = self._state.started or time.time()
+        self._state = replace(
+            self._state, state=JobPhase.RUNNING, started=started, restarts=self._attempt.number
+        )
         store.write(self._folder / phases.STATE_FILE, self._state)
-        try:
-            for process in self._request.processes:
-                if not phases.is_stopping(self._folder):
-                    self._children.append(launchers.launch(self._request, process, self._task))
-        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument or a variable
-            reason = (
-                f"{error.filename or 'process'}: {error.strerror}"
-                if isinstance(error, OSError)
-                else str(error)
-            )
-            self._state = replace(self._state, error=reason[:MAX_TEXT])
-            self._fail(Failure(self._node, Cause.START, exit_code=NOT_STARTED, detail=reason[:MAX_TEXT]))
+        self._attempt.launch()
+        if self._attempt.error:
+            self._state = replace(self._state, error=self._attempt.error[:MAX_TEXT])
 
     # -- while it runs -----------------------------------------------------------------------------------------
 
@@ -203,51 +192,64 @@ class _Supervisor:
         """One turn of the loop: messages, silence, the ranks, the end."""
         self._poll(PAUSE)
         self._notice_silence()
-        if self._ending is None:
-            self._watch_ranks()
-        elif not self._ending.is_alive() and self._node not in self._reports:
-            self._settle()
+        if self._attempt.stopped_at is None:
+            self._watch()
+        elif self._attempt.is_over and self._node not in self._reports:
+            cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
+            report = self._attempt.report(cancelled)
+            self._reports[self._node] = Arrived(time.monotonic(), report)
+            self._send(Message(Kind.ENDED, report=report))
         self._decide()
+
+    def _send(self, message: Message) -> None:
+        self._mesh.send(replace(message, attempt=self._attempt.number))
 
     def _poll(self, seconds: float) -> None:
         now = time.monotonic()
         if now > self._heartbeat_at:
             self._heartbeat_at = now + self._request.gang.silence / HEARTBEATS
-            self._mesh.send(Message(Kind.HEARTBEAT, finished=self._node in self._finished))
+            self._send(Message(Kind.HEARTBEAT, finished=self._node in self._finished))
         for event in self._mesh.poll(seconds):
             if isinstance(event, Received):
-                self._received(event.node, event.message)
+                self._received(event)
             else:
                 self._closed(event)
 
-    def _received(self, node: int, message: Message) -> None:
-        if message.kind is Kind.READY:
+    def _received(self, event: Received) -> None:
+        node, message = event.node, event.message
+        if message.attempt > self._attempt.number and message.kind is not Kind.RESTART:
+            self._early.append(event)
+        elif message.kind is Kind.READY:
             self._ready.add(node)
             if message.facts is not None:
                 self._facts[node] = message.facts
             if message.clock is not None:
                 self._skews[node] = message.clock - time.time()
-        elif message.kind is Kind.HEARTBEAT and message.finished:
+        elif message.kind is Kind.RESTART and message.verdict is not None:
+            if message.attempt == self._attempt.number + 1:
+                self._restart(message.verdict)
+        elif message.kind is Kind.VERDICT and message.verdict is not None and node not in self._lost:
+            self._heard_verdict(message.verdict)
+        elif message.attempt == self._attempt.number:
+            self._heard(node, message)
+
+    def _heard(self, node: int, message: Message) -> None:
+        """Take a message about the attempt that runs."""
+        if message.kind is Kind.HEARTBEAT and message.finished:
             self._finished.add(node)
         elif message.kind is Kind.STOP:
-            self._told = True
             self._stop(cancelled=message.cancelled)
         elif message.kind is Kind.ENDED and message.report is not None:
             self._reports[node] = Arrived(time.monotonic(), message.report)
-        elif message.kind is Kind.VERDICT and message.verdict is not None and node not in self._lost:
-            self._heard_verdict(message.verdict)
 
     def _heard_verdict(self, verdict: Verdict) -> None:
         """Accept it: the other nodes have ended. Processes may be left here, if this node was frozen."""
         if self._node not in self._reports:
             self._stop(cancelled=verdict.phase is JobPhase.CANCELLED)
-            if self._ending is not None:
-                self._ending.join()
+            self._attempt.join()
         self._verdict = self._verdict or verdict
 
     def _closed(self, event: Closed) -> None:
-        if event.node in self._reports and self._verdict is not None:
-            return  # it has ended after the verdict
         failure = Failure(event.node, Cause.AGENT)
         self._lose(event.node, Seen(time.monotonic(), Observed(failure, 0.0)))
 
@@ -264,68 +266,28 @@ class _Supervisor:
         if node in self._lost:
             return
         if node in self._reports:  # its ranks have ended, and the others have its report, too
-            self._lost[node] = Seen(float("inf"), seen.observed)
+            self._lost[node] = replace(seen, at=float("inf"))
             return
         self._lost[node] = seen
-        self._told = True
         self._stop(cancelled=False)
 
-    def _watch_ranks(self) -> None:
+    def _watch(self) -> None:
         """Notice what ends the job on this node: a failure, a cancel, or that all ranks and launchers have ended."""
-        self._read_records()
-        self._notice_killed_wrappers()
-        self._notice_launchers()
-        codes = [child.poll() for child in self._children]
-        launchers.collect_orphans(self._children)
+        look = self._attempt.look()
+        if self._attempt.succeeded and self._node not in self._finished:
+            self._finished.add(self._node)
+            self._heartbeat_at = 0.0
         if phases.is_stopping(self._folder):
             self._stop(cancelled=(self._folder / phases.CANCEL_MARK).exists())
         elif self._asked_to_end:
             name = signal.Signals(self._asked_to_end).name
             detail = f"ended by {name}: the machine may be shutting down"
-            self._fail(Failure(self._node, Cause.AGENT, detail=detail))
-        elif (not self._request.max_restarts and causes.failed_ranks(self._records)) or (
-            any(codes) and not self._succeeded()
-        ):
+            self._attempt.fail(Failure(self._node, Cause.AGENT, detail=detail))
             self._stop(cancelled=False)
-        elif all(code is not None for code in codes) or self._waits_at_exit_barrier():
-            self._stop(cancelled=False, quiet=True)
-
-    def _read_records(self) -> None:
-        """Read the ranks' records if one has changed: each is replaced, which changes the folder."""
-        with contextlib.suppress(OSError):
-            changed = os.stat(self._folder / "ranks").st_mtime_ns
-            if changed != self._records_changed:
-                self._records_changed = changed
-                self._records = jobs.rank_records(self._folder)
-                if self._succeeded():
-                    self._finished.add(self._node)
-                    self._heartbeat_at = 0.0
-
-    def _notice_launchers(self) -> None:
-        """Keep when a launcher has failed by itself. Those of ranks that have failed follow them."""
-        for child in self._children:
-            code = child.poll()
-            if code and child.pid not in self._launchers:
-                self._launchers[child.pid] = Seen(time.monotonic(), self._launcher_failure(code))
-
-    def _launcher_failure(self, code: int) -> Observed:
-        failure = Failure(
-            self._node, Cause.LAUNCHER, exit_code=128 - code if code < 0 else code,
-            signal=-code if code < 0 else None,
-        )  # fmt: skip
-        return Observed(failure, 0.0, causes.last_lines(self._folder / "launcher.log"))
-
-    def _notice_killed_wrappers(self) -> None:
-        """Record the end of a rank whose wrapper was killed with it. An intact wrapper records it within milliseconds."""
-        now = time.monotonic()
-        for record in self._records:
-            if record.exit_code is not None or not record.pid or processes.born(record.pid):
-                continue
-            if now - self._gone.setdefault(record.rank, now) > WRAPPER_SECONDS:
-                jobs.settle(self._folder, [record], asked=False)
-
-    def _succeeded(self) -> bool:
-        return len(self._records) == self._request.ranks and all(one.exit_code == 0 for one in self._records)
+        elif look is Look.FAILED:
+            self._stop(cancelled=False)
+        elif look is Look.ENDED or self._waits_at_exit_barrier():
+            self._attempt.end(LEFTOVERS_GRACE)
 
     def _waits_at_exit_barrier(self) -> bool:
         """Whether torchrun still waits for its peers although every rank of the job has finished."""
@@ -336,58 +298,54 @@ class _Supervisor:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def _fail(self, failure: Failure) -> None:
-        lines = causes.last_lines(self._folder / "launcher.log") if failure.cause is Cause.LAUNCHER else ()
-        self._failures.append(Seen(time.monotonic(), Observed(failure, 0.0, lines)))
-        self._stop(cancelled=False)
-
-    def _stop(self, *, cancelled: bool, quiet: bool = False) -> None:
-        """End the ranks here and on all other nodes; with `quiet` only what remains of a job that has ended here."""
+    def _stop(self, *, cancelled: bool) -> None:
+        """End the ranks here and on all other nodes."""
         if cancelled and self._cancelled_at is None:
             self._cancelled_at = time.monotonic()
-        if self._stopped_at is not None:
+        if self._attempt.stopped_at is not None:
             return
-        self._notice_launchers()  # before their ranks are ended
-        self._stopped_at = time.monotonic()
-        if not quiet:
-            self._mesh.send(Message(Kind.STOP, cancelled=cancelled))
-            with contextlib.suppress(OSError):
-                (self._folder / (phases.CANCEL_MARK if cancelled else phases.STOPPED_MARK)).touch()
         grace = self._request.stop_grace
-        grace = 1.0 if quiet else grace if cancelled else min(grace, FAILURE_GRACE)
-        self._ending = threading.Thread(
-            target=processes.end, args=(self._task, grace, self._children), daemon=True
-        )
-        self._ending.start()
-
-    def _settle(self) -> None:
-        """Report to the others how the job ended here: no process of it is left."""
-        jobs.settle(self._folder, jobs.rank_records(self._folder), asked=True)
-        self._records_changed = -1
-        self._read_records()
-        report = self._report()
-        self._reports[self._node] = Arrived(time.monotonic(), report)
-        self._mesh.send(Message(Kind.ENDED, report=report))
-
-    def _report(self) -> Report:
-        stopped = self._stopped_at or time.monotonic()
-        failures = [
-            causes.of_rank(self._folder, self._node, record, self._kernel)
-            for record in causes.failed_ranks(self._records)
-            if record.at is None or record.at <= stopped
-        ]
-        if not failures and not self._succeeded():
-            seen = [*self._failures, *self._launchers.values()]
-        else:
-            seen = self._failures
-        failures += [replace(one.observed, ago=causes.ago_of(one.at)) for one in seen]
-        own = next((one.exit_code for one in self._records if one.exit_code), None)
-        cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
-        return Report(self._succeeded(), tuple(failures), cancelled, own)
+        self._attempt.end(grace if cancelled else min(grace, FAILURE_GRACE))
+        self._send(Message(Kind.STOP, cancelled=cancelled))
+        with contextlib.suppress(OSError):
+            (self._folder / (phases.CANCEL_MARK if cancelled else phases.STOPPED_MARK)).touch()
 
     def _decide(self) -> None:
         """Decide if this is the first node that is left, and all that are left have reported."""
         left = (self._others | {self._node}) - self._lost.keys()
-        if self._verdict is None and self._node == min(left) and left <= self._reports.keys():
-            seen = [one for one in self._lost.values() if one.at != float("inf")]
-            self._verdict = decision.verdict(self._node, self._reports, seen)
+        if self._verdict is not None or self._node != min(left) or not left <= self._reports.keys():
+            return
+        seen = [one for one in self._lost.values() if one.at != float("inf")]
+        verdict = decision.verdict(self._node, self._reports, seen)
+        verdict = replace(verdict, restarts=self._attempt.number)
+        if verdict.phase is JobPhase.FAILED and not self._lost:
+            steps = [one.report.step for one in self._reports.values() if one.report.step is not None]
+            refusal = self._budget.refusal(verdict, max(steps, default=None))
+            if refusal is None:
+                self._mesh.send(Message(Kind.RESTART, attempt=self._attempt.number + 1, verdict=verdict))
+                self._restart(verdict)
+                return
+            verdict = replace(verdict, refusal=refusal)
+        self._verdict = verdict
+
+    def _restart(self, verdict: Verdict) -> None:
+        """Start the ranks again, after no process of the last attempt is left on any node."""
+        number = self._attempt.number + 1
+        attempt.clear(self._folder)
+        _note(self._folder, number, verdict)
+        self._begin(number)
+        self._launch()
+        early, self._early = self._early, []
+        for event in early:
+            self._received(event)
+
+
+def _note(folder: Path, number: int, verdict: Verdict) -> None:
+    """Say in every log that the job is started again."""
+    why = ""
+    if verdict.first is not None and verdict.first.rank is not None:
+        why = f": rank {verdict.first.rank} on node {verdict.first.node} failed"
+    line = f"--- cloudddp: restart {number}{why} ---\n".encode()
+    for path in [folder / "launcher.log", *(path for _, path in phases.rank_files(folder, ".log"))]:
+        with contextlib.suppress(OSError), open(path, "ab") as log:
+            log.write(line)

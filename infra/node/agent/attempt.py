@@ -1,0 +1,164 @@
+"""One attempt to run a job's ranks on this node: from the start of the launchers until no process is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Optional
+
+from agent import causes, jobs, launchers, phases, processes
+from agent.decision import Seen
+from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.gang import Observed, Report
+from cloudddp.agent.protocol.jobs import RankRecord
+from cloudddp.agent.protocol.start import StartRequest
+from cloudddp.agent.protocol.verdict import Cause, Failure
+
+NOT_STARTED = 127  # the exit code of a command that cannot be started, as in a shell
+WRAPPER_SECONDS = 0.2  # for a rank's wrapper to record its end
+
+
+class Look(Enum):
+    """What a look at the ranks has found."""
+
+    RUNNING = "running"
+    FAILED = "failed"  # a rank or a launcher has failed by itself
+    ENDED = "ended"  # every launcher has ended, and none has failed
+
+
+class Attempt:
+    """The ranks of one attempt on this node. The first one has the number 0."""
+
+    def __init__(self, request: StartRequest, folder: Path, number: int) -> None:
+        self.number = number
+        self.stopped_at: Optional[float] = None  # when the ranks were asked to end
+        self.error = ""  # why the ranks could not be started
+        self._request = request
+        self._folder = folder
+        self._task = phases.task(folder, request.node)
+        self._kernel = causes.Kernel.now()
+        self._children: list[launchers.Child[bytes]] = []
+        self._failures: list[Seen] = []  # that are no rank's own end
+        self._failed_launchers: dict[int, Seen] = {}  # by pid
+        self._gone: dict[int, float] = {}  # ranks that have ended without a record, and since when
+        self._records: list[RankRecord] = []
+        self._records_changed = -1
+        self._ending: Optional[threading.Thread] = None
+
+    def launch(self) -> None:
+        """Start the launchers. An error becomes a failure of the attempt."""
+        try:
+            for process in self._request.processes:
+                if not phases.is_stopping(self._folder):
+                    self._children.append(
+                        launchers.launch(self._request, process, self._task, attempt=self.number)
+                    )
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument or a variable
+            self.error = str(error)
+            if isinstance(error, OSError):
+                self.error = f"{error.filename or 'process'}: {error.strerror}"
+            detail = self.error[:MAX_TEXT]
+            self.fail(Failure(self._request.node, Cause.START, exit_code=NOT_STARTED, detail=detail))
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether every rank of this node has exited with 0."""
+        return len(self._records) == self._request.ranks and all(one.exit_code == 0 for one in self._records)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the ranks were asked to end, and no process is left."""
+        return self._ending is not None and not self._ending.is_alive()
+
+    def fail(self, failure: Failure) -> None:
+        """Keep a failure that is no rank's own end."""
+        self._failures.append(Seen(time.monotonic(), Observed(failure, 0.0)))
+
+    def look(self) -> Look:
+        """Look at ranks and launchers."""
+        self._read_records()
+        self._notice_killed_wrappers()
+        self._notice_launchers()
+        launchers.collect_orphans(self._children)
+        if self._failures or (not self._request.max_restarts and causes.failed_ranks(self._records)):
+            return Look.FAILED
+        if self._failed_launchers and not self.succeeded:
+            return Look.FAILED
+        return Look.ENDED if all(child.poll() is not None for child in self._children) else Look.RUNNING
+
+    def end(self, grace: float) -> None:
+        """Ask the ranks to end, and kill them after `grace` seconds; another thread does it."""
+        if self.stopped_at is None:
+            self._notice_launchers()  # before their ranks are ended
+            self.stopped_at = time.monotonic()
+            self._ending = threading.Thread(
+                target=processes.end, args=(self._task, grace, self._children), daemon=True
+            )
+            self._ending.start()
+
+    def join(self) -> None:
+        """Wait until no process is left."""
+        if self._ending is not None:
+            self._ending.join()
+
+    def report(self, cancelled: Optional[float]) -> Report:
+        """Return how the attempt ended here. `cancelled`: seconds since the user cancelled the job on this node."""
+        jobs.settle(self._folder, jobs.rank_records(self._folder), asked=True)
+        self._records_changed = -1
+        self._read_records()
+        stopped = self.stopped_at or time.monotonic()
+        failures = [
+            causes.of_rank(self._folder, self._request.node, record, self._kernel)
+            for record in causes.failed_ranks(self._records)
+            if record.at is None or record.at <= stopped
+        ]
+        seen = list(self._failures)
+        if not failures and not self.succeeded:  # otherwise the launcher has failed because of them
+            seen += self._failed_launchers.values()
+        failures += [replace(one.observed, ago=causes.ago_of(one.at)) for one in seen]
+        code = next((one.exit_code for one in self._records if one.exit_code), None)
+        training = jobs.training_status(self._folder)
+        return Report(self.succeeded, tuple(failures), cancelled, code, training.step if training else None)
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def _read_records(self) -> None:
+        """Read the ranks' records if one has changed: each is replaced, which changes the folder."""
+        with contextlib.suppress(OSError):
+            changed = os.stat(self._folder / "ranks").st_mtime_ns
+            if changed != self._records_changed:
+                self._records_changed = changed
+                self._records = jobs.rank_records(self._folder)
+
+    def _notice_launchers(self) -> None:
+        """Keep when a launcher has failed."""
+        for child in self._children:
+            code = child.poll()
+            if code and child.pid not in self._failed_launchers:
+                failure = Failure(
+                    self._request.node, Cause.LAUNCHER, exit_code=128 - code if code < 0 else code,
+                    signal=-code if code < 0 else None,
+                )  # fmt: skip
+                lines = causes.last_lines(self._folder / "launcher.log")
+                self._failed_launchers[child.pid] = Seen(time.monotonic(), Observed(failure, 0.0, lines))
+
+    def _notice_killed_wrappers(self) -> None:
+        """Record the end of a rank whose wrapper was killed with it. An intact wrapper records it within milliseconds."""
+        now = time.monotonic()
+        for record in self._records:
+            if record.exit_code is not None or not record.pid or processes.born(record.pid):
+                continue
+            if now - self._gone.setdefault(record.rank, now) > WRAPPER_SECONDS:
+                jobs.settle(self._folder, [record], asked=False)
+
+
+def clear(folder: Path) -> None:
+    """Remove what the last attempt has left in a job's folder, but for its logs."""
+    for path in (folder / "ranks").glob("*.json"):
+        path.unlink(missing_ok=True)
+    (folder / phases.STOPPED_MARK).unlink(missing_ok=True)

@@ -1,0 +1,53 @@
+"""Whether a job that has failed is started again, in place. Pure but for the clock."""
+
+from __future__ import annotations
+
+import time
+from typing import Optional
+
+from cloudddp.agent.protocol.verdict import Cause, Verdict
+
+HOUR = 3600.0
+SAME = 3  # failures that are the same, at the same step: a further attempt would fail like them
+# Of these no further attempt can be made by the agents alone, or it would fail again.
+FINAL = (Cause.START, Cause.AGENT, Cause.SILENT, Cause.UNREACHABLE, Cause.PREFLIGHT, Cause.DISK)
+# The beginnings of a last line of Python that only a change of the code or of the installation helps against.
+USERS_OWN = (
+    "SyntaxError:", "IndentationError:", "TabError:", "ModuleNotFoundError:", "ImportError:", "NameError:",
+)  # fmt: skip
+USAGE = 2  # the exit code of argparse
+
+
+class Budget:
+    """The restarts that are left: `retries` in an hour."""
+
+    def __init__(self, retries: int) -> None:
+        self._retries = retries
+        self._times: list[float] = []
+        self._failures: list[tuple[object, ...]] = []
+
+    def refusal(self, verdict: Verdict, step: Optional[int]) -> Optional[str]:
+        """Return why a failed job is not started again; '' without words if nobody asked for it; None if it is."""
+        first = verdict.first
+        if not self._retries:
+            return ""
+        if first is None:
+            return "no rank has failed by itself"
+        if first.cause in FINAL:
+            return ""
+        last = verdict.last_lines[-1] if verdict.last_lines else ""
+        if last.startswith(USERS_OWN) or (
+            first.exit_code == USAGE and any(line.startswith("usage:") for line in verdict.last_lines)
+        ):
+            return "the script itself is wrong"
+        key = (first.cause, first.rank, first.exit_code, first.signal, last, step)
+        self._failures.append(key)
+        if self._failures.count(key) >= SAME:
+            where = f" at step {step}" if step is not None else ""
+            return f"the same failure has occurred {SAME} times{where}"
+        now = time.monotonic()
+        self._times = [one for one in self._times if now - one < HOUR]
+        if len(self._times) >= self._retries:
+            return f"it has been started again {self._retries} times within an hour"
+        self._times.append(now)
+        return None
