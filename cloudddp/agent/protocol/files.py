@@ -8,6 +8,7 @@ from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
     MAX_PATH,
     ProtocolError,
+    check_job_id,
     check_length,
     check_project,
     check_range,
@@ -51,15 +52,18 @@ class ApplyRequest:
 
 @dataclass(frozen=True)
 class PackRequest:
-    """Files and folders of the project, by their paths there. The answer is a tar stream; stderr names what is missing
-    or was left out."""
+    """Files and folders of the project, or with `job` of that job's own folder (its logs), by their paths there. The answer
+    is a tar stream; stderr names what is missing or was left out."""
 
     project: str
     paths: tuple[str, ...]
+    job: str = ""
 
     STEP = "pack"
 
     def __post_init__(self) -> None:
         check_project(self.project)
+        if self.job:
+            check_job_id("job", self.job)
         for path in self.paths:
             check_length("a path", path, MAX_PATH)

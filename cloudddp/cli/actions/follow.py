@@ -138,7 +138,8 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult, seconds:
     """Report how a job ended, and what is known about nodes that were lost."""
     console = session.console
     _report_outcome(console, finished, seconds)
-    ended = _report_ended(session, cluster, finished.lost) if finished.lost else frozenset()
+    asked = {*finished.lost, *([finished.suspect] if finished.suspect is not None else [])}
+    ended = _report_ended(session, cluster, asked) if asked else frozenset()
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
     if unchecked := set(finished.unverified) - ended:
         console.log(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions.results import report_held
+from cloudddp.cli.actions.results import collect_logs, report_held
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, toml
 from cloudddp.cluster.connect import PROJECT
@@ -52,9 +52,12 @@ def pull(
                 new_files.mark_pulled(runner, source, names, replies[source].time_ns, project=PROJECT)
             _report(console, source, pulled, target, record.id)
             files += pulled.files
+        logs = 0 if paths else collect_logs(console, runner, record.id, base)
         if not files:
             report_held(console, replies, session.settings)
-            raise _nothing_to_pull(names, job.outputs)
+            if not logs:
+                raise _nothing_to_pull(names, job.outputs)
+            console.warn(str(_nothing_to_pull(names, job.outputs)))
         if record.id != known[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 

@@ -54,10 +54,29 @@ def collect(session: Session, runner: Runner, job_id: str, ended: Mapping[int, s
                 lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
     except KeyboardInterrupt:
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
+    collect_logs(console, runner, job_id, to)
     if not any(one.outputs.files for reply in found.values.values() for one in reply.jobs):
         console.log(f"no results: the job wrote nothing to {', '.join(job.outputs)} (job.outputs)")
     held = [one for one in new_files.by_node(found.values) if one.others or not one.complete]
     return Left((*lines, *map(_line, held)), pull_command(held, found.values))
+
+
+def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int:
+    """Pull a job's logs, verdict and dumps from every node into `to`/logs; return the number of files. Never fails: they
+    explain how a job ended, and are not its results."""
+    outcome = runner.each(
+        lambda node: pulling.pull_logs(runner, job_id, node=node, to=to), fatal=lambda _: False
+    )
+    for node, error in sorted(outcome.errors.items()):
+        console.warn(f"node {node}: its logs were not pulled: {one_line(str(error), 500)}")
+    for node, pulled in sorted(outcome.values.items()):
+        for line in pulled.notes:
+            console.warn(f"node {node}: {line}")
+    files = sum(one.files for one in outcome.values.values())
+    if files:
+        size = size_of(sum(one.size for one in outcome.values.values()))
+        console.log(f"logs: {counted(files, 'file')}, {size}, to {to / pulling.LOGS}")
+    return files
 
 
 def _unknown(console: Console, errors: Mapping[int, Exception], ended: Mapping[int, str]) -> list[str]:

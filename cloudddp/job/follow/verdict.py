@@ -9,6 +9,7 @@ from cloudddp.agent.protocol import LAUNCHER_RANK
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
+from cloudddp.agent.protocol.verdict import Cause
 from cloudddp.job import outcome
 from cloudddp.job.follow.state import TAIL_LINE_LENGTH, FollowState
 from cloudddp.job.outcome import JobOutcome, JobStatus, RankFailure
@@ -29,6 +30,7 @@ class JobResult:
     ranks: int = 0  # that have ended
     lost: tuple[int, ...] = ()  # nodes
     lost_reasons: tuple[str, ...] = ()  # why, in the same order
+    suspect: int | None = None  # a node that the others have lost: AWS may know why
     unverified: tuple[int, ...] = ()  # nodes on which processes may be left
     training: TrainingStatus | None = None  # where the training was, if the script has reported it
 
@@ -65,9 +67,15 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         ranks=outcome.ranks_ended(state.jobs.values()),
         lost=tuple(sorted(state.lost)),
         lost_reasons=tuple(state.lost[node].reason for node in sorted(state.lost)),
+        suspect=_suspect(state),
         unverified=tuple(sorted(state.followed)),
         training=found.training if found else None,
     )
+
+
+def _suspect(state: FollowState) -> int | None:
+    first = state.agreed.first if state.agreed is not None else None
+    return first.node if first is not None and first.cause in (Cause.AGENT, Cause.SILENT) else None
 
 
 def _faulty_ending(state: FollowState) -> _Ending | None:

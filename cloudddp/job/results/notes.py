@@ -7,7 +7,8 @@ from cloudddp.text import one_line
 MAX_NOTES = 50  # that are shown; the others are counted
 LONGEST = 500  # characters of a note
 _STDERR = 1 << 16  # bytes of the agent's notes that are kept
-_PREFIXES = ("missing ", "left out ")  # with which the agent's notes begin
+MISSING = "missing "
+_PREFIXES = (MISSING, "left out ")  # with which the agent's notes begin
 
 
 class Notes:

@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudddp import local_state
@@ -24,7 +24,7 @@ from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import Command, NodeError, UsageError
 from cloudddp.job.results import safe_names, untar
 from cloudddp.job.results.errors import OTHER_FOLDER_HINT, cannot_write
-from cloudddp.job.results.notes import LONGEST, Notes
+from cloudddp.job.results.notes import LONGEST, MISSING, Notes
 from cloudddp.job.results.place import Move, identity
 from cloudddp.job.results.safe_names import Parts
 from cloudddp.job.results.unpack import Unpack
@@ -45,6 +45,19 @@ class Pulled:
     notes: tuple[str, ...]
 
 
+# Of a job's folder on a node: what explains how it ended. Not the records of the agent's own.
+EVIDENCE = (
+    "ranks",
+    "launcher.log",
+    "supervisor.log",
+    "verdict.json",
+    "status.json",
+    "stacks",
+    "flight-recorder",
+)
+LOGS = "logs"  # the folder for it, in that of a job's results
+
+
 def pull(runner: Runner, names: Sequence[str], *, node: int, to: Path, since: float | None = None) -> Pulled:
     """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began.
 
@@ -52,11 +65,24 @@ def pull(runner: Runner, names: Sequence[str], *, node: int, to: Path, since: fl
     leaves a partial snapshot under its final name. Raises UsageError for a name or a target that is not allowed;
     NodeError, with nothing moved, if the node sends what was not requested; CloudDDPError where `to` cannot be written.
     """
+    return _pull(runner, names, node, to, since=since)
+
+
+def pull_logs(runner: Runner, job_id: str, *, node: int, to: Path) -> Pulled:
+    """Copy a job's logs, verdict and dumps from one node into `to`/logs/nodeN. What does not exist is no note. Raises as
+    `pull`."""
+    pulled = _pull(runner, EVIDENCE, node, to / LOGS / f"node{node}", job=job_id)
+    return replace(pulled, notes=tuple(one for one in pulled.notes if not one.startswith(MISSING)))
+
+
+def _pull(
+    runner: Runner, names: Sequence[str], node: int, to: Path, *, since: float | None = None, job: str = ""
+) -> Pulled:
     roots = check_names(names)
     check_target(to)
     notes = Notes()
     with _target(to) as target, _incoming(target) as incoming:
-        _receive(runner, roots, node, incoming, notes)
+        _receive(runner, roots, node, incoming, notes, job)
         moved = Move(notes, since=int(since or 0))
         try:
             moved.contents(incoming, target)
@@ -146,9 +172,11 @@ def _incoming(target: Folder) -> Iterator[Folder]:
 # -- from the node -----------------------------------------------------------------------------------------
 
 
-def _receive(runner: Runner, roots: Sequence[Parts], node: int, folder: Folder, notes: Notes) -> None:
+def _receive(
+    runner: Runner, roots: Sequence[Parts], node: int, folder: Folder, notes: Notes, job: str
+) -> None:
     """Receive what was requested from the node, into an empty folder."""
-    request = PackRequest(PROJECT, tuple("/".join((".", *root)) for root in roots))
+    request = PackRequest(PROJECT, tuple("/".join((".", *root)) for root in roots), job)
     try:
         with Unpack(folder, roots, notes, node) as unpack:
             reader = untar.Reader(unpack)

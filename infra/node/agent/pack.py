@@ -1,4 +1,4 @@
-"""`pack`: write files and folders of the project to stdout, as a tar stream.
+"""`pack`: write files and folders of the project, or of a job's own folder, to stdout, as a tar stream.
 
 The stream holds only files, folders and symbolic links, which is all that cloudddp/job/untar.py takes.
 """
@@ -23,7 +23,7 @@ REPOSITORY = ".git"  # the laptop would not take it
 def step(request: PackRequest) -> None:
     """What cannot be sent (a pipe, a socket, a link to what was not requested, a file that is gone or unreadable) is
     named on stderr and left out; the other files are still sent."""
-    folder = store.project_folder(request.project)
+    folder = store.job_folder(request.job) if request.job else store.project_folder(request.project)
     roots = [os.path.normpath(name) for name in request.paths]
     notes = Notes()
     with tarfile.open(
