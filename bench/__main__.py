@@ -1,7 +1,7 @@
 """Measure cloudddp and its example trainer, compared with other programs where they are given.
 
     python -m bench                                              every benchmark, ours only
-    python -m bench models                                       one of them: help status models up sync window lab routes training trainer
+    python -m bench models                                       one of them: help status models up sync window lab routes faults training trainer
     python -m bench help status --peers VENV                     compared with torchx and flintrock
     python -m bench trainer --peers EXAMPLES                     compared with pytorch/examples
 
@@ -264,6 +264,20 @@ def bench_routes(_: Peers) -> None:
         )
 
 
+def bench_faults(_: Peers) -> None:
+    """Faults of a job on 2 x 2 and 4 x 1 ranks, in the foreground and detached. FAULT in the environment chooses some."""
+    from bench import faults
+
+    print("faults: gloo on namespace nodes; seconds from the fault to the last rank gone, and the exit code")
+    with simulator("namespace") as (found, env), tempfile.TemporaryDirectory() as folder:
+        inside = {**env, "CLOUDDDP_HOME": str(found.home), "CLOUDDDP_YES": "1", "OMP_NUM_THREADS": "1"}
+        done = []
+        for row in faults.rows(script("cloudddp"), inside, Path(folder), os.environ.get("FAULT", "")):
+            print(f"  {row}", flush=True)
+            done.append(row)
+        print(faults.table(done))
+
+
 def bench_training(_: Peers) -> None:
     """`cloudddp launch` of a small DDP training on 2 namespace nodes with 2 ranks each, compared with plain torchrun."""
     print("training: 2 namespace nodes x 2 ranks, gloo, 200 steps of a small model; `cloudddp launch`")
@@ -317,6 +331,7 @@ BENCHES: dict[str, Callable[[Peers], None]] = {
     "window": bench_window,
     "lab": bench_lab,
     "routes": bench_routes,
+    "faults": bench_faults,
     "training": bench_training,
     "trainer": bench_trainer,
 }

@@ -7,7 +7,6 @@ each fault, in the foreground and detached with nobody connected. It prints the 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -146,6 +145,55 @@ def _kill_all(node: int) -> Callable[[Lab, list[Proc]], None]:
     return inject
 
 
+def _kill_guard(node: int) -> Callable[[Lab, list[Proc]], None]:
+    """Kill the guard, the parent of the supervisor."""
+
+    def inject(_: Lab, found: list[Proc]) -> None:
+        there = [one for one in found if one.kind == "agent" and one.net == nodes_of(found)[node]]
+        os.kill(there[0].pid, signal.SIGKILL)
+
+    return inject
+
+
+def _kill_agents(node: int) -> Callable[[Lab, list[Proc]], None]:
+    def inject(_: Lab, found: list[Proc]) -> None:
+        for one in found:
+            if one.kind == "agent" and one.net == nodes_of(found)[node]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
+
+    return inject
+
+
+def _kill_sshd(node: int) -> Callable[[Lab, list[Proc]], None]:
+    """Kill every sshd of a node: the job has to go on. It is ended with a rank's exception later."""
+
+    def inject(_: Lab, found: list[Proc]) -> None:
+        net = nodes_of(found)[node]
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and str((entry / "ns" / "net").readlink()) == net:
+                    if (entry / "comm").read_text().startswith("sshd"):
+                        os.kill(int(entry.name), signal.SIGKILL)
+        time.sleep(25)  # longer than any limit of the agents
+        alive = [one for one in processes(_job_of(found)) if one.kind == "rank"]
+        if len(alive) != len([one for one in found if one.kind == "rank"]):
+            raise RuntimeError("the job has ended because of sshd")
+        os.kill(alive[0].pid, signal.SIGKILL)
+
+    return inject
+
+
+def _job_of(found: list[Proc]) -> str:
+    words = (
+        Path(f"/proc/{next(p.pid for p in found if p.kind == 'agent')}/cmdline")
+        .read_bytes()
+        .decode()
+        .split("\0")
+    )
+    return words[words.index("guard") + 1]
+
+
 def _sim(*words: str) -> Callable[[Lab, list[Proc]], None]:
     return lambda lab, _: lab.fault(*words)
 
@@ -162,7 +210,11 @@ FAULTS = (
     Fault("kill -9 of all of cloudddp on a node", _kill_all(1)),
     Fault("a rank raises an exception", _nothing, "error"),
     Fault("a rank exits 0 early", _nothing, "early"),
+    Fault("kill -9 of the guard", _kill_guard(1)),
+    Fault("kill -9 of guard and supervisor", _kill_agents(1)),
+    Fault("kill -9 of sshd", _kill_sshd(1)),
     Fault("cut between two nodes", _sim("cut-between", "0", "1"), wide=True),
+    Fault("cut one way", _sim("cut-from", "0", "1"), wide=True),
     Fault("a node loses its network", _sim("cut", "1"), wide=True),
     Fault("a node is frozen", _sim("freeze", "1"), wide=True),
     Fault("a node dies", _sim("kill", "1"), wide=True),
@@ -178,6 +230,7 @@ class Row:
     left: int  # ranks alive after GONE_SECONDS
     says: str
     exit_code: int
+    answered: float  # seconds from there until the command has ended
 
 
 def measure(lab: Lab, fault: Fault, *, attached: bool) -> Row:
@@ -207,7 +260,6 @@ def measure(lab: Lab, fault: Fault, *, attached: bool) -> Row:
         time.sleep(0.2)
         found = processes(job) if job else []
     time.sleep(0.0 if fault.script else 6.0)  # torch is imported, and steps are made
-    logs = b""
     if fault.script:
         _until_step(lab, job)
     began = time.monotonic()
@@ -219,6 +271,7 @@ def measure(lab: Lab, fault: Fault, *, attached: bool) -> Row:
         if not alive or seconds > GONE_SECONDS:
             break
         time.sleep(0.05)
+    ended = time.monotonic()
     if attached:
         output = process.communicate(timeout=300)[0]
         code = process.returncode
@@ -229,10 +282,11 @@ def measure(lab: Lab, fault: Fault, *, attached: bool) -> Row:
     lines = [
         line for line in output.splitlines() if line.startswith("cloudddp: job") or " finished: " in line
     ]
-    del logs
+    answered = time.monotonic() - ended
     return Row(
         fault.name, f"{lab.nodes} x {lab.ranks}", attached, seconds, len(alive),
-        (lines[-1] if lines else output.splitlines()[-1] if output else "").removeprefix("cloudddp: "), code,
+        (lines[-1] if lines else output.splitlines()[-1] if output else "").removeprefix("cloudddp: ").replace(job, "JOB"), code,
+        answered,
     )  # fmt: skip
 
 
@@ -287,19 +341,3 @@ def table(found: list[Row]) -> str:
         ]
         lines.append(f"| {row.fault} | {row.shape} | {row.says} | {' | '.join(shown)} |")
     return head + "\n".join(lines)
-
-
-if __name__ == "__main__":
-    import sys
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as made:
-        home = Path(made)
-        environment = {**os.environ, "CLOUDDDP_HOME": str(home / "h"), "CLOUDDDP_YES": "1"}
-        made_rows = []
-        project = home / "p"
-        project.mkdir()
-        for one in rows("cloudddp", environment, project, *sys.argv[1:]):
-            print(json.dumps(one.__dict__), flush=True)
-            made_rows.append(one)
-        print(table(made_rows))

@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.labnode import LabLaptop, attempt, call, inside, reachable, serve, shell
-from support.simlab import until
+from support.simlab import execute, until
 
 from cloudddp.errors import UsageError
 from cloudddp.sim import control
@@ -112,6 +113,27 @@ def test_cut_between_affects_two_nodes_only(lab_laptop: LabLaptop) -> None:
     until(lambda: call(lab_laptop, a, c["PrivateIpAddress"], 22).startswith("SSH-2.0-OpenSSH"))
     control.fault(lab_laptop.sim, "heal", [a["InstanceId"]])
     until(lambda: call(lab_laptop, a, b["PrivateIpAddress"], 22).startswith("SSH-2.0-OpenSSH"))
+
+
+def test_cut_from_drops_packets_in_one_direction(lab_laptop: LabLaptop) -> None:
+    """Asymmetric routes and half-dead links exist: here a reply gets through, and what asks for it does not."""
+    a, b = lab_laptop.launch(2)
+    for node in (a, b):
+        lab_laptop.login(node)  # wait for each sshd
+    control.fault(lab_laptop.sim, "cut-from", [a["InstanceId"], b["InstanceId"]])
+    sent = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('{}', 4242))"
+    received = (
+        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 4242)); s.settimeout(3); "
+        "print(s.recv(9).decode())"
+    )
+    for sender, receiver, arrives in ((a, b, True), (b, a, False)):
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(execute, lab_laptop.login(receiver), f'python3 -c "{received}"')
+            while not waiting.done():
+                execute(lab_laptop.login(sender), f'python3 -c "{sent.format(receiver["PrivateIpAddress"])}"')
+        assert (waiting.result().out == b"x\n") is arrives
+    control.fault(lab_laptop.sim, "heal", [a["InstanceId"]])
+    until(lambda: call(lab_laptop, b, a["PrivateIpAddress"], 22).startswith("SSH-2.0-OpenSSH"))
 
 
 def test_frozen_node_accepts_connections_without_response(lab_laptop: LabLaptop) -> None:

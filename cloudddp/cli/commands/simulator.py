@@ -199,6 +199,7 @@ fault = Verb(
       kill NODE          the machine fails without warning
       cut NODE           the node loses its network
       cut-between A B    two nodes cannot reach each other
+      cut-from A B       packets of B do not reach A; those of A reach B
       freeze NODE        every process is stopped
       fill-disk NODE     no disk space is left
       slow-ssh NODE      SSH is slow

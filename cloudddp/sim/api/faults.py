@@ -13,6 +13,7 @@ FAULTS = {
     "kill": "the machine fails; EC2 terminates the instance",
     "cut": "no packet reaches the node or leaves it",
     "cut-between": "no packet gets from one node to the other, or back",
+    "cut-from": "no packet of the second node gets to the first one; those of the first get through",
     "freeze": "every process is stopped; connections stay open without a response",
     "fill-disk": "no space is left on the node's disk",
     "slow-ssh": "SSH is limited to 4 kB/s",
@@ -37,7 +38,7 @@ class FaultInjector:
         """Raise InvalidFault for an unknown fault or a wrong number of nodes."""
         if kind not in FAULTS:
             raise InvalidFault(f"unknown fault {kind!r}; faults: {', '.join(FAULTS)}")
-        count = 2 if kind == "cut-between" else 1
+        count = 2 if kind in ("cut-between", "cut-from") else 1
         if not isinstance(names, list) or len(names) != count:
             raise InvalidFault(f"{kind} takes {'two nodes' if count == 2 else 'one node'}")
 
@@ -66,6 +67,7 @@ class FaultInjector:
         found += [kind for kind, addresses in _network_faults(router).items() if address in addresses]
         pairs = list(router.faults.cut_pairs)
         others = {other for pair in pairs if address in pair for other in pair - {address}}
+        found += [f"cut-from {ids.get(a, a)}" for a, b in sorted(router.faults.cut_from) if b == address]
         return found + [f"cut-between {ids.get(other, other)}" for other in sorted(others)]
 
     def _inject(self, kind: str, nodes: list[Node], router: Router | None) -> None:
@@ -84,6 +86,8 @@ class FaultInjector:
             addresses = [node["private_ip"] for node in nodes]
             if kind == "cut-between":
                 router.faults.cut_pairs.add(frozenset(addresses))
+            elif kind == "cut-from":
+                router.faults.cut_from.add((addresses[1], addresses[0]))
             else:
                 _network_faults(router)[kind].update(addresses)
             router.apply()

@@ -211,6 +211,7 @@ def _fault_rules(faults: Faults) -> list[str]:
         lines += [f"ip saddr {address} drop", f"ip daddr {address} drop"]
     for pair in sorted(map(sorted, faults.cut_pairs)):
         lines += [f"ip saddr {a} ip daddr {b} drop" for a, b in (pair, pair[::-1])]
+    lines += [f"ip saddr {sender} ip daddr {receiver} drop" for sender, receiver in sorted(faults.cut_from)]
     for addresses, verdict in ((faults.drop_ssh, "drop"), (faults.slow_ssh, _SLOW_SSH)):
         for address in sorted(addresses):
             lines += [
