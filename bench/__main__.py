@@ -1,7 +1,7 @@
 """Measure cloudddp and its example trainer, compared with other programs where they are given.
 
     python -m bench                                              every benchmark, ours only
-    python -m bench models                                       one of them: help status models up sync window lab routes faults training trainer
+    python -m bench models                                       one of them: help status models up sync window lab routes launch faults training trainer
     python -m bench help status --peers VENV                     compared with torchx and flintrock
     python -m bench trainer --peers EXAMPLES                     compared with pytorch/examples
 
@@ -264,6 +264,22 @@ def bench_routes(_: Peers) -> None:
         )
 
 
+def bench_launch(_: Peers) -> None:
+    """From the command to the first line of a rank: `launch`, and the same torchrun typed by hand on both nodes."""
+    from bench import first_line
+
+    print("launch: 2 namespace nodes x 2 ranks, from the command to the first line of a rank, in turns")
+    with simulator("namespace") as (found, env), tempfile.TemporaryDirectory() as folder:
+        inside = {**env, "CLOUDDDP_HOME": str(found.home), "CLOUDDDP_YES": "1", "OMP_NUM_THREADS": "1"}
+        done = list(first_line.rows(script("cloudddp"), inside, Path(folder)))
+    for name, row in zip(
+        ("cloudddp launch", "by hand, one ssh per node"), zip(*done, strict=True), strict=True
+    ):
+        line(f"  {name}", statistics.median(row), min(row), max(row), "s")
+    ratios = [ours / theirs for ours, theirs in done]
+    line("  ratio", statistics.median(ratios), min(ratios), max(ratios), "")
+
+
 def bench_faults(_: Peers) -> None:
     """Faults of a job on 2 x 2 and 4 x 1 ranks, in the foreground and detached. FAULT in the environment chooses some."""
     from bench import faults
@@ -331,6 +347,7 @@ BENCHES: dict[str, Callable[[Peers], None]] = {
     "window": bench_window,
     "lab": bench_lab,
     "routes": bench_routes,
+    "launch": bench_launch,
     "faults": bench_faults,
     "training": bench_training,
     "trainer": bench_trainer,

@@ -172,9 +172,9 @@ def _kill_sshd(node: int) -> Callable[[Lab, list[Proc]], None]:
         net = nodes_of(found)[node]
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and str((entry / "ns" / "net").readlink()) == net:
-                    if (entry / "comm").read_text().startswith("sshd"):
-                        os.kill(int(entry.name), signal.SIGKILL)
+                there = entry.name.isdigit() and str((entry / "ns" / "net").readlink()) == net
+                if there and (entry / "comm").read_text().startswith("sshd"):
+                    os.kill(int(entry.name), signal.SIGKILL)
         time.sleep(25)  # longer than any limit of the agents
         alive = [one for one in processes(_job_of(found)) if one.kind == "rank"]
         if len(alive) != len([one for one in found if one.kind == "rank"]):

@@ -1,0 +1,90 @@
+"""From the command to the first line of a rank: `cloudddp launch`, and the same torchrun typed by hand on both nodes.
+
+Both run on the same two namespace nodes, in turns. By hand means one OpenSSH client per node, started at once.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+RUNS = 5
+SCRIPT = "import torch.distributed as d\nd.init_process_group('gloo')\nprint('first line', flush=True)\nd.barrier()\n"
+
+
+def rows(program: str, env: dict[str, str], folder: Path) -> Iterator[tuple[float, float]]:
+    """Yield (launch, by hand) in seconds."""
+
+    def sim(*words: str) -> str:
+        command = [program, "--sim", *words]
+        return subprocess.run(
+            command, env=env, cwd=folder, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+        ).stdout
+
+    (folder / "first.py").write_text(SCRIPT)
+    sim("up", "-n", "2", "-t", "g5.12xlarge")
+    try:
+        sim("launch", "--nproc-per-node", "2", "first.py")  # syncs, and warms the page cache
+        (cluster,) = json.loads(sim("status", "--json"))
+        nodes = cluster["nodes"]
+        head = nodes[0]["private_ip"]
+        for number in range(RUNS):
+            launched = _first_line(
+                [[program, "--sim", "launch", "--nproc-per-node", "2", "first.py"]], env, folder
+            )
+            by_hand = [
+                _by_hand(
+                    program, env, one["public_ip"], _torchrun(head, one["private_ip"], rank, 29600 + number)
+                )
+                for rank, one in enumerate(nodes)
+            ]
+            yield launched, _first_line(by_hand, env, folder, begins=True)
+    finally:
+        sim("down", "-y")
+
+
+def _first_line(
+    commands: list[list[str]], env: dict[str, str], folder: Path, *, begins: bool = False
+) -> float:
+    """Return the seconds until any of the commands has written the first line; wait for their ends. With `begins`, from
+    when all of them have written that they begin: `sim exec`, which they need here, is no part of them."""
+    log = folder / "output"
+    with log.open("wb") as output:
+        started = [
+            subprocess.Popen(
+                one, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+            for one in commands
+        ]
+        began = time.perf_counter()
+        ready = not begins
+        while b"first line" not in (text := log.read_bytes()):
+            if not ready and text.count(b"begin\n") == len(commands):
+                ready, began = True, time.perf_counter()
+            if all(one.poll() is not None for one in started) or time.perf_counter() - began > 120:
+                raise RuntimeError(log.read_text())
+            time.sleep(0.005)
+        seconds = time.perf_counter() - began
+        for one in started:
+            one.wait(timeout=120)
+    return seconds
+
+
+def _by_hand(program: str, env: dict[str, str], address: str, command: str) -> list[str]:
+    """Return the OpenSSH command for a node, with the login key that `up` has made."""
+    (key,) = Path(env["CLOUDDDP_HOME"]).glob("clusters/*/id_ed25519")
+    ssh = ["ssh", "-F", "none", "-i", str(key), "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
+           "-o", "LogLevel=ERROR", f"ubuntu@{address}", command]  # fmt: skip
+    return [program, "sim", "exec", "--", "sh", "-c", 'echo begin; exec "$@"', "sh", *ssh]
+
+
+def _torchrun(head: str, own: str, node: int, port: int) -> str:
+    is_host = "true" if node == 0 else "false"
+    return (
+        "cd project && OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=ens5 PYTHONUNBUFFERED=1 "
+        f"/opt/pytorch/bin/python -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --local-addr={own} "
+        f"--rdzv-backend=c10d --rdzv-id={port} --rdzv-endpoint={head}:{port} --rdzv-conf=is_host={is_host} first.py"
+    )
