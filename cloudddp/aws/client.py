@@ -12,12 +12,13 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from cloudddp import __version__
+from cloudddp.aws import answers
 from cloudddp.aws.explain import EXPIRED, explain
 from cloudddp.config.schema import nearest
 from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, Text, UsageError
@@ -25,6 +26,9 @@ from cloudddp.text import one_line
 
 # Services with endpoints in few regions only.
 _REGION_OF = {"pricing": "us-east-1"}
+
+T = TypeVar("T")
+_MOST_PAGES = 500  # of one listing; EC2's default is 1,000 items a page
 
 Observer = Callable[[str, str, Mapping[str, Any], Any], None]
 
@@ -105,8 +109,9 @@ class AWS:
         return self._clients[service]
 
     def call(self, service: str, method: str, /, **params: Any) -> Any:
-        """Make one call and return its answer. Raises AWSError, or UsageError for what the user mistyped.
+        """Make one call and return its answer, for calls that change something; `read` and `listed` read.
 
+        Raises AWSError, or UsageError for what the user mistyped.
         A call that was refused because the credentials have expired had no effect: it is repeated if there are others.
         """
         try:
@@ -115,6 +120,7 @@ class AWS:
             if error.code not in EXPIRED or not self._credentials.replace_refused():
                 raise
             answer = self._call(service, method, params)
+        answers.check_creating(answer, method, f"{service}:{method}", self.region)
         if self._observe:
             self._observe(service, method, params, answer)
         return answer
@@ -158,16 +164,30 @@ class AWS:
         if self._observe:
             self._observe(service, method, {**params, "DryRun": True}, {})
 
-    def pages(self, service: str, method: str, key: str, /, **params: Any) -> list[Any]:
-        """Return the items under `key` of every page of a listing."""
-        found: list[Any] = []
+    def read(self, service: str, method: str, kind: type[T], /, **params: Any) -> T:
+        """Make one call and return its answer as `kind`. Raises as `call` does, and AWSError for any other answer."""
+        answer = self.call(service, method, **params)
+        return answers.decode(answer, kind, f"{service}:{method}", self.region)
+
+    def listed(self, service: str, method: str, key: str, kind: type[T], /, **params: Any) -> list[T]:
+        """Return the items under `key` of every page of a listing, each as `kind`. Raises as `read` does."""
+        call = f"{service}:{method}"
+        found: list[T] = []
+        seen: set[str] = set()
         token: dict[str, str] = {}
         while True:
             answer = self.call(service, method, **params, **token)
-            found += answer.get(key, [])
-            if not answer.get("NextToken"):
+            if key not in answer:  # an empty listing has it too
+                raise answers.malformed(call, self.region, f"it has no `{key}`")
+            found += answers.decode(answer[key], list[kind], call, self.region)  # type: ignore[valid-type]
+            following = answer.get("NextToken")
+            if not following:
                 return found
-            token = {"NextToken": answer["NextToken"]}
+            if following in seen or len(seen) == _MOST_PAGES:
+                reason = "a page names itself as the next one" if following in seen else "too many pages"
+                raise answers.malformed(call, self.region, reason)
+            seen.add(following)
+            token = {"NextToken": following}
 
 
 def require_region(name: str, session: Any = None) -> None:
