@@ -54,6 +54,7 @@ class AWS:
 
         from cloudddp.aws.credentials import Credentials
 
+        _check_endpoints()
         self._clients: dict[str, Any] = {}
         self._observe = observe
         try:
@@ -105,6 +106,11 @@ class AWS:
                     f"AWS configuration: {error}",
                     hint="check AWS_ENDPOINT_URL, the other AWS_* variables and ~/.aws/config",
                 ) from None
+            if not _is_url(client.meta.endpoint_url):  # its own variables were checked before
+                raise UsageError(
+                    f"AWS configuration: endpoint_url is not a URL: {one_line(str(client.meta.endpoint_url), 100)}",
+                    hint=f"fix ~/.aws/config: {_URL_HINT}",
+                )
             self._clients[service] = client
         return self._clients[service]
 
@@ -188,6 +194,33 @@ class AWS:
                 raise answers.malformed(call, self.region, reason)
             seen.add(following)
             token = {"NextToken": following}
+
+
+_URL_HINT = "it has to be http://HOST:PORT or https://HOST:PORT"
+
+
+def _check_endpoints() -> None:
+    """Raise UsageError for a variable of an endpoint that is not a URL."""
+    for name, value in os.environ.items():
+        if (
+            (name == "AWS_ENDPOINT_URL" or name.startswith("AWS_ENDPOINT_URL_"))
+            and value
+            and not _is_url(value)
+        ):
+            raise UsageError(
+                f"AWS configuration: {one_line(name, 60)} is not a URL: {one_line(value, 100)}",
+                hint=f"unset it, or fix it: {_URL_HINT}",
+            )
+
+
+def _is_url(text: str) -> bool:
+    """Return whether requests can be sent to a URL. urlsplit checks the port when it is read, not before."""
+    try:
+        parts = urlsplit(text)
+        (parts.hostname or "").encode("idna")
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def require_region(name: str, session: Any = None) -> None:

@@ -27,6 +27,7 @@ _INVALID_DATA = (
     LookupError,
     TypeError,
     AttributeError,
+    OverflowError,
 )  # of files and programs that botocore reads
 
 
@@ -100,11 +101,15 @@ def _unreadable(error: OSError, source: Source) -> CloudDDPError | None:
     if source.kind == kinds.PROCESS:
         return UsageError(f"cannot run {_process(source)}: {error.strerror}", hint="fix it in ~/.aws/config")
     if source.kind == kinds.WEB_IDENTITY:
-        return UsageError(
-            f"cannot read the web identity token {source.detail}: {error.strerror}",
-            hint="check AWS_WEB_IDENTITY_TOKEN_FILE, or web_identity_token_file in ~/.aws/config",
-        )
+        return unreadable_token(source, str(error.strerror))
     return None
+
+
+def unreadable_token(source: Source, reason: str) -> UsageError:
+    return UsageError(
+        f"cannot read the web identity token {source.detail}: {reason}",
+        hint="check AWS_WEB_IDENTITY_TOKEN_FILE, or web_identity_token_file in ~/.aws/config",
+    )
 
 
 def _invalid(error: Exception, source: Source) -> CloudDDPError | None:
