@@ -107,7 +107,7 @@ def test_wrong_clock_is_reported(
     env = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": simulator.endpoint}
     text = f"the clock of this computer is {message} AWS's clock"
     user.refused(text, "set the clock", **env)
-    user.config("[profile up]\nrole_arn = {ROLE}\ncredential_source = Environment\n")
+    user.config(f"[profile up]\nrole_arn = {ROLE}\ncredential_source = Environment\n")
     user.refused(text, "set the clock", CLOUDDDP_PROFILE="up", **env)
 
 
