@@ -40,7 +40,8 @@ _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _ISO = "%Y-%m-%dT%H:%M:%SZ"
 _YEARS = range(2020, 2200)  # rejects invalid years, which would give a wrong but plausible cost
 MAX_GPUS = 256  # more than any machine has
-_SHOWN = 60  # characters of a value in a warning; EC2 allows 256
+_SHOWN = 60  # characters of a value in a warning
+_MAX_VALUE = 256  # characters of a value, as in EC2
 
 T = TypeVar("T")
 
@@ -87,9 +88,9 @@ def decode(pairs: Iterable[Mapping[str, Any]]) -> Tags:
     if TAG_CLUSTER in texts and TAG_ID not in texts:
         unreadable.append(f"tag {TAG_ID} is missing")
     return Tags(
-        cluster=one_line(name),
+        cluster=one_line(name, _MAX_VALUE),
         cluster_id=read(TAG_ID, parse_cluster_id) or "",
-        owner=one_line(texts.get(TAG_OWNER, "")),
+        owner=one_line(texts.get(TAG_OWNER, ""), _MAX_VALUE),
         created=read(TAG_CREATED, parse_time),
         expires=read(TAG_EXPIRES, parse_time),
         node_rank=read(TAG_NODE_RANK, parse_count),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Filters
-from cloudddp.text import one_line
 
 LIMIT = "AddressLimitExceeded"
 _ATTRIBUTE = "vpc-max-elastic-ips"  # EC2 API reference, DescribeAccountAttributes
@@ -21,20 +20,34 @@ class ElasticIP:
     interface: str
 
 
+class _Address(Record, frozen=True):
+    allocation_id: Id
+    network_interface_id: str = ""
+
+
+class _Value(Record, frozen=True):
+    attribute_value: str = ""
+
+
+class _Attribute(Record, frozen=True):
+    attribute_name: str = ""
+    attribute_values: tuple[_Value, ...] = ()
+
+
 def listed(aws: AWS, filters: Filters) -> list[ElasticIP]:
     """Return the matching Elastic IPs. One AWS call: DescribeAddresses is not paginated."""
     return [
-        ElasticIP(_text(item.get("AllocationId")), _text(item.get("NetworkInterfaceId")))
-        for item in aws.call("ec2", "describe_addresses", Filters=filters)["Addresses"]
+        ElasticIP(item.allocation_id, item.network_interface_id)
+        for item in aws.listed("ec2", "describe_addresses", "Addresses", _Address, Filters=filters)
     ]
 
 
 def limit(aws: AWS) -> int | None:
     """Return how many Elastic IPs the account may have in the region, or None if AWS does not give the number."""
-    answer = aws.call("ec2", "describe_account_attributes", AttributeNames=[_ATTRIBUTE])
-    for attribute in answer.get("AccountAttributes", []):
-        if attribute.get("AttributeName") == _ATTRIBUTE:
-            return _number(attribute.get("AttributeValues", []))
+    call = ("ec2", "describe_account_attributes", "AccountAttributes", _Attribute)
+    for attribute in aws.listed(*call, AttributeNames=[_ATTRIBUTE]):
+        if attribute.attribute_name == _ATTRIBUTE:
+            return _number(attribute.attribute_values)
     return None
 
 
@@ -47,10 +60,6 @@ def release(aws: AWS, address: ElasticIP) -> None:
     aws.call("ec2", "release_address", AllocationId=address.id)
 
 
-def _number(values: list[dict[str, Any]]) -> int | None:
-    text = str(values[0].get("AttributeValue", "")) if values else ""
+def _number(values: tuple[_Value, ...]) -> int | None:
+    text = values[0].attribute_value if values else ""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else None
-
-
-def _text(value: object) -> str:
-    return one_line(str(value or ""), 100)

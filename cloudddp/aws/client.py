@@ -12,12 +12,13 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from cloudddp import __version__
+from cloudddp.aws import answers
 from cloudddp.aws.explain import EXPIRED, explain
 from cloudddp.config.schema import nearest
 from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, Text, UsageError
@@ -25,6 +26,9 @@ from cloudddp.text import one_line
 
 # Services with endpoints in few regions only.
 _REGION_OF = {"pricing": "us-east-1"}
+
+T = TypeVar("T")
+_MOST_PAGES = 500  # of one listing; EC2's default is 1,000 items a page
 
 Observer = Callable[[str, str, Mapping[str, Any], Any], None]
 
@@ -50,6 +54,7 @@ class AWS:
 
         from cloudddp.aws.credentials import Credentials
 
+        _check_endpoints()
         self._clients: dict[str, Any] = {}
         self._observe = observe
         try:
@@ -101,12 +106,18 @@ class AWS:
                     f"AWS configuration: {error}",
                     hint="check AWS_ENDPOINT_URL, the other AWS_* variables and ~/.aws/config",
                 ) from None
+            if not _is_url(client.meta.endpoint_url):  # its own variables were checked before
+                raise UsageError(
+                    f"AWS configuration: endpoint_url is not a URL: {one_line(str(client.meta.endpoint_url), 100)}",
+                    hint=f"fix ~/.aws/config: {_URL_HINT}",
+                )
             self._clients[service] = client
         return self._clients[service]
 
     def call(self, service: str, method: str, /, **params: Any) -> Any:
-        """Make one call and return its answer. Raises AWSError, or UsageError for what the user mistyped.
+        """Make one call and return its answer, for calls that change something; `read` and `listed` read.
 
+        Raises AWSError, or UsageError for what the user mistyped.
         A call that was refused because the credentials have expired had no effect: it is repeated if there are others.
         """
         try:
@@ -115,6 +126,7 @@ class AWS:
             if error.code not in EXPIRED or not self._credentials.replace_refused():
                 raise
             answer = self._call(service, method, params)
+        answers.check_creating(answer, method, f"{service}:{method}", self.region)
         if self._observe:
             self._observe(service, method, params, answer)
         return answer
@@ -158,16 +170,57 @@ class AWS:
         if self._observe:
             self._observe(service, method, {**params, "DryRun": True}, {})
 
-    def pages(self, service: str, method: str, key: str, /, **params: Any) -> list[Any]:
-        """Return the items under `key` of every page of a listing."""
-        found: list[Any] = []
+    def read(self, service: str, method: str, kind: type[T], /, **params: Any) -> T:
+        """Make one call and return its answer as `kind`. Raises as `call` does, and AWSError for any other answer."""
+        answer = self.call(service, method, **params)
+        return answers.decode(answer, kind, f"{service}:{method}", self.region)
+
+    def listed(self, service: str, method: str, key: str, kind: type[T], /, **params: Any) -> list[T]:
+        """Return the items under `key` of every page of a listing, each as `kind`. Raises as `read` does."""
+        call = f"{service}:{method}"
+        found: list[T] = []
+        seen: set[str] = set()
         token: dict[str, str] = {}
         while True:
             answer = self.call(service, method, **params, **token)
-            found += answer.get(key, [])
-            if not answer.get("NextToken"):
+            if key not in answer:  # an empty listing has it too
+                raise answers.malformed(call, self.region, f"it has no `{key}`")
+            found += answers.decode(answer[key], list[kind], call, self.region)  # type: ignore[valid-type]
+            following = answer.get("NextToken")
+            if not following:
                 return found
-            token = {"NextToken": answer["NextToken"]}
+            if following in seen or len(seen) == _MOST_PAGES:
+                reason = "a page names itself as the next one" if following in seen else "too many pages"
+                raise answers.malformed(call, self.region, reason)
+            seen.add(following)
+            token = {"NextToken": following}
+
+
+_URL_HINT = "it has to be http://HOST:PORT or https://HOST:PORT"
+
+
+def _check_endpoints() -> None:
+    """Raise UsageError for a variable of an endpoint that is not a URL."""
+    for name, value in os.environ.items():
+        if (
+            (name == "AWS_ENDPOINT_URL" or name.startswith("AWS_ENDPOINT_URL_"))
+            and value
+            and not _is_url(value)
+        ):
+            raise UsageError(
+                f"AWS configuration: {one_line(name, 60)} is not a URL: {one_line(value, 100)}",
+                hint=f"unset it, or fix it: {_URL_HINT}",
+            )
+
+
+def _is_url(text: str) -> bool:
+    """Return whether requests can be sent to a URL. urlsplit checks the port when it is read, not before."""
+    try:
+        parts = urlsplit(text)
+        (parts.hostname or "").encode("idna")
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def require_region(name: str, session: Any = None) -> None:

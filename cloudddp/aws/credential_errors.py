@@ -10,7 +10,7 @@ from botocore import exceptions
 
 from cloudddp.aws import credential_source as kinds
 from cloudddp.aws.credential_source import Source
-from cloudddp.aws.explain import CREDENTIALS_HINT, skewed, unreachable
+from cloudddp.aws.explain import CREDENTIALS_HINT, shown, skewed, unreachable
 from cloudddp.errors import AWSError, CloudDDPError, CredentialsError, UsageError
 from cloudddp.text import one_line
 
@@ -27,6 +27,7 @@ _INVALID_DATA = (
     LookupError,
     TypeError,
     AttributeError,
+    OverflowError,
 )  # of files and programs that botocore reads
 
 
@@ -100,11 +101,15 @@ def _unreadable(error: OSError, source: Source) -> CloudDDPError | None:
     if source.kind == kinds.PROCESS:
         return UsageError(f"cannot run {_process(source)}: {error.strerror}", hint="fix it in ~/.aws/config")
     if source.kind == kinds.WEB_IDENTITY:
-        return UsageError(
-            f"cannot read the web identity token {source.detail}: {error.strerror}",
-            hint="check AWS_WEB_IDENTITY_TOKEN_FILE, or web_identity_token_file in ~/.aws/config",
-        )
+        return unreadable_token(source, str(error.strerror))
     return None
+
+
+def unreadable_token(source: Source, reason: str) -> UsageError:
+    return UsageError(
+        f"cannot read the web identity token {source.detail}: {reason}",
+        hint="check AWS_WEB_IDENTITY_TOKEN_FILE, or web_identity_token_file in ~/.aws/config",
+    )
 
 
 def _invalid(error: Exception, source: Source) -> CloudDDPError | None:
@@ -137,7 +142,7 @@ def _invalid_expiration() -> bool:
 def _refused(error: Any, source: Source) -> CloudDDPError:
     """Return the error of AssumeRole, or of SSO's GetRoleCredentials."""
     answer = error.response.get("Error", {})
-    code, message = str(answer.get("Code", "")), _message_of_aws(answer.get("Message", ""))
+    code, message = one_line(str(answer.get("Code", "")), 100), shown(answer.get("Message", ""))
     if (clock := skewed(error.response, code)) is not None:
         return clock
     if code.startswith("ExpiredToken") or code == "RequestExpired":
@@ -157,8 +162,3 @@ def _refused(error: Any, source: Source) -> CloudDDPError:
         "(mfa_serial) or an external_id",
         code=code,
     )
-
-
-def _message_of_aws(text: object) -> str:
-    """Return a message of AWS on one line; it names roles and users, which may be long, and no keys."""
-    return one_line(" ".join(str(text).split()), 2 * _SHOWN)

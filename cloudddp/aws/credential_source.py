@@ -15,10 +15,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudddp.errors import Command, Text
+from cloudddp.errors import Command, Text, UsageError
 from cloudddp.text import one_line
 
 _MOST_PROFILES = 10  # in a chain of roles; botocore reports a loop
+# Settings with a single value; others, such as s3, have nested ones.
+_TEXTS = (
+    "role_arn", "source_profile", "credential_source", "external_id", "mfa_serial", "role_session_name", "duration_seconds",
+    "web_identity_token_file", "sso_session", "sso_account_id", "sso_role_name", "sso_start_url", "sso_region",
+    "sso_registration_scopes", "login_session", "credential_process", "aws_access_key_id", "aws_secret_access_key",
+    "aws_session_token", "aws_account_id", "region", "endpoint_url", "ca_bundle", "services", "output", "retry_mode",
+    "max_attempts", "defaults_mode", "sts_regional_endpoints", "use_fips_endpoint", "use_dualstack_endpoint",
+    "ignore_configure_endpoint_urls", "user_agent_appid", "sdk_ua_app_id", "metadata_service_timeout",
+    "metadata_service_num_attempts", "parameter_validation", "cli_timestamp_format", "tcp_keepalive",
+)  # fmt: skip
 _SSO_TOKENS = "~/.aws/sso/cache"
 
 ENVIRONMENT, SSO, LOGIN, KEYS, PROCESS = "environment", "sso", "login", "keys", "process"
@@ -40,6 +50,7 @@ class Source:
     mfa: bool = False
     detail: str = ""
     sso_key: str = ""
+    token_file: str = ""  # the path that `detail` shows
 
     @property
     def shown(self) -> str:
@@ -85,6 +96,7 @@ class Source:
 def source(config: Mapping[str, Any], profile: str | None, *, explicit: bool) -> Source:
     """Return the source for a profile of botocore's `full_config`. `explicit`: it overrides the environment's keys."""
     name = profile or "default"
+    _require_texts(config, name)
     if not explicit and os.environ.get("AWS_ACCESS_KEY_ID"):
         return Source(ENVIRONMENT, name)
     profiles = config.get("profiles", {})
@@ -102,7 +114,25 @@ def source(config: Mapping[str, Any], profile: str | None, *, explicit: bool) ->
         if following == name:  # its own static keys
             return Source(KEYS, name, role, mfa)
         name, settings = following, profiles.get(following, {})
+        _require_texts(config, name)
     return _own(name, settings, role, mfa, from_environment=not explicit and not role)
+
+
+def _require_texts(config: Mapping[str, Any], profile: str) -> None:
+    """Raise UsageError for a setting of a profile, or of its SSO session, that has settings of its own (indented lines)."""
+    settings = config.get("profiles", {}).get(profile, {})
+    sections = [(f"profile {one_line(profile, 100)!r}", settings)]
+    if isinstance(session := settings.get("sso_session"), str):
+        sections.append(
+            (f"sso-session {one_line(session, 100)!r}", config.get("sso_sessions", {}).get(session, {}))
+        )
+    for where, values in sections:
+        for key in _TEXTS:
+            if isinstance(values.get(key), Mapping):
+                raise UsageError(
+                    f"AWS configuration: {key} of {where} is not a single value",
+                    hint=f"fix ~/.aws/config: write {key} = VALUE on one line, without indented lines after it",
+                )
 
 
 def _own(
@@ -118,7 +148,9 @@ def _own(
     if token_file := token_file or settings.get("web_identity_token_file"):
         arn = os.environ.get("AWS_ROLE_ARN") if from_environment else None
         arn = one_line(str(arn or settings.get("role_arn", "")), 300)
-        return Source(WEB_IDENTITY, name, role or arn, mfa, one_line(str(token_file), 300))
+        return Source(
+            WEB_IDENTITY, name, role or arn, mfa, one_line(str(token_file), 300), token_file=str(token_file)
+        )
     if "sso_account_id" in settings or "sso_role_name" in settings:
         key = settings.get("sso_session") or settings.get("sso_start_url", "")
         return Source(SSO, name, role, mfa, sso_key=str(key))
@@ -140,9 +172,9 @@ def moment(text: object) -> datetime | None:
         return None
     try:
         found = datetime.fromisoformat(text.removesuffix("UTC") + "+00:00" * text.endswith("UTC"))
-    except ValueError:
+        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):  # the latter: before the year 1, or after 9999, in UTC
         return None
-    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _sso_end(key: str, role_session: datetime | None) -> datetime | None:

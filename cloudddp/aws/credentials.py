@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import botocore.credentials
 from botocore.exceptions import ClientError, RefreshWithMFAUnsupportedError
 from botocore.utils import JSONFileCache
 
-from cloudddp.aws.credential_errors import explained
+from cloudddp.aws.credential_errors import explained, unreadable_token
 from cloudddp.aws.credential_source import Source, moment, source
 from cloudddp.errors import CredentialsError
-from cloudddp.text import one_line
+from cloudddp.text import one_line, size_of
 
 AskCode = Callable[[str], str | None]
 """Asks for an MFA code with a question. Returns None if there is no terminal, '' if the user gives none."""
 
 _CACHE = "~/.aws/cli/cache"
 _QUESTIONS = 3
+_MAX_TOKEN = 100_000  # bytes; STS accepts 20,000 characters (API Reference, AssumeRoleWithWebIdentity)
 _SHORTEST = timedelta(seconds=30)  # what is left of credentials that are still used
 _WRONG_CODE = "MultiFactorAuthentication failed"
 
@@ -99,6 +102,28 @@ def _end(entry: dict[str, Any]) -> datetime | None:
     return expiration if isinstance(expiration, datetime) else moment(expiration)
 
 
+def _checked(keys: Any) -> Any:
+    """Return credentials that can be sent. Raises ValueError for others: botocore does not look at their type."""
+    for text in (keys.access_key, keys.secret_key, keys.token or ""):
+        if not isinstance(text, str) or one_line(text) != text:
+            raise ValueError("an access key or a token is not a text on one line")
+    return keys
+
+
+def _require_token_file(source: Source) -> None:
+    """Raise UsageError for a web identity token that botocore, which reads the whole file, must not read."""
+    if not source.token_file:
+        return
+    try:
+        found = Path(source.token_file).stat()
+    except (OSError, ValueError):
+        return  # which botocore's own attempt reports
+    if not stat.S_ISREG(found.st_mode):
+        raise unreadable_token(source, "not a regular file")
+    if found.st_size > _MAX_TOKEN:
+        raise unreadable_token(source, f"it is {size_of(found.st_size)} long, more than a token")
+
+
 class Credentials:
     """The credentials of one botocore session: its component `credential_provider`, and what that provides.
 
@@ -129,7 +154,7 @@ class Credentials:
         """Return the keys to sign a request with. Raises CredentialsError, UsageError, AWSError."""
         with self._lock:
             try:
-                return self._frozen()
+                return _checked(self._frozen())
             except _NoCode as error:
                 raise self._without_code(error) from None
             except Exception as error:
@@ -182,6 +207,7 @@ class Credentials:
     def _load(self) -> None:
         from botocore.exceptions import NoCredentialsError
 
+        _require_token_file(self.source)
         self._cache = SharedCache()
         chain = botocore.credentials.create_credential_resolver(self._core, cache=self._cache)
         # botocore has no public way to set it.

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from cloudddp.aws import denials
+from cloudddp.aws import answers, denials
 from cloudddp.errors import AWSError, Command, CredentialsError, Text, UsageError
+from cloudddp.text import one_line
 
 CREDENTIALS_HINT: Text = (
     "run `aws configure`, or set AWS_PROFILE; to try cloudddp without an account: ", Command("--sim", "up")
@@ -59,6 +60,8 @@ _NOT_ACCEPTED = (
     "SignatureDoesNotMatch",
     "AuthFailure",
 )
+_SHOWN = 600  # characters of a message of AWS, which names roles and resources, and can be long
+_SHOWN_CODE = 100
 _MOST_SKEW = 240.0  # seconds; a signature is valid for 300
 
 
@@ -85,15 +88,32 @@ def explain(
             hint="check the AWS_* variables and ~/.aws/credentials",
         ) from None
     except exceptions.ParamValidationError as error:
-        raise UsageError(f"{call}: {error}") from None
+        raise UsageError(f"{call}: {shown(error)}") from None
     except (exceptions.BotoCoreError, ResponseParserError) as error:
-        raise AWSError(f"{call} in {region} failed: {error}") from None
+        raise AWSError(f"{call} in {region} failed: {shown(error)}") from None
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        if not _is_of_parser(error):
+            raise
+        raise answers.malformed(call, region, str(error)) from None
+
+
+def _is_of_parser(error: BaseException) -> bool:
+    """Return whether botocore's parser raised it, which converts the text of numbers and times without a check."""
+    import traceback
+
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == "botocore.parsers" for frame, _ in frames)
+
+
+def shown(text: object) -> str:
+    """Return a message of AWS or botocore on one line of limited length: it may contain a whole answer."""
+    return one_line(" ".join(str(text).split()), _SHOWN)
 
 
 def unreachable(purpose: str, error: Exception) -> AWSError:
     """Return the error for an endpoint that does not answer."""
     return AWSError(
-        f"cannot reach AWS for {purpose}: {error}",
+        f"cannot reach AWS for {purpose}: {shown(error)}",
         hint="check your network and the region; if AWS_ENDPOINT_URL is set, check that the endpoint is running",
     )
 
@@ -101,14 +121,14 @@ def unreachable(purpose: str, error: Exception) -> AWSError:
 def _refused(call: str, region: str, refusal: Any, renew: Text, decode: denials.Decode) -> AWSError:
     response: Mapping[str, Any] = refusal.response
     error = response.get("Error", {})
-    code, message = error.get("Code", ""), error.get("Message", "")
+    code, message = one_line(str(error.get("Code", "")), _SHOWN_CODE), str(error.get("Message", ""))
     if code in denials.CODES:
         # boto3's service-quotas has the actions servicequotas:...
         prefix = call.partition(":")[0].replace("-", "")
         return denials.denied(code, message, f"{prefix}:{refusal.operation_name}", region, decode)
     if (clock := skewed(response, code)) is not None:
         return clock
-    text = f"AWS refused {call}: {code}: {message}"
+    text = f"AWS refused {call}: {code}: {shown(message)}"
     if code in EXPIRED:
         return CredentialsError(f"{text}: your AWS credentials have expired", renew=renew, code=code)
     if code in _NOT_ACCEPTED and (code != "AuthFailure" or "access credentials" in message):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from cloudddp.aws.answers import Count, Id, Record
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.config.spec import ClusterSpec
@@ -36,6 +35,37 @@ class Image:
     platform: str = LINUX
 
 
+class _Ebs(Record, frozen=True):
+    volume_size: Count = 0
+
+
+class _Disk(Record, frozen=True):
+    device_name: str = ""
+    ebs: _Ebs = _Ebs()
+
+
+class _Image(Record, frozen=True):
+    """The fields that say whether an image boots are optional: what EC2 leaves out does not exclude it."""
+
+    name: str = ""
+    description: str = ""
+    architecture: str = ""
+    state: str = ""
+    root_device_type: str = ""
+    root_device_name: Id = "/dev/sda1"
+    platform: str = ""
+    platform_details: str = ""
+    block_device_mappings: tuple[_Disk, ...] = ()
+
+
+class _Parameter(Record, frozen=True):
+    value: str
+
+
+class _GetParameter(Record, frozen=True):
+    parameter: _Parameter
+
+
 def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
     """Return the image of `spec.image`, an id or an SSM parameter. Two AWS calls at most.
 
@@ -46,21 +76,21 @@ def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
     image_id = _image_id(aws, spec, info.arch)
     found = _describe(aws, image_id)
     _require_bootable(image_id, found, info)
-    name = one_line(str(found.get("Name") or ""), 128)
-    warning = _unsupported(found, info)
+    name = one_line(found.name, 128)
+    warning = _unsupported(image_id, found, info)
     if warning and _is_default(spec):
         raise UsageError(
             f"the default image cannot be used: {warning}",
             hint="give an image that supports the type: --image ami-...",
         )
-    root = str(found.get("RootDeviceName") or "/dev/sda1")
-    platform = one_line(str(found.get("PlatformDetails") or LINUX), 60)
+    root = found.root_device_name
+    platform = one_line(found.platform_details or LINUX, 60)
     return Image(image_id, name, root, _disk_gb(found, root), _login_user(name, root), warning, platform)
 
 
-def _describe(aws: AWS, image_id: str) -> Mapping[str, Any]:
+def _describe(aws: AWS, image_id: str) -> _Image:
     try:
-        found = aws.call("ec2", "describe_images", ImageIds=[image_id])["Images"]
+        found = aws.listed("ec2", "describe_images", "Images", _Image, ImageIds=[image_id])
     except AWSError as error:
         if not error.code.startswith("InvalidAMIID."):
             raise
@@ -70,7 +100,7 @@ def _describe(aws: AWS, image_id: str) -> Mapping[str, Any]:
             f"image {image_id} does not exist in {aws.region}, or you may not use it",
             hint="images belong to one region: see `image` in cloudddp.toml",
         )
-    return dict(found[0])
+    return found[0]
 
 
 def _is_default(spec: ClusterSpec) -> bool:
@@ -97,7 +127,7 @@ def _image_id(aws: AWS, spec: ClusterSpec, arch: str) -> str:
         return spec.image
     name = spec.image.replace("{arch}", arch)
     try:
-        value = str(aws.call("ssm", "get_parameter", Name=name)["Parameter"]["Value"])
+        value = aws.read("ssm", "get_parameter", _GetParameter, Name=name).parameter.value
     except AWSError as error:
         if error.code != "ParameterNotFound":
             raise
@@ -113,42 +143,38 @@ def _image_id(aws: AWS, spec: ClusterSpec, arch: str) -> str:
     return value
 
 
-def _require_bootable(image_id: str, data: Mapping[str, Any], info: TypeInfo) -> None:
-    arch = str(data.get("Architecture") or info.arch)
+def _require_bootable(image_id: str, image: _Image, info: TypeInfo) -> None:
+    arch = image.architecture or info.arch
     if arch != info.arch:
         raise UsageError(
             f"image {image_id} is for {one_line(arch, 20)}, {info.name} is {info.arch}",
             hint="{arch} in an SSM parameter's name becomes the architecture of the type",
         )
     problems = {
-        "it is not available": str(data.get("State") or "available") != "available",
-        "its root device is not an EBS volume": str(data.get("RootDeviceType") or "ebs") != "ebs",
-        "it runs Windows": str(data.get("Platform") or "").lower() == "windows",
+        "it is not available": image.state not in ("", "available"),
+        "its root device is not an EBS volume": image.root_device_type not in ("", "ebs"),
+        "it runs Windows": image.platform.lower() == "windows",
     }
     if found := [problem for problem, applies in problems.items() if applies]:
         raise UsageError(f"image {image_id} cannot be used: {'; '.join(found)}", hint="give another --image")
 
 
-def _unsupported(data: Mapping[str, Any], info: TypeInfo) -> str:
+def _unsupported(image_id: str, image: _Image, info: TypeInfo) -> str:
     """Return why the image's description excludes the type, or ''. An entry such as P4 includes p4d and p4de."""
-    listed = _SUPPORTED.search(str(data.get("Description") or ""))
+    listed = _SUPPORTED.search(image.description)
     if listed is None or not info.gpus:
         return ""
     families = [one.strip().lower() for one in listed.group(1).split(",")]
     family = info.family.lower()
     if any(family == one or re.fullmatch(rf"{re.escape(one)}[a-z-].*", family) for one in families if one):
         return ""
-    image = f"{data['ImageId']} ({one_line(str(data.get('Name') or ''), 80)})"
-    return f"{image} supports {listed.group(1)}, not {info.name}"
+    return f"{image_id} ({one_line(image.name, 80)}) supports {listed.group(1)}, not {info.name}"
 
 
-def _disk_gb(data: Mapping[str, Any], root: str) -> int:
-    disks = [
-        m.get("Ebs", {}).get("VolumeSize", 0)
-        for m in data.get("BlockDeviceMappings", [])
-        if m.get("DeviceName") == root
-    ]
-    return max([int(d or 0) for d in disks], default=0)
+def _disk_gb(image: _Image, root: str) -> int:
+    return max(
+        (disk.ebs.volume_size for disk in image.block_device_mappings if disk.device_name == root), default=0
+    )
 
 
 def _login_user(name: str, root_device: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+import msgspec
+
+from cloudddp.aws.answers import Count, Record
 from cloudddp.aws.client import AWS
 from cloudddp.config.schema import nearest
 from cloudddp.config.spec import ClusterSpec
@@ -47,6 +49,69 @@ class TypeInfo:
         return self.name.partition(".")[0]
 
 
+# Limits far above every type that exists: a larger number is not EC2's.
+_Number = Annotated[int, msgspec.Meta(ge=0, le=1024)]
+
+
+class _Processor(Record, frozen=True):
+    supported_architectures: list[str]
+
+
+class _VCpus(Record, frozen=True):
+    default_v_cpus: Count
+
+
+class _Device(Record, frozen=True):
+    manufacturer: str = ""
+    name: str = ""
+    count: _Number = 0
+
+
+class _Accelerators(Record, frozen=True):
+    """GpuInfo, NeuronInfo and the like: each names its list in its own way."""
+
+    gpus: tuple[_Device, ...] = ()
+    neuron_devices: tuple[_Device, ...] = ()
+    accelerators: tuple[_Device, ...] = ()
+
+
+class _Tracking(Record, frozen=True):
+    default_tcp_established_timeout: Count = 0
+
+
+class _Efa(Record, frozen=True):
+    maximum_efa_interfaces: _Number = 1
+
+
+class _Card(Record, frozen=True):
+    network_card_index: _Number = 0
+    maximum_network_interfaces: _Number = 1
+    interface_types: list[str] | None = None
+
+
+class _Network(Record, frozen=True):
+    connection_tracking_configuration: _Tracking = _Tracking()
+    maximum_network_cards: _Number = 1
+    efa_supported: bool = False
+    efa_info: _Efa = _Efa()
+    network_cards: tuple[_Card, ...] = ()
+
+
+class _Placement(Record, frozen=True):
+    supported_strategies: tuple[str, ...] = ()
+
+
+class _Type(Record, frozen=True):
+    processor_info: _Processor
+    v_cpu_info: _VCpus
+    network_info: _Network = _Network()
+    gpu_info: _Accelerators = _Accelerators()
+    neuron_info: _Accelerators = _Accelerators()
+    inference_accelerator_info: _Accelerators = _Accelerators()
+    media_accelerator_info: _Accelerators = _Accelerators()
+    placement_group_info: _Placement = _Placement()
+
+
 def require_known_type(aws: AWS, name: str) -> None:
     """Raise UsageError for a type that is not in botocore's model of EC2. Makes no call."""
     known = aws.client("ec2").meta.service_model.shape_for("InstanceType").enum
@@ -64,9 +129,8 @@ def describe(aws: AWS, spec: ClusterSpec) -> TypeInfo:
     """Return the type's data. Raises UsageError for a type that the region lacks, or one without a GPU unless
     spec.allow_cpu."""
     try:
-        found = aws.call("ec2", "describe_instance_types", InstanceTypes=[spec.instance_type])[
-            "InstanceTypes"
-        ]
+        call = ("ec2", "describe_instance_types", "InstanceTypes", _Type)
+        found = aws.listed(*call, InstanceTypes=[spec.instance_type])
     except AWSError as error:
         if error.code != "InvalidInstanceType":
             raise
@@ -78,68 +142,63 @@ def describe(aws: AWS, spec: ClusterSpec) -> TypeInfo:
         )
     info = _type_info(spec.instance_type, found[0])
     if not info.gpus and not info.accelerator and not spec.allow_cpu:
-        what = "a fraction of a GPU" if found[0].get("GpuInfo") else "no GPU"
+        what = "a fraction of a GPU" if found[0].gpu_info.gpus else "no GPU"
         raise UsageError(
             f"{spec.instance_type} has {what}", hint="choose a GPU type such as g5.xlarge, or add --allow-cpu"
         )
     return info
 
 
-def _type_info(name: str, item: Mapping[str, Any]) -> TypeInfo:
-    network = item.get("NetworkInfo", {})
-    tracking = network.get("ConnectionTrackingConfiguration", {})
-    listed = item.get("GpuInfo", {}).get("Gpus", [])
-    nvidia = [gpu for gpu in listed if str(gpu.get("Manufacturer", "NVIDIA")).upper() == "NVIDIA"]
+def _type_info(name: str, item: _Type) -> TypeInfo:
+    network = item.network_info
+    tracking = network.connection_tracking_configuration
+    listed = item.gpu_info.gpus
+    nvidia = [gpu for gpu in listed if gpu.manufacturer.upper() in ("", "NVIDIA")]
     max_efa = _max_efa(network)
     return TypeInfo(
         name=name,
-        arch="arm64" if "arm64" in item["ProcessorInfo"]["SupportedArchitectures"] else "x86_64",
-        gpus=sum(int(gpu.get("Count", 0)) for gpu in nvidia),
+        arch="arm64" if "arm64" in item.processor_info.supported_architectures else "x86_64",
+        gpus=sum(gpu.count for gpu in nvidia),
         gpu_name=_named(nvidia[0]) if nvidia else "",
         accelerator=_other_accelerator(item, [gpu for gpu in listed if gpu not in nvidia]),
-        vcpus=int(item["VCpuInfo"]["DefaultVCpus"]),
-        cards=int(network.get("MaximumNetworkCards", 1)),
-        tcp_timeout=int(tracking.get("DefaultTcpEstablishedTimeout") or MAX_TCP_TIMEOUT),
+        vcpus=item.v_cpu_info.default_v_cpus,
+        cards=network.maximum_network_cards,
+        tcp_timeout=tracking.default_tcp_established_timeout or MAX_TCP_TIMEOUT,
         network_cards=_cards(network, max_efa),
         max_efa=max_efa,
-        cluster_placement="cluster" in item.get("PlacementGroupInfo", {}).get("SupportedStrategies", []),
+        cluster_placement="cluster" in item.placement_group_info.supported_strategies,
     )
 
 
-def _max_efa(network: Mapping[str, Any]) -> int:
-    if not network.get("EfaSupported"):
-        return 0
-    return int(network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1))
+def _max_efa(network: _Network) -> int:
+    return network.efa_info.maximum_efa_interfaces if network.efa_supported else 0
 
 
-def _cards(network: Mapping[str, Any], max_efa: int) -> tuple[NetworkCard, ...]:
+def _cards(network: _Network, max_efa: int) -> tuple[NetworkCard, ...]:
     """Return the network cards by index.
 
     A botocore without InterfaceTypes does not say which cards take EFA. Then the last ones do: where there are fewer
     EFA interfaces than cards (p6-b300), card 0 takes none.
     """
-    listed = sorted(network.get("NetworkCards", []), key=lambda card: int(card.get("NetworkCardIndex", 0)))
+    listed = sorted(network.network_cards, key=lambda card: card.network_card_index)
     found = []
     for place, card in enumerate(listed):
-        kinds = card.get("InterfaceTypes")
+        kinds = card.interface_types
         if kinds is None:
             with_efa = place >= len(listed) - max_efa
-            kinds = ("interface", "efa", "efa-only") if with_efa else ("interface",)
-        index, interfaces = int(card.get("NetworkCardIndex", 0)), int(card.get("MaximumNetworkInterfaces", 1))
-        found.append(NetworkCard(index, frozenset(map(str, kinds)), interfaces))
+            kinds = ["interface", "efa", "efa-only"] if with_efa else ["interface"]
+        found.append(NetworkCard(card.network_card_index, frozenset(kinds), card.maximum_network_interfaces))
     return tuple(found) or (NetworkCard(0, frozenset(("interface",)), 1),)
 
 
-def _named(device: Mapping[str, Any]) -> str:
-    return one_line(f"{device.get('Manufacturer', '')} {device.get('Name', '')}".strip(), 60)
+def _named(device: _Device) -> str:
+    return one_line(f"{device.manufacturer} {device.name}".strip(), 60)
 
 
-def _other_accelerator(item: Mapping[str, Any], gpus: list[Mapping[str, Any]]) -> str:
+def _other_accelerator(item: _Type, gpus: list[_Device]) -> str:
     if gpus:
         return _named(gpus[0])
-    if neuron := item.get("NeuronInfo", {}).get("NeuronDevices"):
+    if neuron := item.neuron_info.neuron_devices:
         return f"AWS {_named(neuron[0])}"
-    for kind in ("InferenceAcceleratorInfo", "MediaAcceleratorInfo"):
-        if found := item.get(kind, {}).get("Accelerators"):
-            return _named(found[0])
-    return ""
+    found = item.inference_accelerator_info.accelerators or item.media_accelerator_info.accelerators
+    return _named(found[0]) if found else ""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from cloudddp.aws import answers
+from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
 from cloudddp.tags import TAG_CLUSTER, TAG_ID, Tags, decode
 from cloudddp.text import one_line
@@ -87,6 +89,52 @@ def with_id(cluster_id: str) -> Filters:
     return [{"Name": f"tag:{TAG_ID}", "Values": [cluster_id]}]
 
 
+class _Named(Record, frozen=True):
+    name: str
+
+
+class _Reason(Record, frozen=True):
+    code: str = ""
+    message: str = ""
+
+
+class _Zone(Record, frozen=True):
+    availability_zone: str = ""
+
+
+class _Attachment(Record, frozen=True):
+    device_index: Count = 0
+    network_card_index: Count = 0
+
+
+class _Interface(Record, frozen=True):
+    network_interface_id: str = ""
+    attachment: _Attachment = _Attachment()
+
+
+class _Instance(Tagged, frozen=True):
+    """Its id and its state are required: `down` decides by them. Text that is only shown may have any length."""
+
+    instance_id: Id
+    state: _Named
+    state_reason: _Reason = _Reason()
+    state_transition_reason: str = ""
+    instance_type: str = ""
+    placement: _Zone = _Zone()
+    instance_lifecycle: str = ""
+    private_ip_address: str = ""
+    public_ip_address: str = ""
+    ami_launch_index: Count = 0
+    client_token: str = ""
+    launch_time: datetime | None = None
+    network_interfaces: tuple[_Interface, ...] = ()
+
+
+class _Reservation(Record, frozen=True):
+    instances: list[_Instance]
+    reservation_id: str = ""
+
+
 def instances(aws: AWS, filters: Filters) -> list[Instance]:
     """Return the matching instances by cluster and launch order, terminated ones included while AWS lists them.
 
@@ -94,48 +142,44 @@ def instances(aws: AWS, filters: Filters) -> list[Instance]:
     """
     found = [
         _instance(item, reservation)
-        for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=filters)
-        for item in reservation["Instances"]
+        for reservation in aws.listed(
+            "ec2", "describe_instances", "Reservations", _Reservation, Filters=filters
+        )
+        for item in reservation.instances
     ]
     return sorted(found, key=lambda i: (i.cluster, i.cluster_id, i.launch_index, i.id))
 
 
-def _instance(item: dict[str, Any], reservation: dict[str, Any]) -> Instance:
-    state = _text(item.get("State", {}).get("Name"))
-    reason = item.get("StateReason", {})
-    transition = item.get("StateTransitionReason", "") or ""
+def _instance(item: _Instance, reservation: _Reservation) -> Instance:
+    state = _text(item.state.name)
+    transition = item.state_transition_reason
     return Instance(
-        id=_text(item["InstanceId"]),
+        id=item.instance_id,
         state=state,
-        reason=_text(reason.get("Message") or transition),
-        reason_code=_text(reason.get("Code")),
-        type=_text(item.get("InstanceType")),
-        zone=_text(item.get("Placement", {}).get("AvailabilityZone")),
-        spot=item.get("InstanceLifecycle") == "spot",
-        private_ip=_text(item.get("PrivateIpAddress")),
-        public_ip=_text(item.get("PublicIpAddress")),
-        reservation=_text(reservation.get("ReservationId")),
-        launch_index=int(item.get("AmiLaunchIndex") or 0),
-        client_token=_text(item.get("ClientToken")),
-        launched=item.get("LaunchTime"),  # parsed by botocore
+        reason=_text(item.state_reason.message or transition),
+        reason_code=_text(item.state_reason.code),
+        type=_text(item.instance_type),
+        zone=_text(item.placement.availability_zone),
+        spot=item.instance_lifecycle == "spot",
+        private_ip=_text(item.private_ip_address),
+        public_ip=_text(item.public_ip_address),
+        reservation=_text(reservation.reservation_id),
+        launch_index=item.ami_launch_index,
+        client_token=_text(item.client_token),
+        launched=item.launch_time,  # parsed by botocore
         ended=_end_time(transition) if state in GOING else None,
-        tags=_tags(item),
+        tags=decode(item.tags),
         interface=_primary_interface(item),
         groups=tuple(_text(one.get("GroupId")) for one in item.get("SecurityGroups") or []),
     )
 
 
-def _primary_interface(item: dict[str, Any]) -> str:
+def _primary_interface(item: _Instance) -> str:
     """Return the interface with device index 0 on network card 0: of several, only this one has a public address."""
-    for nic in item.get("NetworkInterfaces", []):
-        attachment = nic.get("Attachment", {})
-        if not attachment.get("DeviceIndex") and not attachment.get("NetworkCardIndex"):
-            return _text(nic.get("NetworkInterfaceId"))
+    for nic in item.network_interfaces:
+        if not nic.attachment.device_index and not nic.attachment.network_card_index:
+            return _text(nic.network_interface_id)
     return ""
-
-
-def _tags(item: dict[str, Any]) -> Tags:
-    return decode(item.get("Tags", []) or item.get("TagSet", []))
 
 
 def _text(value: object) -> str:
@@ -166,40 +210,59 @@ _KINDS = {
     "Elastic IP": ("describe_addresses", "Addresses", "AllocationId", "PublicIp"),
     "placement group": ("describe_placement_groups", "PlacementGroups", "GroupId", "GroupName"),
 }
-_NOT_PAGINATED = ("describe_key_pairs", "describe_addresses", "describe_placement_groups")
+
+
+class _Ingress(Record, frozen=True):
+    cidr_ip: str = ""
+    cidr_ipv6: str = ""
+    description: str = ""
+
+
+class _Rule(Record, frozen=True):
+    from_port: int | None = None
+    ip_ranges: tuple[_Ingress, ...] = ()
+    ipv6_ranges: tuple[_Ingress, ...] = ()
+
+
+class _Group(Record, frozen=True):
+    group_id: Id
+    ip_permissions: list[_Rule]
 
 
 def resources(aws: AWS, filters: Filters) -> list[Resource]:
     """Return the matching resources that are not instances: those of _KINDS."""
     return [
-        resource(kind, item)
+        resource(aws, kind, item)
         for kind, (method, key, _, _) in _KINDS.items()
-        for item in _listing(aws, method, key, filters)
+        for item in aws.listed("ec2", method, key, dict[str, Any], Filters=filters)
         if item.get("State") not in ("deleting", "deleted")  # a volume that is already being deleted
     ]
 
 
-def resource(kind: str, item: dict[str, Any]) -> Resource:
-    """Return the record of one resource, given AWS's description of it."""
-    _, _, id_key, detail_key = _KINDS[kind]
-    return Resource(kind, _text(item[id_key]), _tags(item), _text(item.get(detail_key)))
+def resource(aws: AWS, kind: str, item: dict[str, Any]) -> Resource:
+    """Return the record of one resource, given AWS's description of it. Raises AWSError if that has no id."""
+    method, _, id_key, detail_key = _KINDS[kind]
+    where = (f"ec2:{method}", aws.region)
+    found = answers.decode(item.get(id_key), Id, *where)
+    tags = answers.decode(item, Tagged, *where).tags
+    return Resource(kind, found, decode(tags), _text(item.get(detail_key)))
 
 
 def security_groups(aws: AWS, filters: Filters) -> list[dict[str, Any]]:
-    """Return the matching security groups, as AWS describes them."""
-    return aws.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters)
+    """Return the matching security groups as AWS describes them; each has an id and rules. Raises AWSError otherwise."""
+    found = aws.listed("ec2", "describe_security_groups", "SecurityGroups", dict[str, Any], Filters=filters)
+    for group in found:
+        answers.decode(group, _Group, "ec2:describe_security_groups", aws.region)
+    return found
 
 
 def ingress_blocks(group: dict[str, Any], port: int) -> dict[str, str]:
-    """Return {address block: description} of the rules of a security group that open one TCP port."""
-    rules = [rule for rule in group["IpPermissions"] if rule.get("FromPort") == port]
-    blocks = {r["CidrIp"]: r.get("Description", "") for rule in rules for r in rule.get("IpRanges", [])}
-    return blocks | {
-        r["CidrIpv6"]: r.get("Description", "") for rule in rules for r in rule.get("Ipv6Ranges", [])
-    }
-
-
-def _listing(aws: AWS, method: str, key: str, filters: Filters) -> list[dict[str, Any]]:
-    if method in _NOT_PAGINATED:
-        return list(aws.call("ec2", method, Filters=filters)[key])
-    return aws.pages("ec2", method, key, Filters=filters)
+    """Return {address block: description} of the rules that open one TCP port; `group` is from `security_groups`."""
+    found = answers.decode(group, _Group, "ec2:describe_security_groups", "the region")
+    ranges = [
+        one
+        for rule in found.ip_permissions
+        if rule.from_port == port
+        for one in (*rule.ip_ranges, *rule.ipv6_ranges)
+    ]
+    return {_text(one.cidr_ip or one.cidr_ipv6): one.description for one in ranges}

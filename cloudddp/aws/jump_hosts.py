@@ -5,12 +5,31 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from cloudddp.aws.answers import Record
 from cloudddp.aws.client import AWS
 
 _PRIVATE = [
     ipaddress.ip_network(block)
     for block in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 ]
+
+
+class _PublicAddress(Record, frozen=True):
+    public_ip: str = ""
+
+
+class _Interface(Record, frozen=True):
+    association: _PublicAddress = _PublicAddress()
+    private_ip_address: ipaddress.IPv4Address | None = None
+
+
+class _Instance(Record, frozen=True):
+    network_interfaces: tuple[_Interface, ...] = ()
+    private_ip_address: ipaddress.IPv4Address | None = None
+
+
+class _Reservation(Record, frozen=True):
+    instances: list[_Instance]
 
 
 def private_address(aws: AWS, host: str) -> str | None:
@@ -21,16 +40,14 @@ def private_address(aws: AWS, host: str) -> str | None:
     for address in _resolve(host):
         public = not any(ipaddress.ip_address(address) in block for block in _PRIVATE)
         name = "ip-address" if public else "private-ip-address"
-        found = aws.pages(
-            "ec2", "describe_instances", "Reservations", Filters=[{"Name": name, "Values": [address]}]
-        )
-        for reservation in found:
-            for instance in reservation["Instances"]:
-                for interface in instance.get("NetworkInterfaces", []):
-                    if interface.get("Association", {}).get("PublicIp") == address:
-                        return str(ipaddress.IPv4Address(interface["PrivateIpAddress"]))
-                if instance.get("PrivateIpAddress"):
-                    return str(ipaddress.IPv4Address(instance["PrivateIpAddress"]))
+        filters = [{"Name": name, "Values": [address]}]
+        found = aws.listed("ec2", "describe_instances", "Reservations", _Reservation, Filters=filters)
+        for instance in (one for reservation in found for one in reservation.instances):
+            for interface in instance.network_interfaces:
+                if interface.association.public_ip == address and interface.private_ip_address:
+                    return str(interface.private_ip_address)
+            if instance.private_ip_address:
+                return str(instance.private_ip_address)
     return None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
 
+from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, UsageError
@@ -14,6 +15,56 @@ from cloudddp.text import one_line
 
 _LISTED = 12  # subnets in an error message
 _Address = IPv4Address | IPv6Address
+
+
+class _Vpc(Record, frozen=True):
+    vpc_id: Id
+
+
+class _Subnet(Tagged, frozen=True):
+    subnet_id: Id
+    vpc_id: Id
+    availability_zone: Id
+    available_ip_address_count: Count
+    cidr_block: str = ""
+    default_for_az: bool = False
+    map_public_ip_on_launch: bool = False
+
+
+class _Offering(Record, frozen=True):
+    location: Id
+
+
+class _Association(Record, frozen=True):
+    subnet_id: str = ""
+    main: bool = False
+
+
+class _Route(Record, frozen=True):
+    """A route. Without an address block it is one of a prefix list."""
+
+    destination_cidr_block: str = ""
+    destination_ipv6_cidr_block: str = ""
+    state: str = "active"
+    gateway_id: str = ""
+    nat_gateway_id: str = ""
+    transit_gateway_id: str = ""
+    network_interface_id: str = ""
+    vpc_peering_connection_id: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what is no address block."""
+        if block := self.block:
+            ip_network(block, strict=False)
+
+    @property
+    def block(self) -> str:
+        return self.destination_cidr_block or self.destination_ipv6_cidr_block
+
+
+class _RouteTable(Record, frozen=True):
+    associations: tuple[_Association, ...] = ()
+    routes: tuple[_Route, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +110,16 @@ def _vpc(aws: AWS, spec: ClusterSpec) -> str | None:
     if spec.vpc is None and spec.subnets:
         return None
     filters = _selector(spec.vpc, "vpc-id") if spec.vpc else {"Name": "is-default", "Values": ["true"]}
-    found = [one["VpcId"] for one in aws.pages("ec2", "describe_vpcs", "Vpcs", Filters=[filters])]
+    found = [one.vpc_id for one in aws.listed("ec2", "describe_vpcs", "Vpcs", _Vpc, Filters=[filters])]
     if spec.vpc and not found:
         raise UsageError(f"there is no VPC {spec.vpc} in {aws.region}", hint="see `vpc`, and the region")
     if len(found) > 1:
         raise UsageError(
-            f"{spec.vpc} selects {len(found)} VPCs in {aws.region}: {', '.join(found)}",
+            f"{spec.vpc} selects {len(found)} VPCs in {aws.region}: "
+            + one_line(", ".join(found[:_LISTED]), 400),
             hint="give the id of one of them: --vpc vpc-...",
         )
-    return str(found[0]) if found else None
+    return found[0] if found else None
 
 
 def _selector(value: str, by_id: str) -> dict[str, Any]:
@@ -83,20 +135,21 @@ def _subnets(aws: AWS, vpc_id: str | None) -> list[Subnet]:
     filters: list[dict[str, Any]] = [{"Name": "state", "Values": ["available"]}]
     if vpc_id:
         filters.append({"Name": "vpc-id", "Values": [vpc_id]})
-    found = [_subnet(item) for item in aws.pages("ec2", "describe_subnets", "Subnets", Filters=filters)]
+    listed = aws.listed("ec2", "describe_subnets", "Subnets", _Subnet, Filters=filters)
+    found = [_subnet(item) for item in listed]
     return sorted(found, key=lambda s: (s.zone, not s.assigns_public, not s.default, s.id))
 
 
-def _subnet(item: Mapping[str, Any]) -> Subnet:
+def _subnet(item: _Subnet) -> Subnet:
     return Subnet(
-        id=one_line(str(item["SubnetId"])),
-        vpc_id=one_line(str(item["VpcId"])),
-        zone=one_line(str(item["AvailabilityZone"])),
-        free=int(item.get("AvailableIpAddressCount") or 0),
-        block=str(item.get("CidrBlock") or ""),
-        default=bool(item.get("DefaultForAz")),
-        assigns_public=bool(item.get("MapPublicIpOnLaunch")),
-        tags={str(tag["Key"]): str(tag["Value"]) for tag in item.get("Tags", [])},
+        id=one_line(item.subnet_id),
+        vpc_id=one_line(item.vpc_id),
+        zone=one_line(item.availability_zone),
+        free=item.available_ip_address_count,
+        block=item.cidr_block,
+        default=item.default_for_az,
+        assigns_public=item.map_public_ip_on_launch,
+        tags={tag.get("Key", ""): tag.get("Value", "") for tag in item.tags},
     )
 
 
@@ -166,14 +219,15 @@ def _names(values: Iterable[str]) -> str:
 
 
 def _zones_offering(aws: AWS, instance_type: str) -> set[str]:
-    found = aws.pages(
+    found = aws.listed(
         "ec2",
         "describe_instance_type_offerings",
         "InstanceTypeOfferings",
+        _Offering,
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": [instance_type]}],
     )
-    return {str(offering["Location"]) for offering in found}
+    return {one_line(offering.location) for offering in found}
 
 
 def _offered(spec: ClusterSpec, found: Sequence[Subnet], offered: set[str], region: str) -> list[Subnet]:
@@ -192,14 +246,12 @@ def _offered(spec: ClusterSpec, found: Sequence[Subnet], offered: set[str], regi
     return chosen
 
 
-def _route_tables(aws: AWS, vpc_id: str) -> list[dict[str, Any]]:
+def _route_tables(aws: AWS, vpc_id: str) -> list[_RouteTable]:
     filters = [{"Name": "vpc-id", "Values": [vpc_id]}]
-    return aws.pages("ec2", "describe_route_tables", "RouteTables", Filters=filters)
+    return aws.listed("ec2", "describe_route_tables", "RouteTables", _RouteTable, Filters=filters)
 
 
-def _reachable(
-    found: Sequence[Subnet], tables: Sequence[Mapping[str, Any]], blocks: Sequence[str]
-) -> list[Subnet]:
+def _reachable(found: Sequence[Subnet], tables: Sequence[_RouteTable], blocks: Sequence[str]) -> list[Subnet]:
     """Return the subnets whose nodes answer at a public address: replies leave through an internet gateway.
 
     A node in any other subnet has no way to reply, also with a public address (Amazon VPC User Guide, "Enable internet
@@ -216,45 +268,44 @@ def _reachable(
     )
 
 
-def _table_of(subnet: Subnet, tables: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _table_of(subnet: Subnet, tables: Sequence[_RouteTable]) -> _RouteTable:
     """Return the route table of a subnet: its own, else the main one of its VPC."""
-    main: Mapping[str, Any] = {}
+    main = _RouteTable()
     for table in tables:
-        for association in table.get("Associations", []):
-            if association.get("SubnetId") == subnet.id:
+        for association in table.associations:
+            if association.subnet_id == subnet.id:
                 return table
-            if association.get("Main"):
+            if association.main:
                 main = table
     return main
 
 
-def _leaves_by_gateway(table: Mapping[str, Any], address: _Address) -> bool:
+def _leaves_by_gateway(table: _RouteTable, address: _Address) -> bool:
     """Return whether the most specific active route to an address leads to an internet gateway."""
     best, gateway = -1, ""
-    for route in table.get("Routes", []):
-        block = route.get("DestinationCidrBlock") or route.get("DestinationIpv6CidrBlock")
-        if not block or route.get("State", "active") != "active":  # a prefix list, or a target that is gone
+    for route in table.routes:
+        if not route.block or route.state != "active":  # a prefix list, or a target that is gone
             continue
-        network = ip_network(block, strict=False)
+        network = ip_network(route.block, strict=False)
         if network.version == address.version and address in network and network.prefixlen > best:
-            best, gateway = network.prefixlen, str(route.get("GatewayId") or "")
+            best, gateway = network.prefixlen, route.gateway_id
     return gateway.startswith("igw-")
 
 
-def _default_route(table: Mapping[str, Any]) -> str:
+def _default_route(table: _RouteTable) -> str:
     """Return what the route table does with other addresses, for a message."""
-    for route in table.get("Routes", []):
-        if route.get("DestinationCidrBlock") != "0.0.0.0/0":
+    for route in table.routes:
+        if route.destination_cidr_block != "0.0.0.0/0":
             continue
-        targets = (
-            "GatewayId",
-            "NatGatewayId",
-            "TransitGatewayId",
-            "NetworkInterfaceId",
-            "VpcPeeringConnectionId",
+        target = (
+            route.gateway_id
+            or route.nat_gateway_id
+            or route.transit_gateway_id
+            or route.network_interface_id
+            or route.vpc_peering_connection_id
+            or "an unknown target"
         )
-        target = next((str(route[key]) for key in targets if route.get(key)), "an unknown target")
-        gone = " (blackhole)" if route.get("State") == "blackhole" else ""
+        gone = " (blackhole)" if route.state == "blackhole" else ""
         return one_line(f"0.0.0.0/0 goes to {target}{gone}", 100)
     return "no route to other addresses"
 

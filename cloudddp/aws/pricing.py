@@ -7,7 +7,7 @@ means that the table of cluster/prices.py counts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import msgspec
 
@@ -53,10 +53,15 @@ def on_demand(aws: AWS, instance_type: str) -> tuple[float, str] | None:
     try:
         answer = aws.call("pricing", "get_products", ServiceCode="AmazonEC2", Filters=filters, MaxResults=10)
         entries = [msgspec.json.decode(text, type=_Entry) for text in answer.get("PriceList", [])]
-        found = {(price, entry.published[:10]) for entry in entries for price in _prices(entry)}
-    except (CloudDDPError, msgspec.MsgspecError, ValueError, TypeError):
+        found = {(price, _day(entry.published)) for entry in entries for price in _prices(entry)}
+    except (CloudDDPError, msgspec.MsgspecError, ValueError, TypeError, RecursionError):
         return None
     return found.pop() if len(found) == 1 else None
+
+
+def _day(published: str) -> str:
+    """Return the date of a time such as 2026-11-20T08:15:30Z. Raises ValueError."""
+    return date.fromisoformat(published[:10]).isoformat() if published else ""
 
 
 def _prices(entry: _Entry) -> list[float]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
+
+from cloudddp.aws.answers import Count, Id, Record
 from cloudddp.aws.client import AWS
 
 
@@ -39,6 +43,32 @@ _QUOTAS = (
 )
 
 
+class _Value(Record, frozen=True):
+    value: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class _GetServiceQuota(Record, frozen=True):
+    quota: _Value
+
+
+class _Instance(Record, frozen=True):
+    instance_type: Id
+    instance_lifecycle: str = ""
+
+
+class _Reservation(Record, frozen=True):
+    instances: list[_Instance]
+
+
+class _VCpus(Record, frozen=True):
+    default_v_cpus: Count
+
+
+class _Type(Record, frozen=True):
+    instance_type: Id
+    v_cpu_info: _VCpus
+
+
 def quota_of(instance_type: str, *, spot: bool) -> Quota | None:
     """Return the quota that the type counts against; None for one that is not known here (Trainium, DL, HPC)."""
     found = [one for one in _QUOTAS if one.spot == spot and one.counts(instance_type)]
@@ -47,8 +77,8 @@ def quota_of(instance_type: str, *, spot: bool) -> Quota | None:
 
 def limit(aws: AWS, quota: Quota) -> int:
     """Return how many vCPUs may run. Raises AWSError, for example if the caller may not ask."""
-    answer = aws.call("service-quotas", "get_service_quota", ServiceCode="ec2", QuotaCode=quota.code)
-    return int(answer["Quota"]["Value"])
+    call = ("service-quotas", "get_service_quota", _GetServiceQuota)
+    return int(aws.read(*call, ServiceCode="ec2", QuotaCode=quota.code).quota.value)
 
 
 def used(aws: AWS, quota: Quota) -> int:
@@ -58,13 +88,16 @@ def used(aws: AWS, quota: Quota) -> int:
         {"Name": "instance-type", "Values": [f"{letters}*" for letters in quota.letters]},
     ]
     found = [
-        str(item["InstanceType"])
-        for reservation in aws.pages("ec2", "describe_instances", "Reservations", Filters=filters)
-        for item in reservation["Instances"]
-        if quota.counts(str(item["InstanceType"])) and (item.get("InstanceLifecycle") == "spot") == quota.spot
+        item.instance_type
+        for reservation in aws.listed(
+            "ec2", "describe_instances", "Reservations", _Reservation, Filters=filters
+        )
+        for item in reservation.instances
+        if quota.counts(item.instance_type) and (item.instance_lifecycle == "spot") == quota.spot
     ]
     if not found:
         return 0
-    types = aws.pages("ec2", "describe_instance_types", "InstanceTypes", InstanceTypes=sorted(set(found)))
-    vcpus = {str(one["InstanceType"]): int(one["VCpuInfo"]["DefaultVCpus"]) for one in types}
+    call = ("ec2", "describe_instance_types", "InstanceTypes", _Type)
+    types = aws.listed(*call, InstanceTypes=sorted(set(found)))
+    vcpus = {one.instance_type: one.v_cpu_info.default_v_cpus for one in types}
     return sum(vcpus.get(name, 0) for name in found)

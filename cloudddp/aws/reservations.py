@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from cloudddp.aws import inventory
+from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
-from cloudddp.errors import AWSError, CloudDDPError, UsageError
+from cloudddp.errors import AWSError, UsageError
 from cloudddp.text import one_line
 
 EXCEEDED = "ReservationCapacityExceeded"
 _NOT_FOUND = ("InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed")
-_MOST = 100_000  # instances; above it, the number is not EC2's
+_Instances = Annotated[int, msgspec.Meta(ge=0, le=100_000)]  # above it, the number is not EC2's
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,44 +37,58 @@ class Reservation:
     placement_group: str  # the name of the group that it was created in, or ''
 
 
+class _Reservation(Record, frozen=True):
+    capacity_reservation_id: Id
+    state: str
+    instance_type: Id
+    availability_zone: Id
+    total_instance_count: _Instances
+    available_instance_count: _Instances
+    reservation_type: str = ""
+    instance_platform: str = ""
+    tenancy: str = ""
+    start_date: datetime | None = None
+    end_date: datetime | None = None
+    placement_group_arn: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers that contradict each other."""
+        available, total = self.available_instance_count, self.total_instance_count
+        if available > total:
+            raise ValueError(f"{available} of {total} instances are available")
+
+
 def find(aws: AWS, name: str) -> Reservation:
     """Return a reservation by its id. Raises UsageError if there is none. One AWS call."""
     try:
-        answer = aws.call("ec2", "describe_capacity_reservations", CapacityReservationIds=[name])
+        call = ("ec2", "describe_capacity_reservations", "CapacityReservations", _Reservation)
+        found = aws.listed(*call, CapacityReservationIds=[name])
     except AWSError as error:
         if error.code not in _NOT_FOUND:
             raise
-        answer = {}
-    found = answer.get("CapacityReservations", [])
+        found = []
     if not found:
         raise UsageError(
             f"there is no capacity reservation {name} in {aws.region}",
             hint="`aws ec2 describe-capacity-reservations` lists those of the account and region",
         )
-    return decode(found[0])
+    return _reservation(found[0])
 
 
-def decode(item: dict[str, Any]) -> Reservation:
-    """Return the record of one reservation, given AWS's description of it. Raises CloudDDPError for invalid numbers."""
-    total, available = item.get("TotalInstanceCount"), item.get("AvailableInstanceCount")
-    if not isinstance(total, int) or not isinstance(available, int) or not 0 <= available <= total <= _MOST:
-        raise CloudDDPError(
-            f"AWS describes a capacity reservation with {available!r} of {total!r} instances free",
-            hint="look at the reservation in the AWS console",
-        )
+def _reservation(item: _Reservation) -> Reservation:
     return Reservation(
-        id=_text(item.get("CapacityReservationId")),
-        block=item.get("ReservationType") == "capacity-block",
-        state=_text(item.get("State")),
-        instance_type=_text(item.get("InstanceType")),
-        platform=_text(item.get("InstancePlatform")),
-        tenancy=_text(item.get("Tenancy")),
-        zone=_text(item.get("AvailabilityZone")),
-        total=total,
-        available=available,
-        start=_time(item.get("StartDate")),
-        end=_time(item.get("EndDate")),
-        placement_group=_text(item.get("PlacementGroupArn")).rpartition("/")[2],
+        id=item.capacity_reservation_id,
+        block=item.reservation_type == "capacity-block",
+        state=_text(item.state),
+        instance_type=item.instance_type,
+        platform=_text(item.instance_platform),
+        tenancy=_text(item.tenancy),
+        zone=item.availability_zone,
+        total=item.total_instance_count,
+        available=item.available_instance_count,
+        start=item.start_date,
+        end=item.end_date,
+        placement_group=_text(item.placement_group_arn).rpartition("/")[2],
     )
 
 
@@ -83,7 +100,3 @@ def used(aws: AWS, name: str) -> int:
 
 def _text(value: object) -> str:
     return one_line(str(value or ""), 100)
-
-
-def _time(value: object) -> datetime | None:
-    return value if isinstance(value, datetime) else None  # parsed by botocore

@@ -26,7 +26,7 @@ def allow_caller(
     Returns the address block. Raises UsageError if the route to the nodes has no such address.
     """
     groups = _own_groups(aws, spec.name, ownership or Ownership(aws))
-    block = source(aws, remembered(spec, _record(groups)))
+    block = source(aws, remembered(spec, _record(aws, groups)))
     for group in groups:
         blocks = inventory.ingress_blocks(group, spec.ssh_port)
         if block not in blocks:  # the new one first, so that SSH is never closed in between
@@ -39,9 +39,9 @@ def allow_caller(
     return block
 
 
-def _record(groups: list[dict[str, Any]]) -> ClusterRecord | None:
+def _record(aws: AWS, groups: list[dict[str, Any]]) -> ClusterRecord | None:
     """Return what `up` recorded on this computer about the cluster of these groups."""
-    ids = {inventory.resource("security group", group).cluster_id for group in groups} - {""}
+    ids = {inventory.resource(aws, "security group", group).cluster_id for group in groups} - {""}
     return ClusterFolder(ids.pop()).record() if len(ids) == 1 else None
 
 
@@ -52,7 +52,7 @@ def _own_groups(aws: AWS, name: str, ownership: Ownership) -> list[dict[str, Any
         raise CloudDDPError(
             f"there is no cluster {name!r} in {aws.region}", hint=("create one: ", Command("up"))
         )
-    described = [(group, inventory.resource("security group", group)) for group in found]
+    described = [(group, inventory.resource(aws, "security group", group)) for group in found]
     own = [group for group, resource in described if ownership.mine(resource)]
     if not own:
         owners = sorted({resource.tags.owner or "an unknown owner" for _, resource in described})

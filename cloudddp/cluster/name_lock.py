@@ -53,11 +53,12 @@ class Holder:
 def holder(aws: AWS, name: str) -> Holder | None:
     """Return who holds the name, or None if it is free. One AWS call."""
     filters = [{"Name": "key-name", "Values": [key_name(name)]}]
-    found: list[dict[str, Any]] = aws.call("ec2", "describe_key_pairs", Filters=filters)["KeyPairs"]
+    found = aws.listed("ec2", "describe_key_pairs", "KeyPairs", dict[str, Any], Filters=filters)
     if not found:
         return None
-    key = inventory.resource("key pair", found[0])
-    return Holder(key, key.tags.created or found[0].get("CreateTime"))
+    key = inventory.resource(aws, "key pair", found[0])
+    created = found[0].get("CreateTime")  # parsed by botocore
+    return Holder(key, key.tags.created or (created if isinstance(created, datetime) else None))
 
 
 def lost(aws: AWS, name: str, cluster_id: str) -> bool:

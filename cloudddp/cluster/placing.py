@@ -19,7 +19,7 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config import duration, timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError
+from cloudddp.errors import CloudDDPError, Interrupted
 
 Create = Callable[[Offer], tuple[Cluster, Plan]]
 
@@ -54,10 +54,19 @@ def create_in_any(
         seconds = min(pause * random.uniform(0.5, 1.0), left)  # noqa: S311
         zones = ", ".join(dict.fromkeys(one.zone or one.region for one in attempts))
         progress(
-            f"no capacity in {zones}: next attempt in {seconds:.0f} s, until {until:%H:%M} UTC (Ctrl-C ends; nothing is running)"
+            f"no capacity in {zones}: next attempt in {seconds:.0f} s, until {_time(until)} (Ctrl-C ends; nothing is running)"
         )
-        time.sleep(seconds)
+        try:
+            time.sleep(seconds)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted while waiting for capacity; nothing is running") from None
         pause = min(pause * 1.5, limits.capacity_longest)
+
+
+def _time(until: datetime) -> str:
+    """Return a time in UTC, with its date where that is not today's."""
+    today = until.date() == datetime.now(UTC).date()
+    return f"{until:%H:%M} UTC" if today else f"{until:%Y-%m-%d %H:%M} UTC"
 
 
 def _create_in(offer: Offer, create: Create, failures: list[NotLaunched]) -> tuple[Cluster, Plan] | None:

@@ -63,6 +63,16 @@ def test_end_of_the_environments_keys_is_shown(user: User) -> None:
         user.refused(message, "AWS_", "ls", code=code, AWS_CREDENTIAL_EXPIRATION=value, **env)
 
 
+@pytest.mark.parametrize("value", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+def test_end_that_no_clock_shows_is_no_traceback(user: User, value: str) -> None:
+    """Before the year 1, or after 9999, in UTC."""
+    env = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": "t"}
+    for command in ("ls", "doctor"):
+        done = user.run(command, AWS_CREDENTIAL_EXPIRATION=value, **env)
+        assert "a bug in cloudddp" not in done.err
+        assert done.code == 0 if value.startswith("9") else done.code in (1, 2), done
+
+
 def test_incomplete_keys_are_a_usage_error(user: User, faults: Any) -> None:
     user.credentials("[work]\naws_access_key_id = AKIAWORK\n")
     fix = "fix ~/.aws/config or ~/.aws/credentials"
@@ -126,19 +136,41 @@ def test_role_that_may_not_be_assumed_is_named(user: User, conditions: Callable[
 
 
 def test_endpoint_that_is_not_a_url_is_a_usage_error(user: User) -> None:
-    user.config(f"[profile up]\nrole_arn = {ROLE}\ncredential_source = Environment\n")
+    user.config("[profile up]\nrole_arn = {ROLE}\ncredential_source = Environment\n")
     keys = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET, "CLOUDDDP_PROFILE": "up"}
     for url in ("http://127.0.0.1:1x", "nowhere"):
         user.refused("AWS configuration", "AWS_ENDPOINT_URL", code=2, AWS_ENDPOINT_URL_STS=url, **keys)
+    del keys["CLOUDDDP_PROFILE"]
+    for url in ("http://localhost:abc", "http://localhost:99999", "http://[::1", "http://a..b"):
+        for command in ("ls", "doctor"):
+            user.refused(
+                "AWS_ENDPOINT_URL is not a URL", "http://HOST", command, code=2, AWS_ENDPOINT_URL=url, **keys
+            )
+        user.config(f"[default]\nendpoint_url = {url}\n")
+        user.refused("AWS configuration: ", "~/.aws/config", code=2, AWS_ENDPOINT_URL="", **keys)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (f"[profile up]\nrole_arn = {ROLE}\nsource_profile = nowhere\n", '"nowhere"'),
-        (f"[profile up]\nrole_arn = {ROLE}\n", "source_profile or credential_source"),
-        (f"[profile up]\nrole_arn = {ROLE}\nsource_profile = up\n", "Infinite loop"),
-        (f"[profile up]\nrole_arn = {ROLE}\ncredential_source = Moon\n", '"Moon"'),
+        ("[profile up]\nrole_arn = {ROLE}\nsource_profile = nowhere\n", '"nowhere"'),
+        ("[profile up]\nrole_arn = {ROLE}\n", "source_profile or credential_source"),
+        ("[profile up]\nrole_arn = {ROLE}\nsource_profile = up\n", "Infinite loop"),
+        ("[profile up]\nrole_arn = {ROLE}\ncredential_source = Moon\n", '"Moon"'),
+        ("[profile up]\nrole_arn = {ROLE}\nsource_profile =\n  a = b\n", "source_profile of profile 'up'"),
+        ("[profile up]\nrole_arn = {ROLE}\ncredential_source =\n  a = b\n", "credential_source of profile"),
+        (
+            "[profile up]\nsso_session =\n  a = b\nsso_account_id = 1\nsso_role_name = r\n",
+            "sso_session of profile 'up'",
+        ),
+        ("[profile up]\nregion =\n  a = b\n", "region of profile 'up'"),
+        ("[profile up]\ncredential_process =\n  a = b\n", "credential_process of profile 'up'"),
+        ("[profile up]\nrole_arn =\n  a = b\nsource_profile = up\n", "role_arn of profile 'up'"),
+        (
+            f"[profile up]\nrole_arn = {ROLE}\nsource_profile = keys\n"
+            "[profile keys]\naws_access_key_id =\n  a = b\naws_secret_access_key = S\n",
+            "aws_access_key_id of profile 'keys'",
+        ),
         ("[profile up]\nsso_session = none\nsso_account_id = 1\nsso_role_name = r\n", '"none"'),
         ("[profile up]\nsso_account_id = 1\n", "missing required configuration"),
         (
@@ -188,6 +220,10 @@ def test_credential_process_works(user: User) -> None:
         ("sys.stderr.buffer.write(b'\\xff'); sys.exit(1)", "did not print valid credentials"),
         ("print('{}')", "Unsupported version"),
         ("print('{\"Version\": 1}')", "Missing required key"),
+        (printed(AccessKeyId=5), "did not print valid credentials"),
+        (printed(SecretAccessKey=["x"]), "did not print valid credentials"),
+        (printed(SessionToken={"a": 1}), "did not print valid credentials"),
+        (printed(AccessKeyId="A\nB"), "did not print valid credentials"),
         (printed(Expiration="soon"), "did not print valid credentials"),
         (printed(Expiration=5), "did not print valid credentials"),
         (printed(Expiration="2026-01-01T00:00:00Z"), "the AWS credentials of profile 'work' have expired"),
@@ -216,6 +252,14 @@ def test_web_identity_works_and_a_missing_token_is_named(
     token = tmp_path / "token"
     env = {"AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ROLE_ARN": ROLE}
     user.refused(f"cannot read the web identity token {token}: No such file", "check", code=2, **env)
+    for special, why in (("/dev/zero", "not a regular file"), (str(tmp_path), "not a regular file")):
+        message = f"cannot read the web identity token {special}: {why}"
+        user.refused(message, "check", code=2, **{**env, "AWS_WEB_IDENTITY_TOKEN_FILE": special})
+        user.config(f"[profile ci]\nrole_arn = {ROLE}\nweb_identity_token_file = {special}\n")
+        user.refused(message, "check", code=2, AWS_PROFILE="ci")
+    with token.open("wb") as file:
+        file.truncate(1 << 33)
+    user.refused(f"cannot read the web identity token {token}: it is 8.0 GiB long", "check", code=2, **env)
     token.write_text("a.b.c")
     user.works(**env)
     user.config(f"[profile ci]\nrole_arn = {ROLE}\nweb_identity_token_file = {token}\n")

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,27 @@ def test_interrupted_wait_leaves_nothing(
     process = cli.start("up", "-n", "1", "--wait-capacity", "1h")
     wait_for(lambda: faults.count("DeleteKeyPair") and remains().nothing, "the first attempt is removed")
     process.send_signal(ending)
-    process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == (-signal.SIGKILL if ending is signal.SIGKILL else 130)
+    assert remains().nothing
+    if ending is not signal.SIGKILL:
+        assert re.search("interrupted.*; nothing (is|was left) running", err), err
+        assert "shows which" not in err
+
+
+def test_end_of_a_long_wait_has_a_date(cli: Any, conditions: Any, remains: Any) -> None:
+    conditions(capacity=full("us-east-1a"))
+    process = cli.start("up", "-n", "1", "--zones", "us-east-1a", "--wait-capacity", "14d")
+    shown = ""
+    while "next attempt" not in shown:
+        shown = process.stderr.readline()
+        assert shown, process.communicate()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    end = datetime.now(UTC) + timedelta(days=14)
+    assert re.search(rf"until ({end:%Y-%m-%d}|{end - timedelta(minutes=5):%Y-%m-%d}) \d\d:\d\d UTC", shown)
+    assert "interrupted while waiting for capacity; nothing is running" in err
+    assert "shows which" not in err
     assert remains().nothing
 
 

@@ -94,6 +94,30 @@ def test_jump_host_that_does_not_speak_ssh_is_no_traceback(cli: Any, tmp_path: P
     assert f"jump host a@127.0.0.1 port {port}: " in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "config"),
+    [
+        ("u@bastion..example.com", ""),
+        (f"u@{'a' * 70}.example.com", ""),
+        ("bastion", "Host bastion\n HostName bad..name\n User u\n"),
+        ("bastion", f"Host bastion\n HostName {'b' * 300}\n User u\n"),
+    ],
+)
+def test_jump_host_whose_name_is_invalid_is_a_usage_error(
+    cli: Any, faults: Any, tmp_path: Path, given: str, config: str
+) -> None:
+    """RFC 1035, section 2.3.4: a label has 1 to 63 characters."""
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(config)
+    cli.env.update(HOME=str(tmp_path))
+    for words in (("up", "-n", "1", "--ssh-from", "10.0.0.1/32"), ("up", "-n", "1")):
+        refused = cli(*words, "--proxy-jump", given)
+        assert refused.returncode == 2, refused.stderr
+        assert "is not a host name" in refused.stderr
+        assert ("~/.ssh/config" if config else "proxy_jump") in refused.stderr
+    assert faults.count("ImportKeyPair") == 0
+
+
 @pytest.fixture
 def jump(cli: Any, tmp_path: Path) -> Iterator[JumpServer]:
     """A jump host outside the account, and a user who knows it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -44,6 +45,29 @@ def test_ssh_server_answers_without_route_and_rule(lab_laptop: LabLaptop) -> Non
 def test_process_node_answers(laptop: Laptop) -> None:
     (node,) = laptop.launch()
     assert session(laptop.sim, node["InstanceId"], b"SSH-2.0-test\r\n").stdout.startswith(b"SSH-2.0-")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"), [(signal.SIGHUP, 0, b""), (signal.SIGINT, 130, b"interrupted")]
+)
+def test_end_by_ssh_is_no_interrupt(
+    laptop: Laptop, number: signal.Signals, code: int, message: bytes
+) -> None:
+    """ssh sends SIGHUP to its proxy command when the connection has ended (OpenSSH, sshconnect.c: ssh_kill_proxy_command)."""
+    (node,) = laptop.launch()
+    environment = {**os.environ, "CLOUDDDP_HOME": str(laptop.sim.home)}
+    argv = [sys.executable, "-m", "cloudddp", "sim", "session", "--target", node["InstanceId"]]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+        preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in (signal.SIGHUP, signal.SIGINT)],
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.read(4) == b"SSH-"
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert message in err
+    assert (err == b"") is (message == b"")
 
 
 @pytest.mark.parametrize("target", ["i-0123456789abcdef0", "anything"])

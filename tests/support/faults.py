@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import re
 import threading
 import urllib.error
@@ -30,15 +31,23 @@ class FaultyEndpoint:
         self.upstream = upstream
         self.calls: list[str] = []
         self.date = ""  # the time of every answer; '' for the current time
-        self._errors: dict[str, deque[tuple[int, str]]] = {}
+        self._errors: dict[str, deque[tuple[int, str, str]]] = {}
         self._rewrites: dict[str, Rewrite] = {}
         self._gates: dict[str, tuple[threading.Event, threading.Event]] = {}
         self._lost: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def fail(self, action: str, code: str, *, times: int = 1, status: int = 400) -> None:
+    def fail(
+        self,
+        action: str,
+        code: str,
+        *,
+        times: int = 1,
+        status: int = 400,
+        message: str = "injected by the test",
+    ) -> None:
         """Answer the next `times` calls with an error; they have no effect."""
-        self._errors.setdefault(action, deque()).extend([(status, code)] * times)
+        self._errors.setdefault(action, deque()).extend([(status, code, message)] * times)
 
     def clear(self) -> None:
         """Remove every planned failure."""
@@ -96,10 +105,9 @@ class FaultyEndpoint:
             planned = self._errors.get(action)
             error = planned.popleft() if planned else None
         if error:
-            status, code = error
-            self._answer(
-                handler, status, ERROR.format(code=code, message="injected by the test").encode(), "text/xml"
-            )
+            status, code, message = error
+            body = ERROR.format(code=code, message=message).encode()
+            self._answer(handler, status, body, "text/xml")
             return
         status, answer, kind = self._forward(handler, body)
         if self._lost.get(action, 0) > 0:
@@ -144,6 +152,34 @@ class FaultyEndpoint:
             handler.wfile.write(body)
         except OSError:
             pass  # the test has killed the client
+
+
+def dropping(name: str) -> Rewrite:
+    """Return a rewrite that removes an XML element, or a member of a JSON object, wherever it is."""
+    xml = re.compile(rf"<{name}>.*?</{name}>|<{name} */>".encode(), re.S)
+
+    def change(body: bytes) -> bytes:
+        if not body.startswith(b"{"):
+            return xml.sub(b"", body)
+        return json.dumps(
+            json.loads(body, object_hook=lambda found: {k: v for k, v in found.items() if k != name})
+        ).encode()
+
+    return change
+
+
+def with_value(name: str, value: str) -> Rewrite:
+    """Return a rewrite that replaces the text of an XML element, or of a member of a JSON object, wherever it is."""
+    xml = re.compile(rf"(<{name}>)[^<]*(</{name}>)".encode())
+
+    def change(body: bytes) -> bytes:
+        if not body.startswith(b"{"):
+            return xml.sub(lambda found: found[1] + value.encode() + found[2], body)
+        return json.dumps(
+            json.loads(body, object_hook=lambda found: found | {k: value for k in found if k == name})
+        ).encode()
+
+    return change
 
 
 def without_element(name: str) -> Rewrite:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import shutil
 import subprocess
 import time
@@ -218,6 +219,31 @@ def test_user_configuration_names_the_jump_host(home: Path) -> None:
     assert (found.host, found.port, found.user, found.keys) == ("198.51.100.7", 2200, "ops", (str(key),))
     given = jump_host("me@bastion:22")
     assert (given.port, given.user, given.known_as) == (22, "me", "198.51.100.7")
+
+
+def test_user_without_an_account_is_named_by_the_configuration(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container whose uid has no entry in passwd, and no USER."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_entry(_: object) -> None:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    with pytest.raises(UsageError) as caught:
+        jump_host("bastion")
+    assert "cannot find the user name" in caught.value.message
+    assert "USER@HOST" in render(caught.value.hint)
+    assert jump_host("ops@bastion").user == "ops"
+    (home / ".ssh").mkdir()
+    (home / ".ssh" / "config").write_text("Host *\n User joe\n IdentityFile ~/.ssh/%r\n")
+    assert jump_host("bastion").user == "joe"
+    (home / ".ssh" / "config").write_text("Host *\n Port 2200\n")
+    assert (jump_host("ops@bastion").user, jump_host("ops@bastion").port) == ("ops", 2200)
+    with pytest.raises(UsageError):
+        jump_host("bastion")
 
 
 @pytest.mark.parametrize(

@@ -107,10 +107,25 @@ def test_command_that_exits_at_once_is_explained(
     assert bool(error.patience) is retry
 
 
-def test_silent_command_times_out(ssh_site: Site) -> None:
-    target = by(ssh_site, "sleep 100")
-    with pytest.raises(ConnectError):
-        Connection.open(target, connect_timeout=0.5)
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("sleep 1000", "the proxy command is silent"),
+        ("sh -c 'echo waiting for a tunnel >&2; sleep 1000'", "is silent: waiting for a tunnel"),
+        ("yes", "the proxy command does not speak SSH: it sent 'y'"),
+        ("sh -c 'echo; echo; sleep 1000'", "the proxy command does not speak SSH: it sent"),
+    ],
+)
+def test_command_without_ssh_is_described_as_such(ssh_site: Site, command: str, message: str) -> None:
+    """Not as ended by the signal that cloudddp has sent it."""
+    with pytest.raises(ConnectError) as caught:
+        Connection.open(by(ssh_site, command), connect_timeout=0.5)
+    error = caught.value
+    assert message in error.message
+    assert "signal" not in error.message
+    assert f"does the proxy command connect? {command}" in render(error.hint)
+    assert error.patience > 0
+    assert error.silent is ("silent" in message)
 
 
 def test_tokens_are_those_of_ssh() -> None:

@@ -5,6 +5,7 @@ Nodes, faults and conditions are defined by the simulator.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cloudddp import local_state
+from cloudddp import local_state, signals
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cli.session import named_cluster
@@ -90,7 +91,9 @@ def exec_(_: Console, __: GlobalOptions, *, command: Sequence[str]) -> None:
 
 
 def session(_: Console, __: GlobalOptions, *, target: str, port: int) -> None:
-    control.relay(_running(), target, port)
+    # ssh ends its proxy command with SIGHUP when it is done: that is no interrupt.
+    with contextlib.suppress(signals.HungUp):
+        control.relay(_running(), target, port)
 
 
 def fault(console: Console, options: GlobalOptions, *, kind: str, nodes: tuple[str, ...]) -> None:

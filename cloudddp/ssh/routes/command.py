@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from cloudddp.ssh.connection import Target
 
 _KEPT = 4096  # bytes of what the program writes to stderr
+_STARTS = (
+    4096  # bytes of what it sends first, in which SSH's identification is looked for (RFC 4253, section 4.2)
+)
 _SLICE = 0.1  # seconds of one wait, after which a closed stream is noticed
 _END_SECONDS = 3.0  # for the program to end after SIGTERM
 _EXIT_SECONDS = 2.0  # for the program to exit after it has closed its output
@@ -50,9 +53,11 @@ class ProxyCommand:
         return stream
 
     def explain(self, target: Target, stream: Stream | None) -> ConnectError | None:
-        code = stream.exit_code() if stream is not None else None
-        if stream is None or code is None:
+        if stream is None:
             return None
+        code = stream.exit_code()
+        if code is None:
+            return self._without_ssh(target, stream)
         said = stream.said()
         how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
         permanent = code in _PERMANENT or any(word in said for word in _DENIED)
@@ -60,6 +65,20 @@ class ProxyCommand:
             f"{target.label}: the proxy command {how}" + (f": {said}" if said else ""),
             hint=f"it was: {one_line(self._command, 300)}",
             patience=0.0 if permanent else inf,
+        )
+
+    def _without_ssh(self, target: Target, stream: ProcessStream) -> ConnectError | None:
+        """Return the error for a command that has not ended by itself and has sent nothing, or something else than SSH."""
+        if stream.speaks_ssh:
+            return None
+        sent = stream.sent()
+        said = stream.said() if stream.signalled else ""
+        return ConnectError(
+            f"{target.label}: the proxy command {f'does not speak SSH: it sent {sent}' if sent else 'is silent'}"
+            + (f": {said}" if said else ""),
+            hint=self.silent_hint,
+            patience=inf,
+            silent=not sent,
         )
 
     def openssh_options(self, _target: Target) -> list[str]:
@@ -90,7 +109,8 @@ class ProcessStream:
         self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._input, False)
         self._timeout: float | None = None
-        self._closed = self._ended = False
+        self._closed = self._ended = self.signalled = False
+        self._start = b""  # of what it has sent
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._errors = bytearray()
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -109,6 +129,7 @@ class ProcessStream:
                 if _ready(self._output, select.POLLIN, deadline):
                     data = os.read(self._output, size)
                     self._ended = self._ended or not data
+                    self._start += data[: _STARTS - len(self._start)]
                     return data
             if time.monotonic() >= deadline:
                 raise TimeoutError
@@ -151,15 +172,30 @@ class ProcessStream:
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal to the program and what it has started."""
         if self._process.poll() is None:
+            self.signalled = True
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, number)
 
     def exit_code(self) -> int | None:
-        """Return the program's exit code if it has ended by itself."""
+        """Return the program's exit code if it has ended by itself.
+
+        paramiko closes the stream of a program that is silent or does not speak SSH, and `close` ends the program.
+        """
         try:
-            return self._process.wait(_EXIT_SECONDS if self._ended else _SLICE)
+            code = self._process.wait(_EXIT_SECONDS if self._ended else _SLICE)
         except subprocess.TimeoutExpired:
             return None
+        return None if self.signalled else code
+
+    @property
+    def speaks_ssh(self) -> bool:
+        """Whether it has sent SSH's identification."""
+        return b"SSH-" in self._start
+
+    def sent(self) -> str:
+        """Return the beginning of what it has sent, quoted, or ''."""
+        text = self._start.decode(errors="replace")
+        return repr(one_line((text.strip() or text).splitlines()[0], 60)) if text else ""
 
     def said(self) -> str:
         """Return the last line that the program has written to stderr, safe to print."""

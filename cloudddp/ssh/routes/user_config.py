@@ -9,10 +9,13 @@ import pwd
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudddp.errors import UsageError
 from cloudddp.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _GIVEN = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:\[\]]+)(?::(?P<port>\d+))?")
 _MATCH_EXEC = re.compile(r"^\s*match\b.*\bexec\b", re.IGNORECASE | re.MULTILINE)
@@ -64,13 +67,62 @@ def jump_host(given: str) -> JumpHost:
                 hint=f'let ssh do it: proxy_command = "ssh -W %a:%p {one_line(given)}" instead of proxy_jump',
             )
     keys = found.get("identityfile", [])
+    name = str(found.get("hostname") or host)
+    if not _is_host_name(name):
+        where = (
+            f"HostName of {one_line(host, 100)} in ~/.ssh/config" if name != host else "cluster.proxy_jump"
+        )
+        raise UsageError(
+            f"{where}: {one_line(name, 100)!r} is not a host name",
+            hint="give a DNS name, whose parts have 1 to 63 characters each, or an address",
+        )
     return JumpHost(
         given=given,
-        host=str(found.get("hostname") or host),
+        host=name,
         port=port or _port(found.get("port")),
-        user=user or str(found.get("user") or getpass.getuser()),
+        user=user or str(found.get("user") or "") or _require_local_user(host),
         keys=tuple(str(key) for key in keys if Path(key).expanduser().is_file()),
     )
+
+
+def _is_host_name(name: str) -> bool:
+    """Return whether the name can be looked up: Python encodes it as IDNA for that."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return one_line(name) == name
+
+
+def _local_user() -> str | None:
+    """Return this user's name; None without an entry in the user database, as in many containers, and without USER."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        return None
+
+
+def _require_local_user(host: str) -> str:
+    if (found := _local_user()) is None:
+        raise UsageError(
+            f"cannot find the user name to log in to jump host {one_line(host, 100)} with: this process's user id has no "
+            "name",
+            hint="give it: --proxy-jump USER@HOST, `User` in ~/.ssh/config, or the variable USER",
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _user_name_for_paramiko() -> Iterator[None]:
+    """Let paramiko, which looks the local user up also where nothing refers to it, find the user id as name."""
+    if _local_user() is not None:
+        yield
+        return
+    os.environ["LOGNAME"] = str(os.getuid())
+    try:
+        yield
+    finally:
+        del os.environ["LOGNAME"]
 
 
 def openssh_files() -> list[str]:
@@ -109,7 +161,8 @@ def _lookup(host: str) -> dict[str, Any]:
         text = path.read_text(errors="replace")
         if _MATCH_EXEC.search(text):  # paramiko would run the commands, with this process's stdin
             raise ValueError("it has `Match exec`, which cloudddp does not run")
-        return dict(paramiko.SSHConfig.from_text(text).lookup(host))
+        with _user_name_for_paramiko():
+            return dict(paramiko.SSHConfig.from_text(text).lookup(host))
     except (OSError, ValueError, ImportError, paramiko.SSHException, paramiko.ConfigParseError) as error:
         raise UsageError(
             f"cannot read {path}, which may have settings for the jump host {host}: {one_line(str(error), 200)}",
