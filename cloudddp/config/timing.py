@@ -35,6 +35,8 @@ class Timing:
         30.0  # beyond its grace, for all nodes to confirm a stop before the job's end is reported
     )
     reconnect: float = 1.0  # before each attempt to reconnect to a node
+    bars: float = 5.0  # between two states of a line that a progress bar overwrites
+    no_output: float = 60.0  # without output of any rank, until that is reported, and again after as long
     fail_grace: float = 5.0  # between SIGTERM and SIGKILL for the other ranks of a failed job, at most
 
     # SSH (ssh/).

@@ -256,6 +256,7 @@ def _start(
             ranks=plan.ranks,
             max_restarts=config.job.max_restarts,
             stop_grace=config.job.stop_grace,
+            log_mb=config.job.log_mb,
         )
         for plan in plans
     }

@@ -15,6 +15,8 @@ from cloudddp.agent.protocol.codec import (
 )
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
 
+LOG_MB, MIN_LOG_MB, MAX_LOG_MB = 1024, 1, 1 << 20  # MiB of one rank's log
+
 
 @dataclass(frozen=True)
 class Process:
@@ -99,6 +101,7 @@ class StartRequest:
     ranks: int
     max_restarts: int
     stop_grace: float  # seconds
+    log_mb: int = LOG_MB  # MiB of each rank's log that are kept
 
     STEP = "start"
     REPLY = StartReply
@@ -112,3 +115,4 @@ class StartRequest:
         check_range("ranks", self.ranks, 0, MAX_RANKS)
         check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
         check_range("stop_grace", self.stop_grace, 0, MAX_GRACE)
+        check_range("log_mb", self.log_mb, MIN_LOG_MB, MAX_LOG_MB)

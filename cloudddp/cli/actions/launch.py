@@ -10,7 +10,7 @@ from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import deadlines, rehearsal
-from cloudddp.cli.actions.follow import JobStopped, foreground, report_end
+from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
 from cloudddp.cli.actions.results import report_new
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
@@ -50,6 +50,12 @@ def launch(
         if stopped.cancel_again:
             hint = (Command("cancel", job_id), ", and again if necessary")
         raise Interrupted(f"{stopped.outcome}; the cluster is still up", hint=hint) from None
+    except Detached:
+        console.log(
+            f"job {job_id} keeps running: ", Command("logs", "-f", job_id), " follows it, ",
+            Command("cancel", job_id), " ends it",
+        )  # fmt: skip
+        return 0
     if finished is None:
         return 0
     if finished.lost:

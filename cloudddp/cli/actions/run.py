@@ -16,7 +16,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.down import take_down
-from cloudddp.cli.actions.follow import JobStopped, foreground, report_end
+from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
 from cloudddp.cli.actions.launch import checked_script, start_job, stopped_if_interrupted, variable_flags
 from cloudddp.cli.actions.results import Left, collect
 from cloudddp.cli.actions.up import bring_up
@@ -56,6 +56,7 @@ class _Ending:
     cluster: Cluster | None = None  # None until `run` has to remove it
     started: bool = False  # the job may have written files
     finished: JobResult | None = None
+    detached: str = ""  # the job that the user has left running
     left: Left | None = None  # None until the nodes have been checked
 
     def take(self, cluster: Cluster) -> None:
@@ -148,6 +149,9 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
                 start_job(session, runner, cluster, script, job_id)
                 ending.finished, seconds = foreground(session, runner, cluster, job_id)
             report_end(session, cluster, ending.finished, seconds)
+        except Detached as left:
+            ending.detached = left.job_id
+            raise
         finally:
             _collect(session, runner, cluster, job_id, ending)
     return ending.finished
@@ -155,7 +159,7 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
 
 def _collect(session: Session, runner: Runner, cluster: Cluster, job_id: str, ending: _Ending) -> None:
     """Pull results before the nodes are terminated. A job that may still run is ended first."""
-    if ending.unknown:
+    if ending.unknown or ending.detached:
         return
     with signals.protected(lambda: session.console.log("checking the nodes for results first")):
         if ending.finished is None:
@@ -172,7 +176,9 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
     console = session.console
     with signals.protected(lambda: console.log(teardown.STILL_REMOVING)):
         try:
-            if ending.unknown:
+            if ending.detached:
+                _leave_job(cluster, ending.detached)
+            elif ending.unknown:
                 if _still_live(session.aws(finishing=True), cluster):
                     _leave_running(cluster)
             elif ending.held.lines:
@@ -210,6 +216,15 @@ def _leave_running(cluster: Cluster) -> NoReturn:
             Command("pull"), ", ", Command("down"),
         ),
     )  # fmt: skip
+
+
+def _leave_job(cluster: Cluster, job_id: str) -> NoReturn:
+    """Raise Leftovers: the user has detached from the job, which needs the nodes."""
+    raise Leftovers(
+        f"job {job_id} keeps running; the cluster stays up at "
+        f"{_price(cluster)} until its deadline, {_deadline(cluster)}",
+        hint=(Command("logs", "-f", job_id), ", ", Command("pull"), ", ", Command("down")),
+    )
 
 
 def _keep(session: Session, cluster: Cluster, left: Left, *, discard: bool) -> None:

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from agent import store
+from agent import rank_log, store
 from cloudddp.agent.protocol import STATUS_VARIABLE
 from cloudddp.agent.protocol.jobs import RankRecord
 
@@ -35,25 +35,30 @@ def main(job: str, *argv: str) -> int:
     def die_with_parent() -> None:
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # the rank is killed with its wrapper
 
-    with open(folder / "ranks" / f"{number}.log", "ab") as log:
-        try:
-            child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent,
-                start_new_session=True, env={**os.environ, **reports},
-            )  # fmt: skip
-        except OSError as error:
-            log.write(f"cannot start {argv[0]}: {error.strerror}\n".encode())
-            store.write(path, replace(record, ended=time.time(), exit_code=NOT_STARTED))
-            return NOT_STARTED
+    log_path = folder / "ranks" / f"{number}.log"
+    log = open(log_path, "ab")  # noqa: SIM115  as long as this process
+    keeper = rank_log.Keeper(log, log_path, rank_log.limit_of(folder))
+    try:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent,
+            start_new_session=True, env={**os.environ, **reports},
+        )  # fmt: skip
+    except OSError as error:
+        log.write(f"cannot start {argv[0]}: {error.strerror}\n".encode())
+        log.close()
+        store.write(path, replace(record, ended=time.time(), exit_code=NOT_STARTED))
+        return NOT_STARTED
     record = replace(record, pid=child.pid)
     _forward_signals(child)
     store.write(path, record)
+    keeper.start(FORWARDED)
     code = child.wait()
     killed_by = -code if code < 0 else None
     store.write(
         path,
         replace(record, ended=time.time(), exit_code=128 - code if code < 0 else code, signal=killed_by),
     )
+    keeper.finish()
     if killed_by is not None:
         _exit_by_signal(killed_by)
     return code
