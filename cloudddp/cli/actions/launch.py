@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from cloudddp.cli.actions.results import report_new
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
+from cloudddp.config import env_file
 from cloudddp.config.options import Flag, GlobalOptions
-from cloudddp.errors import Command, Interrupted, Text, UsageError
+from cloudddp.errors import Command, Interrupted, Text
 from cloudddp.job import cancel
 from cloudddp.job import launch as starting
 from cloudddp.job.follow.verdict import JobResult
@@ -33,10 +35,11 @@ def launch(
     dry_run: bool,
     module: bool,
     variables: Sequence[str],
+    env_files: Sequence[str],
     script: str,
     args: Sequence[str],
 ) -> int:
-    flags = [*flags, *variable_flags(variables)]
+    flags = [*flags, *env_file.flags(variables, env_files, os.environ)]
     session = sessions.start(console, options, flags=flags, anyone=anyone, dry_run=dry_run)
     wanted = checked_script(session, Script(script, tuple(args), module))
     if dry_run:
@@ -84,17 +87,6 @@ def _launch(session: Session, script: Script, job_id: str, *, detach: bool) -> J
         if not finished.lost:
             report_new(console, runner, session.settings, job_id)
     return finished
-
-
-def variable_flags(variables: Sequence[str]) -> list[Flag]:
-    """Return `--env K=V` options as settings. Raises UsageError for one without '='."""
-    flags = []
-    for variable in variables:
-        name, equals, value = variable.partition("=")
-        if not equals:
-            raise UsageError(f"--env {variable!r} has no '='", hint="for example --env NCCL_DEBUG=INFO")
-        flags.append(Flag("--env", "job", "env", {name: value}))
-    return flags
 
 
 def checked_script(session: Session, script: Script, *, fresh: bool = False) -> Script:

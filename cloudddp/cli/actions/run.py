@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
-from cloudddp.cli.actions.launch import checked_script, start_job, stopped_if_interrupted, variable_flags
+from cloudddp.cli.actions.launch import checked_script, start_job, stopped_if_interrupted
 from cloudddp.cli.actions.results import Left, collect
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
@@ -28,6 +29,7 @@ from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import inspect, teardown
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
+from cloudddp.config import env_file
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import (
     CloudDDPError,
@@ -82,10 +84,12 @@ def run(
     discard: bool,
     module: bool,
     variables: Sequence[str],
+    env_files: Sequence[str],
     script: str,
     args: Sequence[str],
 ) -> int:
-    session = sessions.start(console, options, flags=[*flags, *variable_flags(variables)])
+    flags = [*flags, *env_file.flags(variables, env_files, os.environ)]
+    session = sessions.start(console, options, flags=flags)
     wanted = checked_script(session, Script(script, tuple(args), module), fresh=True)
     pull.check_target(
         session.root / project_files.RESULTS, hint="make it a folder that you can write to, or remove it"
