@@ -1,7 +1,7 @@
 """Measure cloudddp and its example trainer, compared with other programs where they are given.
 
     python -m bench                                              every benchmark, ours only
-    python -m bench models                                       one of them: help status models up sync window lab routes launch faults training trainer
+    python -m bench models                                       one of them: help status models up sync window logs lab routes launch faults training trainer
     python -m bench help status --peers VENV                     compared with torchx and flintrock
     python -m bench trainer --peers EXAMPLES                     compared with pytorch/examples
 
@@ -230,6 +230,29 @@ def bench_window(_: Peers) -> None:
         line(f"  window of {size >> 20} MiB", statistics.median(row), min(row), max(row), "MB/s")
 
 
+def bench_logs(_: Peers) -> None:
+    """Lines per second that a rank can write, into a plain file and under the agent's wrapper; and of `launch`."""
+    from bench import logs
+
+    print(f"logs: one rank, lines of 28 bytes, {logs.RUNS} runs in turns")
+    for name, (code, lines) in logs.CODES.items():
+        for how, row in logs.rates(code, lines).items():
+            thousands = [rate / 1e3 for rate in row]
+            low, high = min(thousands), max(thousands)
+            line(f"  {name}, {how}", statistics.median(thousands), low, high, "k")
+    with simulator() as (_found, env), tempfile.TemporaryDirectory() as folder:
+        own = {**env, "CLOUDDDP_YES": "1", "CLOUDDDP_RENDEZVOUS": "direct", "CLOUDDDP_NPROC_PER_NODE": "1"}
+        subprocess.run([script("cloudddp"), "up", "-n", "1"], env=own, check=True, capture_output=True)
+        code, lines = logs.CODES["a line per write"]
+        (Path(folder) / "lines.py").write_text(code)
+        started = time.perf_counter()
+        command = [script("cloudddp"), "launch", "-e", "BENCH_RESULT=/dev/null", "lines.py"]
+        done = subprocess.run(command, env=own, cwd=folder, check=True, capture_output=True)
+        seconds = time.perf_counter() - started
+        count = done.stdout.count(b"\n")
+        print(f"  launch: {count} of {lines} lines printed in {seconds:.1f} s, from the command to its end")
+
+
 def bench_lab(_: Peers) -> None:
     """Namespace nodes: from RunInstances until SSH responds on all, and from TerminateInstances until all are gone."""
     from bench import lab
@@ -345,6 +368,7 @@ BENCHES: dict[str, Callable[[Peers], None]] = {
     "up": bench_up,
     "sync": bench_sync,
     "window": bench_window,
+    "logs": bench_logs,
     "lab": bench_lab,
     "routes": bench_routes,
     "launch": bench_launch,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import (
+    DROPPED,
     END,
     HEARTBEAT,
     LOG,
@@ -16,6 +17,7 @@ from cloudddp.agent.protocol.frames import (
     Frame,
     Heartbeat,
     Log,
+    parse_dropped,
     parse_log_header,
 )
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
@@ -48,6 +50,10 @@ class FrameDecoder:
         """Return the frame that begins with `line`, None while it is incomplete, and its end in the buffer."""
         if line.startswith(LOG):
             return self._log(line, start)
+        if line.startswith(DROPPED):
+            dropped = parse_dropped(line)
+            self._count(dropped.rank)
+            return dropped, start
         if line.startswith(STATE):
             return decode(line[len(STATE) :], JobState, limit=MAX_STATE), start
         if line == HEARTBEAT:
@@ -58,10 +64,13 @@ class FrameDecoder:
 
     def _log(self, line: bytes, start: int) -> tuple[Frame | None, int]:
         rank, offset, length = parse_log_header(line)
-        self._ranks.add(rank)
-        if len(self._ranks) > MAX_RANKS + 1:
-            raise ProtocolError(f"it has logs of more than {MAX_RANKS} ranks")
+        self._count(rank)
         end = start + length
         if end > len(self._buffer):
             return None, end
         return Log(rank, offset, bytes(self._buffer[start:end])), end
+
+    def _count(self, rank: int) -> None:
+        self._ranks.add(rank)
+        if len(self._ranks) > MAX_RANKS + 1:
+            raise ProtocolError(f"it has logs of more than {MAX_RANKS} ranks")

@@ -112,6 +112,10 @@ class _Interface(Record, frozen=True):
     attachment: _Attachment = _Attachment()
 
 
+class _Group(Record, frozen=True):
+    group_id: Id
+
+
 class _Instance(Tagged, frozen=True):
     """Its id and its state are required: `down` decides by them. Text that is only shown may have any length."""
 
@@ -128,6 +132,7 @@ class _Instance(Tagged, frozen=True):
     client_token: str = ""
     launch_time: datetime | None = None
     network_interfaces: tuple[_Interface, ...] = ()
+    security_groups: tuple[_Group, ...] = ()
 
 
 class _Reservation(Record, frozen=True):
@@ -170,7 +175,7 @@ def _instance(item: _Instance, reservation: _Reservation) -> Instance:
         ended=_end_time(transition) if state in GOING else None,
         tags=decode(item.tags),
         interface=_primary_interface(item),
-        groups=tuple(_text(one.get("GroupId")) for one in item.get("SecurityGroups") or []),
+        groups=tuple(one.group_id for one in item.security_groups),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -93,6 +94,16 @@ class Console:
     def confirm(self, question: str, *, default: bool | None = False) -> bool:
         """Ask on the terminal. Raises click.Abort at the end of the input."""
         return click.confirm(question, default=default, err=True)
+
+    def choose(self, question: str, letters: Sequence[str]) -> str:
+        """Ask on the terminal for one of these letters, or a word that begins with it; the first one is the default.
+        Raises click.Abort at the end of the input."""
+        shown = "/".join([letters[0].upper(), *letters[1:]])
+        while True:
+            answer = click.prompt(f"{question} [{shown}]", default="", show_default=False, err=True)
+            letter = answer.strip()[:1].lower() or letters[0]
+            if letter in letters:
+                return letter
 
     def must_confirm(self, question: str, *, yes: bool) -> None:
         """Ask, except with -y, or with --sim, where nothing costs money.

@@ -8,6 +8,7 @@ marks it as meant for the script.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -129,7 +130,8 @@ def _option_in(word: str, options: dict[str, click.Option]) -> str:
 
 
 def _options_again(ctx: click.Context, command: click.Command, before: Sequence[str]) -> list[str]:
-    """Return the verb's options as they were given, without the global ones, which a hint has before the verb."""
+    """Return the verb's options as they were given, without the values of variables, which may be secret, and without
+    the global options, which a hint has before the verb."""
     values, _, order = command.make_parser(ctx).parse_args(list(before))
     words: list[str] = []
     for parameter in order:
@@ -138,7 +140,10 @@ def _options_again(ctx: click.Context, command: click.Command, before: Sequence[
         words.append(parameter.opts[0])
         if not parameter.is_flag:
             value = values[parameter.name]
-            words.append(str(value.pop(0) if isinstance(value, list) else value))
+            word = str(value.pop(0) if isinstance(value, list) else value)
+            words.append(
+                re.sub("=.*", "=****", word, flags=re.DOTALL) if parameter.name == "variables" else word
+            )
     return words
 
 

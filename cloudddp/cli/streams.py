@@ -50,6 +50,14 @@ def flush() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def write_raw(line: str) -> None:
+    """Write a line to stdout without the guard: the terminal interprets its escapes, as the user has asked for."""
+    sys.stdout.flush()
+    stream = _guarded.get("stdout", sys.stdout)
+    stream.buffer.write((line + "\n").encode(stream.encoding, "replace"))
+    stream.buffer.flush()
+
+
 def terminal() -> TextIO:
     """Return stderr without the guard, for code that moves the cursor and escapes its text itself."""
     return _guarded.get("stderr", sys.stderr)

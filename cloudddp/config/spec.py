@@ -368,6 +368,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             le=600,
         ),
     ] = 15.0
+    log_mb: Annotated[
+        int,
+        _limited(
+            "MiB of each rank's log that its node keeps: the beginning and the end. The middle of a longer log is dropped.",
+            ge=1,
+            le=1 << 20,
+        ),
+    ] = 1024
     outputs: Annotated[
         tuple[Relative, ...],
         _limited(

@@ -30,6 +30,8 @@ class Timing:
     )
     offline: float = 300.0  # of failed reconnects while no node answers: probably this computer is offline
     reconnect: float = 1.0  # before each attempt to reconnect to a node
+    bars: float = 5.0  # between two states of a line that a progress bar overwrites
+    no_output: float = 60.0  # without output of any rank, until that is reported, and again after as long
 
     join: float = 20.0  # for the agents of a job to connect to each other, before ranks start
 

@@ -81,6 +81,8 @@ def launch(
     _check_rank_counts(config, len(cluster.nodes))
     require_efa = config.cluster.require_efa or cluster.require_efa
     files = project_files.of_config(root, config)
+    if files.withheld:
+        progress(_withheld(files.withheld))
     probes = probe(
         runner,
         cluster,
@@ -107,6 +109,11 @@ def launch(
     except Exception:  # some nodes may have started
         _abort(runner, job_id, progress)
         raise
+
+
+def _withheld(names: Sequence[str]) -> str:
+    listed = ", ".join(one_line(name, 80) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"warning: not sent: {listed} (--env-file passes such variables; files that git tracks are sent)"
 
 
 def _check_rank_counts(config: Config, nodes: int) -> None:

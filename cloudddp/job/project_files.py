@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import stat
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,8 @@ NEVER_SENT = (
     ".DS_Store",
 )
 
+_SECRET = re.compile(r"\.env(?:\..*)?", re.DOTALL)
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -38,6 +41,7 @@ class Snapshot:
 
     root: Path
     manifest: Manifest
+    withheld: tuple[str, ...] = ()  # .env files and folders, which are not sent
 
     @property
     def size(self) -> int:
@@ -81,13 +85,49 @@ def snapshot(root: Path, *, exclude: Sequence[str] = (), keep_out: Sequence[str]
     excluded = _matcher((*NEVER_SENT, *exclude))
     outputs = [posixpath.normpath(out) for out in keep_out]  # "./runs/" is "runs"
     manifest: Manifest = {}
-    for name in sorted(_list(root)):
+    names, withheld = _without_secrets(root, _list(root))
+    for name in sorted(names):
         if excluded(name) or any(name == out or name.startswith(out + "/") for out in outputs):
             continue
         entry = _describe(root, name)
         if entry is not None:
             manifest[name] = entry
-    return Snapshot(root, manifest)
+    return Snapshot(root, manifest, tuple(one for one in withheld if not excluded(one)))
+
+
+def _without_secrets(root: Path, names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the names to send, and what is withheld: `.env` and `.env.*`, unless git tracks them.
+
+    They hold secrets by convention, and outside a repository no .gitignore names them.
+    """
+    kept: list[str] = []
+    secret: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split("/")
+        at = next((k for k, part in enumerate(parts) if _SECRET.fullmatch(part)), None)
+        if at is None:
+            kept.append(name)
+        else:
+            secret.setdefault("/".join(parts[: at + 1]), []).append(name)
+    withheld = []
+    for found, below in sorted(secret.items()):
+        tracked = _tracked(root, found)
+        kept += [name for name in below if name in tracked]
+        if not tracked.issuperset(below):
+            withheld.append(found)
+    return kept, withheld
+
+
+def _tracked(root: Path, name: str) -> frozenset[str]:
+    """Return the files at or below this path that git tracks; the path may be in a repository inside the project's."""
+    folder, _, last = name.rpartition("/")
+    listing = (
+        _git(root / folder, "ls-files", "-c", "-z", "--", last) if _in_repository(root / folder) else None
+    )
+    if listing is None or listing.returncode:
+        return frozenset()
+    prefix = f"{folder}/" if folder else ""
+    return frozenset(prefix + os.fsdecode(raw) for raw in listing.stdout.split(b"\0") if raw)
 
 
 def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:

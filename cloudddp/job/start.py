@@ -45,6 +45,7 @@ def start(
             ranks=plan.ranks,
             max_restarts=config.job.max_restarts,
             stop_grace=config.job.stop_grace,
+            log_mb=config.job.log_mb,
             gang=gang,
             retries=config.job.retries,
         )

@@ -97,6 +97,33 @@ def test_answering_no_repeats_no_line(cli: Any, terminal: Any) -> None:
         assert window.seen.count(f"tick {k}\r".encode()) == 1, k
 
 
+def test_detaching_leaves_the_job_running(cli: Any, terminal: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", SLEEPERS)
+    window = terminal("launch", "wait.py")
+    window.read_until(b"rank 0 began")
+    window.process.send_signal(signal.SIGINT)
+    window.read_until(b"detach, the job keeps running [Y/n/d]")
+    os.write(window.ours, b"what?\nd\n")
+    window.read_until(b"keeps running: ")
+    assert window.process.wait(TIMEOUT) == 0
+    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
+    assert still_running(cli, "wait.py")
+
+
+def test_detaching_from_run_keeps_the_cluster(cli: Any, terminal: Any) -> None:
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
+    cli.write("wait.py", SLEEPERS)
+    window = terminal("run", "-y", "-n", "1", "-t", "g5.xlarge", "wait.py")
+    window.read_until(b"rank 0 began")
+    window.process.send_signal(signal.SIGINT)
+    window.read_until(b"[Y/n/d]")
+    os.write(window.ours, b"detach\n")
+    window.read_until(b"the cluster stays up at")
+    assert window.process.wait(TIMEOUT) == 3
+    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
+
+
 @pytest.mark.parametrize("with_signal", [True, False])
 def test_closing_the_terminal_at_the_question_leaves_the_job_running(
     cli: Any, terminal: Any, with_signal: bool

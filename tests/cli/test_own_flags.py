@@ -75,7 +75,7 @@ def test_combined_short_flags_are_refused() -> None:
 
 def test_hint_repeats_options_before_the_script() -> None:
     error = refusal("run", "-n", "2", "--spot", "-eA=b c", "--sim", "t.py", "--max-cost", "5")
-    assert "cloudddp run -n 2 --spot --env 'A=b c' -- t.py --max-cost 5" in hint(error)
+    assert "cloudddp run -n 2 --spot --env 'A=****' -- t.py --max-cost 5" in hint(error)
 
 
 @pytest.mark.parametrize("value", ["-c", "--config", "-e"])

@@ -101,7 +101,7 @@ def test_missing_credentials_are_reported(cli: Any) -> None:
         (("up", "--disk-gb", "huge"), "disk_gb"),
         (("-c", "a;rm -rf /", "up"), "cluster.name"),
         (("launch", "nowhere.py"), "script not found: nowhere.py"),
-        (("launch", "--env", "1X=2", "ok.py"), "job.env"),
+        (("launch", "--env", "1X=2", "ok.py"), "'1X' is not the name of a variable"),
         (("launch", "--nproc-per-node", "0", "ok.py"), "nproc_per_node"),
         (("run", "nowhere.py"), "script not found: nowhere.py"),
     ],

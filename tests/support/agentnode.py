@@ -24,7 +24,7 @@ from cloudddp.agent.decode import decode
 from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import encode
-from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log
+from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobsRequest, JobState
 from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
 from cloudddp.agent.protocol.machine import MAX_MANIFEST, ProbeReply, ProbeRequest
@@ -159,6 +159,7 @@ class Node:
         grace: float = 20.0,
         processes: Sequence[Process] = (),
         ranks: int | None = None,
+        log_mb: int = 1024,
     ) -> int:
         """Start one rank per script, as `rendezvous = "direct"` does; return the supervisor's pid."""
         direct = [
@@ -176,6 +177,7 @@ class Node:
             ranks=len(started) if ranks is None else ranks,
             max_restarts=0,
             stop_grace=grace,
+            log_mb=log_mb,
         )
         return self.call(request).pid
 
@@ -183,9 +185,9 @@ class Node:
         return FollowRequest(**{"job": self.id(job), "wait": True, "heartbeat": 5.0, **changes})
 
     def follow(
-        self, job: str = "job-1", *, wait: bool = True, offsets: dict[int, int] | None = None
+        self, job: str = "job-1", *, wait: bool = True, offsets: dict[int, int] | None = None, **changes: Any
     ) -> Followed:
-        done = self.run(self.following(job, wait=wait, offsets=offsets or {}))
+        done = self.run(self.following(job, wait=wait, offsets=offsets or {}, **changes))
         if done.returncode:
             raise Refused(done)
         return Followed(done.stdout)
@@ -230,15 +232,23 @@ class Followed:
     def __init__(self, data: bytes) -> None:
         self.logs: dict[int, bytes] = {}
         self.starts: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        self.dropped: dict[int, list[Dropped]] = {}
         self.states: list[JobState] = []
         self.heartbeats = 0
         self.ended = False
         for frame in FrameDecoder().feed(data):
             assert not self.ended, "a frame after the end"
             if isinstance(frame, Log):
-                start = self.starts.setdefault(frame.rank, frame.offset)
-                assert frame.offset == start + len(self.logs.get(frame.rank, b"")), "a gap or a repetition"
+                self.starts.setdefault(frame.rank, frame.offset)
+                assert frame.offset == self.ends.get(frame.rank, frame.offset), "a gap or a repetition"
                 self.logs[frame.rank] = self.logs.get(frame.rank, b"") + frame.data
+                self.ends[frame.rank] = frame.end
+            elif isinstance(frame, Dropped):
+                self.starts.setdefault(frame.rank, frame.offset)
+                assert frame.offset == self.ends.get(frame.rank, frame.offset), "a gap or a repetition"
+                self.dropped.setdefault(frame.rank, []).append(frame)
+                self.ends[frame.rank] = frame.end
             elif isinstance(frame, JobState):
                 self.states.append(frame)
             elif isinstance(frame, Heartbeat):
@@ -253,4 +263,4 @@ class Followed:
 
     @property
     def offsets(self) -> dict[int, int]:
-        return {rank: self.starts[rank] + len(body) for rank, body in self.logs.items()}
+        return dict(self.ends)

@@ -17,12 +17,13 @@ from support.jobstates import job, rank
 from cloudddp.agent.client import step_of
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.codec import encode
-from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log, encode_frame
+from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
+from cloudddp.job.follow.selection import Selection
 from cloudddp.ssh.connection import Result
 from cloudddp.ssh.fleet import Outcome, each
 
@@ -217,6 +218,29 @@ def test_following_resumes_after_a_broken_connection() -> None:
     assert (result.status, sorted(nodes.reconnected)) == ("succeeded", [0, 1])
     for node in (0, 1):
         assert [text for at, _, text in lines if at == node] == ["one", "two", "three"]
+
+
+def test_broken_connection_does_not_select_the_last_lines_again() -> None:
+    """A log that appears after the first state is sent from its beginning, also over the next connection."""
+    asked: list[tuple[int | None, float | None, dict[int, int]]] = []
+
+    def follow(node: int, request: FollowRequest, write: Write) -> None:
+        asked.append((request.tail, request.since, request.offsets))
+        if len(asked) == 1:
+            write(encode_frame(Log(7, 100, b"")))
+            raise OSError("connection lost")
+        if len(asked) == 2:
+            write(encode_frame(Log(7, 100, b"")) + running(node) + encode_frame(Dropped(7, 100, 50)))
+            raise OSError("connection lost")
+        write(ended(node, 0))
+
+    selection = Selection(ranks=(7,), since=60.0, tail=5)
+    with_tail = JobFollower(
+        Nodes(follow, count=1), "j", [0], Policy(grace=0.1, timing=FAST),
+        on_line=lambda *_: None, selection=selection,
+    )  # fmt: skip
+    assert with_tail.run().exit_code == 0
+    assert asked == [(5, 60.0, {}), (5, 60.0, {7: 100}), (None, None, {7: 150})]
 
 
 def test_close_prevents_reconnects() -> None:

@@ -1,6 +1,7 @@
 r"""`follow`: the logs and states of a job as a stream of frames, on stdout.
 
 log RANK OFFSET LENGTH\n and LENGTH bytes of that rank's log
+dropped RANK OFFSET LENGTH\n  this part of a rank's log no longer exists: the log was longer than its limit
 state JSON\n             the job's state, when it has changed
 heartbeat\n              sent at an interval: without it the node is down, even if the job prints nothing
 end\n                    the last frame: the job has ended and all of its logs were sent
@@ -10,35 +11,56 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Optional, Union
 
 from cloudddp.agent.protocol import LAUNCHER_RANK
-from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_job_id, check_range, encode_utf8
-from cloudddp.agent.protocol.jobs import MAX_RANK, JobState
+from cloudddp.agent.protocol.codec import (
+    MAX_COUNT,
+    ProtocolError,
+    check_job_id,
+    check_length,
+    check_range,
+    encode_utf8,
+)
+from cloudddp.agent.protocol.jobs import MAX_RANK, MAX_RANKS, JobState
 
 MAX_STATE = 1 << 20  # bytes of one state: 256 ranks take 50 kB
 MAX_PIECE = 1 << 16  # bytes of log in one frame
 MAX_INTERVAL = 3600.0  # seconds
+MAX_AGE = 1e9  # seconds
+MAX_TAIL = 1 << 24  # lines
 
-LOG, STATE, HEARTBEAT, END = b"log ", b"state ", b"heartbeat", b"end"
-_LOG_HEADER = re.compile(rb"log (-?[0-9]{1,6}) ([0-9]{1,16}) ([0-9]{1,6})\Z")
+LOG, DROPPED, STATE, HEARTBEAT, END = b"log ", b"dropped ", b"state ", b"heartbeat", b"end"
+_HEADER = re.compile(rb"(?:log|dropped) (-?[0-9]{1,6}) ([0-9]{1,16}) ([0-9]{1,16})\Z")
 
 
 @dataclass(frozen=True)
 class FollowRequest:
     """`offsets` is where to continue each rank's log, in bytes; a rank that is not named starts at 0. With `wait` the
-    stream goes on until the job has ended, with a heartbeat every `heartbeat` seconds."""
+    stream goes on until the job has ended, with a heartbeat every `heartbeat` seconds.
+
+    `ranks`: send only their logs; all if empty. A log that exists and is not in `offsets` begins with what was written in
+    the last `since` seconds, and with its last `tail` lines; an empty piece reports where that is, before the first state.
+    """
 
     job: str
     wait: bool
     heartbeat: float
     offsets: dict[int, int] = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
+    since: Optional[float] = None
+    tail: Optional[int] = None
 
     STEP = "follow"
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)
         check_range("heartbeat", self.heartbeat, 0, MAX_INTERVAL)
+        check_range("since", self.since, 0, MAX_AGE)
+        check_range("tail", self.tail, 0, MAX_TAIL)
+        check_length("ranks", self.ranks, MAX_RANKS)
+        for rank in self.ranks:
+            check_range("a rank", rank, LAUNCHER_RANK, MAX_RANK)
         for rank, offset in self.offsets.items():
             check_range("a rank", rank, LAUNCHER_RANK, MAX_RANK)
             check_range("an offset", offset, 0, MAX_COUNT)
@@ -58,6 +80,19 @@ class Log:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """A part of one rank's log that no longer exists, because the log was longer than its limit."""
+
+    rank: int
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """The node and the connection work."""
 
@@ -67,12 +102,14 @@ class End:
     """The job has ended on this node (or `wait` was not requested), and every byte of its logs was sent."""
 
 
-Frame = Union[Log, JobState, Heartbeat, End]
+Frame = Union[Log, Dropped, JobState, Heartbeat, End]
 
 
 def encode_frame(frame: Frame) -> bytes:
     if isinstance(frame, Log):
         return b"log %d %d %d\n" % (frame.rank, frame.offset, len(frame.data)) + frame.data
+    if isinstance(frame, Dropped):
+        return b"dropped %d %d %d\n" % (frame.rank, frame.offset, frame.size)
     if isinstance(frame, JobState):
         return STATE + encode_utf8(frame) + b"\n"
     return (HEARTBEAT if isinstance(frame, Heartbeat) else END) + b"\n"
@@ -81,10 +118,19 @@ def encode_frame(frame: Frame) -> bytes:
 def parse_log_header(line: bytes) -> tuple[int, int, int]:
     """Return rank, offset and length of a log frame, from its first line without the line break. Raises
     ProtocolError."""
-    words = _LOG_HEADER.match(line)
+    return _parse(line, MAX_PIECE)
+
+
+def parse_dropped(line: bytes) -> Dropped:
+    """Return the frame of a line without its line break. Raises ProtocolError."""
+    return Dropped(*_parse(line, MAX_COUNT))
+
+
+def _parse(line: bytes, longest: int) -> tuple[int, int, int]:
+    words = _HEADER.match(line)
     if words is None:
         raise ProtocolError(f"a log frame has the header {line[:60]!r}")
     rank, offset, length = (int(word) for word in words.groups())
-    if not (LAUNCHER_RANK <= rank <= MAX_RANK and offset <= MAX_COUNT and length <= MAX_PIECE):
+    if not (LAUNCHER_RANK <= rank <= MAX_RANK and offset <= MAX_COUNT and length <= longest):
         raise ProtocolError(f"a log frame is out of range: {line.decode()}")
     return rank, offset, length

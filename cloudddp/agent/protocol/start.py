@@ -17,6 +17,8 @@ from cloudddp.agent.protocol.codec import (
 from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
 
+LOG_MB, MIN_LOG_MB, MAX_LOG_MB = 1024, 1, 1 << 20  # MiB of one rank's log
+
 
 @dataclass(frozen=True)
 class Process:
@@ -106,6 +108,7 @@ class StartRequest:
     stop_grace: float  # seconds
     gang: Gang
     retries: int = 0
+    log_mb: int = LOG_MB  # MiB of each rank's log that are kept
 
     STEP = "start"
     REPLY = StartReply
@@ -122,3 +125,4 @@ class StartRequest:
         check_range("retries", self.retries, 0, MAX_RESTARTS)
         if self.node not in [peer.node for peer in self.gang.peers]:
             raise ProtocolError("the gang lacks this node")
+        check_range("log_mb", self.log_mb, MIN_LOG_MB, MAX_LOG_MB)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn
+from typing import NoReturn, ParamSpec
 
 import click
 
@@ -15,18 +16,23 @@ from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.cli.actions import deadlines
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, duration, node_list
+from cloudddp.cli.progress import Progress
 from cloudddp.cli.session import Session
 from cloudddp.cluster import inspect
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import AWSError, Command
 from cloudddp.job import cancel
 from cloudddp.job.follow.decide import Policy
+from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.text import with_colours, without_colours
 
+P = ParamSpec("P")
+
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 LAUNCHER = -1
+STACKS_VERB = "stacks"  # the verb that shows the stacks of every rank
 
 
 class JobStopped(Exception):
@@ -39,28 +45,61 @@ class JobStopped(Exception):
         self.cancel_again = cancel_again
 
 
-def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> tuple[JobResult, float]:
-    """Show the job's logs until it ends; return how it ended, and after how many seconds. Raises JobStopped.
+class Detached(Exception):
+    """The user has left a job that keeps running."""
 
-    Ctrl-C asks once, and cancels the job on every node. Call it inside `launch.stopped_if_interrupted`.
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id} keeps running")
+        self.job_id = job_id
+
+
+class Answer(enum.Enum):
+    """What to do after Ctrl-C. The values are what the user types."""
+
+    CANCEL = "y"
+    WATCH = "n"
+    DETACH = "d"
+
+
+def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> tuple[JobResult, float]:
+    """Show the job's logs until it ends; return how it ended, and after how many seconds. Raises JobStopped
+    and Detached.
+
+    Ctrl-C asks on a terminal whether to cancel the job on every node, to leave it, or to keep watching; elsewhere it
+    cancels the job. Call it inside `launch.stopped_if_interrupted`.
     """
+    waiting = session.console.progress()
+    waiting(f"waiting for the first output of job {job_id}")
     follower = JobFollower(
         runner,
         job_id,
         cluster.nodes,
         Policy(),
-        on_line=line_printer(session.console),
-        on_quiet=quiet_reporter(session.console),
+        on_line=_after(waiting.stop, line_printer(session.console)),
+        on_quiet=_after(waiting.stop, quiet_reporter(session.console)),
+        on_silence=_after(waiting.stop, silence_reporter(session.console, job_id)),
+        bars=True,
         ended_instances=ended_nodes_query(session, cluster),
     )
     try:
-        return _followed(follower, session, runner, job_id)
+        return _followed(follower, session, runner, job_id, waiting)
     finally:
+        waiting.stop()
         follower.close()
 
 
+def _after(first: Callable[[], None], then: Callable[P, None]) -> Callable[P, None]:
+    """Return a function that calls both: a spinner must end before other output."""
+
+    def both(*args: P.args, **kwargs: P.kwargs) -> None:
+        first()
+        then(*args, **kwargs)
+
+    return both
+
+
 def _followed(
-    follower: JobFollower, session: Session, runner: Runner, job_id: str
+    follower: JobFollower, session: Session, runner: Runner, job_id: str, waiting: Progress
 ) -> tuple[JobResult, float]:
     console, grace = session.console, session.settings.job.stop_grace
     began = time.monotonic()
@@ -68,8 +107,14 @@ def _followed(
         try:
             return follower.run(), time.monotonic() - began
         except KeyboardInterrupt as interrupt:
-            if _wants_cancel(console, interrupt):
-                _cancel_now(console, runner, job_id, grace)
+            waiting.stop()
+            match _answer(console, interrupt):
+                case Answer.CANCEL:
+                    _cancel_now(console, runner, job_id, grace)
+                case Answer.DETACH:
+                    raise Detached(job_id) from None
+                case Answer.WATCH:
+                    console.log(f"still following job {job_id}")
         except Exception:
             console.log(
                 f"job {job_id} may still be running: ",
@@ -78,20 +123,25 @@ def _followed(
             raise
 
 
-def _wants_cancel(console: Console, interrupt: KeyboardInterrupt) -> bool:
+def _answer(console: Console, interrupt: KeyboardInterrupt) -> Answer:
     if isinstance(interrupt, signals.HungUp):
         raise interrupt  # the terminal is closed; the job continues
     if isinstance(interrupt, signals.Terminated) or not sys.stdin.isatty():
-        return True
+        return Answer.CANCEL
     signals.arm()  # a second Ctrl-C is an answer, too
     try:
-        return console.confirm("\nCancel the job on every node?", default=True)
+        return Answer(
+            console.choose(
+                "\nCancel the job on every node? y: cancel, n: keep watching, d: detach, the job keeps running",
+                [one.value for one in Answer],
+            )
+        )
     except KeyboardInterrupt:
-        return True
+        return Answer.CANCEL
     except click.Abort as abort:  # click raises it for every interrupt, and at the end of the input
         if isinstance(abort.__context__, signals.HungUp) or not sys.stdin.isatty():
             raise signals.HungUp from None  # the terminal was closed at the question
-        return True
+        return Answer.CANCEL
 
 
 def _cancel_now(console: Console, runner: Runner, job_id: str, grace: float) -> NoReturn:
@@ -108,19 +158,26 @@ def ended_nodes_query(session: Session, cluster: Cluster) -> Callable[[], Mappin
 
 
 def line_printer(
-    console: Console, only: frozenset[int] | None = None, *, launcher: bool = False
+    console: Console,
+    *,
+    launcher: bool = False,
+    shown: Callable[[str], str] | None = None,
+    write: Callable[[str], None] | None = None,
 ) -> Callable[[int, int, str], None]:
     """Return a function that prints a log line as `[rank 3 | node 1] text`; each rank has its colour on a terminal."""
-    shown = with_colours if sys.stdout.isatty() else without_colours
+    shown = shown or (with_colours if sys.stdout.isatty() else without_colours)
+    styled = write is None or sys.stdout.isatty()  # click removes colours elsewhere
+    write = write or console.print
 
     def show(node: int, rank: int, line: str) -> None:
         if rank == LAUNCHER:
             if launcher:
-                console.print(click.style(f"[launcher | node {node}]", dim=True) + f" {shown(line)}")
+                label = f"[launcher | node {node}]"
+                write(f"{click.style(label, dim=True) if styled else label} {shown(line)}")
             return
-        if only is None or rank in only:
-            label = click.style(f"[rank {rank} | node {node}]", fg=COLOURS[rank % len(COLOURS)])
-            console.print(f"{label} {shown(line)}")
+        label = f"[rank {rank} | node {node}]"
+        colour = COLOURS[rank % len(COLOURS)]
+        write(f"{click.style(label, fg=colour) if styled else label} {shown(line)}")
 
     return show
 
@@ -132,6 +189,26 @@ def quiet_reporter(console: Console) -> Callable[[int, bool], None]:
         )
 
     return report
+
+
+def silence_reporter(console: Console, job_id: str) -> Callable[[Silence], None]:
+    """Return a function that reports that no rank has written anything, with the verb that shows what each one does."""
+
+    def report(silent: Silence) -> None:
+        last = [] if silent.rank is None else [f"rank {silent.rank}"]
+        last += [silent.progress] if silent.progress else []
+        console.log(
+            f"no output from any rank for {_length(silent.seconds)}",
+            f"; last: {', '.join(last)}; " if last else " since the job was started; ",
+            Command(STACKS_VERB, job_id),
+            " shows where each rank is",
+        )
+
+    return report
+
+
+def _length(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def report_end(session: Session, cluster: Cluster, finished: JobResult, seconds: float) -> None:

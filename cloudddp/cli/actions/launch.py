@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,13 +11,14 @@ from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import deadlines, rehearsal
-from cloudddp.cli.actions.follow import JobStopped, foreground, report_end
+from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
 from cloudddp.cli.actions.results import report_new
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
+from cloudddp.config import env_file
 from cloudddp.config.options import Flag, GlobalOptions
-from cloudddp.errors import Command, Interrupted, Text, UsageError
+from cloudddp.errors import Command, Interrupted, Text
 from cloudddp.job import cancel
 from cloudddp.job import launch as starting
 from cloudddp.job.follow.verdict import JobResult
@@ -33,10 +35,11 @@ def launch(
     dry_run: bool,
     module: bool,
     variables: Sequence[str],
+    env_files: Sequence[str],
     script: str,
     args: Sequence[str],
 ) -> int:
-    flags = [*flags, *variable_flags(variables)]
+    flags = [*flags, *env_file.flags(variables, env_files, os.environ)]
     session = sessions.start(console, options, flags=flags, anyone=anyone, dry_run=dry_run)
     wanted = checked_script(session, Script(script, tuple(args), module))
     if dry_run:
@@ -50,6 +53,12 @@ def launch(
         if stopped.cancel_again:
             hint = (Command("cancel", job_id), ", and again if necessary")
         raise Interrupted(f"{stopped.outcome}; the cluster is still up", hint=hint) from None
+    except Detached:
+        console.log(
+            f"job {job_id} keeps running: ", Command("logs", "-f", job_id), " follows it, ",
+            Command("cancel", job_id), " ends it",
+        )  # fmt: skip
+        return 0
     if finished is None:
         return 0
     if finished.lost:
@@ -78,17 +87,6 @@ def _launch(session: Session, script: Script, job_id: str, *, detach: bool) -> J
         if not finished.lost:
             report_new(console, runner, session.settings, job_id)
     return finished
-
-
-def variable_flags(variables: Sequence[str]) -> list[Flag]:
-    """Return `--env K=V` options as settings. Raises UsageError for one without '='."""
-    flags = []
-    for variable in variables:
-        name, equals, value = variable.partition("=")
-        if not equals:
-            raise UsageError(f"--env {variable!r} has no '='", hint="for example --env NCCL_DEBUG=INFO")
-        flags.append(Flag("--env", "job", "env", {name: value}))
-    return flags
 
 
 def checked_script(session: Session, script: Script, *, fresh: bool = False) -> Script:

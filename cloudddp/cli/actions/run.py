@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,8 +17,8 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.down import take_down
-from cloudddp.cli.actions.follow import JobStopped, foreground, report_end
-from cloudddp.cli.actions.launch import checked_script, start_job, stopped_if_interrupted, variable_flags
+from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
+from cloudddp.cli.actions.launch import checked_script, start_job, stopped_if_interrupted
 from cloudddp.cli.actions.results import Left, collect
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
@@ -28,6 +29,7 @@ from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import inspect, teardown
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
+from cloudddp.config import env_file
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import (
     CloudDDPError,
@@ -56,6 +58,7 @@ class _Ending:
     cluster: Cluster | None = None  # None until `run` has to remove it
     started: bool = False  # the job may have written files
     finished: JobResult | None = None
+    detached: str = ""  # the job that the user has left running
     left: Left | None = None  # None until the nodes have been checked
 
     def take(self, cluster: Cluster) -> None:
@@ -81,10 +84,12 @@ def run(
     discard: bool,
     module: bool,
     variables: Sequence[str],
+    env_files: Sequence[str],
     script: str,
     args: Sequence[str],
 ) -> int:
-    session = sessions.start(console, options, flags=[*flags, *variable_flags(variables)])
+    flags = [*flags, *env_file.flags(variables, env_files, os.environ)]
+    session = sessions.start(console, options, flags=flags)
     wanted = checked_script(session, Script(script, tuple(args), module), fresh=True)
     pull.check_target(
         session.root / project_files.RESULTS, hint="make it a folder that you can write to, or remove it"
@@ -148,6 +153,9 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
                 start_job(session, runner, cluster, script, job_id)
                 ending.finished, seconds = foreground(session, runner, cluster, job_id)
             report_end(session, cluster, ending.finished, seconds)
+        except Detached as left:
+            ending.detached = left.job_id
+            raise
         finally:
             _collect(session, runner, cluster, job_id, ending)
     return ending.finished
@@ -155,7 +163,7 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
 
 def _collect(session: Session, runner: Runner, cluster: Cluster, job_id: str, ending: _Ending) -> None:
     """Pull results before the nodes are terminated. A job that may still run is ended first."""
-    if ending.unknown:
+    if ending.unknown or ending.detached:
         return
     with signals.protected(lambda: session.console.log("checking the nodes for results first")):
         if ending.finished is None:
@@ -172,7 +180,9 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
     console = session.console
     with signals.protected(lambda: console.log(teardown.STILL_REMOVING)):
         try:
-            if ending.unknown:
+            if ending.detached:
+                _leave_job(cluster, ending.detached)
+            elif ending.unknown:
                 if _still_live(session.aws(finishing=True), cluster):
                     _leave_running(cluster)
             elif ending.held.lines:
@@ -210,6 +220,15 @@ def _leave_running(cluster: Cluster) -> NoReturn:
             Command("pull"), ", ", Command("down"),
         ),
     )  # fmt: skip
+
+
+def _leave_job(cluster: Cluster, job_id: str) -> NoReturn:
+    """Raise Leftovers: the user has detached from the job, which needs the nodes."""
+    raise Leftovers(
+        f"job {job_id} keeps running; the cluster stays up at "
+        f"{_price(cluster)} until its deadline, {_deadline(cluster)}",
+        hint=(Command("logs", "-f", job_id), ", ", Command("pull"), ", ", Command("down")),
+    )
 
 
 def _keep(session: Session, cluster: Cluster, left: Left, *, discard: bool) -> None:

@@ -57,7 +57,7 @@ run = JobVerb(
 
 logs = Verb(
     "logs",
-    "cloudddp.cli.actions.jobs:logs",
+    "cloudddp.cli.actions.logs:logs",
     params=[
         ANYONE,
         _JOB,
@@ -65,12 +65,26 @@ logs = Verb(
             ["-f", "--follow"], is_flag=True, help="Follow until the job ends, and exit with the job's exit code."
         ),
         click.Option(
-            ["--rank", "only"], multiple=True, type=int, metavar="R", help="Show only this rank; may be repeated."
+            ["--rank", "only"], multiple=True, metavar="R,...", help="Show only these ranks, such as 3,8-15."
         ),
+        click.Option(
+            ["--node", "nodes"], multiple=True, metavar="N,...", help="Show only the ranks of these nodes."
+        ),
+        click.Option(["--since"], metavar="TIME", help="Show what was written in the last 90s, 5m, 2h or 1d."),
+        click.Option(["--tail"], metavar="N", help="Show the last N lines of each rank (with --grep: that match)."),
+        click.Option(["--grep"], metavar="RE", help="Show only lines in which this regular expression is found."),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print a JSON object per line: node, rank, line."),
+        click.Option(["--raw"], is_flag=True, help="Print terminal escapes as they are. They can change the terminal."),
     ],
     help="""Show the logs of a job from the beginning.
 
-    Without JOB, those of the job that is running, or else of the newest one.
+    Without JOB, those of the job that is running, or else of the newest one. Lines of more than 64 KiB are cut, and so is
+    the middle of a log that was longer than job.log_mb.
+
+    \b
+    Examples:
+      cloudddp logs --rank 0 --tail 20
+      cloudddp logs -f --since 5m --grep 'loss|error'
     """,
 )  # fmt: skip
 

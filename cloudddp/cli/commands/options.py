@@ -148,7 +148,12 @@ JOB_PARAMETERS = (
         "on their disks and clocks within 2 s.",
     ),
     click.Option(
-        ["--env", "-e", "variables"], multiple=True, metavar="K=V", help="Set an environment variable in every rank.",
+        ["--env", "-e", "variables"], multiple=True, metavar="NAME[=VALUE]",
+        help="Set an environment variable in every rank; without VALUE to what it is here.",
+    ),
+    click.Option(
+        ["--env-file", "env_files"], multiple=True, metavar="FILE",
+        help="Set the variables of a file of NAME=VALUE lines (dotenv) in every rank.",
     ),
     click.Argument(["script"]),
     click.Argument(["args"], nargs=-1, type=click.UNPROCESSED),

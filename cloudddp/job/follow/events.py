@@ -21,6 +21,29 @@ class LogData:
 
 
 @dataclass(frozen=True, slots=True)
+class LogDropped:
+    """A part of one rank's log does not exist any more: it was longer than its limit, and not read in time."""
+
+    node: int
+    rank: int
+    size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BarsDue:
+    """It is time to show the progress bars of all ranks: lines that are overwritten and not complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """No rank has written anything for a while."""
+
+    seconds: float
+    rank: int | None  # the last one that has written; None if none has
+    progress: str  # of the training, as `step 120`; '' where it is not known
+
+
+@dataclass(frozen=True, slots=True)
 class JobUpdate:
     """The job's state on one node has changed."""
 
@@ -76,4 +99,16 @@ class AwsReport:
     ended: tuple[NodeLost, ...] = ()
 
 
-Event = LogData | JobUpdate | NodeFinished | NodeQuiet | NodeResponding | NodeLost | AwsAsked | AwsReport
+Event = (
+    LogData
+    | LogDropped
+    | BarsDue
+    | Silence
+    | JobUpdate
+    | NodeFinished
+    | NodeQuiet
+    | NodeResponding
+    | NodeLost
+    | AwsAsked
+    | AwsReport
+)

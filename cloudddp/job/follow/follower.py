@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cloudddp.agent.client import Runner
-from cloudddp.job.follow import liveness
+from cloudddp.job.follow import liveness, silence
 from cloudddp.job.follow.decide import (
     AskAws,
     Continue,
@@ -26,12 +26,15 @@ from cloudddp.job.follow.event_queue import EventQueue
 from cloudddp.job.follow.events import (
     AwsAsked,
     AwsReport,
+    BarsDue,
     Event,
     NodeLost,
     NodeQuiet,
     NodeResponding,
+    Silence,
 )
 from cloudddp.job.follow.liveness import Liveness
+from cloudddp.job.follow.selection import EVERYTHING, Selection
 from cloudddp.job.follow.state import FollowState, Line
 from cloudddp.job.follow.stream import Connections, NodeStream
 from cloudddp.job.follow.verdict import JobResult, verdict
@@ -39,6 +42,7 @@ from cloudddp.job.follow.verdict import JobResult, verdict
 POLL = 0.2  # seconds between two looks at the clock while nothing happens
 
 OnLine = Callable[[int, int, str], None]  # node, rank, line
+OnSilence = Callable[[Silence], None]
 OnQuiet = Callable[[int, bool], None]  # node, whether it became quiet (else it responds again)
 EndedInstances = Callable[[], Mapping[int, str]]  # node -> what AWS reports, for instances that have ended
 
@@ -49,7 +53,7 @@ class _Progress:
 
     next: int  # the number of the next event in the queue
     state: FollowState
-    unreported: deque[Line | NodeQuiet | NodeResponding] = field(default_factory=deque)
+    unreported: deque[Line | NodeQuiet | NodeResponding | Silence] = field(default_factory=deque)
 
 
 class JobFollower:
@@ -64,15 +68,21 @@ class JobFollower:
         *,
         on_line: OnLine,
         on_quiet: OnQuiet = lambda _node, _quiet: None,
+        on_silence: OnSilence | None = None,
+        bars: bool = False,
+        selection: Selection = EVERYTHING,
         ended_instances: EndedInstances = dict,
     ) -> None:
-        """`ended_instances` is called in a thread while nodes are quiet, so that terminated ones are lost at once."""
+        """`ended_instances` is called in a thread while nodes are quiet, so that terminated ones are lost at once.
+        `bars`: report lines that progress bars overwrite every few seconds."""
         nodes = frozenset(nodes)
         self._runner = runner
         self._job = job
         self._policy = policy
         self._on_line = on_line
         self._on_quiet = on_quiet
+        self._on_silence = on_silence
+        self._bars = bars
         self._ended_instances = ended_instances
         self._queue = EventQueue()
         self._liveness = Liveness(nodes, policy.timing)
@@ -87,6 +97,7 @@ class JobFollower:
                 liveness=self._liveness,
                 emit=self._queue.put,
                 timing=policy.timing,
+                selection=selection,
             )
             for node in sorted(nodes)
         ]
@@ -122,6 +133,9 @@ class JobFollower:
             match waiting[0]:
                 case Line(node, rank, text):
                     self._on_line(node, rank, text)
+                case Silence() as silent:
+                    if self._on_silence is not None:
+                        self._on_silence(silent)
                 case NodeQuiet(node):
                     self._on_quiet(node, True)
                 case NodeResponding(node):
@@ -129,9 +143,12 @@ class JobFollower:
             waiting.popleft()
 
     def _advance(self) -> None:
-        """Apply a change of liveness or else the next event, if one arrives in time."""
+        """Apply a change of liveness or what is due or else the next event, if one arrives in time."""
         if (change := self._change_of_liveness()) is not None:
             self._apply(change)
+            return
+        if (due := self._due()) is not None:
+            self._apply(due)
             return
         number = self._progress.next
         event = self._queue.get(number, POLL)
@@ -141,8 +158,8 @@ class JobFollower:
     def _apply(self, event: Event, following: int | None = None) -> None:
         before = self._progress
         state = before.state.apply(event, time.monotonic())
-        unreported: deque[Line | NodeQuiet | NodeResponding] = deque(state.lines)
-        if isinstance(event, NodeQuiet | NodeResponding):
+        unreported: deque[Line | NodeQuiet | NodeResponding | Silence] = deque(state.lines)
+        if isinstance(event, NodeQuiet | NodeResponding | Silence):
             unreported.append(event)
         # A single assignment: an interrupt comes before or after it.
         self._progress = _Progress(before.next if following is None else following, state, unreported)
@@ -153,6 +170,13 @@ class JobFollower:
         now, wall = time.monotonic(), time.time()
         last_seen, timing = self._liveness.last_seen, self._policy.timing
         return next(liveness.changes(self._state, last_seen, now=now, wall=wall, timing=timing), None)
+
+    def _due(self) -> BarsDue | Silence | None:
+        if not self._policy.wait:
+            return None
+        kinds = (BarsDue,) * self._bars + (Silence,) * (self._on_silence is not None)
+        found = silence.due(self._state, self._policy.timing, time.monotonic())
+        return next((event for event in found if isinstance(event, kinds)), None)
 
     def _ask_aws(self) -> None:
         # The thread first: if an interrupt comes in between, the query is repeated, which is harmless.

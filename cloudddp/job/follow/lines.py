@@ -1,56 +1,108 @@
-"""Cuts a rank's log into lines as a terminal would show them. Pure. Memory is bounded for any output."""
+r"""Cuts a rank's log into lines as a terminal would show them. Pure. Memory is bounded for any output.
+
+Of what a `\r` overwrites only the final text is kept. Bytes that are not UTF-8 become U+FFFD.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-MAX_LINE = 1 << 16  # bytes; longer lines are split
+from cloudddp.text import size_of
+
+MAX_LINE = 1 << 16  # bytes
 
 
-def split(partial: bytes, data: bytes, *, last: bool = False) -> tuple[list[str], bytes]:
-    """Return the lines that are complete after `partial + data`, and the bytes after the last line break.
+@dataclass(frozen=True, slots=True)
+class OpenLine:
+    """A line that is not complete: at most MAX_LINE bytes of it, as far as they are not overwritten."""
 
-    `last`: no more data follows, so that those bytes are a line, too. Bytes that are not UTF-8 become U+FFFD, and of
-    what a `\\r` overwrites only the final text is kept.
+    data: bytes = b""
+    hidden: int = 0  # bytes after `data` that were not kept
+    overwritten: bool = False  # a `\r` has removed text before it: most likely a progress bar
+
+    @property
+    def text(self) -> str:
+        """The line as it is now; the end of a long one is replaced by its size."""
+        shown = self.data.rstrip(b"\r").decode("utf-8", errors="replace")
+        return f"{shown} [line cut: {size_of(self.hidden)} more]" if self.hidden else shown
+
+    def extended(self, data: bytes) -> OpenLine:
+        """Return the line with more bytes, which contain no line break."""
+        body = data.rstrip(b"\r")
+        if not body:  # a `\r` overwrites nothing before other text follows it
+            return replace(self, data=self.data.rstrip(b"\r") + data[:1]) if data else self
+        at = body.rfind(b"\r")
+        line = OpenLine(overwritten=True) if at >= 0 or self.data.endswith(b"\r") else self
+        kept, hidden = _cut(line.data + body[at + 1 :]) if not line.hidden else (line.data, len(body))
+        return OpenLine(kept + data[len(body) :][:1], line.hidden + hidden, line.overwritten)
+
+
+def split(line: OpenLine, data: bytes, *, last: bool = False) -> tuple[list[str], OpenLine]:
+    """Return the lines that are complete after `line` and then `data`, and the one that follows them.
+
+    `last`: no more data follows, so that the line without a line break is complete, too. Longer lines than MAX_LINE end
+    with a note about what was cut.
     """
-    lines: list[str] = []
-    end = data.rfind(b"\n") + 1
+    found: list[str] = []
+    first, end = data.find(b"\n") + 1, data.rfind(b"\n") + 1
     if end:
-        lines += _lines((partial + data[:end]).decode("utf-8", errors="replace"))
-        partial = b""
-    rest = bytearray(partial + data[end:])
-    while len(rest) > MAX_LINE:
-        cut = _character_boundary(rest, MAX_LINE)
-        lines += _lines(rest[:cut].decode("utf-8", errors="replace") + "\n")
-        del rest[:cut]
-    if last and rest:
-        lines += _lines(rest.decode("utf-8", errors="replace") + "\n")
-        rest.clear()
-    return lines, bytes(rest)
+        found.append(line.extended(data[: first - 1]).text)
+        found += _lines(data[first:end])
+        line = OpenLine()
+    line = line.extended(data[end:])
+    if last and line.data:
+        found.append(line.text)
+        line = OpenLine()
+    return found, line
+
+
+def _lines(data: bytes) -> Iterator[str]:
+    """Yield complete lines. All at once where that is possible, since a rank may write 100,000 per second."""
+    if len(data) <= MAX_LINE and b"\r" not in data:
+        yield from data.decode("utf-8", errors="replace").split("\n")[:-1]
+        return
+    for line in data.split(b"\n")[:-1]:
+        yield OpenLine().extended(line).text
+
+
+def _cut(data: bytes) -> tuple[bytes, int]:
+    """Return the beginning of a line, and how many bytes are not in it. No UTF-8 character is split."""
+    if len(data) <= MAX_LINE:
+        return data, 0
+    at = _character_boundary(data, MAX_LINE)
+    return data[:at], len(data) - at
 
 
 class LineSplitter:
-    """Splits one stream into lines, as `split` does."""
+    """Splits a command's output into lines. Nothing is cut: a line that is longer than MAX_LINE becomes several."""
 
     def __init__(self) -> None:
-        self._partial = b""
+        self._partial = bytearray()
 
     def feed(self, data: bytes, *, last: bool = False) -> list[str]:
         """Return the lines that are complete; with `last` also the one without a line break."""
-        lines, self._partial = split(self._partial, data, last=last)
+        *complete, rest = (bytes(self._partial) + data).split(b"\n")
+        self._partial = bytearray(rest)
+        lines = [piece for line in complete for piece in _pieces(line)]
+        while len(self._partial) > MAX_LINE:
+            cut = _character_boundary(self._partial, MAX_LINE)
+            lines.append(OpenLine().extended(bytes(self._partial[:cut])).text)
+            del self._partial[:cut]
+        if last and self._partial:
+            lines += _pieces(bytes(self._partial))
+            self._partial.clear()
         return lines
 
 
-def _lines(text: str) -> Iterator[str]:
-    for line in text.split("\n")[:-1]:
-        shown = line.rstrip("\r").rsplit("\r", 1)[-1] if "\r" in line else line
-        if len(shown) <= MAX_LINE:
-            yield shown
-            continue
-        for start in range(0, len(shown), MAX_LINE):
-            yield shown[start : start + MAX_LINE]
+def _pieces(line: bytes) -> Iterator[str]:
+    while len(line) > MAX_LINE:
+        cut = _character_boundary(line, MAX_LINE)
+        yield OpenLine().extended(line[:cut]).text
+        line = line[cut:]
+    yield OpenLine().extended(line).text
 
 
-def _character_boundary(data: bytearray, cut: int) -> int:
+def _character_boundary(data: bytes | bytearray, cut: int) -> int:
     """Return the largest index up to `cut` that splits no UTF-8 character, or `cut` where the data is not UTF-8."""
     return next((at for at in range(cut, cut - 4, -1) if data[at] & 0xC0 != 0x80), cut)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from cloudddp.agent.protocol import LAUNCHER_RANK
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.verdict import Verdict
 from cloudddp.errors import NodeError
@@ -13,14 +14,19 @@ from cloudddp.job.follow import lines
 from cloudddp.job.follow.events import (
     AwsAsked,
     AwsReport,
+    BarsDue,
     Event,
     JobUpdate,
     LogData,
+    LogDropped,
     NodeFinished,
     NodeLost,
     NodeQuiet,
     NodeResponding,
+    Silence,
 )
+from cloudddp.job.follow.lines import OpenLine
+from cloudddp.text import size_of
 
 TAIL_LINES = 20  # of each rank, kept for the report of its failure
 TAIL_LINE_LENGTH = 4096  # characters; so that the size of a report is bounded
@@ -28,19 +34,22 @@ TAIL_LINE_LENGTH = 4096  # characters; so that the size of a report is bounded
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A complete line of a rank's log."""
+    """A complete line of a rank's log; with `bar` one that will be overwritten, as it is now."""
 
     node: int
     rank: int
     text: str
+    bar: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RankLog:
-    """The end of one rank's log: the last complete lines, and the bytes of a line that is not complete."""
+    """The end of one rank's log: the last complete lines, and the line that is not complete. `bar` is the text of that
+    line when it was last shown as a progress bar."""
 
     tail: tuple[str, ...] = ()
-    partial: bytes = b""
+    line: OpenLine = field(default_factory=OpenLine)
+    bar: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,11 @@ class FollowState:
     lines: tuple[Line, ...] = ()  # completed by the last event
     aws_pending: bool = False  # a query to AWS is in progress
     aws_asked_at: float | None = None
+    began_at: float | None = None  # the first event
+    output_at: float | None = None  # a rank's last output
+    output_rank: int | None = None  # which rank that was
+    silence_at: float | None = None  # since then, a Silence was last reported
+    bars_at: float | None = None  # progress bars were last shown
 
     @classmethod
     def of(cls, nodes: Iterable[int]) -> FollowState:
@@ -112,9 +126,17 @@ class FollowState:
     def apply(self, event: Event, now: float) -> FollowState:
         """Return the state after an event, which is handled at `now` (monotonic clock)."""
         before = replace(self, lines=()) if self.lines else self
+        if before.began_at is None:
+            before = replace(before, began_at=now)
         match event:
             case LogData(node, rank, data):
-                return before._with_log(node, rank, data)
+                return before._with_output(rank, data, now)._with_log(node, rank, data)
+            case LogDropped(node, rank, size):
+                return before._with_gap(node, rank, size)
+            case BarsDue():
+                return replace(before._with_bars(), bars_at=now)
+            case Silence():
+                return replace(before, silence_at=now)
             case JobUpdate(node, job):
                 return before._with(node, job=outcome.checked(job))
             case NodeFinished(node):
@@ -137,10 +159,40 @@ class FollowState:
     def _with_log(self, node: int, rank: int, data: bytes, *, last: bool = False) -> FollowState:
         logs = self.nodes[node].logs
         log = logs.get(rank, RankLog())
-        complete, partial = lines.split(log.partial, data, last=last)
+        complete, line = lines.split(log.line, data, last=last)
+        bar = "" if complete else log.bar
+        changed = self._with(node, logs={**logs, rank: RankLog(log.tail, line, bar)})
+        return changed._with_lines(node, rank, complete) if complete else changed
+
+    def _with_lines(self, node: int, rank: int, complete: Sequence[str]) -> FollowState:
+        logs = self.nodes[node].logs
+        log = logs[rank]
         tail = (*log.tail, *(text[:TAIL_LINE_LENGTH] for text in complete[-TAIL_LINES:]))[-TAIL_LINES:]
-        changed = self._with(node, logs={**logs, rank: RankLog(tail, partial)})
+        changed = self._with(node, logs={**logs, rank: replace(log, tail=tail)})
         return replace(changed, lines=(*self.lines, *(Line(node, rank, text) for text in complete)))
+
+    def _with_output(self, rank: int, data: bytes, now: float) -> FollowState:
+        """Return the state in which a rank has just written; torchrun's own output does not count."""
+        if rank == LAUNCHER_RANK or not data:
+            return self
+        return replace(self, output_at=now, output_rank=rank, silence_at=None)
+
+    def _with_gap(self, node: int, rank: int, size: int) -> FollowState:
+        """Return the state after a part of a log that no longer exists. The line before it is complete."""
+        note = f"[cloudddp: {size_of(size)} of this log were dropped here; it was longer than job.log_mb]"
+        return self._with_log(node, rank, b"", last=True)._with_lines(node, rank, [note])
+
+    def _with_bars(self) -> FollowState:
+        """Return the state in which each progress bar that has changed is a line to show."""
+        state = self
+        for node, one in self.nodes.items():
+            for rank, log in one.logs.items():
+                text = log.line.text
+                if log.line.overwritten and text and text != log.bar:
+                    logs = {**state.nodes[node].logs, rank: replace(log, bar=text)}
+                    state = state._with(node, logs=logs)
+                    state = replace(state, lines=(*state.lines, Line(node, rank, text, bar=True)))
+        return state
 
     def _with_lost(self, lost: Iterable[NodeLost]) -> FollowState:
         """Return the state after the loss of nodes. One that is no longer followed is not lost."""
@@ -154,6 +206,6 @@ class FollowState:
         """Return the state in which a node is no longer followed. Incomplete last lines count as lines."""
         state = self
         for rank, log in self.nodes[node].logs.items():
-            if log.partial:
+            if log.line.data:
                 state = state._with_log(node, rank, b"", last=True)
         return state._with(node, followed=False, quiet=False)

@@ -11,13 +11,14 @@ from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log
+from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
-from cloudddp.job.follow.events import Event, JobUpdate, LogData, NodeFinished, NodeLost
+from cloudddp.job.follow.events import Event, JobUpdate, LogData, LogDropped, NodeFinished, NodeLost
 from cloudddp.job.follow.liveness import Liveness
+from cloudddp.job.follow.selection import EVERYTHING, Selection
 
 
 class Connections:
@@ -59,6 +60,7 @@ class NodeStream:
         liveness: Liveness,
         emit: Callable[[Event], None],
         timing: Timing,
+        selection: Selection = EVERYTHING,
     ) -> None:
         self._node = node
         self._job = job
@@ -67,6 +69,7 @@ class NodeStream:
         self._liveness = liveness
         self._emit = emit
         self._timing = timing
+        self._selection = selection
         self._offsets: dict[int, int] = {}  # of each rank's log: what has been emitted
         self._phase: JobPhase | None = None  # as the node reported it last
         self._ended = False
@@ -112,8 +115,15 @@ class NodeStream:
                 if not isinstance(frame, Heartbeat) and not self._ended:
                     self._emit(self._event(frame))
 
+        begun = self._phase is not None  # then each log is either in the offsets, or has appeared since
         request = FollowRequest(
-            self._job, wait=self._wait, heartbeat=self._timing.heartbeat, offsets=dict(self._offsets)
+            self._job,
+            wait=self._wait,
+            heartbeat=self._timing.heartbeat,
+            offsets=dict(self._offsets),
+            ranks=self._selection.ranks,
+            since=None if begun else self._selection.since,
+            tail=None if begun else self._selection.tail,
         )
         result = client.run_step(
             self._connections.runner, self._node, request, timeout=self._timing.silence, on_stdout=received
@@ -122,12 +132,15 @@ class NodeStream:
             raise NodeError(f"node {self._node}: {client.failure_text(result)}")
         self._liveness.finished(self._node)
 
-    def _event(self, frame: Log | JobState | End) -> Event:
+    def _event(self, frame: Log | Dropped | JobState | End) -> Event:
         """Return the event of a frame. Raises ProtocolError for a frame that no agent sends in this place."""
         match frame:
             case Log():
                 self._offsets[frame.rank] = frame.end
                 return LogData(self._node, frame.rank, frame.data)
+            case Dropped():
+                self._offsets[frame.rank] = frame.end
+                return LogDropped(self._node, frame.rank, frame.size)
             case JobState():
                 if frame.job != self._job:
                     raise ProtocolError(f"it has the state of job {frame.job}")

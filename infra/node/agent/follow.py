@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from agent import jobs, phases, store
+from agent import jobs, phases, rank_log, store
 from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
 from cloudddp.agent.protocol.codec import MAX_COUNT
-from cloudddp.agent.protocol.frames import MAX_PIECE, End, FollowRequest, Heartbeat, Log, encode_frame
+from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log, encode_frame
 
 REQUEST = FollowRequest
 PAUSE = 0.1  # seconds between two polls
@@ -26,7 +24,9 @@ def step(request: FollowRequest) -> int:
         sys.stderr.write(f"no job {request.job} on this node\n")
         return int(ExitCode.NO_JOB)
     out = sys.stdout.buffer
-    offsets = dict(request.offsets)
+    offsets = {**_starts(request, folder), **request.offsets}
+    for rank in sorted(offsets.keys() - request.offsets.keys()):
+        out.write(encode_frame(Log(rank, offsets[rank], b"")))
     last_state = b""
     last_heartbeat = time.monotonic()
     while True:
@@ -40,12 +40,15 @@ def step(request: FollowRequest) -> int:
             out.write(frame)
         last = state.phase.ended or not request.wait
         behind = False
-        for rank, path in _log_files(folder):
-            begin = offsets.get(rank, 0)
-            for offset, data in _new_bytes(path, begin, MAX_COUNT if last else MAX_AT_ONCE):
-                out.write(encode_frame(Log(rank, offset, data)))
-                offsets[rank] = offset + len(data)
-            behind = behind or offsets.get(rank, 0) - begin == MAX_AT_ONCE
+        for rank, path in _log_files(request, folder):
+            sent = 0
+            for piece in rank_log.new_frames(
+                rank, path, offsets.get(rank, 0), MAX_COUNT if last else MAX_AT_ONCE
+            ):
+                out.write(encode_frame(piece))
+                offsets[rank] = piece.end
+                sent += len(piece.data) if isinstance(piece, Log) else 0
+            behind = behind or sent == MAX_AT_ONCE
         if last:
             out.write(encode_frame(End()))
             out.flush()
@@ -55,22 +58,17 @@ def step(request: FollowRequest) -> int:
             time.sleep(PAUSE)
 
 
-def _log_files(folder: Path) -> list[tuple[int, Path]]:
-    return [(LAUNCHER_RANK, folder / "launcher.log"), *phases.rank_files(folder, ".log")]
+def _log_files(request: FollowRequest, folder: Path) -> list[tuple[int, Path]]:
+    files = [(LAUNCHER_RANK, folder / "launcher.log"), *phases.rank_files(folder, ".log")]
+    return [(rank, path) for rank, path in files if not request.ranks or rank in request.ranks]
 
 
-def _new_bytes(path: Path, offset: int, limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, data) of what was added until now, in pieces, and at most `limit` bytes of it."""
-    try:
-        file = store.open_regular(path)
-    except OSError:
-        return
-    with file:
-        end = min(os.fstat(file.fileno()).st_size, offset + limit)
-        file.seek(offset)
-        while offset < end:
-            data = file.read(min(MAX_PIECE, end - offset))
-            if not data:
-                return
-            yield offset, data
-            offset += len(data)
+def _starts(request: FollowRequest, folder: Path) -> dict[int, int]:
+    """Return where to begin each log that exists. A log that appears later is sent from its beginning."""
+    if request.since is None and request.tail is None:
+        return {}
+    return {
+        rank: rank_log.start_of(path, request.since, request.tail)
+        for rank, path in _log_files(request, folder)
+        if path.exists()
+    }

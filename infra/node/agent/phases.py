@@ -1,7 +1,7 @@
 """The phase of each job, and the running jobs, from the files in the jobs' folders.
 
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
-(RankRecord) and `ranks/N.log`, `launcher.log`, `supervisor.log`, `status.json` (by the script). While its setup runs
+(RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: rank_log.py), `launcher.log`, `supervisor.log`, `status.json` (by the script). While its setup runs
 it holds `setup.json` (SetupFile). An empty file `cancel` or `stopped` marks that it is being stopped, and why.
 """
 
@@ -18,6 +18,7 @@ from agent.processes import Task
 from cloudddp.agent.protocol.codec import MAX_TIME, check_range, has_job_id_format
 from cloudddp.agent.protocol.jobs import MAX_NODES, MAX_RANK, MAX_RANKS, MAX_RESTARTS
 from cloudddp.agent.protocol.phases import MAX_RUNNING, JobPhase
+from cloudddp.agent.protocol.start import LOG_MB
 from cloudddp.agent.protocol.verdict import Verdict
 
 JOB_FILE = "job.json"
@@ -37,6 +38,7 @@ class JobFile:
 
     node: int
     ranks: int
+    log_mb: int = LOG_MB  # read by the wrappers of the ranks (rank_log.Limit)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from agent import causes, processes, store
+from agent import causes, processes, rank_log, store
 from cloudddp.agent.protocol import STATUS_VARIABLE
 from cloudddp.agent.protocol.jobs import RankRecord
 
@@ -36,20 +36,24 @@ def main(job: str, *argv: str) -> int:
     errors = str(folder / "ranks" / f"{number}.error.json")
     reports = {STATUS_VARIABLE: str(folder / store.STATUS_FILE)} if number == 0 else {}
 
-    with open(folder / "ranks" / f"{number}.log", "ab") as log:
-        try:
-            child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=lambda: processes.die_with_parent(signal.SIGKILL, own),
-                env={ERROR_FILE: errors, **os.environ, **reports},
-            )  # fmt: skip
-        except OSError as error:
-            log.write(f"cannot start {argv[0]}: {error.strerror}\n".encode())
-            store.write(path, replace(record, ended=time.time(), at=time.monotonic(), exit_code=NOT_STARTED))
-            return NOT_STARTED
+    log_path = folder / "ranks" / f"{number}.log"
+    log = open(log_path, "ab")  # noqa: SIM115  as long as this process
+    keeper = rank_log.Keeper(log, log_path, rank_log.limit_of(folder))
+    try:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            preexec_fn=lambda: processes.die_with_parent(signal.SIGKILL, own),
+            env={ERROR_FILE: errors, **os.environ, **reports},
+        )  # fmt: skip
+    except OSError as error:
+        log.write(f"cannot start {argv[0]}: {error.strerror}\n".encode())
+        log.close()
+        store.write(path, replace(record, ended=time.time(), at=time.monotonic(), exit_code=NOT_STARTED))
+        return NOT_STARTED
     record = replace(record, pid=child.pid)
     forwarded = _forward_signals(child)
     store.write(path, record)
+    keeper.start(FORWARDED)
     processes.die_with_parent(signal.SIGTERM, parent)  # of the launcher: its ranks would train on without it
     code = child.wait()
     at = time.monotonic()
@@ -60,6 +64,7 @@ def main(job: str, *argv: str) -> int:
         error=causes.elastic_error(os.environ.get(ERROR_FILE, errors)) if code else "",
     )  # fmt: skip
     store.write(path, ended)
+    keeper.finish()
     if killed_by is not None:
         _exit_by_signal(killed_by)
     return code

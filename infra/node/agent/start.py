@@ -35,7 +35,7 @@ def step(request: StartRequest) -> StartReply:
 def _start_supervisor(request: StartRequest, folder: Path) -> StartReply:
     """The request may hold the user's secrets: it goes through a pipe, never to the disk."""
     (folder / store.RESERVE).write_bytes(bytes(store.RESERVE_BYTES))
-    store.write(folder / phases.JOB_FILE, phases.JobFile(request.node, request.ranks))
+    store.write(folder / phases.JOB_FILE, phases.JobFile(request.node, request.ranks, request.log_mb))
     (folder / phases.BEGAN).touch()
     state_file = folder / phases.STATE_FILE
     store.write(state_file, phases.StateFile(request.job, request.node, JobPhase.STARTING))

@@ -1,0 +1,263 @@
+"""`logs`: the lines of a job's ranks, those that the user selects."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cloudddp.agent.protocol.jobs import MAX_RANK, MAX_RANKS
+from cloudddp.cli import session as sessions
+from cloudddp.cli import streams
+from cloudddp.cli.actions.follow import (
+    LAUNCHER,
+    ended_nodes_query,
+    line_printer,
+    quiet_reporter,
+    report_end,
+    silence_reporter,
+)
+from cloudddp.cli.console import Console
+from cloudddp.cli.formats import node_list
+from cloudddp.cluster.model import Cluster
+from cloudddp.config import duration
+from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
+from cloudddp.job import status
+from cloudddp.job.follow.decide import Policy
+from cloudddp.job.follow.follower import JobFollower
+from cloudddp.job.follow.selection import Selection
+from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.status import JobRecord
+
+MOST_TAIL = 1_000_000  # lines of each rank
+
+Printer = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the user selects. Empty `ranks` and `nodes` mean all."""
+
+    ranks: frozenset[int]
+    nodes: frozenset[int]
+    since: float | None  # seconds
+    tail: int | None
+    pattern: re.Pattern[str] | None
+
+    def has(self, node: int, rank: int) -> bool:
+        return (not self.ranks or rank in self.ranks or rank == LAUNCHER) and (
+            not self.nodes or node in self.nodes
+        )
+
+    def selection(self, *, follow: bool, launcher: bool) -> Selection:
+        """Return what to read. With `follow`, all ranks: the last lines of the one that fails are reported."""
+        few = 0 < len(self.ranks) < MAX_RANKS  # a request cannot name more; the others are read and not shown
+        ranks = self.ranks | ({LAUNCHER} if launcher else set()) if few and not follow else frozenset[int]()
+        tail = self.tail if self.pattern is None else None
+        return Selection(tuple(sorted(ranks)), self.since, tail)
+
+
+def logs(
+    console: Console,
+    options: GlobalOptions,
+    *,
+    anyone: bool,
+    job_id: str | None,
+    follow: bool,
+    only: Sequence[str],
+    nodes: Sequence[str],
+    since: str | None,
+    grep: str | None,
+    tail: str | None,
+    as_json: bool,
+    raw: bool,
+) -> int:
+    wanted = Wanted(
+        ranks=_numbers("--rank", only, MAX_RANK),
+        nodes=_numbers("--node", nodes, MAX_RANK),
+        since=_age(since),
+        tail=_tail(tail),
+        pattern=_pattern(grep),
+    )
+    if raw and as_json:
+        raise UsageError("--raw and --json exclude each other", hint="JSON has every character of the log")
+    if follow and wanted.tail is not None and wanted.pattern is not None:
+        raise UsageError(
+            "--tail and --grep cannot be combined with -f",
+            hint="--since limits how far back -f begins",
+        )
+    session = sessions.start(console, options, anyone=anyone)
+    with session.connect(partly=True) as (cluster, runner):
+        record = status.find(status.list_jobs(runner), job_id)
+        _refuse_setup(record)
+        _check_nodes(wanted.nodes, record)
+        _check_ranks(wanted.ranks, record, cluster)
+        launcher = options.verbose
+        last = _LastLines(
+            wanted, _printer(console, as_json=as_json, raw=raw, launcher=launcher), follow=follow
+        )
+        follower = JobFollower(
+            runner,
+            record.id,
+            record.nodes if follow or not wanted.nodes else wanted.nodes,
+            Policy(wait=follow),
+            on_line=last.add,
+            on_quiet=quiet_reporter(console),
+            on_silence=silence_reporter(console, record.id),
+            bars=follow and not as_json,
+            ended_instances=ended_nodes_query(session, cluster),
+            selection=wanted.selection(follow=follow, launcher=launcher),
+        )
+        try:
+            finished = follower.run()
+        except KeyboardInterrupt:
+            console.log("the job keeps running; ", Command("cancel", record.id), " ends it")
+            raise
+        finally:
+            follower.close()
+        if not follow:
+            last.flush()
+            _refuse_incomplete(finished)
+            return 0
+        report_end(session, cluster, finished, record.seconds or 0.0)
+        return finished.exit_code
+
+
+class _LastLines:
+    """Passes the selected lines on; where --tail counts lines that match, at the end."""
+
+    def __init__(self, wanted: Wanted, show: Printer, *, follow: bool) -> None:
+        self._wanted = wanted
+        self._show = show
+        self._count = None if follow or wanted.pattern is None else wanted.tail
+        self._kept: dict[tuple[int, int], deque[str]] = {}
+
+    def add(self, node: int, rank: int, line: str) -> None:
+        if not self._wanted.has(node, rank):
+            return
+        if self._wanted.pattern is not None and not self._wanted.pattern.search(line):
+            return
+        if self._count is None:
+            self._show(node, rank, line)
+        else:
+            self._kept.setdefault((node, rank), deque(maxlen=self._count)).append(line)
+
+    def flush(self) -> None:
+        for (node, rank), lines in sorted(self._kept.items()):
+            for line in lines:
+                self._show(node, rank, line)
+
+
+def _printer(console: Console, *, as_json: bool, raw: bool, launcher: bool) -> Printer:
+    if raw:
+        return line_printer(console, launcher=launcher, shown=lambda line: line, write=streams.write_raw)
+    if not as_json:
+        return line_printer(console, launcher=launcher)
+
+    def show(node: int, rank: int, line: str) -> None:
+        if rank != LAUNCHER or launcher:
+            value = {"node": node, "rank": None if rank == LAUNCHER else rank, "line": line}
+            console.print(json.dumps(value))
+
+    return show
+
+
+def _refuse_incomplete(finished: JobResult) -> None:
+    """Raise NodeError if the logs of some node were not read to their end."""
+    if not finished.lost:
+        return
+    reasons = [
+        reason.removeprefix(f"node {node}: ")
+        for node, reason in zip(finished.lost, finished.lost_reasons, strict=True)
+    ]
+    if len(reasons) > 1:
+        reasons = [f"node {node}: {reason}" for node, reason in zip(finished.lost, reasons, strict=True)]
+    raise NodeError(
+        f"cannot read all logs of {node_list(finished.lost)}: {'; '.join(reasons)}",
+        hint=("repeat the command; ", Command("status"), " shows the nodes"),
+    )
+
+
+def _refuse_setup(record: JobRecord) -> None:
+    if record.status == "setup":
+        raise CloudDDPError(
+            f"job {record.id} is still in its setup and has no logs yet",
+            hint=(
+                "repeat this when ", Command("jobs"), " shows it running; ", Command("cancel", record.id), " ends it"
+            ),
+        )  # fmt: skip
+
+
+def _check_nodes(only: Iterable[int], record: JobRecord) -> None:
+    """Raise UsageError for a node on which the job does not run."""
+    for node in sorted(only):
+        if node not in record.nodes:
+            raise UsageError(
+                f"job {record.id} has no node {node}", hint=f"it runs on {node_list(record.nodes)}"
+            )
+
+
+def _check_ranks(only: Iterable[int], record: JobRecord, cluster: Cluster) -> None:
+    """Raise UsageError for a rank that the job does not have, if every node has reported how many it runs."""
+    known = not cluster.missing and set(record.nodes) == set(cluster.nodes)
+    for rank in sorted(only) if known else ():
+        if not 0 <= rank < record.ranks:
+            raise UsageError(
+                f"job {record.id} has no rank {rank}",
+                hint="its only rank is 0" if record.ranks == 1 else f"its ranks are 0 to {record.ranks - 1}",
+            )
+
+
+# -- options -----------------------------------------------------------------------------------------------
+
+
+def _numbers(option: str, values: Sequence[str], most: int) -> frozenset[int]:
+    """Return the numbers of lists such as `3,8-15`. Raises UsageError."""
+    found: set[int] = set()
+    for value in values:
+        for part in value.split(","):
+            match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part, re.ASCII)
+            low = int(match[1]) if match else 1
+            high = int(match[2] or match[1]) if match else 0
+            if low > high or high > most:
+                raise UsageError(
+                    f"{option} {value!r} is not a list of numbers",
+                    hint=f"for example {option} 3 or {option} 3,8-15",
+                )
+            found.update(range(low, high + 1))
+    return frozenset(found)
+
+
+def _age(text: str | None) -> float | None:
+    if text is None:
+        return None
+    seconds = duration.seconds(text) if len(text) < 10 else 0.0
+    if not seconds:
+        raise UsageError(f"--since {text[:40]!r} is not a time", hint="for example --since 90s, 5m, 2h or 1d")
+    return seconds
+
+
+def _tail(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,7}", text, re.ASCII) or int(text) > MOST_TAIL:
+        raise UsageError(
+            f"--tail {text[:40]!r} is not a number of lines",
+            hint=f"allowed: a whole number from 0 to {MOST_TAIL}",
+        )
+    return int(text)
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    if text is None:
+        return None
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(
+            f"--grep {text[:80]!r} is not a regular expression: {error}",
+            hint="see docs.python.org/library/re; put a \\ before a character that is meant literally",
+        ) from None

@@ -1,0 +1,142 @@
+"""Variables of the ranks from the command line, this computer's environment and files of NAME=VALUE lines.
+
+Values may be secret: no message contains one, and of a line that is not understood nothing is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from cloudddp.config.options import Flag
+from cloudddp.errors import UsageError
+from cloudddp.text import one_line
+
+MAX_SIZE = 1 << 20  # bytes of one file
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME_HINT = "allowed: letters, digits and '_', not starting with a digit"
+_DOUBLE_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
+_REST = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")  # what may follow a quoted value
+
+
+def flags(variables: Sequence[str], files: Sequence[str], environ: Mapping[str, str]) -> list[Flag]:
+    """Return `-e NAME=VALUE`, `-e NAME` (from `environ`) and `--env-file FILE` as settings; `-e` overrides files.
+
+    Raises UsageError for a name that is not one or is not set, and for a file that is not as `parse` describes.
+    """
+    found = [Flag("--env-file", "job", "env", read(name)) for name in files]
+    for variable in variables:
+        name, equals, value = variable.partition("=")
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"--env {one_line(repr(name), 80)} is not the name of a variable", hint=_NAME_HINT
+            )
+        if not equals:
+            if name not in environ:
+                raise UsageError(
+                    f"--env {name}: this variable is not set here",
+                    hint=f"export it first, or give the value: --env {name}=VALUE",
+                )
+            value = environ[name]
+        found.append(Flag("--env", "job", "env", {name: value}))
+    return found
+
+
+def read(name: str) -> dict[str, str]:
+    """Return the variables of a file; a pipe, as the shell makes it for `<(command)`, is read to its end. Raises
+    UsageError."""
+    path = Path(name)
+    try:
+        with path.open("rb") as file:
+            data = _read_all(file, name)
+    except OSError as error:
+        raise UsageError(f"--env-file {name}: {error.strerror}", hint="give the path of a file") from None
+    except ValueError:  # a NUL in the path
+        raise UsageError(f"--env-file {name!r} is not a path", hint="give the path of a file") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"--env-file {name}, line {number}: not UTF-8", hint="save it as UTF-8") from None
+    return parse(text, f"--env-file {name}")
+
+
+def _read_all(file: BinaryIO, name: str) -> bytes:
+    data = file.read(MAX_SIZE + 1)
+    if len(data) > MAX_SIZE:
+        raise UsageError(
+            f"--env-file {name} is larger than {MAX_SIZE >> 20} MiB", hint="give a file of NAME=VALUE lines"
+        )
+    return data
+
+
+def parse(text: str, origin: str) -> dict[str, str]:
+    r"""Return the variables of a file in the syntax of dotenv. Raises UsageError with the number of the line.
+
+    `export ` before a name, empty lines and lines that begin with `#` are ignored. 'single quotes' keep everything as it is;
+    in "double quotes" \n, \r, \t, \", \\ and \$ are escapes; both may span lines. Without quotes a value ends before
+    ` #`. Nothing is expanded: `$NAME` stays as it is.
+    """
+    text = text.replace("\r\n", "\n")
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(text):
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        line = text[at:end]
+        if not line.strip() or line.lstrip().startswith("#"):
+            at = end + 1
+            continue
+        name = _name(line, _where(text, at, origin))
+        value, at = _value(text, at + line.index("=") + 1, end, _where(text, at, origin))
+        found[name] = value
+    return found
+
+
+def _where(text: str, at: int, origin: str) -> str:
+    return f"{origin}, line {text.count(chr(10), 0, at) + 1}"
+
+
+def _name(line: str, where: str) -> str:
+    before, equals, _ = line.partition("=")
+    if not equals:
+        raise UsageError(f"{where}: no '='", hint="write NAME=VALUE; a value with several lines needs quotes")
+    name = re.sub(r"\Aexport[ \t]+", "", before.strip())
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{where}: what is before '=' is not the name of a variable", hint=_NAME_HINT)
+    return name
+
+
+def _value(text: str, start: int, end: int, where: str) -> tuple[str, int]:
+    """Return the value that begins at `start`, in a line that ends at `end`, and where the next line begins."""
+    rest = text[start:end]
+    first = start + len(rest) - len(rest.lstrip(" \t"))
+    quote = text[first : first + 1]
+    if quote not in ("'", '"'):
+        value, after = re.split(r"(?<=[ \t])#", rest)[0].strip(), end + 1
+    else:
+        value, closed = _quoted(text, first, where)
+        follows = _REST.match(text, closed)
+        if follows is None:
+            raise UsageError(f"{where}: text follows the closing quote", hint="quote the whole value")
+        after = follows.end()
+    if "\0" in value:
+        raise UsageError(f"{where}: the value contains a NUL character", hint="remove it")
+    return value, after
+
+
+def _quoted(text: str, first: int, where: str) -> tuple[str, int]:
+    if text[first] == "'":
+        close = text.find("'", first + 1)
+        if close >= 0:
+            return text[first + 1 : close], close + 1
+    elif found := _DOUBLE_QUOTED.match(text, first):
+        return re.sub(r"\\(.)", _unescaped, found[1], flags=re.DOTALL), found.end()
+    raise UsageError(f"{where}: the quote is not closed", hint=f"end the value with {text[first]}")
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    return _ESCAPES.get(found[1], found[0])

@@ -1,0 +1,157 @@
+"""Variables of ranks: from the command line, this computer's environment and files. Their values stay secret."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import TIMEOUT, interrupt
+from support.jobs import direct, lines_by_rank
+
+SECRET = "hunter2-value"
+SHOW = """
+import json, os, sys, time
+print(json.dumps({name: os.environ.get(name) for name in sys.argv[1:]}), flush=True)
+if os.path.exists('stay'): time.sleep(600)
+"""
+
+
+def shown(text: str) -> dict[str, str | None]:
+    (line,) = lines_by_rank(text)[0]
+    found: dict[str, str | None] = json.loads(line)
+    return found
+
+
+def test_variables_reach_the_ranks(cli: Any) -> None:
+    direct(cli)
+    cli.write("show.py", SHOW)
+    cli.write("cloudddp.toml", '[job]\nenv = { A = "toml", B = "toml", C = "toml", D = "toml" }\n')
+    cli.write("vars.env", "B=file\nC=file\nD=file\nE='two\nlines'\n")
+    words = ("-e", "C=flag", "-e", "D", "-e", "EMPTY", "--env-file", "vars.env")
+    out = cli.ok("launch", *words, "show.py", "A", "B", "C", "D", "E", "EMPTY", D="here\nand here", EMPTY="")
+    assert shown(out) == {
+        "A": "toml", "B": "file", "C": "flag", "D": "here\nand here", "E": "two\nlines", "EMPTY": ""
+    }  # fmt: skip
+
+
+def command_lines() -> list[bytes]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            found.append((entry / "cmdline").read_bytes() if entry.name.isdigit() else b"")
+        except OSError:
+            continue
+    return found
+
+
+def files_with(secret: str, *folders: Path) -> list[Path]:
+    found = []
+    for path in (path for folder in folders for path in folder.rglob("*")):
+        try:
+            if path.is_file() and secret.encode() in path.read_bytes():
+                found.append(path)
+        except OSError:
+            continue
+    return found
+
+
+def test_values_are_in_no_command_line_file_or_message(cli: Any, tmp_path: Path) -> None:
+    """Of this computer and of the node, whose home folder is in the simulator's folder."""
+    direct(cli)
+    cli.write("show.py", SHOW.replace("os.environ.get(name)", "len(os.environ.get(name))"))
+    cli.write("stay", "")
+    secrets = tmp_path / "secrets"
+    secrets.write_text(f"FILED={SECRET}\n")
+    process = cli.start(
+        "launch", "-v", "-e", "TOKEN", "--env-file", str(secrets), "show.py", "TOKEN", "FILED", TOKEN=SECRET
+    )
+    line = process.stdout.readline()
+    while "TOKEN" not in line:
+        assert line
+        line = process.stdout.readline()
+    lines = command_lines()
+    assert any(b"show.py" in one for one in lines)
+    assert not any(SECRET.encode() in one for one in lines)
+    home = Path(cli.env["CLOUDDDP_HOME"])
+    assert any(path.name == "state.json" for path in files_with("show.py", home))  # the node's are among them
+    assert files_with(SECRET, cli.cwd, home) == []
+    code, out, err = interrupt(process)
+    assert (code, SECRET in out + err) == (130, False)
+    assert SECRET not in cli.ok("jobs", "--json") + cli.ok("logs", "-v")
+    assert files_with(SECRET, cli.cwd, home) == []
+    out = cli.ok("launch", "--dry-run", "-e", "TOKEN", "--env-file", str(secrets), "show.py", TOKEN=SECRET)
+    assert ("TOKEN=****" in out, "FILED=****" in out, SECRET in out) == (True, True, False)
+
+
+@pytest.mark.parametrize("verb", ["launch", "run"])
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("-e", "NOT_SET_HERE"), "--env NOT_SET_HERE: this variable is not set here"),
+        (("-e", "1A"), "--env '1A' is not the name of a variable"),
+        (("-e", "A B=hunter2"), "--env 'A B' is not the name of a variable"),
+        (("-e", "=hunter2"), "--env '' is not the name of a variable"),
+        (("-e", "RANK=1"), "RANK, which the launcher sets"),
+        (("--env-file", "missing"), "--env-file missing: No such file"),
+        (("--env-file", "bad"), "--env-file bad, line 2: no '='"),
+    ],
+)
+def test_bad_variables_are_refused(cli: Any, verb: str, words: tuple[str, ...], text: str) -> None:
+    cli.write("show.py", SHOW)
+    cli.write("bad", "A=1\nhunter2\n")
+    done = cli(verb, *words, "show.py")
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+# -- .env files --------------------------------------------------------------------------------------------
+
+NOT_SENT = "warning: not sent: .env, .env.local, sub/.env (--env-file passes such variables"
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(
+        ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words],
+        check=True, capture_output=True, timeout=TIMEOUT,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("repository", [False, True])
+def test_env_files_are_not_sent(cli: Any, repository: bool) -> None:
+    direct(cli)
+    cli.write("list.py", "import os; print(sorted(n for _, _, names in os.walk('.') for n in names))")
+    for name in (".env", ".env.local", "sub/.env", ".envrc", "sub/environment", "not.env"):
+        cli.write(name, "TOKEN=hunter2\n")
+    if repository:
+        cli.write(".env.example", "TOKEN=\n")
+        git(cli.cwd, "init", "-q")
+        git(cli.cwd, "add", ".env.example", "list.py")
+    done = cli("launch", "list.py")
+    assert done.returncode == 0, done.stderr
+    assert NOT_SENT in done.stderr
+    sent = [".env.example"] * repository + [".envrc", "environment", "list.py", "not.env"]
+    assert lines_by_rank(done.stdout)[0] == [str(sent)]
+    if repository:
+        cli.write(".gitignore", ".env\n.env.local\n")
+        again = cli("launch", "list.py")
+        assert "not sent" not in again.stderr
+        git(cli.cwd, "add", "-f", ".env")
+        assert "'.env', '.env.example'" in cli.ok("launch", "list.py")
+
+
+def test_environment_file_of_a_submodule_is_sent_if_it_is_tracked_there(cli: Any) -> None:
+    direct(cli)
+    cli.write("list.py", "import os; print(sorted(os.listdir('inner')))")
+    for name in ("inner/.env", "inner/.env.secret", "inner/a.py"):
+        cli.write(name, "X=1\n")
+    for folder in (cli.cwd, cli.cwd / "inner"):
+        git(folder, "init", "-q")
+    git(cli.cwd / "inner", "add", ".env", "a.py")
+    git(cli.cwd / "inner", "commit", "-qm", "one")
+    done = cli("launch", "list.py")
+    assert lines_by_rank(done.stdout)[0] == ["['.env', 'a.py']"]
+    assert "not sent: inner/.env.secret " in done.stderr

@@ -1,0 +1,228 @@
+"""The logs of ranks on a node: their limit, their times, and where a client begins to read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.agentnode import FOREVER, Node, alive, until
+
+from cloudddp.agent.protocol.frames import Dropped
+from cloudddp.agent.protocol.phases import JobPhase
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+MIB = 1 << 20
+LINE = 32  # bytes
+
+
+def lines_of(count: int) -> str:
+    """A script that writes numbered lines of LINE bytes as fast as it can."""
+    return (
+        "import os\n"
+        f"for k in range(0, {count}, 1000):\n"
+        f"    os.write(1, b''.join(b'%0{LINE - 1}d\\n' % n for n in range(k, k + 1000)))\n"
+    )
+
+
+def numbers(data: bytes) -> list[int]:
+    assert len(data) % LINE == 0
+    return [int(data[at : at + LINE]) for at in range(0, len(data), LINE)]
+
+
+def disk_usage(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def test_long_log_keeps_its_beginning_and_its_end(node: Node) -> None:
+    count = 400_000
+    node.start(lines_of(count), log_mb=2)
+    assert node.follow().state.phase is JobPhase.SUCCEEDED
+    path = node.folder() / "ranks" / "0.log"
+    assert path.stat().st_size == count * LINE
+    until(lambda: disk_usage(path) <= 2 * MIB)
+    found = node.follow()
+    (gap,) = found.dropped[0]
+    kept = numbers(found.logs[0])
+    assert kept == [*range(gap.offset // LINE), *range(gap.end // LINE, count)]
+    assert len(kept) * LINE <= 2 * MIB
+    assert gap.offset >= MIB // 2
+    assert count * LINE - gap.end >= MIB
+
+
+def wrapper_of(node: Node) -> int:
+    rank = node.rank_pid()
+    return int(Path(f"/proc/{rank}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def test_client_that_reads_in_time_gets_everything_of_a_log_that_is_cut(node: Node) -> None:
+    """The wrapper, which cuts the log, is stopped until the client has read what was written."""
+    rounds, count = 3, 100_000
+    code = (
+        "import os, time\n"
+        f"for k in range({rounds}):\n"
+        "    while not os.path.exists(f'go{k}'): time.sleep(0.02)\n"
+        f"    os.write(1, b''.join(b'%0{LINE - 1}d\\n' % n for n in range(k * {count}, (k + 1) * {count})))\n"
+    )
+    node.start(code + FOREVER, log_mb=1)
+    wrapper, log = wrapper_of(node), node.folder() / "ranks" / "0.log"
+    data, offsets = b"", dict[int, int]()
+    for k in range(rounds):
+        os.kill(wrapper, signal.SIGSTOP)
+        try:
+            (node.project / f"go{k}").touch()
+            while len(data) < (k + 1) * count * LINE:
+                found = node.follow(wait=False, offsets=offsets)
+                assert found.dropped == {}
+                data += found.logs.get(0, b"")
+                offsets = {**offsets, **found.offsets}
+        finally:
+            os.kill(wrapper, signal.SIGCONT)
+        until(lambda: disk_usage(log) <= MIB)
+    assert numbers(data) == list(range(rounds * count))
+
+
+def test_client_that_comes_back_continues_after_the_gap(node: Node) -> None:
+    code = (
+        "import os, time\nos.write(1, b'first\\n')\nwhile not os.path.exists('gate'): time.sleep(0.02)\n"
+        + lines_of(200_000)
+        + FOREVER
+    )
+    node.start(code, log_mb=1)
+    first = until(lambda: (found := node.follow(wait=False)).logs.get(0) and found)
+    assert first.logs == {0: b"first\n"}
+    (node.project / "gate").touch()
+    until(lambda: (node.folder() / "ranks" / "0.log").stat().st_size == 6 + 200_000 * LINE)
+    until(lambda: disk_usage(node.folder() / "ranks" / "0.log") <= MIB)
+    second = node.follow(wait=False, offsets=first.offsets)
+    (gap,) = second.dropped[0]
+    assert second.starts[0] == len(b"first\n")
+    inside = (gap.offset + gap.end) // 2
+    third = node.follow(wait=False, offsets={0: inside})
+    assert third.dropped[0] == [Dropped(0, inside, gap.end - inside)]
+    assert second.logs[0].endswith(third.logs[0])
+    assert node.follow(wait=False, offsets=second.offsets).logs == {}
+
+
+def test_rank_does_not_wait_for_a_stopped_wrapper(node: Node) -> None:
+    code = (
+        "import os, time\nwhile not os.path.exists('gate'): time.sleep(0.02)\n"
+        + lines_of(100_000)
+        + "open('done', 'w')\n"
+        + FOREVER
+    )
+    node.start(code, log_mb=1)
+    wrapper = wrapper_of(node)
+    os.kill(wrapper, signal.SIGSTOP)
+    try:
+        (node.project / "gate").touch()
+        until((node.project / "done").exists)
+        found = node.follow(wait=False)
+        assert numbers(found.logs[0]) == list(range(100_000))
+    finally:
+        os.kill(wrapper, signal.SIGCONT)
+    until(lambda: disk_usage(node.folder() / "ranks" / "0.log") <= MIB)
+
+
+def test_nothing_that_a_rank_wrote_is_lost_with_its_wrapper(node: Node) -> None:
+    node.start("import os\nos.write(1, b'before\\n')\n" + FOREVER)
+    rank = node.rank_pid()
+    until(lambda: node.follow(wait=False).logs.get(0) == b"before\n")
+    os.kill(wrapper_of(node), signal.SIGKILL)
+    until(lambda: not alive(rank))
+    found = node.follow()
+    assert found.logs[0] == b"before\n"
+    assert found.state.ranks[0].signal == signal.SIGKILL
+
+
+def test_log_stays_whole_where_the_record_of_a_cut_cannot_be_written(node: Node) -> None:
+    """The record's name is taken by a folder."""
+    record = node.folder() / "ranks" / "0.cut"
+    node.start(f"import os\nos.mkdir({str(record)!r})\n" + lines_of(100_000), log_mb=1)
+    found = node.follow()
+    assert numbers(found.logs[0]) == list(range(100_000))
+    assert found.state.phase is JobPhase.SUCCEEDED
+
+
+# -- where to begin ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("newline", ["", "\\n"])
+@pytest.mark.parametrize(("tail", "shown"), [(0, []), (1, [99_999]), (3, [99_997, 99_998, 99_999])])
+def test_tail_begins_at_a_line(node: Node, newline: str, tail: int, shown: list[int]) -> None:
+    node.start(f"import sys\nsys.stdout.write('\\n'.join(map(str, range(100_000))) + '{newline}')\n")
+    node.follow()
+    found = node.follow(tail=tail)
+    assert [int(word) for word in found.logs[0].split()] == shown
+    whole = node.follow(tail=1 << 20)
+    assert (whole.starts[0], len(whole.logs[0].split())) == (0, 100_000)
+
+
+def test_tail_that_reaches_into_the_gap_reports_it(node: Node) -> None:
+    node.start(lines_of(100_000), log_mb=1)
+    node.follow()
+    until(lambda: disk_usage(node.folder() / "ranks" / "0.log") <= MIB)
+    short, long = node.follow(tail=100), node.follow(tail=90_000)
+    assert (short.dropped, len(short.logs[0])) == ({}, 100 * LINE)
+    (gap,) = long.dropped[0]
+    assert numbers(long.logs[0])[0] == gap.end // LINE
+
+
+def test_log_that_appears_later_is_sent_from_its_beginning(node: Node) -> None:
+    code = "import time, os\nprint('a\\nb', flush=True)\nwhile not os.path.exists('gate'): time.sleep(0.02)\nprint('c')\n"
+    node.start(code)
+    until(lambda: node.follow(wait=False).logs.get(0) == b"a\nb\n")
+    begun = node.follow(wait=False, tail=1)
+    assert begun.logs[0] == b"b\n"
+    launcher = node.folder() / "ranks" / "1.log"
+    launcher.write_bytes(b"one\ntwo\n")
+    (node.project / "gate").touch()
+    rest = node.follow(offsets=begun.offsets)
+    assert rest.logs == {0: b"c\n", 1: b"one\ntwo\n"}
+
+
+def test_since_begins_where_the_rank_was_at_that_time(node: Node) -> None:
+    """`since` is counted from when the node gets the request, which has two seconds here."""
+    code = (
+        "import os, time\nprint('old 1\\nold 2', flush=True)\n"
+        "while not os.path.exists('gate'): time.sleep(0.02)\nprint('new 1\\nnew 2')\n"
+    )
+    node.start(code)
+    times = node.folder() / "ranks" / "0.times"
+    until(lambda: times.exists() and times.read_bytes()[-8:] == (12).to_bytes(8, "little"))
+    between = time.time()
+    time.sleep(2)
+    (node.project / "gate").touch()
+    node.follow()
+    found = node.follow(since=time.time() - between)
+    assert found.logs[0] == b"new 1\nnew 2\n"
+    assert node.follow(since=0.0).logs[0] == b""
+    assert node.follow(since=1e6).logs[0] == b"old 1\nold 2\nnew 1\nnew 2\n"
+
+
+def test_only_the_logs_of_the_requested_ranks_are_sent(node: Node) -> None:
+    node.start("print('zero')", "print('one')", "print('two')")
+    node.follow()
+    assert node.follow(ranks=(0, 2)).logs == {0: b"zero\n", 2: b"two\n"}
+
+
+@pytest.mark.parametrize("name", ["0.times", "0.cut"])
+@pytest.mark.parametrize("content", [b"", b"\x00" * 15, b"\xff" * 4096, b'{"begin": 5, "end": 1}', None])
+def test_damaged_index_does_no_harm(node: Node, name: str, content: bytes | None) -> None:
+    """A rank can write to these files. None: a pipe, which would block."""
+    node.start("print('all')")
+    node.follow()
+    path = node.folder() / "ranks" / name
+    path.unlink(missing_ok=True)
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+    found = node.follow(since=3600.0)
+    assert found.ended
+    assert found.logs[0] in (b"all\n", b"")
+    assert node.follow().logs[0] == b"all\n"
