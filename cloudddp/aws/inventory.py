@@ -112,7 +112,7 @@ class _Interface(Record, frozen=True):
     attachment: _Attachment = _Attachment()
 
 
-class _Group(Record, frozen=True):
+class _MemberOf(Record, frozen=True):
     group_id: Id
 
 
@@ -132,7 +132,7 @@ class _Instance(Tagged, frozen=True):
     client_token: str = ""
     launch_time: datetime | None = None
     network_interfaces: tuple[_Interface, ...] = ()
-    security_groups: tuple[_Group, ...] = ()
+    security_groups: tuple[_MemberOf, ...] = ()
 
 
 class _Reservation(Record, frozen=True):
