@@ -22,20 +22,20 @@ CLOCK_SKEW = 2.0  # seconds between two nodes: more breaks certificates and the 
 FATAL_XIDS = frozenset(
     (46, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 145, 149, 154, 155)
 )
+# By the names of folders: importlib.metadata reads the description of each package, and importing torch takes seconds.
 VERSIONS = """
-import importlib.metadata, importlib.util, json, os, re, sys
+import json, os, re, sys
 found = {"python": "%d.%d.%d" % sys.version_info[:3]}
-names = ["torch"] + sorted({d.metadata["Name"] or "" for d in importlib.metadata.distributions() if (d.metadata["Name"] or "").startswith("nvidia-nccl")})
-for name in names:
-    try:
-        found["nccl" if name != "torch" else name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-spec = importlib.util.find_spec("torch")
-if spec is not None and spec.origin:
-    with open(os.path.join(os.path.dirname(spec.origin), "version.py")) as file:
-        cuda = re.search(r"^cuda\\b[^=]*= *'([^']*)'", file.read(), re.M)
-    found["cuda"] = cuda[1] if cuda else ""
+for folder in sys.path:
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        match = re.match(r"(torch|nvidia_nccl_cu[0-9]+)-([^-]+)[.](dist|egg)-info", name)
+        if match:
+            found.setdefault("torch" if match[1] == "torch" else "nccl", match[2])
+    version = os.path.join(folder, "torch", "version.py")
+    if "cuda" not in found and os.path.isfile(version):
+        with open(version) as file:
+            cuda = re.search(r"^cuda\\b[^=]*= *'([^']*)'", file.read(), re.M)
+        found["cuda"] = cuda[1] if cuda else ""
 print(json.dumps(found))
 """
 
