@@ -79,7 +79,9 @@ def explain(
     try:
         yield
     except exceptions.ClientError as error:
-        raise _refused(call, region, error, renew, decode) from None
+        refusal = _refused(call, region, error, renew, decode)
+        refusal.retries = int(error.response.get("ResponseMetadata", {}).get("RetryAttempts") or 0)
+        raise refusal from None
     except (exceptions.EndpointConnectionError, exceptions.HTTPClientError) as error:
         raise unreachable(f"{call} in {region}", error) from None
     except UnicodeEncodeError:

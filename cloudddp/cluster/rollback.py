@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 from cloudddp import signals
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
-from cloudddp.cluster import name_lock
+from cloudddp.cluster import name_lock, prices
 from cloudddp.cluster.capacity import NotLaunched
 from cloudddp.cluster.create import CreatedResources
+from cloudddp.cluster.known import Known
 from cloudddp.cluster.progress import ProgressCallback, ignore
-from cloudddp.cluster.teardown import STILL_REMOVING, down, leftovers
+from cloudddp.cluster.teardown import STILL_REMOVING, DownReport, down, leftovers
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, Command, Interrupted, Leftovers, renewal_first
 from cloudddp.local_state import ClusterFolder
@@ -39,23 +38,9 @@ def roll_back(
 
     with signals.protected(notice):
         elsewhere = not interrupted and created.holds_name and _removed_elsewhere(aws, name, cluster_id)
-        try:
-            if created.uncertain:
-                seconds = timing.current().settle
-                progress(f"waiting {seconds:g} s, in case AWS has started nodes without confirming it")
-                time.sleep(seconds)
-            progress(f"{'interrupted' if interrupted else 'failed'}: removing everything")
-            found = inventory.with_id(cluster_id)
-            report = down(aws, found, known=created.instances, progress=ignore)
-        except Exception as second:  # a bug, too, must not hide that nodes may be running
-            listed = f" ({', '.join(created.instances)})" if created.instances else ""
-            raise Leftovers(
-                f"cluster {cluster_id} may still be running{listed}: {second}",
-                hint=renewal_first(
-                    second, "repeat ", Command("down"), " until it reports that nothing is left"
-                ),
-            ) from None
-    if report.left or report.reasons:
+        known = created.known
+        report = None if known.nothing else _remove(aws, cluster_id, created, known, interrupted, progress)
+    if report is not None and (report.left or report.reasons):
         raise leftovers(report) from None
     ClusterFolder(cluster_id).forget()
     if interrupted or (
@@ -68,6 +53,40 @@ def roll_back(
             "it is left",
             hint=("create it again: ", Command("up")),
         ) from None
+
+
+def _remove(
+    aws: AWS,
+    cluster_id: str,
+    created: CreatedResources,
+    known: Known,
+    interrupted: bool,
+    progress: ProgressCallback,
+) -> DownReport:
+    """Remove what exists. Raises Leftovers if AWS does not even list it."""
+    try:
+        if known.uncertain:
+            seconds = timing.current().settle
+            progress(
+                f"waiting {seconds:g} s while removing, in case AWS has created something without confirming it"
+            )
+        progress(f"{'interrupted' if interrupted else 'failed'}: removing everything")
+        return down(aws, inventory.with_id(cluster_id), known=known, progress=ignore)
+    except Exception as error:  # a bug, too, must not hide that nodes may be running
+        raise Leftovers(
+            f"{_what_may_exist(cluster_id, created, known)}: {error}",
+            hint=renewal_first(error, "repeat ", Command("down"), " until it reports that nothing is left"),
+        ) from None
+
+
+def _what_may_exist(cluster_id: str, created: CreatedResources, known: Known) -> str:
+    listed = known.description()
+    if created.requested_nodes:
+        return f"cluster {cluster_id} may still be running{f' ({listed})' if listed else ''}"
+    addresses = sum(one.kind == "Elastic IP" for one in known.resources)
+    price = f", costing ${addresses * prices.PUBLIC_IPV4_HOUR:.3f} an hour" if addresses else ""
+    more = " and what the last call may have created" if known.uncertain else ""
+    return f"no node was requested, but of cluster {cluster_id} remain {listed or 'resources'}{more}{price}"
 
 
 def _removed_elsewhere(aws: AWS, name: str, cluster_id: str) -> bool:

@@ -35,6 +35,7 @@ class FaultyEndpoint:
         self._rewrites: dict[str, Rewrite] = {}
         self._gates: dict[str, tuple[threading.Event, threading.Event]] = {}
         self._lost: dict[str, int] = {}
+        self._late: dict[str, tuple[int, float]] = {}
         self._lock = threading.Lock()
 
     def fail(
@@ -65,6 +66,10 @@ class FaultyEndpoint:
     def lose_answer(self, action: str, *, times: int = 1) -> None:
         """Forward the next `times` calls, and close the connection instead of answering."""
         self._lost[action] = times
+
+    def complete_late(self, action: str, seconds: float, *, times: int = 5) -> None:
+        """Close the connection of the next `times` calls, which a client tries in all, and forward the last one later."""
+        self._late[action] = (times, seconds)
 
     def count(self, action: str) -> int:
         return self.calls.count(action)
@@ -109,6 +114,9 @@ class FaultyEndpoint:
             body = ERROR.format(code=code, message=message).encode()
             self._answer(handler, status, body, "text/xml")
             return
+        if self._postponed(action, handler, body):
+            handler.close_connection = True
+            return
         status, answer, kind = self._forward(handler, body)
         if self._lost.get(action, 0) > 0:
             self._lost[action] -= 1
@@ -121,6 +129,18 @@ class FaultyEndpoint:
             reached.set()
             release.wait(60)
         self._answer(handler, status, answer, kind)
+
+    def _postponed(self, action: str, handler: http.server.BaseHTTPRequestHandler, body: bytes) -> bool:
+        with self._lock:
+            times, seconds = self._late.get(action, (0, 0.0))
+            if not times:
+                return False
+            self._late[action] = (times - 1, seconds)
+        if times == 1:
+            timer = threading.Timer(seconds, self._forward, (handler, body))
+            timer.daemon = True
+            timer.start()
+        return True
 
     @staticmethod
     def _action(handler: http.server.BaseHTTPRequestHandler, body: bytes) -> str:

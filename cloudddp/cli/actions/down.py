@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from cloudddp import local_state, signals
@@ -17,7 +17,8 @@ from cloudddp.cli.formats import dollars
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import inspect, name_lock, teardown
+from cloudddp.cluster import inspect, known, name_lock, teardown
+from cloudddp.cluster.known import Known
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.config.options import GlobalOptions
@@ -67,10 +68,24 @@ def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
             report = teardown.down(aws, inventory.with_id(cluster_id), progress=progress)
         else:
             where = inventory.named(session.settings.cluster.name)
-            report = teardown.down(aws, where, progress=progress, mine=session.ownership(aws).mine)
+            report = teardown.down(
+                aws, where, progress=progress, mine=session.ownership(aws).mine,
+                known=known.combined(_own_journals(aws, session.settings.cluster.name)),
+            )  # fmt: skip
     if report.left or report.reasons:
         raise teardown.leftovers(report)
     return report
+
+
+def _own_journals(aws: AWS, name: str) -> Iterator[Known]:
+    """Yield what this computer knows about clusters of that name, unless an `up` is creating them."""
+    for record in local_state.known_clusters():
+        if (record.name, record.region, record.endpoint) != (name, aws.region, aws.endpoint):
+            continue
+        with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
+            folder = local_state.ClusterFolder(record.id)
+            if not folder.is_being_created():
+                yield known.from_journal(folder)
 
 
 def _without_credentials(aws: AWS, name: str, error: CredentialsError) -> CloudDDPError:
