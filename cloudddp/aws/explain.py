@@ -62,6 +62,7 @@ _NOT_ACCEPTED = (
 )
 _SHOWN = 600  # characters of a message of AWS, which names roles and resources, and can be long
 _SHOWN_CODE = 100
+_THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled")
 _MOST_SKEW = 240.0  # seconds; a signature is valid for 300
 
 
@@ -80,7 +81,9 @@ def explain(
         yield
     except exceptions.ClientError as error:
         refusal = _refused(call, region, error, renew, decode)
-        refusal.retries = int(error.response.get("ResponseMetadata", {}).get("RetryAttempts") or 0)
+        metadata = error.response.get("ResponseMetadata", {})
+        refusal.retries = int(metadata.get("RetryAttempts") or 0)
+        refusal.transient = refusal.code in _THROTTLED or int(metadata.get("HTTPStatusCode") or 0) >= 500
         raise refusal from None
     except (exceptions.EndpointConnectionError, exceptions.HTTPClientError) as error:
         raise unreachable(f"{call} in {region}", error) from None
@@ -114,10 +117,12 @@ def shown(text: object) -> str:
 
 def unreachable(purpose: str, error: Exception) -> AWSError:
     """Return the error for an endpoint that does not answer."""
-    return AWSError(
+    found = AWSError(
         f"cannot reach AWS for {purpose}: {shown(error)}",
         hint="check your network and the region; if AWS_ENDPOINT_URL is set, check that the endpoint is running",
     )
+    found.transient = True
+    return found
 
 
 def _refused(call: str, region: str, refusal: Any, renew: Text, decode: denials.Decode) -> AWSError:

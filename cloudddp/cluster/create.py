@@ -64,6 +64,7 @@ class CreatedResources:
         self._resources: list[Resource] = []
         self._unanswered: set[str] = set()  # steps that were sent and whose outcome is unknown
         self._last_answer = time.monotonic()
+        self.launched: float | None = None  # time.monotonic() when AWS accepted the launch
         self.zone = ""  # in which the nodes were launched
         self._aws, self._name, self._plan, self._folder = aws, name, plan, folder
         self._progress = progress
@@ -214,6 +215,7 @@ class CreatedResources:
     def _run_instances_once(self, request: Request, answers: Mapping[str, Any]) -> None:
         with signals.deferred(self._on_signal):
             answer = self._call(replace(request, params=_resolved(request.params, answers)))
+            self.launched = time.monotonic()
             self._instances = [item["InstanceId"] for item in answer["Instances"]]
             self._folder.journal_created(self._instances)
             self._tag_ranks(answer["Instances"])
