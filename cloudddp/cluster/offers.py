@@ -16,7 +16,7 @@ from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cluster import addresses, interfaces, placement, prices, reserved
+from cloudddp.cluster import addresses, interfaces, name_lock, placement, prices, reserved
 from cloudddp.cluster.capacity import Attempt, attempt, exhausted
 from cloudddp.cluster.identity import new_identity, units
 from cloudddp.cluster.permission import require_launch
@@ -166,7 +166,13 @@ def offer_of(
 def check_addresses(offer: Offer, spec: ClusterSpec) -> None:
     """Raise CloudDDPError if the nodes need more Elastic IPs than the account may have. Two AWS calls, or none."""
     if interfaces.needs_elastic_ip(offer.context.interfaces, public=connection.mode(spec) == "public"):
-        addresses.check_limit(offer.aws, spec.nodes)
+        addresses.check_limit(offer.aws, spec.name, spec.nodes, lambda: _abandoned(offer.aws, spec.name))
+
+
+def _abandoned(aws: AWS, name: str) -> str:
+    """Return the id of the cluster whose remains `up` removes before it creates one of that name, or ''."""
+    holder = name_lock.holder(aws, name)
+    return holder.cluster_id if holder is not None and name_lock.abandoned(aws, holder) else ""
 
 
 def subnets(

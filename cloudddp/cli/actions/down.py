@@ -52,12 +52,27 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
             f"cluster {name!r} is not yours; {ownership.caller}. Nothing was removed:{listed}",
             hint=("to remove it anyway: ", Command("down", "--anyone")),
         )
-    console.print(lifecycle.down(report, name, simulated=options.sim))
+    elsewhere = _created_elsewhere(aws, name)
+    console.print(lifecycle.down(report, name, simulated=options.sim, region=aws.region if elsewhere else ""))
     for text in others:
         console.log(f"not removed, because it is not yours: {text} (--anyone removes it)")
     if report.nothing:
         _release_name(console, aws, name, ownership)
         _report_other_clusters(console, aws, name)
+    for region in elsewhere:
+        console.log(
+            f"a cluster {name!r} was also created in {region} from this computer, and may still be up there: ",
+            Command("down", "--region", region),
+            " removes it",
+        )
+
+
+def _created_elsewhere(aws: AWS, name: str) -> list[str]:
+    """Return the other regions in which this computer has created a cluster of that name that is not known to be gone."""
+    records = [
+        one for one in local_state.known_clusters() if (one.name, one.endpoint) == (name, aws.endpoint)
+    ]
+    return sorted({record.region for record in records} - {aws.region})
 
 
 def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
