@@ -86,7 +86,14 @@ def explain(
         refusal.transient = refusal.code in _THROTTLED or int(metadata.get("HTTPStatusCode") or 0) >= 500
         raise refusal from None
     except (exceptions.EndpointConnectionError, exceptions.HTTPClientError) as error:
-        raise unreachable(f"{call} in {region}", error) from None
+        lost = unreachable(f"{call} in {region}", error)
+        lost.unsent = isinstance(
+            error,
+            exceptions.EndpointConnectionError
+            | exceptions.ConnectTimeoutError
+            | exceptions.ProxyConnectionError,
+        )
+        raise lost from None
     except UnicodeEncodeError:
         raise UsageError(
             "AWS configuration: a value contains characters that cannot be sent",

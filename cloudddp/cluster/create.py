@@ -267,7 +267,10 @@ class CreatedResources:
             self._unanswered.discard(request.step)
             raise
         except AWSError as error:
-            if _was_refused(error) and not _repeats(request, error.retries):
+            # Without a connection a key pair exists only if an earlier attempt was lost. It costs nothing, and the next `up`
+            # of the name removes it: an offline computer must not report leftovers.
+            refused = _was_refused(error) or (error.unsent and request.step == "key-pair")
+            if refused and not _repeats(request, error.retries):
                 self._unanswered.discard(request.step)
             raise
         finally:

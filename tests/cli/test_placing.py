@@ -15,6 +15,7 @@ from typing import Any
 import boto3
 import pytest
 from support.harness import remaining, wait_for
+from support.processes import zygote
 
 G5_ZONES = ("us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d", "us-east-1f")
 SCALED = {"CLOUDDDP_TIME_SCALE": "0.02"}
@@ -319,6 +320,23 @@ def test_outage_of_aws_does_not_end_the_wait(
     conditions(clear=True)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
+    assert len(remains().instances) == 1
+
+
+def test_computer_that_is_offline_goes_on_waiting(
+    cli: Any, conditions: Any, faults: Any, remains: Any, tmp_path: Path
+) -> None:
+    conditions(capacity=full(*G5_ZONES))
+    log = tmp_path / "progress.txt"
+    with log.open("w") as err:
+        argv = ("-m", "cloudddp", "up", "-n", "1", "--wait-capacity", "1h")
+        process = zygote().start(argv, cli.cwd, {**cli.env, **SCALED}, stderr=err)
+        cli.started.append(process)
+    wait_for(lambda: faults.count("DeleteKeyPair") and remains().nothing, "the first attempt is removed")
+    with faults.offline():
+        wait_for(lambda: "cannot reach AWS" in log.read_text(), "an attempt fails")
+    conditions(clear=True)
+    assert process.wait(120) == 0, log.read_text()
     assert len(remains().instances) == 1
 
 

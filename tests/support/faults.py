@@ -6,6 +6,7 @@ applies to one EC2 action.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import json
@@ -15,7 +16,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 ERROR = """<?xml version="1.0" encoding="UTF-8"?>
@@ -87,14 +88,28 @@ class FaultyEndpoint:
             def log_message(self, *_: Any) -> None:
                 """Silent."""
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._handler = Handler
+        self._listen(0)
+        return self
+
+    def _listen(self, port: int) -> None:
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), self._handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         serve = functools.partial(
             self._server.serve_forever, poll_interval=0.02
         )  # which shutdown() waits for
         threading.Thread(target=serve, daemon=True).start()
-        return self
+
+    @contextlib.contextmanager
+    def offline(self) -> Iterator[None]:
+        """Refuse connections inside the block."""
+        self._server.shutdown()
+        self._server.server_close()
+        try:
+            yield
+        finally:
+            self._listen(self._server.server_address[1])
 
     def __exit__(self, *_: object) -> None:
         for _, release in self._gates.values():
