@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from cloudddp import signals
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
@@ -23,8 +26,10 @@ def roll_back(
     created: CreatedResources,
     error: BaseException,
     progress: ProgressCallback,
+    *,
+    patient: bool = False,
 ) -> None:
-    """Remove everything that a failed `up` has created.
+    """Remove everything that a failed `up` has created. `patient`: repeat that for some minutes while AWS does not answer.
 
     Raises Leftovers, Interrupted, or CloudDDPError if another command removed the cluster; if it returns, the caller
     re-raises the original error.
@@ -39,13 +44,17 @@ def roll_back(
     with signals.protected(notice):
         elsewhere = not interrupted and created.holds_name and _removed_elsewhere(aws, name, cluster_id)
         known = created.known
-        report = None if known.nothing else _remove(aws, cluster_id, created, known, interrupted, progress)
+        again = patient and not interrupted
+        report = (
+            None
+            if known.nothing
+            else _remove(aws, cluster_id, created, interrupted, progress, lambda: again and not signalled)
+        )
     if report is not None and (report.left or report.reasons):
         raise leftovers(report) from None
     ClusterFolder(cluster_id).forget()
-    if interrupted or (
-        signalled and isinstance(error, NotLaunched)
-    ):  # which would be followed by another attempt
+    followed = isinstance(error, NotLaunched) or (patient and getattr(error, "transient", False))
+    if interrupted or (signalled and followed):  # by another attempt
         raise Interrupted("interrupted; nothing was left running") from None
     if elsewhere:
         raise CloudDDPError(
@@ -59,24 +68,34 @@ def _remove(
     aws: AWS,
     cluster_id: str,
     created: CreatedResources,
-    known: Known,
     interrupted: bool,
     progress: ProgressCallback,
+    patient: Callable[[], bool],
 ) -> DownReport:
     """Remove what exists. Raises Leftovers if AWS does not even list it."""
-    try:
-        if known.uncertain:
-            seconds = timing.current().settle
-            progress(
-                f"waiting {seconds:g} s while removing, in case AWS has created something without confirming it"
-            )
-        progress(f"{'interrupted' if interrupted else 'failed'}: removing everything")
-        return down(aws, inventory.with_id(cluster_id), known=known, progress=ignore)
-    except Exception as error:  # a bug, too, must not hide that nodes may be running
-        raise Leftovers(
-            f"{_what_may_exist(cluster_id, created, known)}: {error}",
-            hint=renewal_first(error, "repeat ", Command("down"), " until it reports that nothing is left"),
-        ) from None
+    limits, known = timing.current(), created.known
+    until = time.monotonic() + limits.look_again
+    if known.uncertain:
+        progress(
+            f"waiting {limits.settle:g} s while removing, in case AWS has created something without confirming it"
+        )
+    progress(f"{'interrupted' if interrupted else 'failed'}: removing everything")
+    while True:
+        try:
+            report = down(aws, inventory.with_id(cluster_id), known=known, progress=ignore)
+            if not report.transient or not patient() or time.monotonic() > until:
+                return report
+        except Exception as error:  # a bug, too, must not hide that nodes may be running
+            transient = getattr(error, "transient", False)
+            if not transient or not patient() or time.monotonic() > until:
+                raise Leftovers(
+                    f"{_what_may_exist(cluster_id, created, known)}: {error}",
+                    hint=renewal_first(
+                        error, "repeat ", Command("down"), " until it reports that nothing is left"
+                    ),
+                ) from None
+        progress("AWS does not answer; removing everything again in a moment")
+        time.sleep(limits.capacity_first)
 
 
 def _what_may_exist(cluster_id: str, created: CreatedResources, known: Known) -> str:

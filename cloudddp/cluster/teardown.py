@@ -53,6 +53,7 @@ class DownReport:
     reasons: tuple[str, ...]
     cost: Cost
     credentials: CredentialsError | None = None  # why the credentials could no longer be used
+    transient: bool = False  # AWS did not answer a call: the removal may work later
 
     @property
     def nothing(self) -> bool:
@@ -86,13 +87,14 @@ def down(
     try:
         unknown = work.terminate(present, unlisted)
         running = any(isinstance(one, Instance) and one.live for one in work.left)
-        work.left = (*work.left, *known.resources)
+        work.left = (*(one for one in work.left if one not in known.resources), *known.resources)
         if not running:
             work.delete_resources()
         work.left = (*work.left, *unknown)
     except CloudDDPError as error:
         work.reasons.append(error.message)
         work.credentials = error if isinstance(error, CredentialsError) else None
+        work.transient = isinstance(error, AWSError) and error.transient
     return work.report()
 
 
@@ -112,6 +114,7 @@ class _Teardown:
         self.left: tuple[Instance | Resource, ...] = ()
         self.reasons: list[str] = []
         self.credentials: CredentialsError | None = None
+        self.transient = False
 
     def instances(self) -> list[Instance]:
         """Return the instances to remove, as AWS lists them now, terminated ones included."""
@@ -237,6 +240,7 @@ class _Teardown:
             reasons=tuple(self.reasons),
             cost=_cost(self._seen.values()),
             credentials=self.credentials,
+            transient=self.transient,
         )
 
 

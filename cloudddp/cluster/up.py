@@ -111,7 +111,8 @@ def _create(
             folder.forget()
             raise
         except BaseException as error:
-            roll_back(aws, spec.name, the_plan.cluster_id, created, error, progress)
+            patient = spec.wait_capacity != "0"
+            roll_back(aws, spec.name, the_plan.cluster_id, created, error, progress, patient=patient)
             if created.launched is None:
                 raise
             usd = the_plan.price.hour * billed_hours(time.monotonic() - created.launched)
