@@ -80,11 +80,12 @@ def create_in_any(
             raise _failed(spec, excluded, failures, waiting, waited=wait > 0)
         # Jitter: several users who wait for the same capacity must not ask at the same moments.
         seconds = min(pause * random.uniform(0.5, 1.0), left)  # noqa: S311
-        progress(
-            f"{_why(attempts)}: next attempt in {seconds:.0f} s, until {_time(until)} (Ctrl-C ends; nothing is running"
-            f"{f'; cost so far at most {waiting.cost}' if waiting.usd else ''})"
-        )
+        billed = f"; cost so far at most {waiting.cost}" if waiting.usd else ""
         try:
+            progress(
+                f"{_why(attempts)}: next attempt in {seconds:.0f} s, until {_time(until)} (Ctrl-C ends; nothing is running"
+                f"{billed})"
+            )
             time.sleep(seconds)
         except KeyboardInterrupt:
             raise Interrupted("interrupted while waiting for capacity; nothing is running") from None
