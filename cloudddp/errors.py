@@ -84,11 +84,19 @@ class UsageError(CloudDDPError):
 
 
 class AWSError(CloudDDPError):
-    """AWS refused a call, or could not be reached. `code` is AWS's own error code, or ''."""
+    """AWS refused a call, or could not be reached. `code` is AWS's own error code, or ''.
+
+    `retries`: how often botocore had repeated the call before this answer; an earlier attempt may have had an effect.
+    `transient`: AWS did not answer, answered with HTTP status 5xx, or throttled the call, so that it may work later.
+    `unsent`: there was no connection; that of an earlier attempt may have been lost.
+    """
 
     def __init__(self, message: str, *, hint: Text = "", code: str = "") -> None:
         super().__init__(message, hint=hint)
         self.code = code
+        self.retries = 0
+        self.transient = False
+        self.unsent = False
 
 
 class CredentialsError(AWSError):

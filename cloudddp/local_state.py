@@ -249,17 +249,25 @@ class ClusterFolder:
 
     def journal_created(self, instances: list[str]) -> None:
         """Record the instances that RunInstances returned."""
-        self.journal(_CREATED, instances=instances)
+        self.journal(_CREATED, step="nodes", instances=instances)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the lines of the journal that can be read: the last one may be incomplete. Raises OSError, UsageError."""
+        found = []
+        for line in (self.read(self.path / "journal.jsonl") or "").splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    found.append(event)
+        return found
 
     def created_instances(self) -> frozenset[str]:
         """Return the ids of the instances that AWS returned to `up`; empty if no answer arrived."""
-        lines = (self.read(self.path / "journal.jsonl") or "").splitlines()
         ids: set[str] = set()
-        for line in lines:  # the last one may be incomplete
-            with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError, RecursionError):
-                event = json.loads(line)
-                if event.get("event") == _CREATED:
-                    ids.update(one for one in event["instances"] if isinstance(one, str))
+        for event in self.events():
+            listed = event.get("instances")
+            if event.get("event") == _CREATED and isinstance(listed, list):
+                ids.update(one for one in listed if isinstance(one, str))
         return frozenset(ids)
 
     @contextlib.contextmanager

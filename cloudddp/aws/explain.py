@@ -62,6 +62,7 @@ _NOT_ACCEPTED = (
 )
 _SHOWN = 600  # characters of a message of AWS, which names roles and resources, and can be long
 _SHOWN_CODE = 100
+_THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled")
 _MOST_SKEW = 240.0  # seconds; a signature is valid for 300
 
 
@@ -79,9 +80,20 @@ def explain(
     try:
         yield
     except exceptions.ClientError as error:
-        raise _refused(call, region, error, renew, decode) from None
+        refusal = _refused(call, region, error, renew, decode)
+        metadata = error.response.get("ResponseMetadata", {})
+        refusal.retries = int(metadata.get("RetryAttempts") or 0)
+        refusal.transient = refusal.code in _THROTTLED or int(metadata.get("HTTPStatusCode") or 0) >= 500
+        raise refusal from None
     except (exceptions.EndpointConnectionError, exceptions.HTTPClientError) as error:
-        raise unreachable(f"{call} in {region}", error) from None
+        lost = unreachable(f"{call} in {region}", error)
+        lost.unsent = isinstance(
+            error,
+            exceptions.EndpointConnectionError
+            | exceptions.ConnectTimeoutError
+            | exceptions.ProxyConnectionError,
+        )
+        raise lost from None
     except UnicodeEncodeError:
         raise UsageError(
             "AWS configuration: a value contains characters that cannot be sent",
@@ -112,10 +124,12 @@ def shown(text: object) -> str:
 
 def unreachable(purpose: str, error: Exception) -> AWSError:
     """Return the error for an endpoint that does not answer."""
-    return AWSError(
+    found = AWSError(
         f"cannot reach AWS for {purpose}: {shown(error)}",
         hint="check your network and the region; if AWS_ENDPOINT_URL is set, check that the endpoint is running",
     )
+    found.transient = True
+    return found
 
 
 def _refused(call: str, region: str, refusal: Any, renew: Text, decode: denials.Decode) -> AWSError:

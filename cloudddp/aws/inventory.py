@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -234,11 +235,12 @@ class _Group(Record, frozen=True):
     ip_permissions: list[_Rule]
 
 
-def resources(aws: AWS, filters: Filters) -> list[Resource]:
-    """Return the matching resources that are not instances: those of _KINDS."""
+def resources(aws: AWS, filters: Filters, kinds: Sequence[str] = tuple(_KINDS)) -> list[Resource]:
+    """Return the matching resources that are not instances: those of _KINDS, or of some. One AWS call for each kind."""
     return [
         resource(aws, kind, item)
-        for kind, (method, key, _, _) in _KINDS.items()
+        for kind in kinds
+        for method, key, _, _ in [_KINDS[kind]]
         for item in aws.listed("ec2", method, key, dict[str, Any], Filters=filters)
         if item.get("State") not in ("deleting", "deleted")  # a volume that is already being deleted
     ]

@@ -105,8 +105,11 @@ def wait_terminated(
         pause = min(pause * 1.5, POLL_SECONDS)
 
 
-def delete(aws: AWS, resource: Resource) -> AWSError | None:
-    """Try once to delete a resource. Return None if it is gone, else the error; see `in_use`."""
+def delete(aws: AWS, resource: Resource, *, new: bool = False) -> AWSError | None:
+    """Try once to delete a resource. Return None if it is gone, else the error; see `in_use`.
+
+    `new`: AWS may not know it yet (eventual consistency), so that NotFound does not mean that it is gone.
+    """
     calls: dict[str, tuple[str, dict[str, str]]] = {
         "security group": ("delete_security_group", {"GroupId": resource.id}),
         # By id: the name is a lock, which another cluster may hold by now.
@@ -121,11 +124,15 @@ def delete(aws: AWS, resource: Resource) -> AWSError | None:
     try:
         aws.call("ec2", method, **params)
     except AWSError as error:
-        gone = ".NotFound" in error.code or error.code == "InvalidPlacementGroup.Unknown"
-        return None if gone else error
+        return None if _not_found(error) and not new else error
     return None
 
 
+def _not_found(error: AWSError) -> bool:
+    return ".NotFound" in error.code or error.code == "InvalidPlacementGroup.Unknown"
+
+
 def in_use(error: AWSError) -> bool:
-    """Return whether waiting helps: interfaces and volumes are released some time after their instance has ended."""
-    return error.code in _IN_USE
+    """Return whether waiting helps: interfaces and volumes are released some time after their instance has ended, and new
+    resources are not found for some time."""
+    return error.code in _IN_USE or _not_found(error)

@@ -20,7 +20,10 @@ VERBS = {
     "jobs": (f"{_JOBS}:jobs", "List the cluster's jobs, their state and training progress."),
     "launch": (f"{_JOBS}:launch", "Sync the project and run SCRIPT with ARGS on every node."),
     "logs": (f"{_JOBS}:logs", "Show the logs of a job from the beginning."),
-    "ls": (f"{_CLUSTERS}:ls", "List all cloudddp clusters in the region, of any owner."),
+    "ls": (
+        f"{_CLUSTERS}:ls",
+        "List cloudddp clusters, and remains, of any owner.",
+    ),
     "pull": (f"{_NODES}:pull", "Copy results from the nodes to this computer."),
     "run": (f"{_JOBS}:run", "Do a whole job: up, launch, pull and down in one command."),
     "sim": (f"{_SIMULATOR}:sim", "Simulate EC2 on this computer, without an AWS account."),

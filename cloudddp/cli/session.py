@@ -56,6 +56,19 @@ class Session:
         """Return a new connection to AWS per region in which `up` looks for capacity, in order."""
         return [self._connect(region) for region in self._regions]
 
+    def recorded_clouds(self, asked: Sequence[AWS]) -> list[AWS]:
+        """Return a connection per other region with a cluster that this computer has created and that is not known to be
+        gone. None with --region."""
+        if self.options.region:
+            return []
+        records = local_state.known_clusters()
+        others = sorted({record.region for record in records} - {aws.region for aws in asked})
+        return [
+            aws
+            for aws in map(self._connect, others)
+            if any((one.region, one.endpoint) == (aws.region, aws.endpoint) for one in records)
+        ]
+
     @property
     def _regions(self) -> Sequence[str | None]:
         """The configured regions, at least one; None for that of the AWS profile."""

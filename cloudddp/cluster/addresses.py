@@ -18,7 +18,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.requests import Request, tagged
 from cloudddp.config import timing
-from cloudddp.errors import AWSError, CloudDDPError
+from cloudddp.errors import AWSError, CloudDDPError, Command, Text
 
 STEP = "address"
 _PARALLEL = 8  # calls at a time: 100 nodes take 13 rounds, and EC2's request rate is not exceeded
@@ -33,17 +33,33 @@ def requests(count: int, tags: list[dict[str, str]]) -> tuple[Request, ...]:
     return tuple(Request(f"{STEP}-{index}", "allocate_address", params) for index in range(count))
 
 
-def check_limit(aws: AWS, count: int) -> None:
-    """Raise CloudDDPError if the account may not have so many more Elastic IPs. Two AWS calls."""
+def check_limit(aws: AWS, name: str, count: int, abandoned: Callable[[], str]) -> None:
+    """Raise CloudDDPError if the account may not have so many more Elastic IPs. Two AWS calls, if they suffice.
+
+    `abandoned` returns the id of a cluster of this name that `up` is going to remove, or '': its addresses do not count.
+    """
     limit = addresses.limit(aws)
     if limit is None:
         return
     used = len(addresses.listed(aws, []))
+    if used + count <= limit:
+        return
+    left = inventory.resources(aws, inventory.named(name), ["Elastic IP"])
+    removed = abandoned() if left else ""
+    used -= sum(bool(removed) and one.cluster_id == removed for one in left)
+    kept = sum(one.cluster_id != removed for one in left)
     if used + count > limit:
+        hint: Text = addresses_hint()
+        if kept:
+            hint = (
+                f"{kept} of them are left of cluster {name!r}: ",
+                Command("down"),
+                f" releases them; or {hint}",
+            )
         raise CloudDDPError(
             f"{count} nodes with several network cards need {count} Elastic IPs; the account may have {limit} in "
             f"{aws.region} and has {used}",
-            hint=addresses_hint(),
+            hint=hint,
         )
 
 

@@ -65,30 +65,40 @@ class Attempt:
     zone: str  # '' if the region was excluded before a zone was tried
     code: str
     reason: str
+    transient: bool = False  # AWS did not answer, or throttled a call
 
     @property
     def waiting_helps(self) -> bool:
-        return next_step(self.code) is Next.ZONE and self.code != "Unsupported"
+        return self.transient or (next_step(self.code) is Next.ZONE and self.code != "Unsupported")
 
 
 class NotLaunched(CloudDDPError):
     """No zone of a plan has launched the nodes. Others may: `attempts` says where that was tried.
 
-    `remaining` are the zones of the plan that were not tried.
+    `remaining` are the zones of the plan that were not tried. `accepted`: AWS accepted a launch, which ended before the nodes
+    were ready and costs at most `usd`.
     """
 
     def __init__(
-        self, attempts: Sequence[Attempt], first: CloudDDPError, remaining: Sequence[str] = ()
+        self,
+        attempts: Sequence[Attempt],
+        first: CloudDDPError,
+        remaining: Sequence[str] = (),
+        *,
+        accepted: bool = False,
     ) -> None:
         super().__init__(first.message, hint=first.hint)
         self.attempts = tuple(attempts)
         self.first = first
         self.remaining = tuple(remaining)
+        self.accepted = accepted
+        self.usd = 0.0
 
 
 def attempt(region: str, zone: str, error: CloudDDPError) -> Attempt:
     code = error.code if isinstance(error, AWSError) else ""
-    return Attempt(region, zone, code, _sentence(error.message, code))
+    transient = isinstance(error, AWSError) and error.transient and next_step(code) is Next.STOP
+    return Attempt(region, zone, code, _sentence(error.message, code), transient)
 
 
 def _sentence(message: str, code: str) -> str:
@@ -97,7 +107,16 @@ def _sentence(message: str, code: str) -> str:
     return text.partition(". ")[0].rstrip(".")
 
 
-def exhausted(what: str, attempts: Sequence[Attempt], waited: str = "") -> CloudDDPError:
+def most_accepted(code: str) -> int:
+    """Return how many launches that were accepted and ended for this reason are made, before waiting is given up.
+
+    Each is billed, at least 60 s per node. A lack of capacity ends by itself; the other reasons may be permanent, such as a
+    disk that EC2 cannot attach.
+    """
+    return 20 if code == "Server.InsufficientInstanceCapacity" else 3
+
+
+def exhausted(what: str, attempts: Sequence[Attempt], waited: str = "", billed: str = "") -> CloudDDPError:
     """Return the error for a launch that failed in every zone, with a table of them. `what` is "2 x p5.48xlarge"."""
     after = f" within {waited}" if waited else ""
     wide = max(len(one.zone or one.region) for one in attempts)
@@ -105,8 +124,9 @@ def exhausted(what: str, attempts: Sequence[Attempt], waited: str = "") -> Cloud
     rows = "".join(
         f"\n  {one.zone or one.region:{wide}}  {one.code:{codes}}  {one.reason}".rstrip() for one in attempts
     )
+    more = f"\n  {billed}" if billed else ""
     return CloudDDPError(
-        f"{what} could not be launched in any of these zones{after}:{rows}", hint=_advice(attempts)
+        f"{what} could not be launched in any of these zones{after}:{rows}{more}", hint=_advice(attempts)
     )
 
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cloudddp import signals
 from cloudddp.aws import inventory, reservations
 from cloudddp.aws.client import AWS
-from cloudddp.cluster import addresses, name_lock, placement
+from cloudddp.aws.inventory import Resource
+from cloudddp.cluster import addresses, known, name_lock, placement
 from cloudddp.cluster.capacity import Attempt, Next, NotLaunched, attempt, next_step
+from cloudddp.cluster.known import Known
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ProgressCallback, ignore
 from cloudddp.cluster.requests import Ref, Request
 from cloudddp.cluster.teardown import down, leftovers
 from cloudddp.config import timing
-from cloudddp.errors import AWSError, CloudDDPError, Command
+from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, UsageError
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import TAG_NODE_RANK
 
@@ -50,19 +53,34 @@ _CLEAN_UP_POLLS = 60  # in the time that a capacity reservation gets to clean up
 class CreatedResources:
     """What one `up` has created, as far as known.
 
-    `holds_name`: the key pair exists, and with it the lock on the name. `instances`: the ids that RunInstances
-    returned. `uncertain`: RunInstances was sent, and its outcome is unknown.
+    `holds_name`: the key pair exists, and with it the lock on the name.
     """
 
     def __init__(
         self, aws: AWS, name: str, plan: Plan, folder: ClusterFolder, progress: ProgressCallback
     ) -> None:
         self.holds_name = False
-        self.instances: list[str] = []
-        self.uncertain = False
+        self._instances: list[str] = []
+        self._resources: list[Resource] = []
+        self._unanswered: set[str] = set()  # steps that were sent and whose outcome is unknown
+        self._last_answer = time.monotonic()
+        self.launched: float | None = None  # time.monotonic() when AWS accepted the launch
         self.zone = ""  # in which the nodes were launched
         self._aws, self._name, self._plan, self._folder = aws, name, plan, folder
         self._progress = progress
+
+    @property
+    def known(self) -> Known:
+        """What exists, or may exist."""
+        listed_from = self._last_answer + timing.current().settle
+        return Known(
+            tuple(self._instances), tuple(self._resources), listed_from, uncertain=bool(self._unanswered)
+        )
+
+    @property
+    def requested_nodes(self) -> bool:
+        """Whether there may be an instance."""
+        return bool(self._instances) or "nodes" in self._unanswered
 
     def create(self) -> None:
         """Send the requests of the plan, and launch the nodes in the first zone that has capacity.
@@ -81,7 +99,8 @@ class CreatedResources:
                 self._lock_name(request)
             else:
                 with signals.deferred(self._on_signal):
-                    answers[request.step] = self._call(request.method, _resolved(request.params, answers))
+                    resolved = replace(request, params=_resolved(request.params, answers))
+                    answers[request.step] = self._call(resolved)
         if allocations:
             self._allocate(allocations)
         self._launch(answers)
@@ -96,9 +115,7 @@ class CreatedResources:
             self._record(request)
         with signals.deferred(self._on_signal):
             try:
-                addresses.in_parallel(
-                    [functools.partial(self._aws.call, "ec2", one.method, **one.params) for one in requests]
-                )
+                addresses.in_parallel([functools.partial(self._send, one) for one in requests])
             except AWSError as error:
                 explained = addresses.explained(error)
                 if next_step(error.code) is not Next.REGION:
@@ -142,7 +159,7 @@ class CreatedResources:
         while True:
             with signals.deferred(self._on_signal):
                 try:
-                    self._aws.call("ec2", request.method, **request.params)
+                    self._send(request)
                     self.holds_name = True
                     return
                 except AWSError as error:
@@ -151,6 +168,7 @@ class CreatedResources:
             holder = name_lock.holder(self._aws, self._name)
             if holder is not None and holder.cluster_id == self._plan.cluster_id:
                 self.holds_name = True  # botocore has repeated a call whose answer was lost
+                self._resources.append(holder.key)
                 return
             if holder is not None:
                 self._remove_abandoned(holder)
@@ -168,7 +186,8 @@ class CreatedResources:
         if not name_lock.abandoned(self._aws, holder):
             raise name_lock.taken(self._aws, self._name, holder)
         self._progress(f"removing the remains of cluster {holder.cluster_id}, which had this name")
-        report = down(self._aws, inventory.with_id(holder.cluster_id), progress=ignore)
+        kept = known.from_journal(ClusterFolder(holder.cluster_id))
+        report = down(self._aws, inventory.with_id(holder.cluster_id), known=kept, progress=ignore)
         if report.left or report.reasons:
             raise leftovers(report)
 
@@ -195,11 +214,10 @@ class CreatedResources:
 
     def _run_instances_once(self, request: Request, answers: Mapping[str, Any]) -> None:
         with signals.deferred(self._on_signal):
-            self.uncertain = True
-            answer = self._call(request.method, _resolved(request.params, answers))
-            self.uncertain = False
-            self.instances = [item["InstanceId"] for item in answer["Instances"]]
-            self._folder.journal_created(self.instances)
+            answer = self._call(replace(request, params=_resolved(request.params, answers)))
+            self.launched = time.monotonic()
+            self._instances = [item["InstanceId"] for item in answer["Instances"]]
+            self._folder.journal_created(self._instances)
             self._tag_ranks(answer["Instances"])
 
     def _tag_ranks(self, instances: list[dict[str, Any]]) -> None:
@@ -209,9 +227,9 @@ class CreatedResources:
             return
         for rank, item in enumerate(instances):
             tags = [{"Key": TAG_NODE_RANK, "Value": str(rank)}]
-            self._call("create_tags", {"Resources": [item["InstanceId"]], "Tags": tags})
+            self._call(Request("rank", "create_tags", {"Resources": [item["InstanceId"]], "Tags": tags}))
 
-    def _call(self, method: str, params: dict[str, Any]) -> Any:
+    def _call(self, request: Request) -> Any:
         """Make a call; repeat it while AWS does not find what it has just created (eventual consistency).
 
         A Duplicate is our own: the names of the security group and of the placement group contain the cluster's id, so botocore has repeated a
@@ -220,22 +238,67 @@ class CreatedResources:
         deadline = time.monotonic() + timing.current().settle
         while True:
             try:
-                return self._aws.call("ec2", method, **params)
+                return self._send(request)
             except AWSError as error:
-                if error.code and error.code not in _AMBIGUOUS:
-                    self.uncertain = False  # AWS has refused
                 if error.code == "InvalidPermission.Duplicate":
                     return {}
                 if error.code == "InvalidPlacementGroup.Duplicate":
+                    self._keep(request, {})
                     return {}
-                if error.code == "InvalidGroup.Duplicate":
-                    named = [{"Name": "group-name", "Values": [params["GroupName"]]}]
-                    return inventory.security_groups(self._aws, named)[0]
+                if error.code == "InvalidGroup.Duplicate" and (group := self._own_group(request)):
+                    self._keep(request, group)
+                    return group
                 if error.code not in _NOT_FOUND_YET or time.monotonic() > deadline:
                     raise
                 if name_lock.lost(self._aws, self._name, self._plan.cluster_id):
                     raise
             time.sleep(_RETRY_SECONDS)
+
+    def _own_group(self, request: Request) -> dict[str, Any] | None:
+        named = [{"Name": "group-name", "Values": [request.params["GroupName"]]}]
+        return next(iter(inventory.security_groups(self._aws, named)), None)
+
+    def _send(self, request: Request) -> Any:
+        """Make a call once, and keep what it has created. Safe to call from several threads."""
+        self._unanswered.add(request.step)
+        try:
+            answer = self._aws.call("ec2", request.method, **request.params)
+        except UsageError:  # it was not sent
+            self._unanswered.discard(request.step)
+            raise
+        except AWSError as error:
+            # Without a connection a key pair exists only if an earlier attempt was lost. It costs nothing, and the next `up`
+            # of the name removes it: an offline computer must not report leftovers.
+            refused = _was_refused(error) or (error.unsent and request.step == "key-pair")
+            if refused and not _repeats(request, error.retries):
+                self._unanswered.discard(request.step)
+            raise
+        finally:
+            self._last_answer = time.monotonic()
+        if not _repeats(request, int(answer.get("ResponseMetadata", {}).get("RetryAttempts") or 0)):
+            self._unanswered.discard(request.step)
+        self._keep(request, answer)
+        return answer
+
+    def _keep(self, request: Request, answer: Mapping[str, Any]) -> None:
+        resource = known.created(request, answer)
+        if resource is None:
+            return
+        self._resources.append(resource)
+        self._folder.journal(
+            known.CREATED, step=request.step, kind=resource.kind, id=resource.id, detail=resource.detail
+        )
+
+
+def _was_refused(error: AWSError) -> bool:
+    """Return whether the call had no effect. Credentials that could not be loaded: it was not sent."""
+    return error.code not in _AMBIGUOUS if error.code else isinstance(error, CredentialsError)
+
+
+def _repeats(request: Request, retries: int) -> bool:
+    """Return whether a call may have had its effect twice: AllocateAddress has no idempotency token, and botocore repeats
+    a call whose answer was lost."""
+    return retries > 0 and request.step.startswith(addresses.STEP)
 
 
 def _resolved(value: Any, answers: Mapping[str, Any]) -> Any:

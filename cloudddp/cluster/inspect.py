@@ -6,14 +6,18 @@ Only AWS is queried for what exists; local state is not used.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
-from cloudddp.aws.inventory import Instance
+from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
+from cloudddp.cluster.prices import PUBLIC_IPV4_HOUR
 from cloudddp.errors import CloudDDPError, Command
+from cloudddp.local_state import ClusterFolder
+from cloudddp.tags import Tags
 
 
 def find(aws: AWS, name: str | None = None) -> list[Cluster]:
@@ -26,6 +30,42 @@ def find(aws: AWS, name: str | None = None) -> list[Cluster]:
         for (cluster_name, cluster_id), members in groups.items()
     ]
     return sorted(clusters, key=lambda c: (c.name, not c.live, c.id))
+
+
+_REMAINS = ("Elastic IP", "security group", "key pair")
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What is left of a cluster without nodes. `being_created`: an `up` on this computer has yet to start its nodes."""
+
+    name: str
+    id: str
+    region: str
+    resources: tuple[Resource, ...]
+    being_created: bool
+
+    @property
+    def hour(self) -> float:
+        """USD per hour."""
+        return PUBLIC_IPV4_HOUR * sum(one.kind == "Elastic IP" for one in self.resources)
+
+    @property
+    def tags(self) -> Tags:
+        return self.resources[0].tags
+
+
+def remains(aws: AWS, live: Iterable[Cluster], name: str | None = None) -> list[Remains]:
+    """Return what is left of clusters of that name (or all), other than the live ones. Three AWS calls."""
+    groups: dict[tuple[str, str], list[Resource]] = {}
+    for one in inventory.resources(aws, inventory.named(name), _REMAINS):
+        groups.setdefault((one.tags.cluster, one.cluster_id), []).append(one)
+    with_nodes = {(cluster.name, cluster.id) for cluster in live}
+    return [
+        Remains(cluster, id_, aws.region, tuple(members), bool(id_) and ClusterFolder(id_).is_being_created())
+        for (cluster, id_), members in sorted(groups.items())
+        if (cluster, id_) not in with_nodes
+    ]
 
 
 def refresh(aws: AWS, name: str, cluster_id: str) -> Cluster | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cluster import addresses, interfaces, placement, prices, reserved
+from cloudddp.cluster import addresses, interfaces, name_lock, placement, prices, reserved
 from cloudddp.cluster.capacity import Attempt, attempt, exhausted
 from cloudddp.cluster.identity import new_identity, units
 from cloudddp.cluster.permission import require_launch
@@ -24,9 +25,11 @@ from cloudddp.cluster.prices import Price
 from cloudddp.cluster.reach import public_sources
 from cloudddp.cluster.requests import LaunchContext
 from cloudddp.cluster.user_data import Identity
-from cloudddp.config import connection
+from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.errors import CloudDDPError, Command, UsageError
+
+_ROUNDING = 0.001  # USD
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,52 @@ def resolve(
     if not offers:
         raise exhausted(f"{spec.nodes} x {spec.instance_type}", excluded)
     return offers, excluded
+
+
+class Offers:
+    """The offers of all regions, resolved again once they are old: a wait for capacity may last for days."""
+
+    def __init__(
+        self,
+        clouds: Sequence[AWS],
+        spec: ClusterSpec,
+        ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]],
+    ) -> None:
+        self._clouds, self._spec, self._ssh_sources = clouds, spec, ssh_sources
+        self._confirmed: dict[str, float] = {}  # region -> USD per hour that the user was shown
+        self._found: tuple[list[Offer], list[Attempt]] = ([], [])
+        self._resolved = 0.0
+
+    def look(self) -> tuple[list[Offer], list[Attempt]]:
+        """Return the offers and the excluded regions, as `resolve` does.
+
+        Only those at the prices of the first call, which the user has confirmed. Raises CloudDDPError if all are more expensive.
+        """
+        first = not self._found[0]
+        if first or time.monotonic() - self._resolved > timing.current().look_again:
+            self._found = resolve(self._clouds, self._spec, self._ssh_sources)
+            self._resolved = time.monotonic()
+            if first:
+                self._confirmed = {offer.aws.region: offer.price.hour for offer in self._found[0]}
+            else:
+                self._found = self._affordable(), self._found[1]
+        return self._found
+
+    def _affordable(self) -> list[Offer]:
+        now = [offer for offer in self._found[0] if offer.aws.region in self._confirmed]
+        same = [offer for offer in now if offer.price.hour <= self._confirmed[offer.aws.region] + _ROUNDING]
+        if same:
+            return same
+        if not now:
+            raise CloudDDPError(
+                "no region that was confirmed can run the cluster any more; nothing is running"
+            )
+        region, hour = now[0].aws.region, now[0].price.hour
+        raise CloudDDPError(
+            f"the price in {region} has risen from ${self._confirmed[region]:.2f} to ${hour:.2f} an hour while `up` was "
+            "waiting for capacity; nothing is running",
+            hint=("to accept it: ", Command("up"), " again"),
+        )
 
 
 def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Offer:
@@ -117,7 +166,13 @@ def offer_of(
 def check_addresses(offer: Offer, spec: ClusterSpec) -> None:
     """Raise CloudDDPError if the nodes need more Elastic IPs than the account may have. Two AWS calls, or none."""
     if interfaces.needs_elastic_ip(offer.context.interfaces, public=connection.mode(spec) == "public"):
-        addresses.check_limit(offer.aws, spec.nodes)
+        addresses.check_limit(offer.aws, spec.name, spec.nodes, lambda: _abandoned(offer.aws, spec.name))
+
+
+def _abandoned(aws: AWS, name: str) -> str:
+    """Return the id of the cluster whose remains `up` removes before it creates one of that name, or ''."""
+    holder = name_lock.holder(aws, name)
+    return holder.cluster_id if holder is not None and name_lock.abandoned(aws, holder) else ""
 
 
 def subnets(

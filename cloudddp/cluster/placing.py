@@ -1,62 +1,91 @@
 """Creates a cluster in the first region and zone that has capacity, and waits for capacity if asked to.
 
 Between two attempts nothing exists in the account: each attempt that fails has removed what it created, so that a
-computer that is switched off while it waits leaves nothing behind.
+computer that is switched off while it waits leaves nothing behind. A launch that AWS accepts and that ends before the nodes
+are ready is billed nevertheless: such launches are limited, and count against max_cost.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+import msgspec
+
 from cloudddp.cluster import capacity
-from cloudddp.cluster.capacity import Attempt, NotLaunched
+from cloudddp.cluster.capacity import Attempt, NotLaunched, attempt
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.offers import Offer
-from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.plan import Plan, lifetime
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config import duration, timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError, Interrupted
+from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, UsageError
 
-Create = Callable[[Offer], tuple[Cluster, Plan]]
+Create = Callable[[Offer, ClusterSpec], tuple[Cluster, Plan]]
+Look = Callable[[], tuple[Sequence[Offer], Sequence[Attempt]]]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The launches that AWS has accepted and that ended before the nodes were ready."""
+
+    usd: float = 0.0
+    accepted: Counter[str] = field(default_factory=Counter)  # by code
+
+    def add(self, failure: NotLaunched) -> None:
+        if failure.accepted:
+            self.usd += failure.usd
+            self.accepted[failure.attempts[-1].code if failure.attempts else ""] += 1
+
+    @property
+    def cost(self) -> str:
+        return f"${self.usd:.2f}"
 
 
 def create_in_any(
-    offers: Sequence[Offer],
-    excluded: Sequence[Attempt],
-    spec: ClusterSpec,
-    create: Create,
-    progress: ProgressCallback,
+    look: Look, spec: ClusterSpec, create: Create, progress: ProgressCallback
 ) -> tuple[Cluster, Plan]:
     """Return the cluster that `create` has created in one of the offers, and its plan.
 
-    `create` raises NotLaunched, after removing everything, if an offer has no capacity. `excluded` are regions that
-    were excluded before. Raises CloudDDPError with a table if no zone has capacity within spec.wait_capacity.
+    `look` returns the offers, and the regions that were excluded; it is called before each round, and resolves them again
+    when they are old. `create` raises NotLaunched, after removing everything, if an offer has no capacity; its settings have
+    a max_cost without the cost so far. Raises CloudDDPError with a table if no zone has capacity within spec.wait_capacity.
     """
     wait = duration.seconds(spec.wait_capacity)
     deadline, until = time.monotonic() + wait, datetime.now(UTC) + timedelta(seconds=wait)
     limits = timing.current()
-    pause = limits.capacity_first
+    pause, waiting = limits.capacity_first, _Waiting()
+    excluded: Sequence[Attempt] = ()
     while True:
         failures: list[NotLaunched] = []
+        try:
+            offers, excluded = look()
+        except AWSError as error:
+            if not wait or not error.transient:
+                raise
+            offers = ()
+            failures.append(_outage(error, ""))
         for offer in offers:
-            created = _create_in(offer, create, failures)
+            created = _create_in(offer, spec, create, failures, waiting)
             if created is not None:
                 return created
         attempts = [one for failure in failures for one in failure.attempts]
         left = deadline - time.monotonic()
         if left <= 0 or not any(one.waiting_helps for one in attempts):
-            raise _failed(spec, excluded, failures, waited=wait > 0)
+            raise _failed(spec, excluded, failures, waiting, waited=wait > 0)
         # Jitter: several users who wait for the same capacity must not ask at the same moments.
         seconds = min(pause * random.uniform(0.5, 1.0), left)  # noqa: S311
-        zones = ", ".join(dict.fromkeys(one.zone or one.region for one in attempts))
-        progress(
-            f"no capacity in {zones}: next attempt in {seconds:.0f} s, until {_time(until)} (Ctrl-C ends; nothing is running)"
-        )
+        billed = f"; cost so far at most {waiting.cost}" if waiting.usd else ""
         try:
+            progress(
+                f"{_why(attempts)}: next attempt in {seconds:.0f} s, until {_time(until)} (Ctrl-C ends; nothing is running"
+                f"{billed})"
+            )
             time.sleep(seconds)
         except KeyboardInterrupt:
             raise Interrupted("interrupted while waiting for capacity; nothing is running") from None
@@ -69,26 +98,83 @@ def _time(until: datetime) -> str:
     return f"{until:%H:%M} UTC" if today else f"{until:%Y-%m-%d %H:%M} UTC"
 
 
-def _create_in(offer: Offer, create: Create, failures: list[NotLaunched]) -> tuple[Cluster, Plan] | None:
+def _why(attempts: Sequence[Attempt]) -> str:
+    places = ", ".join(dict.fromkeys(one.zone or one.region for one in attempts if not one.transient))
+    if places:
+        return f"no capacity in {places}"
+    return f"AWS does not answer as usual ({attempts[-1].reason})"
+
+
+def _create_in(
+    offer: Offer, spec: ClusterSpec, create: Create, failures: list[NotLaunched], waiting: _Waiting
+) -> tuple[Cluster, Plan] | None:
     """Create the cluster in one region; None if no zone of it has capacity, which is added to `failures`.
 
     A launch that was accepted and failed later ends an attempt before the remaining zones were tried.
     """
     remaining: Sequence[str] = [subnet.zone for subnet in offer.context.subnets]
     while remaining:
+        paid = _remaining_budget(offer, spec, waiting)
         try:
-            return create(offer.only(remaining))
+            return create(offer.only(remaining), paid)
         except NotLaunched as failure:
             failures.append(failure)
+            waiting.add(failure)
+            _check_accepted(failure, waiting)
             remaining = failure.remaining
+        except AWSError as error:
+            if spec.wait_capacity == "0" or not error.transient:
+                raise
+            failures.append(_outage(error, offer.aws.region))
+            return None
     return None
 
 
+def _outage(error: AWSError, region: str) -> NotLaunched:
+    return NotLaunched([attempt(region, "", error)], error)
+
+
+def _check_accepted(failure: NotLaunched, waiting: _Waiting) -> None:
+    """Raise CloudDDPError if too many launches were accepted and ended: each of them is billed."""
+    code = failure.attempts[-1].code if failure.attempts else ""
+    count = waiting.accepted[code]
+    if not failure.accepted or count < capacity.most_accepted(code):
+        return
+    raise CloudDDPError(
+        f"{count} launches that AWS accepted ended before the nodes were ready, the last one with {code}: "
+        f"{failure.attempts[-1].reason}. Such launches are billed: they cost at most {waiting.cost}; nothing is running",
+        hint="try again later, or choose other --zones, --regions or another --instance-type",
+    ) from None
+
+
+def _remaining_budget(offer: Offer, spec: ClusterSpec, waiting: _Waiting) -> ClusterSpec:
+    """Return the settings with a max_cost without the cost so far. Raises CloudDDPError if it is too little."""
+    if spec.max_cost is None or not waiting.usd:
+        return spec
+    left = round(spec.max_cost - waiting.usd, 4)
+    try:
+        paid = msgspec.structs.replace(spec, max_cost=max(left, 0.0001))
+        lifetime(paid, offer.price)
+    except UsageError as error:
+        raise CloudDDPError(
+            f"launches that AWS accepted and that ended before the nodes were ready cost at most {waiting.cost}; what is left "
+            f"of max_cost ({spec.max_cost:.2f}) is too little: {error.message}. Nothing is running",
+            hint=("raise --max-cost, or try again later: ", Command("up")),
+        ) from None
+    return paid
+
+
 def _failed(
-    spec: ClusterSpec, excluded: Sequence[Attempt], failures: Sequence[NotLaunched], *, waited: bool
+    spec: ClusterSpec,
+    excluded: Sequence[Attempt],
+    failures: Sequence[NotLaunched],
+    waiting: _Waiting,
+    *,
+    waited: bool,
 ) -> CloudDDPError:
     attempts = [*excluded, *(one for failure in failures for one in failure.attempts)]
     if len(attempts) == 1 and not waited:
         return failures[0].first
     what = f"{spec.nodes} x {spec.instance_type}"
-    return capacity.exhausted(what, attempts, spec.wait_capacity if waited else "")
+    billed = f"launches that AWS accepted and that ended cost at most {waiting.cost}" if waiting.usd else ""
+    return capacity.exhausted(what, attempts, spec.wait_capacity if waited else "", billed)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from cloudddp import signals
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
-from cloudddp.cluster import name_lock
+from cloudddp.cluster import name_lock, prices
 from cloudddp.cluster.capacity import NotLaunched
 from cloudddp.cluster.create import CreatedResources
+from cloudddp.cluster.known import Known
 from cloudddp.cluster.progress import ProgressCallback, ignore
-from cloudddp.cluster.teardown import STILL_REMOVING, down, leftovers
+from cloudddp.cluster.teardown import STILL_REMOVING, DownReport, down, leftovers
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, Command, Interrupted, Leftovers, renewal_first
 from cloudddp.local_state import ClusterFolder
@@ -24,8 +26,10 @@ def roll_back(
     created: CreatedResources,
     error: BaseException,
     progress: ProgressCallback,
+    *,
+    patient: bool = False,
 ) -> None:
-    """Remove everything that a failed `up` has created.
+    """Remove everything that a failed `up` has created. `patient`: repeat that for some minutes while AWS does not answer.
 
     Raises Leftovers, Interrupted, or CloudDDPError if another command removed the cluster; if it returns, the caller
     re-raises the original error.
@@ -39,28 +43,18 @@ def roll_back(
 
     with signals.protected(notice):
         elsewhere = not interrupted and created.holds_name and _removed_elsewhere(aws, name, cluster_id)
-        try:
-            if created.uncertain:
-                seconds = timing.current().settle
-                progress(f"waiting {seconds:g} s, in case AWS has started nodes without confirming it")
-                time.sleep(seconds)
-            progress(f"{'interrupted' if interrupted else 'failed'}: removing everything")
-            found = inventory.with_id(cluster_id)
-            report = down(aws, found, known=created.instances, progress=ignore)
-        except Exception as second:  # a bug, too, must not hide that nodes may be running
-            listed = f" ({', '.join(created.instances)})" if created.instances else ""
-            raise Leftovers(
-                f"cluster {cluster_id} may still be running{listed}: {second}",
-                hint=renewal_first(
-                    second, "repeat ", Command("down"), " until it reports that nothing is left"
-                ),
-            ) from None
-    if report.left or report.reasons:
+        known = created.known
+        again = patient and not interrupted
+        report = (
+            None
+            if known.nothing
+            else _remove(aws, cluster_id, created, interrupted, progress, lambda: again and not signalled)
+        )
+    if report is not None and (report.left or report.reasons):
         raise leftovers(report) from None
     ClusterFolder(cluster_id).forget()
-    if interrupted or (
-        signalled and isinstance(error, NotLaunched)
-    ):  # which would be followed by another attempt
+    followed = isinstance(error, NotLaunched) or (patient and getattr(error, "transient", False))
+    if interrupted or (signalled and followed):  # by another attempt
         raise Interrupted("interrupted; nothing was left running") from None
     if elsewhere:
         raise CloudDDPError(
@@ -68,6 +62,50 @@ def roll_back(
             "it is left",
             hint=("create it again: ", Command("up")),
         ) from None
+
+
+def _remove(
+    aws: AWS,
+    cluster_id: str,
+    created: CreatedResources,
+    interrupted: bool,
+    progress: ProgressCallback,
+    patient: Callable[[], bool],
+) -> DownReport:
+    """Remove what exists. Raises Leftovers if AWS does not even list it."""
+    limits, known = timing.current(), created.known
+    until = time.monotonic() + limits.look_again
+    if known.uncertain:
+        progress(
+            f"waiting {limits.settle:g} s while removing, in case AWS has created something without confirming it"
+        )
+    progress(f"{'interrupted' if interrupted else 'failed'}: removing everything")
+    while True:
+        try:
+            report = down(aws, inventory.with_id(cluster_id), known=known, progress=ignore)
+            if not report.transient or not patient() or time.monotonic() > until:
+                return report
+        except Exception as error:  # a bug, too, must not hide that nodes may be running
+            transient = getattr(error, "transient", False)
+            if not transient or not patient() or time.monotonic() > until:
+                raise Leftovers(
+                    f"{_what_may_exist(cluster_id, created, known)}: {error}",
+                    hint=renewal_first(
+                        error, "repeat ", Command("down"), " until it reports that nothing is left"
+                    ),
+                ) from None
+        progress("AWS does not answer; removing everything again in a moment")
+        time.sleep(limits.capacity_first)
+
+
+def _what_may_exist(cluster_id: str, created: CreatedResources, known: Known) -> str:
+    listed = known.description()
+    if created.requested_nodes:
+        return f"cluster {cluster_id} may still be running{f' ({listed})' if listed else ''}"
+    addresses = sum(one.kind == "Elastic IP" for one in known.resources)
+    price = f", costing ${addresses * prices.PUBLIC_IPV4_HOUR:.3f} an hour" if addresses else ""
+    more = " and what the last call may have created" if known.uncertain else ""
+    return f"no node was requested, but of cluster {cluster_id} remain {listed or 'resources'}{more}{price}"
 
 
 def _removed_elsewhere(aws: AWS, name: str, cluster_id: str) -> bool:

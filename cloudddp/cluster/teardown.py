@@ -19,6 +19,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Filters, Instance, Resource
 from cloudddp.cluster import cost, prices
 from cloudddp.cluster.cost import Cost
+from cloudddp.cluster.known import NOTHING, Known, identity
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.config import timing
 from cloudddp.errors import (
@@ -52,6 +53,7 @@ class DownReport:
     reasons: tuple[str, ...]
     cost: Cost
     credentials: CredentialsError | None = None  # why the credentials could no longer be used
+    transient: bool = False  # AWS did not answer a call: the removal may work later
 
     @property
     def nothing(self) -> bool:
@@ -64,40 +66,47 @@ def down(
     filters: Filters,
     *,
     progress: ProgressCallback,
-    known: Sequence[str] = (),
+    known: Known = NOTHING,
     mine: Mine = lambda _: True,
 ) -> DownReport:
     """Remove everything that matches the filters and is `mine`, wait, check again, and report.
 
     Instances first: a security group in use cannot be deleted, and the instances are the bill. Once the group is gone, no
     RunInstances of an `up` that still runs can succeed; only then the key pair is deleted, which locks the name. Passes
-    are repeated until one complete check finds nothing. `known` are ids of instances that exist although their tags may
-    not be found yet. Safe to repeat. Raises only if the first check fails; later errors are in the report, and what was
-    listed last is then reported as remaining.
+    are repeated until one complete check finds nothing; after a call of unknown outcome, until AWS lists what it may have
+    created. `known` exists although a filter by tag may not find it yet. Safe to repeat. Raises only if the first check
+    fails; later errors are in the report, and what was listed last is then reported as remaining.
     """
-    work = _Teardown(aws, filters, mine, progress)
+    work = _Teardown(aws, filters, mine, progress, known)
     present = work.instances()
     unlisted = [
         Resource("instance", one, Tags(), "(state unknown)")
-        for one in sorted({*known} - {instance.id for instance in present})
+        for one in sorted({*known.instances} - {instance.id for instance in present})
     ]
-    work.left = (*(instance for instance in present if instance.live), *unlisted)
+    work.left = (*(instance for instance in present if instance.live), *unlisted, *known.resources)
     try:
         unknown = work.terminate(present, unlisted)
-        if not any(isinstance(one, Instance) and one.live for one in work.left):
+        running = any(isinstance(one, Instance) and one.live for one in work.left)
+        work.left = (*(one for one in work.left if one not in known.resources), *known.resources)
+        if not running:
             work.delete_resources()
         work.left = (*work.left, *unknown)
     except CloudDDPError as error:
         work.reasons.append(error.message)
         work.credentials = error if isinstance(error, CredentialsError) else None
+        work.transient = isinstance(error, AWSError) and error.transient
     return work.report()
 
 
 class _Teardown:
     """The state of one teardown: what was listed, what was removed, and what remains."""
 
-    def __init__(self, aws: AWS, filters: Filters, mine: Mine, progress: ProgressCallback) -> None:
+    def __init__(
+        self, aws: AWS, filters: Filters, mine: Mine, progress: ProgressCallback, known: Known
+    ) -> None:
         self._aws, self._filters, self._mine, self._progress = aws, filters, mine, progress
+        self._known = known
+        self._gone: set[str] = set()  # those of `known` whose deletion AWS has confirmed
         self._seen: dict[str, Instance] = {}  # as first listed
         self._deleted: dict[str, Resource] = {}
         self._others: dict[str, Instance | Resource] = {}
@@ -105,6 +114,7 @@ class _Teardown:
         self.left: tuple[Instance | Resource, ...] = ()
         self.reasons: list[str] = []
         self.credentials: CredentialsError | None = None
+        self.transient = False
 
     def instances(self) -> list[Instance]:
         """Return the instances to remove, as AWS lists them now, terminated ones included."""
@@ -114,7 +124,15 @@ class _Teardown:
         return found
 
     def _resources(self) -> list[Resource]:
-        return self._own(inventory.resources(self._aws, self._filters))
+        """Return the resources to remove: those that AWS lists, and those that it may not list yet."""
+        found = self._own(inventory.resources(self._aws, self._filters))
+        listed = self._gone | {identity(one) for one in found}
+        return found + [one for one in self._known.resources if identity(one) not in listed]
+
+    @property
+    def _settling(self) -> bool:
+        """Whether AWS may still not know what was created."""
+        return time.monotonic() < self._known.listed_from
 
     def _own(self, found: list[T]) -> list[T]:
         """Return what is the caller's, and remember the rest for the report."""
@@ -168,14 +186,16 @@ class _Teardown:
         limits = timing.current()
         began = time.monotonic()
         present = self._resources()
-        while present or self._terminated_some:
+        while present or self._terminated_some or (self._known.uncertain and self._settling):
             errors = self._delete(present)
+            settling = self._known.uncertain and self._settling  # before the check
             instances = [i for i in self.instances() if i.state != "terminated"]
             present = self._resources()
             self.left = (*instances, *present)
             patience = limits.in_use if errors or instances else limits.still_listed
             permanent = [error for error in errors if not removal.in_use(error)]
-            if not self.left or permanent or time.monotonic() > began + patience:
+            over = not self.left or permanent or time.monotonic() > began + patience
+            if over and not settling:
                 # If nothing is left, what was in use has been deleted by EC2 or by another command.
                 self.reasons += [error.message for error in (errors if self.left else permanent)]
                 return
@@ -190,15 +210,20 @@ class _Teardown:
         """Try once to delete these, the key pair last and only if nothing else is left; return the errors."""
         errors: list[AWSError] = []
         for kind in _DELETION_ORDER:
-            if kind == "key pair" and errors:
+            if kind == "key pair" and (errors or (self._known.uncertain and self._settling)):
                 break
             for resource in (one for one in present if one.kind == kind):
                 if resource.id not in self._deleted:
                     self._progress(f"deleting {resource.kind} {resource.id}")
                 self._deleted[resource.id] = resource
-                if (error := removal.delete(self._aws, resource)) is not None:
+                if (error := removal.delete(self._aws, resource, new=self._is_new(resource))) is not None:
                     errors.append(error)
+                else:
+                    self._gone.add(identity(resource))
         return errors
+
+    def _is_new(self, resource: Resource) -> bool:
+        return self._settling and identity(resource) in {identity(one) for one in self._known.resources}
 
     def report(self) -> DownReport:
         """Return what was removed and what is left, and remove the keys of clusters that are gone."""
@@ -215,6 +240,7 @@ class _Teardown:
             reasons=tuple(self.reasons),
             cost=_cost(self._seen.values()),
             credentials=self.credentials,
+            transient=self.transient,
         )
 
 

@@ -5,6 +5,7 @@ It returns data and raises; it prints nothing but progress.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,10 +19,11 @@ from cloudddp.cluster.identity import new_identity
 from cloudddp.cluster.inspect import ambiguous, find
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
-from cloudddp.cluster.offers import Offer, resolve
+from cloudddp.cluster.offers import Offer, Offers
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.placing import create_in_any
 from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.prices import billed_hours
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
 from cloudddp.cluster.rollback import roll_back
@@ -66,10 +68,11 @@ def up(
             cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
             return UpResult(cluster, None)
     check_route(spec)
-    offers, excluded = resolve(clouds, spec, ssh_sources)
-    confirm([offer.plan(spec, new_identity()[0]) for offer in offers], offers[0].info)
+    offers = Offers(clouds, spec, ssh_sources)
+    found, _ = offers.look()
+    confirm([offer.plan(spec, new_identity()[0]) for offer in found], found[0].info)
 
-    def create(offer: Offer) -> tuple[Cluster, Plan]:
+    def create(offer: Offer, spec: ClusterSpec) -> tuple[Cluster, Plan]:
         """Plan, for a lifetime that begins now (the user may have taken an hour to answer), and create."""
         identity, private_key = new_identity()
         the_plan = offer.plan(spec, identity)
@@ -78,7 +81,7 @@ def up(
         folder.create(record, private_key=private_key, host_public=identity.host_public)
         return _create(offer, spec, the_plan, folder, progress, on_ready, dial), the_plan
 
-    return UpResult(*create_in_any(offers, excluded, spec, create, progress))
+    return UpResult(*create_in_any(offers.look, spec, create, progress))
 
 
 def _create(
@@ -108,9 +111,25 @@ def _create(
             folder.forget()
             raise
         except BaseException as error:
-            roll_back(aws, spec.name, the_plan.cluster_id, created, error, progress)
-            raise
+            patient = spec.wait_capacity != "0"
+            roll_back(aws, spec.name, the_plan.cluster_id, created, error, progress, patient=patient)
+            if created.launched is None:
+                raise
+            usd = the_plan.price.hour * billed_hours(time.monotonic() - created.launched)
+            raise _accepted(error, aws.region, created.zone, spec, usd) from None
     return cluster
+
+
+def _accepted(error: BaseException, region: str, zone: str, spec: ClusterSpec, usd: float) -> BaseException:
+    """Return the error of a launch that was accepted and removed again, with what it has cost at most.
+
+    While waiting for capacity, one call that AWS did not answer is a failed attempt.
+    """
+    if isinstance(error, AWSError) and error.transient and spec.wait_capacity != "0":
+        error = NotLaunched([attempt(region, zone, error)], error, accepted=True)
+    if isinstance(error, NotLaunched):
+        error.usd = usd
+    return error
 
 
 def _wait_running(
@@ -130,7 +149,8 @@ def _wait_running(
             raise
         zones = [launch.zone for launch in the_plan.launches]
         remaining = zones[zones.index(created.zone) + 1 :]
-        raise NotLaunched([attempt(aws.region, created.zone, error)], error, remaining) from None
+        failed = [attempt(aws.region, created.zone, error)]
+        raise NotLaunched(failed, error, remaining, accepted=True) from None
     if the_plan.elastic_ips:
         addresses.provide(aws, cluster, progress)
         cluster = wait_running(aws, spec, the_plan.cluster_id, gpus, progress)

@@ -157,8 +157,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
     wait_capacity: Annotated[
         str,
         _limited(
-            "How long `up` keeps trying if no zone has capacity, such as 30m or 2h. 0 does not wait. Nothing is billed "
-            "meanwhile.",
+            "How long `up` keeps trying if no zone has capacity, such as 30m or 2h. 0 does not wait. Nothing runs between two "
+            "attempts; a launch that AWS accepts and then ends is billed, and counts against max_cost.",
             allowed="0, or a time such as 45s, 30m, 2h or 1d (at most 14d)",
             pattern=r"^(0|[1-9]\d{0,5}[smhd])\Z",
         ),

@@ -54,6 +54,9 @@ class Timing:
     at_stake: float = 5.0  # for all nodes to report, before `down`, results that were not pulled
     capacity_first: float = 15.0  # until the second attempt to launch, while no zone has capacity
     capacity_longest: float = 300.0  # between two attempts
+    look_again: float = (
+        600.0  # until `up` looks up image, price and its own address again, while it waits for capacity
+    )
     gpus: float = 60.0  # for a node that has booted to show its GPUs
     torch: float = 600.0  # for the first import of torch, from a cold disk, and the use of each GPU
     minute: float = 60.0  # of the minutes that a node may take to boot (ready_minutes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import boto3
 import pytest
 from support.harness import remaining, wait_for
+from support.processes import zygote
 
 G5_ZONES = ("us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d", "us-east-1f")
 SCALED = {"CLOUDDDP_TIME_SCALE": "0.02"}
@@ -266,3 +269,143 @@ def test_region_and_regions_exclude_each_other(cli: Any, faults: Any) -> None:
     assert done.returncode == 2
     assert "--region and --regions exclude each other" in done.stderr
     assert not faults.calls
+
+
+# -- waiting: what it costs, and what ends it ------------------------------------------------------------------
+
+
+def ended_launches(code: str) -> dict[str, Any]:
+    return {"us-east-1a": {"code": code, "instances": 1, "launches": 999}}
+
+
+@pytest.mark.parametrize("code", ["Server.InternalError", "Server.SpotInstanceTermination"])
+def test_accepted_launches_that_end_are_not_repeated_forever(
+    cli: Any, conditions: Any, faults: Any, remains: Any, code: str
+) -> None:
+    """Each is billed for at least 60 s per node."""
+    conditions(fail_launch=ended_launches(code), prices={"g5.xlarge": 60.0})
+    done = cli("up", "-n", "2", "--zones", "us-east-1a", "--wait-capacity", "1h", **SCALED)
+    assert done.returncode == 1, done.stderr
+    assert faults.count("RunInstances") == 3
+    assert "3 launches that AWS accepted ended before the nodes were ready" in done.stderr
+    assert re.search(r"cost so far at most \$2\.0\d", done.stderr), done.stderr
+    assert re.search(r"cost at most \$6\.\d\d", done.stderr), done.stderr
+    assert remains().nothing
+
+
+def test_accepted_launches_count_against_max_cost(
+    cli: Any, conditions: Any, faults: Any, remains: Any
+) -> None:
+    conditions(fail_launch=ended_launches("Server.InsufficientInstanceCapacity"), prices={"g5.xlarge": 60.0})
+    words = ("--zones", "us-east-1a", "--wait-capacity", "1h", "--max-cost", "13")
+    done = cli("up", "-n", "1", *words, **SCALED)
+    assert done.returncode == 1, done.stderr
+    # 60 s cost $1, and the shortest lifetime of 10 minutes $10.
+    assert faults.count("RunInstances") == 3
+    assert "max_cost" in done.stderr
+    assert remains().nothing
+
+
+@pytest.mark.parametrize("fault", ["Unavailable", "RequestLimitExceeded", "lost"])
+def test_outage_of_aws_does_not_end_the_wait(
+    cli: Any, conditions: Any, faults: Any, remains: Any, fault: str
+) -> None:
+    conditions(capacity=full(*G5_ZONES))
+    process = cli.start("up", "-n", "1", "--wait-capacity", "1h", **SCALED)
+    wait_for(lambda: faults.count("DeleteKeyPair") and remains().nothing, "the first attempt is removed")
+    if fault == "lost":
+        faults.lose_answer("ImportKeyPair", times=5)
+    else:
+        faults.fail("ImportKeyPair", fault, times=5, status=503)
+    conditions(clear=True)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert len(remains().instances) == 1
+
+
+def test_computer_that_is_offline_goes_on_waiting(
+    cli: Any, conditions: Any, faults: Any, remains: Any, tmp_path: Path
+) -> None:
+    conditions(capacity=full(*G5_ZONES))
+    log = tmp_path / "progress.txt"
+    with log.open("w") as err:
+        argv = ("-m", "cloudddp", "up", "-n", "1", "--wait-capacity", "1h")
+        process = zygote().start(argv, cli.cwd, {**cli.env, **SCALED}, stderr=err)
+        cli.started.append(process)
+    wait_for(lambda: faults.count("DeleteKeyPair") and remains().nothing, "the first attempt is removed")
+    with faults.offline():
+        wait_for(lambda: "cannot reach AWS" in log.read_text(), "an attempt fails")
+    conditions(clear=True)
+    assert process.wait(120) == 0, log.read_text()
+    assert len(remains().instances) == 1
+
+
+def test_expired_credentials_end_the_wait(cli: Any, conditions: Any, faults: Any, remains: Any) -> None:
+    conditions(capacity=full(*G5_ZONES))
+    process = cli.start("up", "-n", "1", "--wait-capacity", "1h", **SCALED)
+    wait_for(lambda: faults.count("DeleteKeyPair") and remains().nothing, "the first attempt is removed")
+    faults.fail("ImportKeyPair", "RequestExpired", times=9)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert "RequestExpired" in err
+
+
+def test_outage_without_waiting_ends_up(cli: Any, faults: Any, remains: Any) -> None:
+    faults.fail("ImportKeyPair", "Unavailable", times=5, status=503)
+    done = cli("up", "-n", "1", **SCALED)
+    assert done.returncode == 1
+    assert "Unavailable" in done.stderr
+    assert remains().nothing
+
+
+def test_price_that_has_risen_while_waiting_ends_the_wait(
+    cli: Any, conditions: Any, faults: Any, remains: Any
+) -> None:
+    conditions(capacity=full(*G5_ZONES), prices={"g5.xlarge": 1.0})
+    process = cli.start("up", "-n", "1", "--wait-capacity", "1h", **SCALED)
+    wait_for(lambda: faults.count("DeleteKeyPair") and remains().nothing, "the first attempt is removed")
+    conditions(prices={"g5.xlarge": 2.0})
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert re.search(r"the price in us-east-1 has risen from \$1\.\d\d to \$2\.\d\d an hour", err), err
+    assert remains().nothing
+
+
+def test_address_of_the_computer_is_looked_up_again_while_waiting(
+    cli: Any, conditions: Any, faults: Any, remains: Any, ec2: Any
+) -> None:
+    """A laptop that is taken to another network would create nodes that it cannot reach."""
+    found = ["192.0.2.1"]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(found[0].encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Silent."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}/"
+    blocks: list[str] = []
+    try:
+        conditions(capacity=full(*G5_ZONES))
+        process = cli.start("up", "-n", "1", "--wait-capacity", "1h", **SCALED, CLOUDDDP_CHECKIP_URL=url)
+        wait_for(lambda: faults.count("DeleteKeyPair") and remains().nothing, "the first attempt is removed")
+        found[0] = "127.0.0.1"
+
+        def admitted() -> bool:
+            where = [{"Name": "tag:cloudddp:cluster", "Values": [cli.cluster]}]
+            for group in ec2.describe_security_groups(Filters=where)["SecurityGroups"]:
+                blocks.extend(one["CidrIp"] for rule in group["IpPermissions"] for one in rule["IpRanges"])
+            return "127.0.0.1/32" in blocks
+
+        wait_for(admitted, "the security group admits the new address")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert remains().nothing

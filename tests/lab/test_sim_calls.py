@@ -224,3 +224,43 @@ def test_dry_run_is_refused_only_for_a_missing_permission(remote: Account, ec2: 
     with refused("UnauthorizedOperation"):
         ec2.run_instances(**launch, DryRun=True)
     assert remote.conditions()["reject"] == {}
+
+
+def test_new_resources_are_not_listed_by_tag_yet(remote: Account) -> None:
+    """EC2 API reference, "Eventual consistency": a new resource may not be visible to the next commands."""
+    remote.conditions(
+        unlisted=dict.fromkeys(("elastic-ip", "security-group", "placement-group", "key-pair"), 3600)
+    )
+    tagged = [{"Key": "late", "Value": "yes"}]
+
+    def tags(kind: str) -> list[dict[str, Any]]:
+        return [{"ResourceType": kind, "Tags": tagged}]
+
+    ec2, where = remote.ec2, [{"Name": "tag:late", "Values": ["yes"]}]
+    address = ec2.allocate_address(Domain="vpc", TagSpecifications=tags("elastic-ip"))["AllocationId"]
+    group = ec2.create_security_group(
+        GroupName="late", Description="d", TagSpecifications=tags("security-group")
+    )["GroupId"]
+    ec2.create_placement_group(
+        GroupName="late", Strategy="cluster", TagSpecifications=tags("placement-group")
+    )
+    ec2.create_key_pair(KeyName="late", TagSpecifications=tags("key-pair"))
+
+    def listed() -> list[int]:
+        return [
+            len(ec2.describe_addresses(Filters=where)["Addresses"]),
+            len(ec2.describe_security_groups(Filters=where)["SecurityGroups"]),
+            len(ec2.describe_placement_groups(Filters=where)["PlacementGroups"]),
+            len(ec2.describe_key_pairs(Filters=where)["KeyPairs"]),
+        ]
+
+    assert listed() == [0, 0, 0, 0]
+    assert ec2.describe_addresses(AllocationIds=[address])["Addresses"]
+    assert ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
+    assert ec2.describe_placement_groups(GroupNames=["late"])["PlacementGroups"]
+    remote.conditions(unlisted={"elastic-ip": None})
+    assert listed() == [1, 0, 0, 0]
+    remote.conditions(clear=True)
+    assert listed() == [1, 1, 1, 1]
+    ec2.delete_security_group(GroupId=group)
+    ec2.delete_key_pair(KeyName="late")

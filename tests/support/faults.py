@@ -6,6 +6,7 @@ applies to one EC2 action.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import json
@@ -15,7 +16,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 ERROR = """<?xml version="1.0" encoding="UTF-8"?>
@@ -35,6 +36,7 @@ class FaultyEndpoint:
         self._rewrites: dict[str, Rewrite] = {}
         self._gates: dict[str, tuple[threading.Event, threading.Event]] = {}
         self._lost: dict[str, int] = {}
+        self._late: dict[str, tuple[int, float]] = {}
         self._lock = threading.Lock()
 
     def fail(
@@ -66,6 +68,10 @@ class FaultyEndpoint:
         """Forward the next `times` calls, and close the connection instead of answering."""
         self._lost[action] = times
 
+    def complete_late(self, action: str, seconds: float, *, times: int = 5) -> None:
+        """Close the connection of the next `times` calls, which a client tries in all, and forward the last one later."""
+        self._late[action] = (times, seconds)
+
     def count(self, action: str) -> int:
         return self.calls.count(action)
 
@@ -82,14 +88,28 @@ class FaultyEndpoint:
             def log_message(self, *_: Any) -> None:
                 """Silent."""
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._handler = Handler
+        self._listen(0)
+        return self
+
+    def _listen(self, port: int) -> None:
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), self._handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         serve = functools.partial(
             self._server.serve_forever, poll_interval=0.02
         )  # which shutdown() waits for
         threading.Thread(target=serve, daemon=True).start()
-        return self
+
+    @contextlib.contextmanager
+    def offline(self) -> Iterator[None]:
+        """Refuse connections inside the block."""
+        self._server.shutdown()
+        self._server.server_close()
+        try:
+            yield
+        finally:
+            self._listen(self._server.server_address[1])
 
     def __exit__(self, *_: object) -> None:
         for _, release in self._gates.values():
@@ -109,6 +129,9 @@ class FaultyEndpoint:
             body = ERROR.format(code=code, message=message).encode()
             self._answer(handler, status, body, "text/xml")
             return
+        if self._postponed(action, handler, body):
+            handler.close_connection = True
+            return
         status, answer, kind = self._forward(handler, body)
         if self._lost.get(action, 0) > 0:
             self._lost[action] -= 1
@@ -121,6 +144,18 @@ class FaultyEndpoint:
             reached.set()
             release.wait(60)
         self._answer(handler, status, answer, kind)
+
+    def _postponed(self, action: str, handler: http.server.BaseHTTPRequestHandler, body: bytes) -> bool:
+        with self._lock:
+            times, seconds = self._late.get(action, (0, 0.0))
+            if not times:
+                return False
+            self._late[action] = (times - 1, seconds)
+        if times == 1:
+            timer = threading.Timer(seconds, self._forward, (handler, body))
+            timer.daemon = True
+            timer.start()
+        return True
 
     @staticmethod
     def _action(handler: http.server.BaseHTTPRequestHandler, body: bytes) -> str:

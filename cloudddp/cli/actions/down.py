@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from cloudddp import local_state, signals
@@ -17,7 +17,8 @@ from cloudddp.cli.formats import dollars
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import inspect, name_lock, teardown
+from cloudddp.cluster import inspect, known, name_lock, teardown
+from cloudddp.cluster.known import Known
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.config.options import GlobalOptions
@@ -51,12 +52,27 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
             f"cluster {name!r} is not yours; {ownership.caller}. Nothing was removed:{listed}",
             hint=("to remove it anyway: ", Command("down", "--anyone")),
         )
-    console.print(lifecycle.down(report, name, simulated=options.sim))
+    elsewhere = _created_elsewhere(aws, name)
+    console.print(lifecycle.down(report, name, simulated=options.sim, region=aws.region if elsewhere else ""))
     for text in others:
         console.log(f"not removed, because it is not yours: {text} (--anyone removes it)")
     if report.nothing:
         _release_name(console, aws, name, ownership)
         _report_other_clusters(console, aws, name)
+    for region in elsewhere:
+        console.log(
+            f"a cluster {name!r} was also created in {region} from this computer, and may still be up there: ",
+            Command("down", "--region", region),
+            " removes it",
+        )
+
+
+def _created_elsewhere(aws: AWS, name: str) -> list[str]:
+    """Return the other regions in which this computer has created a cluster of that name that is not known to be gone."""
+    records = [
+        one for one in local_state.known_clusters() if (one.name, one.endpoint) == (name, aws.endpoint)
+    ]
+    return sorted({record.region for record in records} - {aws.region})
 
 
 def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
@@ -67,10 +83,24 @@ def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
             report = teardown.down(aws, inventory.with_id(cluster_id), progress=progress)
         else:
             where = inventory.named(session.settings.cluster.name)
-            report = teardown.down(aws, where, progress=progress, mine=session.ownership(aws).mine)
+            report = teardown.down(
+                aws, where, progress=progress, mine=session.ownership(aws).mine,
+                known=known.combined(_own_journals(aws, session.settings.cluster.name)),
+            )  # fmt: skip
     if report.left or report.reasons:
         raise teardown.leftovers(report)
     return report
+
+
+def _own_journals(aws: AWS, name: str) -> Iterator[Known]:
+    """Yield what this computer knows about clusters of that name, unless an `up` is creating them."""
+    for record in local_state.known_clusters():
+        if (record.name, record.region, record.endpoint) != (name, aws.region, aws.endpoint):
+            continue
+        with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
+            folder = local_state.ClusterFolder(record.id)
+            if not folder.is_being_created():
+                yield known.from_journal(folder)
 
 
 def _without_credentials(aws: AWS, name: str, error: CredentialsError) -> CloudDDPError:

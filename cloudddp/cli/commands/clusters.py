@@ -53,7 +53,8 @@ status = Verb(
     params=[JSON],
     help="""Show the cluster's nodes, deadline and cost so far.
 
-    The exit code is 1 if there is no such cluster. Makes one AWS call.
+    The exit code is 1 if there is no such cluster; what is left of one without nodes is listed. Makes one AWS call, three
+    more if there is no cluster.
     """,
 )
 
@@ -61,7 +62,13 @@ ls = Verb(
     "ls",
     "cloudddp.cli.actions.status:ls",
     params=[JSON],
-    help="List all cloudddp clusters in the region, of any owner.",
+    help="""List cloudddp clusters, and remains, of any owner.
+
+    The remains are what was left when nodes ended at their deadline, such as Elastic IPs, which are billed.
+
+    Asks the configured regions, and those in which this computer has created clusters that are not known to be gone;
+    with --region, only that one. Makes four AWS calls per region.
+    """,
 )
 
 allow_me = Verb(

@@ -77,8 +77,8 @@ CLUSTER_SETTINGS = (
     ),
     SettingOption(
         "cluster", "wait_capacity", "--wait-capacity", metavar="TIME", standard="0",
-        description="How long `up` keeps trying if no zone has capacity, such as 30m or 2h. 0 does not wait. Nothing is billed "
-        "meanwhile.",
+        description="How long `up` keeps trying if no zone has capacity, such as 30m or 2h. 0 does not wait. Nothing runs between two "
+        "attempts; a launch that AWS accepts and then ends is billed, and counts against max_cost.",
     ),
     SettingOption(
         "cluster", "vpc", "--vpc", metavar="VPC",

@@ -8,8 +8,10 @@ from typing import Any
 from cloudddp.cli.formats import counted, dollars, duration
 from cloudddp.cli.tables import table
 from cloudddp.cluster.cost import Cost
+from cloudddp.cluster.inspect import Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
+from cloudddp.errors import Command, Text
 
 UNKNOWN_OWNER = "an unknown owner"
 
@@ -49,6 +51,41 @@ def clusters_table(found: list[Cluster]) -> str:
     ]
     header = ("CLUSTER", "ID", "NODES", "TYPE", "TIME LEFT", "SO FAR", "OWNER")
     return table(header, rows, elastic=("OWNER",), spare=("ID",))
+
+
+def remains_text(found: Remains) -> Text:
+    """Return one line for what is left of a cluster without nodes, and what removes it."""
+    kinds = [one.kind for one in found.resources]
+    listed = ", ".join(counted(kinds.count(kind), kind) for kind in dict.fromkeys(kinds))
+    who = f"cluster {found.name} ({found.id or 'no id'}) in {found.region} of {found.tags.owner or UNKNOWN_OWNER}"
+    if found.being_created:
+        return f"{who} is being created on this computer; it has no nodes yet"
+    price = f", costing ${found.hour:.3f} an hour" if found.hour else ""
+    return (
+        f"{who} has no nodes; left: {listed}{price}: ",
+        Command("down", "-c", found.name, "--region", found.region),
+        " removes it",
+    )
+
+
+def remains_json(found: Remains, ownership: Ownership) -> dict[str, Any]:
+    """Return the same keys as `cluster_json`, and `left`."""
+    tags = found.tags
+    return {
+        "cluster": found.name,
+        "cluster_id": found.id or None,
+        "region": found.region,
+        "owner": tags.owner,
+        "yours": all(map(ownership.mine, found.resources)),
+        "created": tags.created.isoformat() if tags.created else None,
+        "expires": tags.expires.isoformat() if tags.expires else None,
+        "usd_per_hour": round(found.hour, 4),
+        "usd_so_far": None,
+        "usd_so_far_is_at_most": False,
+        "credentials_end": None,
+        "nodes": [],
+        "left": [{"kind": one.kind, "id": one.id} for one in found.resources],
+    }
 
 
 def cluster_json(

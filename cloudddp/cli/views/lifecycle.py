@@ -83,7 +83,8 @@ def _network(the_plan: Plan, info: TypeInfo, spec: ClusterSpec) -> list[str]:
     if context.own_placement_group:
         found.append("nodes close together in a placement group")
     if the_plan.elastic_ips:
-        found.append(f"{counted(the_plan.elastic_ips, 'Elastic IP')}")
+        addresses = counted(the_plan.elastic_ips, "Elastic IP")
+        found.append(f"{addresses}: billed until `down` releases them, also after the deadline")
     return found
 
 
@@ -112,13 +113,15 @@ def up(created: UpResult) -> str:
     return f"{head}; its nodes terminate in {time_left(cluster)}\n{nodes_table(cluster)}"
 
 
-def down(report: DownReport, name: str, *, simulated: bool) -> str:
+def down(report: DownReport, name: str, *, simulated: bool, region: str = "") -> str:
+    """Return what was removed. `region`, where there may be a cluster of that name elsewhere."""
+    where = f" in {region}" if region else ""
     if report.nothing:
-        return f"cluster {name} does not exist; nothing to do"
+        return f"cluster {name} does not exist{where}; nothing to do"
     kinds = [resource.kind for resource in report.deleted]
     parts = [f"{counted(len(report.terminated), 'node')} terminated"] if report.terminated else []
     parts += [f"{counted(kinds.count(kind), kind)} deleted" for kind in dict.fromkeys(kinds)]
-    lines = [f"cluster {name}: {', '.join(parts)}; nothing is left"]
+    lines = [f"cluster {name}: {', '.join(parts)}; nothing is left{where}"]
     if report.terminated:
         verb = "this would have cost" if simulated else "this cost about"
         lines.append(

@@ -15,6 +15,7 @@ current conditions; `null` removes one entry; `"clear": true` first removes all:
      "efa_devices":    {"p4d.24xlarge": 3},                  new nodes show at most this many EFA devices
      "throttle":       {"RunInstances": 2},                  the next calls fail with RequestLimitExceeded, no effect
      "lose":           {"RunInstances": 1},                  the next calls take effect, and their response is lost
+     "unlisted":       {"elastic-ip": 2},                    seconds in which a filter by tag omits new ones (LISTED_LATE)
      "latency":        {"*": 0.1, "RunInstances": 2.5},      seconds before a call starts; "*" for all others
      "fail_launch":    {"us-east-1a": {"code": "Server.InsufficientInstanceCapacity", "instances": 1, "launches": 1}},
                        the next launches in a zone succeed, and so many of their instances terminate instead of running
@@ -55,6 +56,7 @@ QUOTAS = (
     "spot-standard",
     "addresses",  # Elastic IPs, not vCPUs
 )
+LISTED_LATE = ("elastic-ip", "key-pair", "placement-group", "security-group")
 EXAMPLES: Mapping[str, Any] = {
     "capacity": {"us-east-1a": {"p5.48xlarge": 2}},
     "quota": {"on-demand-g": 64},
@@ -73,6 +75,7 @@ EXAMPLES: Mapping[str, Any] = {
     "efa_devices": {"p4d.24xlarge": 3},
     "throttle": {"RunInstances": 2},
     "lose": {"RunInstances": 1},
+    "unlisted": {"elastic-ip": 2},
     "latency": {"*": 0.2},
     "fail_launch": {"us-east-1a": {"code": "Server.InsufficientInstanceCapacity", "instances": 1}},
     "prices": {"g5.xlarge": 1.5},
@@ -151,6 +154,7 @@ class Conditions:
     efa_devices: Mapping[str, int] = field(default_factory=dict)
     throttle: Mapping[str, int] = field(default_factory=dict)
     lose: Mapping[str, int] = field(default_factory=dict)
+    unlisted: Mapping[str, float] = field(default_factory=dict)
     latency: Mapping[str, float] = field(default_factory=dict)
     fail_launch: Mapping[str, LaunchFailure] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
@@ -209,6 +213,7 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
         "efa_devices": lambda old, new: _entries("instance type", old, new, names.types, _count),
         "throttle": lambda old, new: _entries("action", old, new, names.actions, _calls),
         "lose": lambda old, new: _entries("action", old, new, names.actions, _calls),
+        "unlisted": lambda old, new: _entries("kind", old, new, LISTED_LATE, _seconds),
         "latency": lambda old, new: _entries("action", old, new, {"*", *names.actions}, _seconds),
         "fail_launch": lambda old, new: _entries("zone", old, new, names.zones, _launch_failure),
         "prices": lambda old, new: _entries("instance type", old, new, names.types, _usd),

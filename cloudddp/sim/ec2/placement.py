@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudddp.sim.ec2 import catalog
+from cloudddp.sim.ec2 import catalog, late_listing
 from cloudddp.sim.ec2.patch import LOCK, add, backend_data, client_error
 
 _STRATEGIES = ("cluster", "partition", "spread")
@@ -147,7 +147,11 @@ def _describe(response: Any) -> Any:
         for group in _groups(response.ec2_backend).values()
         if not names or {group.group_name, group.group_id} & set(names)
     ]
-    return ActionResult({"PlacementGroups": generic_filter(response._filters_from_querystring(), groups)})
+    filters = response._filters_from_querystring()
+    shown = late_listing.listed(
+        response.ec2_backend, "placement-group", filters, generic_filter(filters, groups)
+    )
+    return ActionResult({"PlacementGroups": shown})
 
 
 def _delete(response: Any) -> Any:

@@ -1,0 +1,118 @@
+"""What a command knows about a cluster besides what AWS lists by tag: the ids that AWS returned when it created them.
+
+A filter by tag may omit new resources for some seconds, and a call whose answer was lost may create something after the
+client has given up. A removal that relies on tags alone would miss both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from cloudddp.aws.inventory import Resource
+from cloudddp.cluster.requests import Request
+from cloudddp.config import timing
+from cloudddp.local_state import ClusterFolder
+from cloudddp.tags import Tags, decode
+from cloudddp.text import one_line
+
+CREATED = "created"  # the event of the journal for everything that is not an instance
+READY = "ready"
+# Method -> kind (as in inventory.py), key of the id in the answer, parameter with the name
+_CREATING = {
+    "import_key_pair": ("key pair", "KeyPairId", "KeyName"),
+    "create_security_group": ("security group", "GroupId", "GroupName"),
+    "create_placement_group": ("placement group", "GroupId", "GroupName"),
+    "allocate_address": ("Elastic IP", "AllocationId", ""),
+}
+_KINDS = frozenset(kind for kind, _, _ in _CREATING.values())
+RUN = "run_instances"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """`listed_from`: when AWS lists all of the cluster by tag, as time.monotonic(). `uncertain`: there may be more until
+    then, since AWS has not answered a call."""
+
+    instances: tuple[str, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    listed_from: float = 0.0
+    uncertain: bool = False
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing was created, and nothing can appear."""
+        return not self.instances and not self.resources and not self.uncertain
+
+    def description(self) -> str:
+        """Return the ids, for a message; '' if none is known."""
+        nodes = [f"instance {one}" for one in self.instances]
+        return ", ".join(nodes + [f"{one.kind} {one.id}" for one in self.resources])
+
+
+def identity(resource: Resource) -> str:
+    """Return what a resource is removed by: placement groups by name, all others by id."""
+    return resource.detail if resource.kind == "placement group" else resource.id
+
+
+NOTHING = Known()
+
+
+def created(request: Request, answer: Mapping[str, Any]) -> Resource | None:
+    """Return what a call has created, given AWS's answer; None for calls that create nothing, and for instances."""
+    if request.method not in _CREATING:
+        return None
+    kind, key, name_key = _CREATING[request.method]
+    answer = answer.get("PlacementGroup", answer)
+    name = str(request.params.get(name_key) or answer.get("PublicIp") or "")
+    pairs = request.params.get("TagSpecifications") or [{}]
+    return Resource(kind, one_line(str(answer.get(key) or name)), decode(pairs[0].get("Tags", [])), name)
+
+
+def from_journal(folder: ClusterFolder) -> Known:
+    """Return what the `up` of this computer has created that AWS may not list by tag yet: nothing if it was ready.
+
+    An `up` that was killed leaves the steps that it began, and the answers that it received. Raises OSError, CloudDDPError.
+    """
+    events = folder.events()
+    if any(event.get("event") == READY for event in events):
+        return NOTHING
+    now, settle = datetime.now(UTC), timing.current().settle
+    fresh = [event for event in events if 0 <= _age(event, now) < settle]
+    creating = [event for event in fresh if event.get("method") in {RUN, *_CREATING}]
+    answered = {event.get("step") for event in fresh}
+    if not creating:
+        return NOTHING
+    return Known(
+        resources=tuple(_resources(fresh, Tags(cluster_id=folder.id))),
+        listed_from=time.monotonic() + settle - min(_age(event, now) for event in creating),
+        uncertain=any(event.get("event") not in answered for event in creating),
+    )
+
+
+def combined(parts: Iterable[Known]) -> Known:
+    """Return what is known of several clusters."""
+    found = list(parts)
+    return Known(
+        tuple(one for part in found for one in part.instances),
+        tuple(one for part in found for one in part.resources),
+        max((part.listed_from for part in found), default=0.0),
+        any(part.uncertain for part in found),
+    )
+
+
+def _age(event: Mapping[str, Any], now: datetime) -> float:
+    try:
+        return (now - datetime.fromisoformat(str(event.get("time")))).total_seconds()
+    except (ValueError, TypeError):  # TypeError: without a time zone
+        return float("inf")
+
+
+def _resources(events: Iterable[Mapping[str, Any]], tags: Tags) -> Iterable[Resource]:
+    for event in events:
+        kind, found, detail = (one_line(str(event.get(key) or "")) for key in ("kind", "id", "detail"))
+        if event.get("event") == CREATED and kind in _KINDS and found:
+            yield Resource(kind, found, tags, detail)

@@ -1,0 +1,146 @@
+"""What outlives the nodes of a cluster, and clusters in other regions: `ls`, `status`, `down` and `up` show them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from support.harness import TIMEOUT, remaining, wait_for
+
+TYPE = "p4d.24xlarge"
+Conditions = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def other_region(simulator: Any, cli: Any) -> Iterator[Any]:
+    """EC2 in us-west-2; the test's end removes the cluster there."""
+    client = boto3.client(
+        "ec2",
+        endpoint_url=simulator.endpoint,
+        region_name="us-west-2",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
+    yield client
+    if not remaining(client, cli.cluster).nothing:
+        cli.ok("--region", "us-west-2", "down", "-y")
+
+
+@pytest.fixture
+def alone(cli: Any, tmp_path: Path) -> Any:
+    """The command line with a state folder of its own: no clusters of other tests."""
+    cli.env["CLOUDDDP_HOME"] = str(tmp_path / "state")
+    return cli
+
+
+def without_nodes(cli: Any, ec2: Any) -> None:
+    """Create a cluster with Elastic IPs, and end its nodes, as their deadline does."""
+    cli.ok("up", "-n", "2", "-t", TYPE)
+    found = remaining(ec2, cli.cluster).instances
+    ec2.terminate_instances(InstanceIds=found)
+    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have ended")
+
+
+def killed_at(cli: Any, faults: Any, action: str, *words: str) -> None:
+    came, go = faults.hold(action)
+    process = cli.start("up", *words)
+    assert came.wait(60)
+    process.kill()
+    process.communicate(timeout=TIMEOUT)
+    go.set()
+
+
+def test_plan_says_that_elastic_ips_are_billed_until_down(cli: Any) -> None:
+    done = cli("up", "-n", "2", "-t", TYPE)
+    assert "2 Elastic IPs: billed until `down` releases them, also after the deadline" in done.stderr
+
+
+def test_elastic_ips_that_outlive_the_nodes_are_listed(cli: Any, ec2: Any, faults: Any, remains: Any) -> None:
+    without_nodes(cli, ec2)
+    faults.calls.clear()
+    listed = cli("ls")
+    assert listed.returncode == 0
+    assert "no clusters" not in listed.stderr
+    (line,) = [line for line in listed.stderr.splitlines() if f"cluster {cli.cluster} " in line]
+    assert "2 Elastic IPs" in line
+    assert "costing $0.010 an hour" in line
+    assert f"down -c {cli.cluster} --region us-east-1" in line
+    assert len(faults.calls) == 4
+    (entry,) = [one for one in json.loads(cli.ok("ls", "--json")) if one["cluster"] == cli.cluster]
+    assert (entry["nodes"], entry["usd_per_hour"]) == ([], 0.01)
+    shown = cli("status")
+    assert shown.returncode == 1
+    assert "2 Elastic IPs" in shown.stderr
+    assert "has no nodes" in shown.stderr
+    cli.ok("down", "-y")
+    assert remains().nothing
+    assert f"cluster {cli.cluster} " not in cli("ls").stderr
+
+
+def test_addresses_of_a_killed_up_do_not_count_against_the_limit(
+    cli: Any, faults: Any, conditions: Conditions, remains: Any
+) -> None:
+    conditions(quota={"addresses": 2})
+    killed_at(cli, faults, "AssociateAddress", "-n", "2", "-t", TYPE)
+    found = remains()
+    assert len(found.addresses) == 2
+    for one in found.instances:
+        cli_end(faults, one)
+    wait_for(lambda: not remains().instances, "the nodes have ended")
+    done = cli("up", "-n", "2", "-t", TYPE)
+    assert done.returncode == 0, done.stderr
+    assert len(remains().addresses) == 2
+
+
+def cli_end(faults: Any, instance: str) -> None:
+    boto3.client(
+        "ec2",
+        endpoint_url=faults.upstream,
+        region_name="us-east-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    ).terminate_instances(InstanceIds=[instance])
+
+
+def test_addresses_of_another_computer_are_named_with_down(
+    cli: Any, ec2: Any, conditions: Conditions, tmp_path: Path
+) -> None:
+    conditions(quota={"addresses": 2})
+    without_nodes(cli, ec2)
+    done = cli("up", "-n", "2", "-t", TYPE, CLOUDDDP_HOME=str(tmp_path / "other"))
+    assert done.returncode == 1
+    assert "2 of them are left of cluster" in done.stderr
+    assert "down" in done.stderr
+
+
+def test_ls_names_the_regions_that_it_asked(alone: Any) -> None:
+    done = alone("--region", "us-west-2", "ls")
+    assert "no clusters in us-west-2" in done.stderr or "cluster" in done.stderr
+
+
+def test_killed_up_in_another_region_is_listed(alone: Any, faults: Any, other_region: Any) -> None:
+    alone.env["CLOUDDDP_PRICE"] = "1"
+    killed_at(alone, faults, "RunInstances", "-n", "1", "--regions", "us-west-2,us-east-1")
+    assert len(remaining(other_region, alone.cluster).instances) == 1
+    assert alone.cluster in alone.ok("ls")
+
+
+def test_down_names_clusters_of_the_same_name_in_other_regions(
+    alone: Any, remains: Any, other_region: Any
+) -> None:
+    alone.env["CLOUDDDP_PRICE"] = "1"
+    alone.ok("--region", "us-east-1", "up", "-n", "1")
+    alone.ok("--region", "us-west-2", "up", "-n", "1")
+    done = alone("--region", "us-east-1", "down", "-y")
+    assert done.returncode == 0, done.stderr
+    assert "nothing is left in us-east-1" in done.stdout
+    assert "down --region us-west-2" in done.stderr
+    assert remains().nothing
+    listed = json.loads(alone.ok("ls", "--json"))
+    assert [one["region"] for one in listed if one["cluster"] == alone.cluster] == ["us-west-2"]
+    alone.ok("--region", "us-west-2", "down", "-y")
+    assert "us-west-2" not in alone("ls").stderr

@@ -1,0 +1,155 @@
+"""A failed `up` removes also what AWS does not list yet, and what AWS creates after the client has given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.harness import interrupt
+
+TYPE = "p4d.24xlarge"
+UNLISTED = {"elastic-ip": 1.0, "security-group": 1.0, "placement-group": 1.0, "key-pair": 1.0}
+SCALED = {
+    "CLOUDDDP_TIME_SCALE": "0.2"
+}  # AWS has 3 s to list a new resource, and the late calls are made after 1 s
+Conditions = Callable[..., dict[str, Any]]
+
+
+def listed_everything(ec2: Any, cluster: str) -> list[str]:
+    """Return what exists of a cluster, also what a filter by tag omits."""
+    addresses = ec2.describe_addresses()["Addresses"]
+    groups = ec2.describe_security_groups()["SecurityGroups"]
+    placements = ec2.describe_placement_groups()["PlacementGroups"]
+    keys = ec2.describe_key_pairs()["KeyPairs"]
+    every = [*addresses, *groups, *placements, *keys]
+    of_cluster = {"Key": "cloudddp:cluster", "Value": cluster}
+    return [str(one) for one in every if of_cluster in one.get("Tags", [])]
+
+
+def test_refused_launch_removes_what_is_not_listed_yet(
+    cli: Any, ec2: Any, faults: Any, conditions: Conditions
+) -> None:
+    conditions(unlisted=UNLISTED)
+    faults.fail("RunInstances", "UnauthorizedOperation", status=403)
+    done = cli("up", "-n", "2", "-t", TYPE)
+    assert done.returncode == 1, done.stderr
+    assert listed_everything(ec2, cli.cluster) == []
+
+
+def test_refused_address_removes_what_is_not_listed_yet(
+    cli: Any, ec2: Any, faults: Any, conditions: Conditions
+) -> None:
+    conditions(unlisted=UNLISTED)
+    faults.fail("AllocateAddress", "AddressLimitExceeded")
+    done = cli("up", "-n", "2", "-t", TYPE)
+    assert done.returncode == 1, done.stderr
+    assert listed_everything(ec2, cli.cluster) == []
+
+
+@pytest.mark.parametrize("action", ["CreateSecurityGroup", "CreatePlacementGroup", "AllocateAddress"])
+def test_interrupt_removes_what_is_not_listed_yet(
+    cli: Any, ec2: Any, faults: Any, conditions: Conditions, action: str
+) -> None:
+    conditions(unlisted=UNLISTED)
+    came, go = faults.hold(action)
+    process = cli.start("up", "-n", "2", "-t", TYPE)
+    assert came.wait(60)
+    process.send_signal(2)
+    go.set()
+    code, _, err = interrupt(process, 0)
+    assert code == 130, err
+    assert listed_everything(ec2, cli.cluster) == []
+
+
+def test_address_that_was_allocated_twice_and_is_not_listed_is_released(
+    cli: Any, ec2: Any, faults: Any, conditions: Conditions
+) -> None:
+    """AllocateAddress has no idempotency token, so a call that botocore repeats may leave an address of unknown id."""
+    conditions(unlisted=UNLISTED)
+    faults.lose_answer("AllocateAddress")
+    faults.fail("AssociateAddress", "UnauthorizedOperation", times=9, status=403)
+    done = cli("up", "-n", "2", "-t", TYPE, **SCALED)
+    assert done.returncode == 1, done.stderr
+    assert listed_everything(ec2, cli.cluster) == []
+
+
+@pytest.mark.parametrize(
+    "action", ["ImportKeyPair", "CreateSecurityGroup", "CreatePlacementGroup", "AllocateAddress"]
+)
+def test_call_that_aws_completes_after_the_client_has_given_up(
+    cli: Any, ec2: Any, faults: Any, action: str
+) -> None:
+    """A connection that breaks, or a read timeout, does not end the call at AWS."""
+    faults.complete_late(action, 1.0, times=10 if action == "AllocateAddress" else 5)
+    done = cli("up", "-n", "2", "-t", TYPE, **SCALED)
+    assert done.returncode == 1, done.stderr
+    assert "without confirming it" in done.stderr
+    assert listed_everything(ec2, cli.cluster) == []
+
+
+def test_launch_that_aws_completes_after_the_client_has_given_up(cli: Any, remains: Any, faults: Any) -> None:
+    faults.complete_late("RunInstances", 1.0)
+    done = cli("up", "-n", "2", **SCALED)
+    assert done.returncode == 1, done.stderr
+    assert remains().nothing
+
+
+def test_down_after_a_killed_up_removes_what_is_not_listed_yet(
+    cli: Any, ec2: Any, faults: Any, conditions: Conditions
+) -> None:
+    conditions(unlisted=dict.fromkeys(UNLISTED, 6.0))
+    came, go = faults.hold("CreatePlacementGroup")
+    process = cli.start("up", "-n", "2", "-t", TYPE)
+    assert came.wait(60)
+    process.kill()
+    process.communicate(timeout=60)
+    go.set()
+    assert len(listed_everything(ec2, cli.cluster)) == 3
+    cli.ok("down", "-y")
+    assert listed_everything(ec2, cli.cluster) == []
+
+
+# -- credentials that expire --------------------------------------------------------------------------------------
+
+
+def test_expired_credentials_before_anything_was_created(cli: Any, ec2: Any, faults: Any) -> None:
+    came, go = faults.hold("RunInstances (dry run)")
+    process = cli.start("up", "-n", "2")
+    assert came.wait(60)
+    for action in ("ImportKeyPair", *READS):
+        faults.fail(action, "RequestExpired", times=99)
+    go.set()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err
+    assert "may still be running" not in err
+    assert "RequestExpired" in err
+    assert listed_everything(ec2, cli.cluster) == []
+
+
+def test_expired_credentials_before_a_node_was_requested(cli: Any, ec2: Any, faults: Any) -> None:
+    came, go = faults.hold("CreatePlacementGroup")
+    process = cli.start("up", "-n", "2", "-t", TYPE)
+    assert came.wait(60)
+    for action in ("AllocateAddress", "RunInstances", *READS):
+        faults.fail(action, "RequestExpired", times=99)
+    go.set()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 3, err
+    assert "still be running" not in err
+    assert "no node was requested" in err
+    assert all(kind in err for kind in ("key pair key-", "security group sg-", "placement group pg-"))
+    faults.clear()
+    cli.ok("down", "-y")
+    assert listed_everything(ec2, cli.cluster) == []
+
+
+READS = (
+    "DescribeInstances",
+    "DescribeKeyPairs",
+    "DescribeSecurityGroups",
+    "DescribeAddresses",
+    "DescribePlacementGroups",
+    "DescribeVolumes",
+    "DescribeNetworkInterfaces",
+)
