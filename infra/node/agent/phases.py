@@ -152,6 +152,8 @@ def verdict(folder: Path) -> Optional[Verdict]:
 def _is_gone(folder: Path, state: StateFile) -> bool:
     if state.state is JobPhase.RUNNING:
         return not processes.runs(state.pid, state.born)
+    if state.state is JobPhase.STARTING and state.pid is not None:  # it waits for the other nodes
+        return not processes.runs(state.pid, state.born)
     if state.state is JobPhase.STARTING:
         return time.time() - _written_at(folder) > START_SECONDS
     return False

@@ -105,6 +105,7 @@ class _Supervisor:
         self._guard = os.getppid()
         self._asked_to_end = 0  # the signal that asked this process to end
         self._heartbeat_at = 0.0
+        self._looked_at = 0.0  # for silent nodes
         self._budget = restarts.Budget(request.retries)
         self._early: list[Received] = []  # messages about an attempt that has not begun here
         self._begin(0)
@@ -255,8 +256,12 @@ class _Supervisor:
         self._lose(event.node, Seen(time.monotonic(), Observed(failure, 0.0)))
 
     def _notice_silence(self) -> None:
-        """Lose the nodes that are silent. Called after `poll`, so that a node that was frozen reads what was sent to it."""
+        """Lose the nodes that are silent. A node that was itself frozen waits for them once more: the others may have sent
+        it their verdict, which the network delivers after a while."""
         now = time.monotonic()
+        if now - self._looked_at > self._request.gang.silence / 2:
+            self._mesh.heard = dict.fromkeys(self._mesh.heard, now)
+        self._looked_at = now
         for node in self._others - self._lost.keys():
             since = self._mesh.heard[node]
             if now - since > self._request.gang.silence:
