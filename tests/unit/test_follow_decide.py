@@ -63,7 +63,9 @@ def case(
         case("the job fails and ends at once", [*FAILED, *FINISHED], Done()),
         case("torchrun waits at its exit barrier", SUCCEEDED, Continue(), after=1e6),
         case("the nodes have agreed, and one of them still ends", [*RUNNING, *AGREED], Continue(), after=1e6),
-        case("the nodes have agreed, without one that is quiet", [*RUNNING, *AGREED, NodeQuiet(1)], Done()),
+        case("the nodes have agreed, without one that is quiet", [*RUNNING, *AGREED, NodeQuiet(1)], AskAws(frozenset({1}))),
+        case("AWS is asked about it", [*RUNNING, *AGREED, NodeQuiet(1), AwsAsked()], Continue(), after=1e6),
+        case("AWS knows nothing about it", [*RUNNING, *AGREED, NodeQuiet(1), AwsAsked(), AwsReport()], Done()),
         case("the quiet node responds again", [*RUNNING, *AGREED, NodeQuiet(1), NodeResponding(1)], Continue()),
 
         # A node is lost.
