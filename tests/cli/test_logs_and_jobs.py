@@ -95,24 +95,20 @@ def test_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -
     assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2  # the cluster stays
 
 
-ENDED = "grep -l '\"exit_code\": 9' ~/.cloudddp/jobs/*/ranks/1.json && echo ls-ranks-done; true"
-
-
-def test_job_that_failed_before_its_cancel_stays_failed(cli: Any) -> None:
-    """The job is not followed, so the rank on the other node runs until the cancel."""
+def test_detached_job_that_fails_on_one_node_ends_on_all(cli: Any) -> None:
+    """Nobody follows it: the agents end the rank on the other node, and a cancel finds nothing to do."""
     direct(cli, nodes=2)
     cli.write(
         "half.py",
         "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(9)\nprint('on', flush=True)\ntime.sleep(600)",
     )
     cli.ok("launch", "-d", "half.py")
-    wait_for(lambda: "ls-ranks-done" in cli.ok("exec", "--node", "1", ENDED), "rank 1 has ended")
-    wait_for(lambda: lines_by_rank(cli.ok("logs")).get(0) == ["on"], "rank 0 has begun")
-    assert "1 rank stopped" in cli.ok("cancel")
+    wait_for(lambda: processes(cli) == 0, "the supervisors end")
+    assert "it had already ended (failed)" in cli.ok("cancel")
     (job,) = json.loads(cli.ok("jobs", "--json"))
     assert (job["state"], job["exit_code"]) == ("failed", 9)
     done = cli("logs", "-f")
-    assert (done.returncode, "rank 1 on node 1 exited with code 9 first" in done.stderr) == (9, True)
+    assert (done.returncode, "failed: rank 1 on node 1 exited with code 9\n" in done.stderr) == (9, True)
 
 
 def test_logs_and_jobs_show_the_same_duration(cli: Any) -> None:
@@ -150,18 +146,19 @@ def test_following_ends_where_a_node_does_not_know_the_job(cli: Any) -> None:
     assert "ran" in cli.ok("logs", "-f")
 
 
-def test_ranks_without_supervisor_block_the_node_until_cancelled(cli: Any) -> None:
+def test_killed_supervisor_ends_the_job_and_is_named(cli: Any) -> None:
     direct(cli)
-    cli.write("wait.py", "import time; time.sleep(600)")
-    job = cli.ok("launch", "-d", "wait.py").strip()
-    pid = json.loads(cli.ok("exec", f"cat ~/.cloudddp/jobs/{job}/state.json").split("] ", 1)[1])["pid"]
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: json.loads(cli.ok("jobs", "--json"))[0]["state"] == "lost", "the job is shown as lost")
-    busy = cli("launch", "wait.py")
-    assert busy.returncode == 1
-    assert job in busy.stderr
-    assert "stopped" in cli.ok("cancel", job)
-    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "cancelled"
+    cli.write("wait.py", "import time; print('began', flush=True); time.sleep(600)")
+    process = cli.start("launch", "wait.py")
+    assert process.stdout is not None
+    assert "began" in process.stdout.readline()
+    (job,) = json.loads(cli.ok("jobs", "--json"))
+    state = cli.ok("exec", f"cat ~/.cloudddp/jobs/{job['id']}/state.json").split("] ", 1)[1]
+    os.kill(json.loads(state)["pid"], signal.SIGKILL)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, "node 0: the agent of cloudddp has ended there" in err) == (1, True)
+    wait_for(lambda: processes(cli) == 0, "nothing of the job is left")
+    assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "failed"
 
 
 def test_daemon_with_clean_environment_ends_with_the_job(cli: Any) -> None:

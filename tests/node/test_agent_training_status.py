@@ -31,7 +31,7 @@ def test_report_is_in_every_reply_about_the_job(node: Node) -> None:
     first = until(lambda: node.state().training)
     assert first is not None
     assert first == TrainingStatus(first.reported, TrainingState.RUNNING, 120, 3000, 0.5)
-    seen = [node.follow(wait=False).state.training, node.kill().training, node.follow().state.training]
+    seen = [node.follow(wait=False).state.training, node.cancel().training, node.follow().state.training]
     assert seen == [first] * 3
 
 

@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 from support.agentnode import FOREVER, Node, Refused, alive, processes_of, until
 
-from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
+from cloudddp.agent.protocol.kill import KillReply, KillRequest
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
+from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+AGENT_ENDED = Verdict(JobPhase.FAILED, 1, 0, Failure(0, Cause.AGENT))
 
 
 def test_cancel_ends_the_ranks_and_is_recorded(node: Node) -> None:
@@ -31,13 +34,6 @@ def test_cancel_ends_the_ranks_and_is_recorded(node: Node) -> None:
     assert not any(map(alive, pids))
     found = node.follow().state
     assert (found.phase, found.exit_code) == (JobPhase.CANCELLED, 130)
-
-
-def test_stop_without_cancel_is_a_failure(node: Node) -> None:
-    node.start(FOREVER)
-    node.rank_pid()
-    assert node.kill().phase is JobPhase.FAILED
-    assert node.state().exit_code == 143
 
 
 def test_sigterm_reaches_a_rank_once_and_not_its_workers(node: Node) -> None:
@@ -60,7 +56,7 @@ def test_sigterm_reaches_a_rank_once_and_not_its_workers(node: Node) -> None:
     )
     log = node.folder() / "ranks" / "0.log"
     until(lambda: log.exists() and b"ready" in log.read_bytes())
-    assert node.kill().left == 0
+    assert node.cancel().left == 0
     assert log.read_bytes() == b"ready\nreceived 1 worker False\n"
 
 
@@ -93,7 +89,7 @@ def test_launcher_gets_sigterm_once(node: Node) -> None:
     (node.project / "go").touch()
     log = node.folder() / "launcher.log"
     until(lambda: log.exists() and b"ready" in log.read_bytes())
-    assert node.kill().left == 0
+    assert node.cancel().left == 0
     assert log.read_bytes() == b"ready\nreceived\n"
 
 
@@ -103,7 +99,7 @@ def test_rank_that_ignores_sigterm_is_killed_after_the_grace(node: Node) -> None
     )
     log = node.folder() / "ranks" / "0.log"
     until(lambda: log.exists() and log.read_bytes())
-    assert node.kill(grace=0.3).left == 0
+    assert node.cancel(grace=0.3).left == 0
     assert node.state().ranks[0].exit_code == 137
 
 
@@ -161,17 +157,52 @@ def test_rank_is_killed_with_its_wrapper(node: Node) -> None:
     assert not alive(pid)
 
 
-def test_job_without_its_supervisor_is_lost_and_can_be_cancelled(node: Node) -> None:
-    supervisor = node.start(FOREVER)
+def test_guard_ends_the_ranks_of_a_killed_supervisor(node: Node) -> None:
+    node.start(FOREVER)
     pid = node.rank_pid()
-    os.kill(supervisor, signal.SIGKILL)
-    until(lambda: not alive(supervisor))
-    assert node.state().phase is JobPhase.LOST
-    assert alive(pid)
-    assert node.follow().ended
-    answer = node.cancel()
-    assert (answer.left, answer.phase) == (0, JobPhase.CANCELLED)
+    os.kill(node.supervisor_pid(), signal.SIGKILL)
+    found = node.follow().state
+    assert (found.phase, found.verdict) == (JobPhase.FAILED, AGENT_ENDED)
     assert not alive(pid)
+    assert node.cancel() == KillReply(0, 0, phase=JobPhase.FAILED)
+
+
+def test_supervisor_of_a_killed_guard_ends_the_ranks(node: Node) -> None:
+    guard = node.start(FOREVER)
+    pid = node.rank_pid()
+    os.kill(guard, signal.SIGKILL)
+    found = node.follow().state
+    assert found.verdict is not None
+    assert found.verdict.first is not None
+    assert (found.phase, found.verdict.first.cause) == (JobPhase.FAILED, Cause.AGENT)
+    assert "parent was killed" in found.verdict.first.detail
+    assert not alive(pid)
+
+
+def test_ranks_end_without_guard_and_supervisor_and_the_job_is_lost(node: Node) -> None:
+    guard = node.start(FOREVER)
+    pid, supervisor = node.rank_pid(), node.supervisor_pid()
+    os.kill(guard, signal.SIGSTOP)  # it must not end the ranks in between
+    os.kill(supervisor, signal.SIGKILL)
+    os.kill(guard, signal.SIGKILL)
+    until(lambda: not processes_of(node.home))
+    assert not alive(pid)
+    assert node.state().phase is JobPhase.LOST
+    assert node.follow().ended
+    assert node.cancel() == KillReply(0, 0, phase=JobPhase.CANCELLED)
+
+
+def test_ranks_of_a_frozen_supervisor_are_asked_to_end_by_cancel(node: Node) -> None:
+    node.start(FOREVER)
+    pid, supervisor = node.rank_pid(), node.supervisor_pid()
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        assert node.cancel().left == 0
+        assert not alive(pid)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    found = node.follow().state
+    assert (found.phase, found.ranks[0].signal) == (JobPhase.CANCELLED, signal.SIGTERM)
 
 
 def test_node_runs_one_job_at_a_time(node: Node) -> None:
@@ -198,7 +229,7 @@ def test_cancel_of_an_ended_job_changes_nothing(node: Node) -> None:
 
 
 def test_kill_of_an_unknown_job_is_not_an_error(node: Node) -> None:
-    assert node.kill("never-seen") == KillReply(ended=0, left=0)
+    assert node.cancel("never-seen") == KillReply(ended=0, left=0)
 
 
 def test_lingering_launcher_is_ended_and_the_job_succeeds(node: Node) -> None:
@@ -207,7 +238,8 @@ def test_lingering_launcher_is_ended_and_the_job_succeeds(node: Node) -> None:
     record = node.folder() / "ranks" / "0.json"
     until(lambda: record.exists() and json.loads(record.read_text())["exit_code"] == 0)
     assert node.state().phase is JobPhase.RUNNING
-    assert node.kill(reason=StopReason.FINISHED).phase is JobPhase.SUCCEEDED
+    found = node.follow().state
+    assert (found.phase, found.verdict) == (JobPhase.SUCCEEDED, Verdict(JobPhase.SUCCEEDED, 0, 0))
 
 
 def test_job_id_is_used_once(node: Node) -> None:
@@ -219,7 +251,7 @@ def test_job_id_is_used_once(node: Node) -> None:
 
 @pytest.mark.parametrize("job", ["../x", "a/b", "", "a b", "job\n"])
 def test_invalid_job_id_is_refused(node: Node, job: str) -> None:
-    request = json.dumps({"job": job, "grace": 1, "reason": "cancel"})
+    request = json.dumps({"job": job, "grace": 1})
     done = node.send(KillRequest.STEP, request.encode())
     assert done.returncode != 0
     assert b"not a job id" in done.stderr

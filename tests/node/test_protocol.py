@@ -20,8 +20,9 @@ from cloudddp.agent.protocol import codec
 from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError, encode, encode_utf8
 from cloudddp.agent.protocol.files import ApplyReply, ApplyRequest, PackRequest
 from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log, encode_frame
+from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Peer, Report, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsReply, JobState, RankRecord
-from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
+from cloudddp.agent.protocol.kill import KillReply, KillRequest
 from cloudddp.agent.protocol.machine import MAX_MANIFEST, ProbeReply, ProbeRequest, is_interface
 from cloudddp.agent.protocol.manifest import (
     FILE,
@@ -36,6 +37,7 @@ from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, NewFilesRequest, NewPath
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 from cloudddp.agent.protocol.version import VersionConflict
 
 KINDS = [ProbeReply, JobsReply, KillReply, SetupReply, StartReply, ApplyReply, NewFilesReply, VersionConflict]
@@ -46,23 +48,30 @@ JSON = st.recursive(
 )
 JOB_ID = "20260101-000000-abcd"
 TRAINING = TrainingStatus(5.0, TrainingState.PREEMPTED, 3, 9, 0.5)
+FAILURE = Failure(1, Cause.RANK, 300, 137, 9, "\u00e9\x1b", 0)
+VERDICT = Verdict(JobPhase.FAILED, 137, 0, FAILURE, ("a", ""))
+GANG = Gang((Peer(0, "10.0.0.1", 1), Peer(1, "10.0.0.2", 65535)), "0" * 64, silence=2.5, join=0.5)
 STATE = JobState(
     JOB_ID, JobPhase.FAILED, node=1, exit_code=7, started=1.0, ended=2.5, error="\u00e9\x1b\n", script="a b",
-    expected=2, max_restarts=3, stopping=True, ranks=(RankRecord(0, 7, 2.0, signal=9), RankRecord(1, None, None)),
-    training=TRAINING, cancelled=2.25,
+    expected=2, max_restarts=3, stopping=True, ranks=(RankRecord(0, 7, 2.0, signal=9, pid=5, at=1.5, asked=True, error="x"), RankRecord(1, None, None)),
+    training=TRAINING, cancelled=2.25, verdict=VERDICT,
 )  # fmt: skip
 MESSAGES: list[Any] = [
     ProbeRequest("p", "10.0.0.1", python="~/x", manifest_digest="0" * 64, boot_seconds=1.5, gpus=8, gpu_seconds=60.0, torch_seconds=9.0),
     ApplyRequest("p", {"caf\xe9": Entry(FILE, 0o644, 5, -1, ""), "l": Entry(LINK, 0, 0, 0, "../x")}, ("d",), 2),
     PackRequest("p", ("./a", "b c")),
     SetupRequest(JOB_ID, 0, "p", "s", ("pip install x",), ("requirements.txt",), {"A": "b"}, "/opt/x/bin/python"),
-    StartRequest(JOB_ID, 0, "p", "s", {"A": "b"}, (Process(("torchrun",), ("x",), {"B": ""}),), 2, 1, 30.0),
+    StartRequest(JOB_ID, 0, "p", "s", {"A": "b"}, (Process(("torchrun",), ("x",), {"B": ""}),), 2, 1, 30.0, GANG),
     FollowRequest(JOB_ID, wait=True, heartbeat=5.0, offsets={-1: 7, 300: 1 << 40}),
-    KillRequest(JOB_ID, 1.5, StopReason.FINISHED),
+    KillRequest(JOB_ID, 1.5),
     NewFilesRequest("p", ("runs",), ("data",), JOB_ID),
     NewFilesReply(1 << 60, True, False, (JOB_ID,), (JobFiles(JOB_ID, NewFiles(1, 2, (NewPath("a/", 1, 2),)), NewFiles(0, 0, ())),)),
     KillReply(3, 0, 1, JobPhase.CANCELLED, TRAINING),
     JobsReply((STATE,)),
+    StartReply(1, Unreachable({1: "refused"}, (1,), "x")),
+    Message(Kind.ENDED, report=Report(False, (Observed(FAILURE, 0.5, ("x",)),), 1.5, 143)),
+    Message(Kind.VERDICT, verdict=VERDICT),
+    Message(Kind.HEARTBEAT, finished=True),
     VersionConflict(1, 2, (JOB_ID,)),
 ]  # fmt: skip
 

@@ -32,7 +32,7 @@ def test_secret_is_in_no_file_while_the_job_runs(node: Node) -> None:
     for path in (node.folder() / "job.json", node.folder() / "state.json"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(node.folder().stat().st_mode) == 0o700
-    node.kill()
+    node.cancel()
     assert files_with_the_secret(node.home) == []
 
 
@@ -45,7 +45,7 @@ def test_secret_is_in_no_command_line(node: Node) -> None:
             lines.append((entry / "cmdline").read_bytes())
         except OSError:
             continue
-    assert any(str(node.agent).encode() in line and b"supervisor" in line for line in lines)
+    assert any(str(node.agent).encode() in line and b"guard" in line for line in lines)
     assert not any(SECRET.encode() in line for line in lines)
 
 
@@ -56,12 +56,12 @@ def test_secret_is_in_no_file_after_the_job(node: Node) -> None:
 
 
 def test_secret_is_in_no_file_after_the_supervisor_was_killed(node: Node) -> None:
-    supervisor = node.start(FOREVER, env={"TOKEN": SECRET})
+    guard = node.start(FOREVER, env={"TOKEN": SECRET})
     node.rank_pid()
-    os.kill(supervisor, signal.SIGKILL)
-    until(lambda: not alive(supervisor))
+    os.kill(node.supervisor_pid(), signal.SIGKILL)
+    until(lambda: not alive(guard))
     assert files_with_the_secret(node.home) == []
-    assert node.kill(grace=0).left == 0
+    assert node.cancel(grace=0).left == 0
     assert files_with_the_secret(node.home) == []
 
 

@@ -86,7 +86,7 @@ def running(node: Node, command: str, **more: Any) -> subprocess.Popen[bytes]:
 )
 def test_cancel_ends_every_process_of_a_set_up(node: Node, command: str) -> None:
     process = running(node, command)
-    assert node.kill(grace=0.5).left == 0
+    assert node.cancel(grace=0.5).left == 0
     assert set(processes_of(node.home)) <= {process.pid}  # the step itself, which replies now
     assert process.stdout is not None
     assert decode(process.stdout.read().rstrip(), SetupReply).cancelled
@@ -127,7 +127,7 @@ def test_background_process_of_a_set_up_outlives_the_job(node: Node) -> None:
     pid = int((node.project / "pid").read_text())
     node.start("print('ran')")
     assert node.follow().state.phase is JobPhase.SUCCEEDED
-    assert node.kill().left == 0
+    assert node.cancel().left == 0
     assert alive(pid)
     os.kill(pid, signal.SIGKILL)
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.agentnode import FOREVER, Node, Refused
+from support.agentnode import FOREVER, Node, Refused, gang_of
 
 from agent.processes import born
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import TASK_VARIABLE, VERSION, ExitCode
 from cloudddp.agent.protocol.files import ApplyRequest, PackRequest
 from cloudddp.agent.protocol.jobs import JobsRequest
-from cloudddp.agent.protocol.kill import KillRequest, StopReason
+from cloudddp.agent.protocol.kill import KillRequest
 from cloudddp.agent.protocol.machine import ProbeRequest
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import NewFilesRequest, PulledRequest
@@ -96,9 +96,9 @@ def every_request(node: Node) -> list[Any]:
         ProbeRequest("p", "127.0.0.1"),
         ApplyRequest("p", {}, (), 0),
         SetupRequest(job, 0, "p", "s", ("touch never",)),
-        StartRequest(job, 0, "p", "s", {}, (Process((), ("touch", "never"), {}),), 1, 0, 1.0),
+        StartRequest(job, 0, "p", "s", {}, (Process((), ("touch", "never"), {}),), 1, 0, 1.0, gang_of()),
         node.following("job-1"),
-        KillRequest(node.id("job-1"), 1.0, StopReason.CANCEL),
+        KillRequest(node.id("job-1"), 1.0),
         JobsRequest(),
         PulledRequest("p", ("x",), 1),
     ]

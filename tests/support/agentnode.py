@@ -7,14 +7,16 @@ import functools
 import itertools
 import json
 import os
+import random
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,10 +27,11 @@ from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log
+from cloudddp.agent.protocol.gang import Gang, Peer
 from cloudddp.agent.protocol.jobs import JobsRequest, JobState
-from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
+from cloudddp.agent.protocol.kill import KillReply, KillRequest
 from cloudddp.agent.protocol.machine import MAX_MANIFEST, ProbeReply, ProbeRequest
-from cloudddp.agent.protocol.start import Process, StartRequest
+from cloudddp.agent.protocol.start import Process, StartReply, StartRequest
 
 T = TypeVar("T")
 
@@ -76,6 +79,27 @@ def processes_of(home: Path) -> list[int]:
     return found
 
 
+def free_port() -> int:
+    """Return a port of 127.0.0.1 on which nobody listens, and which no connection gets as its own."""
+    while True:
+        port = random.randrange(10_000, 32_000)  # below the kernel's range of ephemeral ports
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def gang_of(nodes: int = 1, *, silence: float = 15.0, join: float = 20.0) -> Gang:
+    """Return a gang of so many nodes, all of them on 127.0.0.1, with a new secret."""
+    ports: dict[int, None] = {}
+    while len(ports) < nodes:
+        ports[free_port()] = None
+    peers = tuple(Peer(node, "127.0.0.1", port) for node, port in enumerate(ports))
+    return Gang(peers, secrets.token_hex(32), silence=silence, join=join)
+
+
 class Refused(AssertionError):
     """A step failed; the text is what it wrote on stderr."""
 
@@ -84,17 +108,32 @@ class Refused(AssertionError):
         self.exit_code = done.returncode
 
 
+def new_mark() -> str:
+    """Return the beginning of job ids that no other test uses."""
+    return f"{secrets.randbelow(10**8):08}-{secrets.randbelow(10**6):06}"
+
+
 class Node:
     """A home folder with a project in it, and the agent, called as over SSH."""
 
-    def __init__(self, home: Path, python: str = sys.executable, agent: Path | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        python: str = sys.executable,
+        agent: Path | None = None,
+        *,
+        number: int = 0,
+        mark: str | None = None,
+    ) -> None:
+        """`number` is its rank among the nodes of a job; nodes that run the same job have the same `mark`."""
         self.home = home
+        self.number = number
         self.python = python
         self.agent = agent or agent_file()
         self.project = home / "p"
         self.project.mkdir(parents=True)
         self._numbers = itertools.count(1)
-        self._mark = f"{secrets.randbelow(10**8):08}-{secrets.randbelow(10**6):06}"
+        self._mark = mark or new_mark()
 
     def id(self, job: str = "job-1") -> str:
         """Return a job id that no other test uses: unlike on real nodes, their jobs run on this machine, too."""
@@ -151,7 +190,11 @@ class Node:
         (self.project / name).write_text(code)
         return name
 
-    def start(
+    def start(self, *scripts: str, job: str = "job-1", **changes: Any) -> int:
+        """Start one rank per script, as `rendezvous = "direct"` does; return the pid of the supervisor's guard."""
+        return self.call(self.starting(*scripts, job=job, **changes)).pid
+
+    def starting(
         self,
         *scripts: str,
         job: str = "job-1",
@@ -159,27 +202,37 @@ class Node:
         grace: float = 20.0,
         processes: Sequence[Process] = (),
         ranks: int | None = None,
+        first_rank: int = 0,
+        max_restarts: int = 0,
+        gang: Gang | None = None,
         log_mb: int = 1024,
-    ) -> int:
-        """Start one rank per script, as `rendezvous = "direct"` does; return the supervisor's pid."""
+    ) -> StartRequest:
+        """Return the request that starts one rank per script, or these processes. The default is a gang of this node."""
         direct = [
-            Process((), (sys.executable, self.script(code)), {"RANK": str(k), "LOCAL_RANK": str(k)})
+            Process(
+                (), (sys.executable, self.script(code)), {"RANK": str(k + first_rank), "LOCAL_RANK": str(k)}
+            )
             for k, code in enumerate(scripts)
         ]
         started = tuple(processes or direct)
-        request = StartRequest(
+        return StartRequest(
             job=self.id(job),
-            node=0,
+            node=self.number,
             project="p",
             script="script.py",
             env=env or {},
             processes=started,
             ranks=len(started) if ranks is None else ranks,
-            max_restarts=0,
+            max_restarts=max_restarts,
             stop_grace=grace,
             log_mb=log_mb,
+            gang=gang or gang_of(1),
         )
-        return self.call(request).pid
+
+    def supervisor_pid(self, job: str = "job-1") -> int:
+        """Return the pid of the job's supervisor, the child of the guard."""
+        path = self.folder(job) / "state.json"
+        return int(until(lambda: path.exists() and json.loads(path.read_text())["pid"]))
 
     def following(self, job: str = "job-1", **changes: Any) -> FollowRequest:
         return FollowRequest(**{"job": self.id(job), "wait": True, "heartbeat": 5.0, **changes})
@@ -192,13 +245,8 @@ class Node:
             raise Refused(done)
         return Followed(done.stdout)
 
-    def kill(
-        self, job: str = "job-1", reason: StopReason = StopReason.FAILURE, *, grace: float = 20.0
-    ) -> KillReply:
-        return self.call(KillRequest(self.id(job), grace, reason))
-
     def cancel(self, job: str = "job-1", *, grace: float = 20.0) -> KillReply:
-        return self.kill(job, StopReason.CANCEL, grace=grace)
+        return self.call(KillRequest(self.id(job), grace))
 
     def jobs(self) -> tuple[JobState, ...]:
         return self.call(JobsRequest()).jobs
@@ -217,13 +265,25 @@ class Node:
     def end(self) -> list[int]:
         """Cancel every job; return the processes that are left, after they were killed."""
         for folder in (self.store / "jobs").glob(f"{self._mark}-*"):
-            request = KillRequest(folder.name, 0.0, StopReason.CANCEL)
+            request = KillRequest(folder.name, 0.0)
             done = self.run(request)
             assert done.returncode in (0, ExitCode.OTHER_VERSION), done.stderr.decode()
         deadline = time.monotonic() + HANG_GUARD
         while (left := processes_of(self.home)) and time.monotonic() < deadline:
             time.sleep(0.02)  # a supervisor has recorded the end, and is about to exit
         return left
+
+
+def start_together(requests: Mapping[Node, StartRequest]) -> dict[int, StartReply]:
+    """Start a job on several nodes at once, as `launch` does; return the replies by the number of the node."""
+    begun = [(node, node.begin(request)) for node, request in requests.items()]
+    replies = {}
+    for node, process in begun:
+        out, err = process.communicate(timeout=HANG_GUARD)
+        if process.returncode:
+            raise Refused(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+        replies[node.number] = decode(out.rstrip(), StartReply)
+    return replies
 
 
 class Followed:

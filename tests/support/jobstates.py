@@ -7,6 +7,7 @@ from typing import Any
 
 from cloudddp.agent.protocol.jobs import JobState, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.verdict import Failure, Verdict
 from cloudddp.job.follow.events import Event, JobUpdate, NodeLost
 from cloudddp.job.follow.state import FollowState
 
@@ -31,6 +32,12 @@ def job(phase: str, *ranks: RankRecord, **fields: Any) -> JobState:
 
 def update(node: int, phase: str, *ranks: RankRecord, **fields: Any) -> JobUpdate:
     return JobUpdate(node, job(phase, *ranks, **fields))
+
+
+def agreed(phase: str = "failed", first: Failure | None = None, code: int = 1, *lines: str) -> Verdict:
+    """The verdict of the nodes, decided by node 0."""
+    codes = {"succeeded": 0, "cancelled": 130}
+    return Verdict(JobPhase(phase), codes.get(phase, code), 0, first, lines)
 
 
 def lost(node: int, since: float = 1.0, *, reason: str = "no route to host", ended: bool = False) -> NodeLost:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from support.jobstates import followed, lost, rank, update
+from support.jobstates import agreed, followed, lost, rank, update
 
-from cloudddp.agent.protocol.kill import StopReason
+from cloudddp.agent.protocol.verdict import Cause, Failure
 from cloudddp.job.follow.events import (
     AwsAsked,
     AwsReport,
     LogData,
     NodeFinished,
     NodeQuiet,
-    StopEnded,
-    StopRequest,
-    StopStarted,
 )
 from cloudddp.job.follow.state import TAIL_LINE_LENGTH, TAIL_LINES, FollowState, Line
 
@@ -64,30 +61,22 @@ def test_instances_that_have_ended_are_lost_nodes() -> None:
     assert not followed([lost(0), report]).all_ended
 
 
-def test_ranks_finished_at_is_when_the_last_one_finished() -> None:
-    done = [update(node, "running", rank(node, 0)) for node in (0, 1)]
-    state = FollowState.of([0, 1]).apply(done[0], 1.0)
-    assert state.ranks_finished_at is None
-    state = state.apply(done[1], 2.0).apply(LogData(0, 0, b"bye\n"), 3.0).apply(done[0], 4.0)
-    assert state.ranks_finished_at == 2.0
-    assert state.apply(update(0, "running", rank(0)), 5.0).ranks_finished_at is None
-    assert state.apply(NodeFinished(0), 5.0).apply(NodeFinished(1), 6.0).ranks_finished_at is None
+def test_verdict_is_known_once_any_node_has_reported_it() -> None:
+    failed = agreed("failed", Failure(1, Cause.SILENT))
+    assert followed([update(0, "running"), update(1, "running")]).agreed is None
+    assert followed([update(0, "running"), update(1, "failed", verdict=failed)]).agreed == failed
 
 
-def test_closed_at_is_when_the_last_node_finished() -> None:
-    state = FollowState.of([0, 1]).apply(NodeFinished(0), 1.0)
-    assert state.closed_at is None
-    state = state.apply(lost(1), 2.0).apply(update(0, "failed"), 3.0)
-    assert state.closed_at == 2.0
+def test_verdict_of_the_first_node_counts_where_nodes_have_decided_apart() -> None:
+    one, other = agreed("failed", Failure(1, Cause.SILENT)), agreed("failed", Failure(0, Cause.SILENT))
+    events = [update(1, "failed", verdict=other), update(0, "failed", verdict=one)]
+    assert followed(events).agreed == one
 
 
-def test_stop_is_repeated_where_it_was_not_confirmed() -> None:
-    none: frozenset[int] = frozenset()
-    request = StopRequest(5.0, StopReason.FAILURE)
-    state = followed([StopStarted(request, frozenset({0, 1}))])
-    assert (state.stop, state.stop_pending, state.unverified) == (request, True, (0, 1))
-    state = state.apply(StopEnded(frozenset({0}), none, frozenset({1})), 7.0)
-    assert (state.stop_pending, state.stop_ended_at, state.unverified) == (False, 7.0, (1,))
-    state = state.apply(StopStarted(request, frozenset({1})), 9.0)
-    state = state.apply(StopEnded(frozenset({1}), none, none), 9.0)
-    assert state.unverified == ()
+def test_success_that_a_node_contradicts_is_no_verdict() -> None:
+    events = [
+        update(0, "succeeded", rank(0, 0), verdict=agreed("succeeded")),
+        update(1, "succeeded", rank(1, 3), verdict=agreed("succeeded")),
+    ]
+    assert followed(events).agreed is None
+    assert followed(events[:1]).agreed == agreed("succeeded")

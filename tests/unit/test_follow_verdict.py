@@ -8,29 +8,24 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.jobstates import SIGKILL, SIGTERM, followed, killed, lost, rank, update
+from support.jobstates import SIGKILL, SIGTERM, agreed, followed, killed, lost, rank, update
 
-from cloudddp.agent.protocol.kill import StopReason
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.verdict import Cause, Failure
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.events import (
     Event,
     LogData,
     NodeFinished,
     NodeLost,
-    StopEnded,
-    StopRequest,
-    StopStarted,
 )
 from cloudddp.job.follow.state import TAIL_LINES
 from cloudddp.job.follow.verdict import JobResult, verdict
 
 NOW = 1000.0
-BOTH = frozenset({0, 1})
-NONE: frozenset[int] = frozenset()
 FINISHED = [NodeFinished(0), NodeFinished(1)]
 SAVED = TrainingStatus(reported=1.0, state=TrainingState.PREEMPTED, step=7)
-STOP = StopRequest(5.0, StopReason.FAILURE)
+RANK_1 = Failure(1, Cause.RANK, 1, 7)
 
 
 def result(events: Sequence[Event], *, nodes: int = 2) -> JobResult:
@@ -139,6 +134,44 @@ def case(name: str, events: Sequence[Event], status: str, code: int, cause: str 
         case("still running, for a reader", [update(0, "running", rank(0)), update(1, "running", rank(1)), *FINISHED], "running", 0),
         case("nothing is known, for a reader", FINISHED, "running", 0),
 
+        # The nodes have agreed.
+        case(
+            "the verdict names another cause than the clocks of the nodes",
+            [
+                update(0, "failed", rank(0, 1, 5.0), verdict=agreed("failed", RANK_1, 7)),
+                update(1, "failed", rank(1, 7, 10.0), verdict=agreed("failed", RANK_1, 7)), *FINISHED,
+            ],
+            "failed", 7, "rank 1 on node 1 exited with code 7",
+        ),
+        case(
+            "a node was lost to this computer alone",
+            [update(0, "succeeded", rank(0, 0), verdict=agreed("succeeded")), update(1, "running", rank(1)), NodeFinished(0), lost(1, 990.0)],
+            "succeeded", 0,
+        ),
+        case(
+            "a node was lost, and a rank of another one had failed before",
+            [update(0, "failed", rank(0, 1), verdict=agreed("failed", RANK_1, 7)), NodeFinished(0), lost(1, 1.0)],
+            "failed", 7, "rank 1 on node 1 exited with code 7",
+        ),
+        case(
+            "no node knows why", [update(0, "failed", rank(0, 143), verdict=agreed("failed", None, 143)), *FINISHED],
+            "failed", 143, "its ranks were ended, and no node knows why",
+        ),
+        case(
+            "preempted by agreement",
+            [update(0, "failed", rank(0, 143), training=SAVED, verdict=agreed("failed", None, 143)), *FINISHED],
+            "preempted", 143, "its ranks were asked to stop (SIGTERM)",
+        ),
+        case(
+            "cancelled by agreement", [update(0, "cancelled", rank(0, 143), verdict=agreed("cancelled")), update(1, "failed"), *FINISHED],
+            "cancelled", 130,
+        ),
+        case(
+            "agreed on success, but a rank failed",
+            [update(0, "succeeded", rank(0, 0), verdict=agreed("succeeded")), update(1, "succeeded", rank(1, 3), exit_code=0), *FINISHED],
+            "failed", 3, "rank 1 on node 1 exited with code 3 first",
+        ),
+
         # Nodes are lost.
         case(
             "a node was lost", [update(0, "running", rank(0)), lost(1, 990.0)],
@@ -230,48 +263,28 @@ def test_last_lines_of_a_launcher_failure_are_the_launchers() -> None:
     assert found.last_lines == ("rendezvous timed out",)
 
 
+def test_last_lines_of_the_verdict_are_shown() -> None:
+    """A client that lacks the log of the node that failed still shows why."""
+    end = agreed("failed", Failure(1, Cause.RANK, 1, 7), 7, "the last", "words")
+    found = result([LogData(0, 0, b"hello\n"), update(0, "failed", rank(0, 143), verdict=end), *FINISHED])
+    assert found.last_lines == ("the last", "words")
+
+
 def test_lost_nodes_are_listed_with_their_reasons() -> None:
     found = result([lost(2, reason="connection reset"), lost(0), NodeFinished(1)], nodes=3)
     assert (found.lost, found.lost_reasons) == ((0, 2), ("no route to host", "connection reset"))
 
 
-def test_unverified_nodes_are_listed() -> None:
-    finished = [*FINISHED, NodeFinished(2)]
-    requested = [update(0, "failed", rank(0, 7)), StopStarted(STOP, frozenset({0, 1, 2})), *finished]
-    assert result(requested, nodes=3).unverified == (0, 1, 2)
-    answered = [*requested, StopEnded(frozenset({0}), frozenset({1}), frozenset({2}))]
-    assert result(answered, nodes=3).unverified == (1, 2)
-    again = [
-        *answered,
-        StopStarted(STOP, frozenset({2})),
-        StopEnded(frozenset({2}), NONE, NONE),
+def test_nodes_that_have_not_ended_their_streams_are_unverified() -> None:
+    first = Failure(1, Cause.SILENT, peer=0)
+    silent = [
+        update(0, "failed", verdict=agreed("failed", first)),
+        update(1, "running", rank(1)),
+        NodeFinished(0),
     ]
-    assert result(again, nodes=3).unverified == (1,)
-
-
-@pytest.mark.parametrize(
-    "reply", [StopEnded(BOTH, NONE, NONE), StopEnded(frozenset({0}), frozenset({1}), NONE)]
-)
-def test_node_that_does_not_end_its_stream_is_unverified(reply: StopEnded) -> None:
-    found = result(
-        [
-            update(0, "failed", rank(0, 3, 5.0)),
-            update(1, "running", rank(1)),
-            StopStarted(STOP, BOTH),
-            reply,
-            NodeFinished(0),
-        ]
-    )
-    assert (found.status, found.exit_code, found.unverified) == ("failed", 3, (1,))
-    assert found.cause == "rank 0 on node 0 exited with code 3 first"
-
-
-def test_node_that_does_not_end_its_stream_after_all_ranks_finished_is_named() -> None:
-    stop = StopStarted(StopRequest(1.0, StopReason.FINISHED), BOTH)
-    done = [update(0, "succeeded", rank(0, 0)), update(1, "running", rank(1, 0))]
-    found = result([*done, stop, StopEnded(BOTH, NONE, NONE), NodeFinished(0)])
+    found = result(silent)
     assert (found.status, found.exit_code, found.unverified) == ("failed", 1, (1,))
-    assert found.cause == "node 1 did not report the end of the job after it was stopped"
+    assert found.cause == "node 1 was lost: it sent nothing to node 0"
 
 
 def scripts() -> dict[str, list[list[Event]]]:

@@ -6,19 +6,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import pytest
-from support.jobstates import job, rank
+from support.jobstates import agreed, job, rank
 
 from cloudddp.agent.client import step_of
 from cloudddp.agent.decode import decode
-from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log, encode_frame
-from cloudddp.agent.protocol.kill import KillReply, KillRequest, StopReason
+from cloudddp.agent.protocol.verdict import Cause, Failure
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import Policy
@@ -42,36 +41,27 @@ def ended(node: int, code: int) -> bytes:
 
 
 class Nodes:
-    """Carries the agent's steps to nodes that are functions: `follow` and `kill`."""
+    """Carries the agent's steps to nodes that are a function: `follow`."""
 
     def __init__(
         self,
         follow: Callable[[int, FollowRequest, Write], None],
-        kill: Callable[[int], None] = lambda _: None,
         count: int = 2,
-        left: Mapping[int, int] | None = None,  # processes that survive a stop, by node
     ) -> None:
         self.follow = follow
-        self.kill = kill
         self.count = count
-        self.left = left or {}
         self.followed: list[FollowRequest] = []
-        self.killed: list[tuple[int, KillRequest]] = []
         self.reconnected: list[int] = []
 
     def run(
         self, node: int, command: str, *, stdin: Any = b"", on_stdout: Write | None = None, **_: Any
     ) -> Result:
         step, message = step_of(command), stdin.partition(b"\n")[0]
-        if step == KillRequest.STEP:
-            self.killed.append((node, decode(message, KillRequest)))
-            self.kill(node)
-            return Result(0, encode(KillReply(ended=1, left=self.left.get(node, 0))), b"")
-        if step == FollowRequest.STEP:
-            assert on_stdout is not None
-            request = decode(message, FollowRequest)
-            self.followed.append(request)
-            self.follow(node, request, on_stdout)
+        assert (step, on_stdout is not None) == (FollowRequest.STEP, True)
+        assert on_stdout is not None
+        request = decode(message, FollowRequest)
+        self.followed.append(request)
+        self.follow(node, request, on_stdout)
         return Result(0, b"", b"")
 
     def each(self, work: Callable[[int], Any], *, fatal: Any = lambda _: True) -> Outcome[Any]:
@@ -90,81 +80,30 @@ class Nodes:
 
 def follower(nodes: Nodes, *, lines: list[tuple[int, int, str]] | None = None, **policy: Any) -> JobFollower:
     shown: list[tuple[int, int, str]] = [] if lines is None else lines
-    chosen = Policy(**{"grace": 1.0, "stop_on_failure": True, "stop_on_loss": True, "timing": FAST, **policy})
+    chosen = Policy(**{"timing": FAST, **policy})
     return JobFollower(nodes, "j", range(nodes.count), chosen, on_line=lambda *line: shown.append(line))
 
 
-def test_stop_request_is_repeated_until_it_succeeds() -> None:
-    unreachable = [1, 1]
-    stop_received = threading.Event()
-
-    def kill(node: int) -> None:
-        if node == 1:
-            if unreachable:
-                unreachable.pop()
-                raise NodeError("node 1: the SSH connection broke")
-            stop_received.set()
-
-    def follow(node: int, request: FollowRequest, write: Write) -> None:
-        if node == 1:
-            write(running(1))
-            assert stop_received.wait(60), "no stop request arrived"
-        write(ended(node, 7))
-
-    nodes = Nodes(follow, kill)
-    result = follower(nodes).run()
-    assert (result.status, result.exit_code, result.unverified) == ("failed", 7, ())
-    assert sorted(node for node, _ in nodes.killed) == [0, 1, 1, 1]  # node 0 had confirmed the first
-    assert {request.reason for _, request in nodes.killed} == {StopReason.FAILURE}
-
-
-@pytest.mark.parametrize("left", [0, 1])
-def test_node_that_does_not_end_its_stream_is_not_awaited_without_limit(left: int) -> None:
-    """Node 1 replies to the stop request, but continues to send heartbeats."""
+def test_quiet_node_is_not_awaited_once_the_others_have_agreed() -> None:
+    """Node 1 hangs: its connection stays open, and nothing arrives."""
     closed = threading.Event()
 
     def follow(node: int, request: FollowRequest, write: Write) -> None:
         if node == 0:
-            write(ended(0, 3))
+            first = Failure(1, Cause.SILENT, peer=0)
+            write(encode_frame(job("failed", rank(0, 143), node=0, verdict=agreed("failed", first))) + END)
             return
         write(running(1))
-        while not closed.wait(0.02):
-            write(encode_frame(Heartbeat()))
+        closed.wait(60)
 
-    nodes = Nodes(follow, left={1: left})
-    found = follower(nodes, grace=0.1, timing=Timing().scaled(0.02))
+    found = follower(Nodes(follow), timing=Timing().scaled(0.02))
     results = []
     runner = threading.Thread(target=lambda: results.append(found.run()), daemon=True)
     runner.start()
-    runner.join(20)
+    runner.join(60)
     closed.set()
-    assert [(one.status, one.exit_code, one.unverified) for one in results] == [("failed", 3, (1,))]
-
-
-def test_paused_output_does_not_cut_off_the_logs_of_a_stopped_job() -> None:
-    stopped = threading.Event()
-    timing = Timing().scaled(0.02)
-    shown: list[str] = []
-
-    def follow(node: int, request: FollowRequest, write: Write) -> None:
-        if node == 0:
-            write(ended(0, 3))
-            return
-        write(running(1))
-        assert stopped.wait(10)
-        time.sleep(0.3)  # the reply to the stop request comes first
-        write(encode_frame(Log(1, 0, b"one\n")))
-        write(encode_frame(Log(1, 4, b"two\n")) + ended(1, 143))
-
-    def pause(_node: int, _rank: int, line: str) -> None:
-        shown.append(line)
-        if line == "one":
-            time.sleep(2 * timing.stop_reply)
-
-    nodes = Nodes(follow, lambda _: stopped.set())
-    policy = Policy(grace=0.0, stop_on_failure=True, timing=timing)
-    result = JobFollower(nodes, "j", range(2), policy, on_line=pause).run()
-    assert (shown, result.exit_code, result.unverified) == (["one", "two"], 3, ())
+    assert [(one.status, one.exit_code, one.unverified) for one in results] == [("failed", 1, (1,))]
+    assert results[0].cause == "node 1 was lost: it sent nothing to node 0"
 
 
 END = encode_frame(End())
@@ -193,14 +132,13 @@ def test_stream_that_contradicts_itself_is_an_error_of_its_node(frames: bytes, w
 def test_what_follows_the_end_of_a_stream_is_ignored() -> None:
     success = ended(1, 0).removesuffix(END)
     nodes = Nodes(lambda node, _, write: write(ended(node, 3) + (success if node else b"") * 2))
-    for policy in ({}, {"stop_on_failure": False}):
-        result = follower(nodes, **policy).run()
-        assert (result.status, result.exit_code, result.ranks) == ("failed", 3, 2)
+    result = follower(nodes).run()
+    assert (result.status, result.exit_code, result.ranks) == ("failed", 3, 2)
 
 
 def test_plain_logs_of_a_running_job_are_complete() -> None:
     nodes = Nodes(lambda node, _, write: write(running(node) + END))
-    result = follower(nodes, stop_on_failure=False, stop_on_loss=False, wait=False).run()
+    result = follower(nodes, wait=False).run()
     assert (result.status, result.lost) == ("running", ())
 
 
@@ -261,11 +199,17 @@ def test_close_prevents_reconnects() -> None:
     assert nodes.reconnected == []
 
 
-def test_plain_logs_stop_nothing() -> None:
+def test_plain_logs_do_not_wait() -> None:
     nodes = Nodes(lambda node, _, write: write(ended(node, 7)), count=1)
-    result = follower(nodes, stop_on_failure=False, stop_on_loss=False, wait=False).run()
+    result = follower(nodes, wait=False).run()
     assert result.unverified == ()
-    assert (nodes.killed, [request.wait for request in nodes.followed]) == ([], [False])
+    assert [request.wait for request in nodes.followed] == [False]
+
+
+def test_follower_ends_no_rank() -> None:
+    """The agents do that; `Nodes` fails for every other step."""
+    nodes = Nodes(lambda node, _, write: write(running(node) + ended(node, 7 if node else 143)))
+    assert follower(nodes).run().status == "failed"
 
 
 # Callbacks of the garbage collector (hypothesis has one) and of weak references: Python drops what they raise.
@@ -324,16 +268,17 @@ def test_interrupts_lose_no_line(seed: int) -> None:
     assert interrupts > 3
 
 
-def test_lost_node_ends_the_job_while_the_other_answers() -> None:
-    stopped = threading.Event()
+def test_job_is_followed_to_its_end_without_a_node_that_is_lost() -> None:
+    """Node 1 is lost to this computer; the agents end the job only where they lose it, too."""
 
     def follow(node: int, request: FollowRequest, write: Write) -> None:
         if node == 1:
             write(running(1))
             raise NodeError("node 1: the SSH connection broke", reason="connection reset")
         write(running(0))
-        while not stopped.wait(0.05):
+        for _ in range(int(2 * FAST.lost / 0.05)):
             write(encode_frame(Heartbeat()))
+            time.sleep(0.05)
         write(ended(0, 143))
 
     class OneUnreachable(Nodes):
@@ -341,10 +286,7 @@ def test_lost_node_ends_the_job_while_the_other_answers() -> None:
             super().reconnect(node)
             raise NodeError("node 1: no route to host", reason="no route to host")
 
-    nodes = OneUnreachable(follow, lambda _: stopped.set())
-    began = time.monotonic()
-    result = follower(nodes).run()
-    assert (result.status, result.exit_code, result.lost, result.unverified) == ("failed", 1, (1,), (1,))
+    result = follower(OneUnreachable(follow)).run()
+    assert (result.status, result.exit_code, result.lost, result.unverified) == ("failed", 1, (1,), ())
     assert result.cause.startswith("node 1 was lost: not responding for ")
     assert result.cause.endswith("(connection reset)")
-    assert FAST.lost < time.monotonic() - began < FAST.lost + 20

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.jobstates import SIGKILL, SIGTERM, job, killed, rank
+from support.jobstates import SIGKILL, SIGTERM, agreed, job, killed, rank
 
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.verdict import Cause, Failure
 from cloudddp.job import outcome
 from cloudddp.job.outcome import JobStatus
 
 SAVED = TrainingStatus(reported=1.0, state=TrainingState.PREEMPTED, step=7)
+SILENT = Failure(1, Cause.SILENT, peer=0)
 
 
 def case(name: str, *states: JobState, status: str, code: int | None) -> Any:
@@ -81,6 +83,27 @@ def case(name: str, *states: JobState, status: str, code: int | None) -> Any:
             job("cancelled", rank(0, 9, 11.0), cancelled=10.0, exit_code=130, stopping=True),
             status="cancelled", code=130,
         ),
+        case(
+            "the nodes have agreed on a failure, and one still runs",
+            job("failed", rank(0, 1, 5.0), verdict=agreed("failed", SILENT)), job("running", rank(1)), status="failed", code=1,
+        ),
+        case("the nodes have agreed on success", job("succeeded", rank(0, 0), verdict=agreed("succeeded")), status="succeeded", code=0),
+        case(
+            "the nodes have agreed on success, which a rank contradicts",
+            job("succeeded", rank(0, 0), verdict=agreed("succeeded")), job("failed", rank(1, 4)), status="failed", code=4,
+        ),
+        case(
+            "the nodes have agreed on a cancel, although a clock says that a rank failed before it",
+            job("cancelled", rank(0, 9, 5.0), cancelled=10.0, verdict=agreed("cancelled")), status="cancelled", code=130,
+        ),
+        case(
+            "the nodes have agreed that no rank failed, and a snapshot was saved",
+            job("failed", rank(0, 143), training=SAVED, verdict=agreed("failed", None, 143)), status="preempted", code=143,
+        ),
+        case(
+            "a snapshot was saved, but a node was lost",
+            job("failed", rank(0, 143), training=SAVED, verdict=agreed("failed", SILENT)), status="failed", code=1,
+        ),
         case("preempted", job("failed", rank(0, 143), training=SAVED), status="preempted", code=143),
         case("exit code 143 without a snapshot", job("failed", rank(0, 143)), status="failed", code=143),
         case("a snapshot, but another failure", job("failed", rank(0, 7), training=SAVED), status="failed", code=7),
@@ -92,20 +115,48 @@ def test_outcome(states: tuple[JobState, ...], status: JobStatus, exit_code: int
 
 
 @pytest.mark.parametrize(
-    ("states", "failed"),
+    ("failure", "words"),
     [
-        pytest.param([job("running", rank(0))], False, id="running"),
-        pytest.param([job("succeeded", rank(0, 0))], False, id="succeeded"),
-        pytest.param([job("running", rank(0)), job("failed", exit_code=1)], True, id="failed on one node"),
-        pytest.param([job("lost")], True, id="supervisor lost"),
-        pytest.param([job("cancelled")], True, id="cancelled"),
-        pytest.param([job("running", rank(0, 7), rank(1))], True, id="one rank failed"),
-        pytest.param([job("running", rank(0, 7), max_restarts=1)], False, id="torchrun restarts it"),
-        pytest.param([job("failed", rank(0, 7)), job("running", stopping=True)], False, id="being stopped"),
+        (Failure(1, Cause.RANK, 2, 7), "rank 2 on node 1 exited with code 7"),
+        (Failure(1, Cause.RANK, 2, 137, 9), "rank 2 on node 1 was killed by SIGKILL"),
+        (Failure(1, Cause.RANK, 2, 1, detail="ValueError: x\n\x1b[2J"), "rank 2 on node 1 exited with code 1: ValueError: x"),
+        (
+            Failure(1, Cause.MEMORY, 2, 137, 9),
+            "rank 2 on node 1 was killed by the kernel's OOM killer: node 1 has run out of memory",
+        ),
+        (Failure(0, Cause.DISK, 0, 1), "rank 0 on node 0 failed with code 1: no space is left on a disk of node 0"),
+        (
+            Failure(0, Cause.LAUNCHER, exit_code=137, signal=9),
+            "node 0: the launcher (torchrun) was killed by SIGKILL before its ranks had finished",
+        ),
+        (
+            Failure(0, Cause.LAUNCHER, exit_code=2),
+            "node 0: the launcher (torchrun) exited with code 2 before its ranks had finished",
+        ),
+        (Failure(0, Cause.START, exit_code=127, detail="no such file"), "node 0: the ranks could not be started: no such file"),
+        (Failure(3, Cause.AGENT), "node 3: the agent of cloudddp has ended there, without a report"),
+        (Failure(3, Cause.SILENT, peer=0), "node 3 was lost: it sent nothing to node 0"),
+        (
+            Failure(0, Cause.UNREACHABLE, detail="Connection refused", peer=2),
+            "node 0 was not connected to node 2, so no rank was started: Connection refused",
+        ),
+        (Failure(0, Cause.UNREACHABLE), "node 0 was not connected to another node, so no rank was started"),
     ],
-)
-def test_failure_that_requires_a_stop(states: list[JobState], failed: bool) -> None:
-    assert outcome.has_failed(states) is failed
+    ids=lambda value: value.cause.value if isinstance(value, Failure) else "",
+)  # fmt: skip
+def test_first_failure_in_words(failure: Failure, words: str) -> None:
+    found = outcome.sentence(failure)
+    assert found.startswith(words)
+    assert found.isprintable()
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_every_cause_names_its_node_in_words(cause: Cause) -> None:
+    assert "node 5" in outcome.sentence(Failure(5, cause, 11, 1))
+
+
+def test_detail_of_a_failure_is_cut() -> None:
+    assert len(outcome.sentence(Failure(0, Cause.RANK, 0, 1, detail="x" * 10_000))) < 400
 
 
 @pytest.mark.parametrize(

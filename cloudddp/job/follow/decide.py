@@ -44,8 +44,9 @@ def decide(state: FollowState, policy: Policy, now: float) -> Action:
     """Return the next action. `now` is of the monotonic clock."""
     if not state.followed or state.faulty is not None:
         return Done()
-    # The nodes have agreed how the job ended, without those that are silent.
-    if state.agreed is not None and state.followed <= state.quiet:
+    # The nodes have agreed how the job ended, without those that are silent; AWS may know why they are.
+    asked = state.aws_asked_at is not None and not state.aws_pending
+    if state.agreed is not None and state.followed <= state.quiet and asked:
         return Done()
     if state.quiet and not state.aws_pending and _elapsed(state.aws_asked_at, now) >= policy.timing.ask_again:
         return AskAws(state.quiet)

@@ -55,7 +55,7 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
     found = outcome.outcome(jobs) if jobs else None
     first = found.failures[0] if found and found.failures else None
     ending = (
-        _faulty_ending(state) or _agreed_ending(state, found) or _connection_ending(state, first, wall)
+        _faulty_ending(state) or _agreed_ending(state) or _connection_ending(state, first, wall)
         or _job_ending(state, found, first)
     )  # fmt: skip
     return JobResult(
@@ -82,11 +82,12 @@ def _faulty_ending(state: FollowState) -> _Ending | None:
     return None if state.faulty is None else _Ending(JobStatus.FAILED, 1, state.faulty.message)
 
 
-def _agreed_ending(state: FollowState, found: JobOutcome | None) -> _Ending | None:
-    """Return how the job ended by the verdict of its nodes."""
+def _agreed_ending(state: FollowState) -> _Ending | None:
+    """Return how the job ended by the verdict of its nodes, which counts also for those whose last state is older."""
     verdict = state.agreed
-    if verdict is None or found is None:
+    if verdict is None:
         return None
+    found = outcome.outcome(state.jobs)
     if found.status is JobStatus.CANCELLED:
         return _Ending(JobStatus.CANCELLED, CANCELLED_EXIT_CODE)
     if found.status is JobStatus.SUCCEEDED:

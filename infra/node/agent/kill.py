@@ -12,6 +12,7 @@ from cloudddp.agent.protocol.phases import JobPhase
 
 REQUEST = KillRequest
 POLLS, PAUSE = 100, 0.05  # while the supervisor records the end, which it detects within 50 ms; seconds
+REACTION_POLLS = 20  # while the supervisor detects that it has to end the ranks
 FINAL = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED)
 
 
@@ -32,7 +33,9 @@ def _end_job(folder: Path, job: phases.JobFile, grace: float) -> KillReply:
     task = phases.task(folder, job.node)
     records = jobs.rank_records(folder)
     ranks = sum(one.exit_code is None and bool(processes.born(one.pid or 0)) for one in records)
-    ended, left = processes.end(task, grace)
+    found = len(processes.find(task))
+    ended, left = processes.end(task, grace, ask=not _supervisor_ends(folder))
+    ended = max(ended, found)
     for _ in range(POLLS):
         if phases.phase_of(folder).ended:
             break
@@ -47,6 +50,16 @@ def _end_job(folder: Path, job: phases.JobFile, grace: float) -> KillReply:
         ended_state = replace(state, state=phase, ended=time.time(), exit_code=code)
         store.write(folder / phases.STATE_FILE, ended_state)
     return KillReply(ended, left, ranks, phase=phases.phase_of(folder), training=jobs.training_status(folder))
+
+
+def _supervisor_ends(folder: Path) -> bool:
+    """Wait until the supervisor sends SIGTERM, as it does for the mark, and return whether it does: a launcher gets it
+    once. One that was killed or frozen does not."""
+    for _ in range(REACTION_POLLS):
+        if (folder / phases.STOPPED_MARK).exists() or phases.phase_of(folder).ended:
+            return (folder / phases.STOPPED_MARK).exists()
+        time.sleep(PAUSE)
+    return False
 
 
 def _end_setup(folder: Path, grace: float) -> KillReply:

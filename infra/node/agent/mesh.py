@@ -82,7 +82,8 @@ class Mesh:
         self._retry_at = dict.fromkeys(self._peers, 0.0)
         self._refusals: dict[int, str] = {}
         self._events: list[Event] = []
-        self._closed: set[int] = set()
+        self._ended: set[int] = set()  # nodes of which a connection has ended, which is not opened again
+        self._closed: set[int] = set()  # those of which the end was reported
         self.heard = dict.fromkeys(self._peers, time.monotonic())  # when each node last sent something
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -155,7 +156,7 @@ class Mesh:
         """Open the connections that are missing; those that were once open are not replaced."""
         now = time.monotonic()
         for node, peer in self._peers.items():
-            if node in self._out or node in self._closed or now < self._retry_at[node]:
+            if node in self._out or node in self._ended or now < self._retry_at[node]:
                 continue
             link = _Link(socket.socket(), True, node, now)
             link.socket.setblocking(False)
@@ -202,12 +203,17 @@ class Mesh:
                 del table[link.node]
 
     def _lost(self, link: _Link) -> None:
-        """A connection has ended. That of a proven peer means that its agent has."""
+        """A connection has ended. That of a proven peer means that its agent has.
+
+        The peer ends both connections: what it has sent on the other one is read before its end is reported.
+        """
         proven, node = bool(link.key), link.node
         self._forget(link)
-        if node is not None and proven and node not in self._closed:
-            self._closed.add(node)
-            self._events.append(Closed(node))
+        if node is not None and proven:
+            self._ended.add(node)
+            if node not in self._closed and not (link.outgoing and node in self._in):
+                self._closed.add(node)
+                self._events.append(Closed(node))
         elif node is not None and link.outgoing:
             self._retry_at[node] = time.monotonic() + RETRY
 
@@ -247,7 +253,7 @@ class Mesh:
             ended = True
         try:
             self._lines(link)
-        except (ProtocolError, ValueError, KeyError, TypeError):
+        except (ProtocolError, ValueError, KeyError, TypeError, RecursionError):
             ended = True  # not of this job, or of another version
         if ended or len(link.received) > LONGEST_MESSAGE:
             self._lost(link)

@@ -2,7 +2,8 @@
 
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
 (RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: rank_log.py), `launcher.log`, `supervisor.log`, `status.json` (by the script). While its setup runs
-it holds `setup.json` (SetupFile). An empty file `cancel` or `stopped` marks that it is being stopped, and why.
+it holds `setup.json` (SetupFile). An empty file `cancel` marks that the user cancelled it, `stopped` that its supervisor
+ends the ranks.
 """
 
 from __future__ import annotations
@@ -150,6 +151,8 @@ def verdict(folder: Path) -> Optional[Verdict]:
 
 def _is_gone(folder: Path, state: StateFile) -> bool:
     if state.state is JobPhase.RUNNING:
+        return not processes.runs(state.pid, state.born)
+    if state.state is JobPhase.STARTING and state.pid is not None:  # it waits for the other nodes
         return not processes.runs(state.pid, state.born)
     if state.state is JobPhase.STARTING:
         return time.time() - _written_at(folder) > START_SECONDS

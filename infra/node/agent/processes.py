@@ -137,9 +137,12 @@ def parent(pid: int) -> Optional[int]:
     return int(fields[1]) if len(fields) > 1 else None
 
 
-def end(task: Task, grace: float, children: Sequence[subprocess.Popen[bytes]] = ()) -> tuple[int, int]:
+def end(
+    task: Task, grace: float, children: Sequence[subprocess.Popen[bytes]] = (), *, ask: bool = True
+) -> tuple[int, int]:
     """SIGTERM, wait up to `grace` seconds, SIGKILL until none is left. Return how many were ended, and how many are
-    left. `children` are this process's own, which it must collect."""
+    left. `children` are this process's own, which it must collect. `ask` is False where another process sends SIGTERM.
+    """
     ended: set[int] = set()
     asked: set[int] = set()
     deadline = time.monotonic() + grace
@@ -150,7 +153,7 @@ def end(task: Task, grace: float, children: Sequence[subprocess.Popen[bytes]] = 
         ended.update(pids)
         if time.monotonic() > deadline:
             _send(pids, signal.SIGKILL)
-        else:
+        elif ask:
             # Only to the topmost: torchrun forwards it to its ranks, a rank wrapper to its rank.
             topmost = [pid for pid in pids if parent(pid) not in pids and pid not in asked]
             _send(topmost, signal.SIGTERM)

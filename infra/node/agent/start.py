@@ -16,6 +16,7 @@ from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartReply, StartRequest
 
 REQUEST = StartRequest
+LOG_FILE = "supervisor.log"
 PAUSE = 0.01  # seconds between two polls of the supervisor
 
 
@@ -29,18 +30,18 @@ def step(request: StartRequest) -> StartReply:
             raise SystemExit(f"job {request.job} was cancelled before it started")
         (folder / "ranks").mkdir(parents=True, exist_ok=False)
         os.chmod(folder, 0o700)
-        return _start_supervisor(request, folder)
+        supervisor = _start_supervisor(request, folder)
+    return _joined(supervisor, folder)  # takes as long as the other nodes need: a cancel must not wait for it
 
 
-def _start_supervisor(request: StartRequest, folder: Path) -> StartReply:
+def _start_supervisor(request: StartRequest, folder: Path) -> subprocess.Popen[bytes]:
     """The request may hold the user's secrets: it goes through a pipe, never to the disk."""
     (folder / store.RESERVE).write_bytes(bytes(store.RESERVE_BYTES))
     store.write(folder / phases.JOB_FILE, phases.JobFile(request.node, request.ranks, request.log_mb))
     (folder / phases.BEGAN).touch()
     state_file = folder / phases.STATE_FILE
     store.write(state_file, phases.StateFile(request.job, request.node, JobPhase.STARTING))
-    log_file = folder / "supervisor.log"
-    with open(log_file, "ab") as log:
+    with open(folder / LOG_FILE, "ab") as log:
         supervisor = subprocess.Popen(
             agent_command("guard", request.job), stdin=subprocess.PIPE, stdout=log, stderr=log,
             start_new_session=True, close_fds=True, cwd="/",
@@ -48,10 +49,16 @@ def _start_supervisor(request: StartRequest, folder: Path) -> StartReply:
     if supervisor.stdin is not None:
         with contextlib.suppress(BrokenPipeError), supervisor.stdin:  # a crash is reported below
             supervisor.stdin.write(encode(request))
+    return supervisor
+
+
+def _joined(supervisor: subprocess.Popen[bytes], folder: Path) -> StartReply:
+    """Wait until the nodes are connected or have given up."""
     while True:
-        state = store.read(state_file, phases.StateFile)
+        state = store.read(folder / phases.STATE_FILE, phases.StateFile)
         if state is None or state.state is not JobPhase.STARTING:
             return StartReply(supervisor.pid, store.read(folder / phases.UNREACHABLE_FILE, Unreachable))
         if supervisor.poll() is not None:
-            raise SystemExit("the job's supervisor crashed: " + log_file.read_text(errors="replace")[-2000:])
+            log = (folder / LOG_FILE).read_text(errors="replace")
+            raise SystemExit("the job's supervisor crashed: " + log[-2000:])
         time.sleep(PAUSE)

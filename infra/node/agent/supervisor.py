@@ -102,8 +102,10 @@ class _Supervisor:
         self._lost: dict[int, Seen] = {}  # nodes whose agent has ended or is silent
         self._verdict: Optional[Verdict] = None
         self._cancelled_at: Optional[float] = None
+        self._guard = os.getppid()
         self._asked_to_end = 0  # the signal that asked this process to end
         self._heartbeat_at = 0.0
+        self._looked_at = 0.0  # for silent nodes
         self._budget = restarts.Budget(request.retries)
         self._early: list[Received] = []  # messages about an attempt that has not begun here
         self._begin(0)
@@ -150,7 +152,7 @@ class _Supervisor:
                 self._send(Message(Kind.READY, facts=found, clock=time.time()))
             stopped = phases.is_stopping(self._folder) or self._attempt.stopped_at is not None
             if stopped or self._lost or self._asked_to_end or time.monotonic() > deadline:
-                self._give_up(cancelled=phases.is_stopping(self._folder))
+                self._give_up(cancelled=(self._folder / phases.CANCEL_MARK).exists())
                 return False
         if not self._request.gang.preflight:
             return True
@@ -254,8 +256,12 @@ class _Supervisor:
         self._lose(event.node, Seen(time.monotonic(), Observed(failure, 0.0)))
 
     def _notice_silence(self) -> None:
-        """Lose the nodes that are silent. Called after `poll`, so that a node that was frozen reads what was sent to it."""
+        """Lose the nodes that are silent. A node that was itself frozen waits for them once more: the others may have sent
+        it their verdict, which the network delivers after a while."""
         now = time.monotonic()
+        if now - self._looked_at > self._request.gang.silence / 2:
+            self._mesh.heard = dict.fromkeys(self._mesh.heard, now)
+        self._looked_at = now
         for node in self._others - self._lost.keys():
             since = self._mesh.heard[node]
             if now - since > self._request.gang.silence:
@@ -280,14 +286,17 @@ class _Supervisor:
         if phases.is_stopping(self._folder):
             self._stop(cancelled=(self._folder / phases.CANCEL_MARK).exists())
         elif self._asked_to_end:
-            name = signal.Signals(self._asked_to_end).name
-            detail = f"ended by {name}: the machine may be shutting down"
-            self._attempt.fail(Failure(self._node, Cause.AGENT, detail=detail))
+            self._attempt.fail(Failure(self._node, Cause.AGENT, detail=self._why_asked()))
             self._stop(cancelled=False)
         elif look is Look.FAILED:
             self._stop(cancelled=False)
         elif look is Look.ENDED or self._waits_at_exit_barrier():
             self._attempt.end(LEFTOVERS_GRACE)
+
+    def _why_asked(self) -> str:
+        if os.getppid() != self._guard:
+            return "its parent was killed"
+        return f"ended by {signal.Signals(self._asked_to_end).name}: the machine may be shutting down"
 
     def _waits_at_exit_barrier(self) -> bool:
         """Whether torchrun still waits for its peers although every rank of the job has finished."""
@@ -301,14 +310,26 @@ class _Supervisor:
     def _stop(self, *, cancelled: bool) -> None:
         """End the ranks here and on all other nodes."""
         if cancelled and self._cancelled_at is None:
-            self._cancelled_at = time.monotonic()
+            self._cancelled_at = self._time_of_cancel()
         if self._attempt.stopped_at is not None:
             return
         grace = self._request.stop_grace
         self._attempt.end(grace if cancelled else min(grace, FAILURE_GRACE))
         self._send(Message(Kind.STOP, cancelled=cancelled))
-        with contextlib.suppress(OSError):
-            (self._folder / (phases.CANCEL_MARK if cancelled else phases.STOPPED_MARK)).touch()
+        self._mark(cancelled=cancelled)
+
+    def _mark(self, *, cancelled: bool) -> None:
+        """Mark that this process ends the ranks. The time of a cancel that is marked already is kept."""
+        marks = [phases.STOPPED_MARK] + [phases.CANCEL_MARK] * cancelled
+        for mark in marks:
+            with contextlib.suppress(OSError):
+                if not (self._folder / mark).exists():
+                    (self._folder / mark).touch()
+
+    def _time_of_cancel(self) -> float:
+        """Return when the job was cancelled. `kill` sets its mark first, and may have ended launchers since."""
+        marked = phases.cancelled_at(self._folder)
+        return time.monotonic() - (0.0 if marked is None else max(time.time() - marked, 0.0))
 
     def _decide(self) -> None:
         """Decide if this is the first node that is left, and all that are left have reported."""
