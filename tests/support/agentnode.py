@@ -91,13 +91,13 @@ def free_port() -> int:
             return port
 
 
-def gang_of(nodes: int = 1, *, silence: float = 15.0, join: float = 20.0) -> Gang:
+def gang_of(nodes: int = 1, *, silence: float = 15.0, join: float = 20.0, preflight: bool = False) -> Gang:
     """Return a gang of so many nodes, all of them on 127.0.0.1, with a new secret."""
     ports: dict[int, None] = {}
     while len(ports) < nodes:
         ports[free_port()] = None
     peers = tuple(Peer(node, "127.0.0.1", port) for node, port in enumerate(ports))
-    return Gang(peers, secrets.token_hex(32), silence=silence, join=join)
+    return Gang(peers, secrets.token_hex(32), silence=silence, join=join, preflight=preflight)
 
 
 class Refused(AssertionError):

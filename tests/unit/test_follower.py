@@ -174,7 +174,7 @@ def test_broken_connection_does_not_select_the_last_lines_again() -> None:
 
     selection = Selection(ranks=(7,), since=60.0, tail=5)
     with_tail = JobFollower(
-        Nodes(follow, count=1), "j", [0], Policy(grace=0.1, timing=FAST),
+        Nodes(follow, count=1), "j", [0], Policy(timing=FAST),
         on_line=lambda *_: None, selection=selection,
     )  # fmt: skip
     assert with_tail.run().exit_code == 0

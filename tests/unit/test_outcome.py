@@ -150,7 +150,9 @@ def test_first_failure_in_words(failure: Failure, words: str) -> None:
     assert found.isprintable()
 
 
-@pytest.mark.parametrize("cause", Cause)
+@pytest.mark.parametrize(
+    "cause", sorted(set(Cause) - {Cause.PREFLIGHT}, key=lambda one: one.value)
+)  # its detail names nodes
 def test_every_cause_names_its_node_in_words(cause: Cause) -> None:
     assert "node 5" in outcome.sentence(Failure(5, cause, 11, 1))
 
