@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 
 from cloudddp.agent import client
@@ -39,7 +40,10 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
     Raises NodeError where processes survive, where nothing was stopped of a job that has not ended, or where a node
     cannot be reached.
     """
-    outcome = runner.each(lambda node: kill(runner, node, job_id, grace=grace), fatal=lambda _: False)
+    token = secrets.token_hex(8)
+    outcome = runner.each(
+        lambda node: kill(runner, node, job_id, grace=grace, token=token), fatal=lambda _: False
+    )
     replies = outcome.all()
     surviving = {node: reply.left for node, reply in replies.items() if reply.left}
     if surviving:
@@ -71,18 +75,20 @@ def abort_launch(runner: Runner, job_id: str, *, grace: float = 1.0) -> list[int
     It opens new connections, since the failure or the interrupt has closed the old ones.
     """
 
+    token = secrets.token_hex(8)
+
     def stop(node: int) -> bool:
         runner.reconnect(node)
-        return bool(kill(runner, node, job_id, grace=grace).left)
+        return bool(kill(runner, node, job_id, grace=grace, token=token).left)
 
     outcome = runner.each(stop, fatal=lambda _: False)
     return sorted({*outcome.errors, *(node for node, left in outcome.values.items() if left)})
 
 
-def kill(runner: Runner, node: int, job_id: str, *, grace: float) -> KillReply:
+def kill(runner: Runner, node: int, job_id: str, *, grace: float, token: str) -> KillReply:
     """Kill the processes of a job on one node and verify that they are gone. Raises NodeError.
 
     `grace`: seconds between SIGTERM and SIGKILL.
     """
-    request = KillRequest(job=job_id, grace=grace)
+    request = KillRequest(job=job_id, grace=grace, token=token)
     return client.call(runner, node, request, timeout=grace + REPLY_SECONDS)

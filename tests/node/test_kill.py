@@ -189,7 +189,7 @@ def test_ranks_end_without_guard_and_supervisor_and_the_job_is_lost(node: Node) 
     assert not alive(pid)
     assert node.state().phase is JobPhase.LOST
     assert node.follow().ended
-    assert node.cancel() == KillReply(0, 0, phase=JobPhase.CANCELLED)
+    assert node.cancel() == KillReply(0, 0, 1, phase=JobPhase.CANCELLED)
 
 
 def test_ranks_of_a_frozen_supervisor_are_asked_to_end_by_cancel(node: Node) -> None:
@@ -251,7 +251,7 @@ def test_job_id_is_used_once(node: Node) -> None:
 
 @pytest.mark.parametrize("job", ["../x", "a/b", "", "a b", "job\n"])
 def test_invalid_job_id_is_refused(node: Node, job: str) -> None:
-    request = json.dumps({"job": job, "grace": 1})
+    request = json.dumps({"job": job, "grace": 1, "token": ""})
     done = node.send(KillRequest.STEP, request.encode())
     assert done.returncode != 0
     assert b"not a job id" in done.stderr

@@ -63,7 +63,7 @@ MESSAGES: list[Any] = [
     SetupRequest(JOB_ID, 0, "p", "s", ("pip install x",), ("requirements.txt",), {"A": "b"}, "/opt/x/bin/python"),
     StartRequest(JOB_ID, 0, "p", "s", {"A": "b"}, (Process(("torchrun",), ("x",), {"B": ""}),), 2, 1, 30.0, GANG),
     FollowRequest(JOB_ID, wait=True, heartbeat=5.0, offsets={-1: 7, 300: 1 << 40}),
-    KillRequest(JOB_ID, 1.5),
+    KillRequest(JOB_ID, 1.5, "a1"),
     NewFilesRequest("p", ("runs",), ("data",), JOB_ID),
     NewFilesReply(1 << 60, True, False, (JOB_ID,), (JobFiles(JOB_ID, NewFiles(1, 2, (NewPath("a/", 1, 2),)), NewFiles(0, 0, ())),)),
     KillReply(3, 0, 1, JobPhase.CANCELLED, TRAINING),

@@ -98,7 +98,7 @@ def every_request(node: Node) -> list[Any]:
         SetupRequest(job, 0, "p", "s", ("touch never",)),
         StartRequest(job, 0, "p", "s", {}, (Process((), ("touch", "never"), {}),), 1, 0, 1.0, gang_of()),
         node.following("job-1"),
-        KillRequest(node.id("job-1"), 1.0),
+        KillRequest(node.id("job-1"), 1.0, "a1"),
         JobsRequest(),
         PulledRequest("p", ("x",), 1),
     ]

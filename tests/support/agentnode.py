@@ -246,7 +246,7 @@ class Node:
         return Followed(done.stdout)
 
     def cancel(self, job: str = "job-1", *, grace: float = 20.0) -> KillReply:
-        return self.call(KillRequest(self.id(job), grace))
+        return self.call(KillRequest(self.id(job), grace, secrets.token_hex(8)))
 
     def jobs(self) -> tuple[JobState, ...]:
         return self.call(JobsRequest()).jobs
@@ -265,7 +265,7 @@ class Node:
     def end(self) -> list[int]:
         """Cancel every job; return the processes that are left, after they were killed."""
         for folder in (self.store / "jobs").glob(f"{self._mark}-*"):
-            request = KillRequest(folder.name, 0.0)
+            request = KillRequest(folder.name, 0.0, secrets.token_hex(8))
             done = self.run(request)
             assert done.returncode in (0, ExitCode.OTHER_VERSION), done.stderr.decode()
         deadline = time.monotonic() + HANG_GUARD

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_length, check_range
-from cloudddp.agent.protocol.phases import MAX_NODES
+from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
 from cloudddp.agent.protocol.verdict import MAX_LINE, Failure, Verdict, check_lines
 
 MAX_FACT = 300  # characters
@@ -89,11 +89,15 @@ class Message:
     kind: Kind
     attempt: int = 0  # that it is about
     cancelled: bool = False  # of STOP
+    token: str = ""  # of STOP, of the cancel
     finished: bool = False  # of HEARTBEAT: every rank of the node has exited with 0
     report: Optional[Report] = None  # of ENDED
     verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
     facts: Optional[Facts] = None  # of READY
     clock: Optional[float] = None  # of READY: seconds since the epoch
+
+    def __post_init__(self) -> None:
+        check_length("token", self.token, MAX_TOKEN)
 
 
 @dataclass(frozen=True)

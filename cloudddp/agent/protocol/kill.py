@@ -7,10 +7,11 @@ from typing import Optional
 
 from cloudddp.agent.protocol.codec import (
     check_job_id,
+    check_length,
     check_range,
 )
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_PID, MAX_RANKS
-from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.phases import MAX_TOKEN, JobPhase
 from cloudddp.agent.protocol.training import TrainingStatus
 
 
@@ -34,10 +35,11 @@ class KillReply:
 @dataclass(frozen=True)
 class KillRequest:
     """Cancel a job: end every process of it on this node, SIGTERM, and SIGKILL after `grace` seconds. The supervisor of
-    the node tells the others."""
+    the node tells the others. `token` is the same on all nodes, and no other cancel has it."""
 
     job: str
     grace: float
+    token: str
 
     STEP = "kill"
     REPLY = KillReply
@@ -45,3 +47,4 @@ class KillRequest:
     def __post_init__(self) -> None:
         check_job_id("job", self.job)
         check_range("grace", self.grace, 0, MAX_GRACE)
+        check_length("token", self.token, MAX_TOKEN)

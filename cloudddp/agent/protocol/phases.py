@@ -7,6 +7,7 @@ from enum import Enum
 MAX_NODES = 1 << 10
 MAX_RANK = 1 << 16
 MAX_RESTARTS = 1 << 16
+MAX_TOKEN = 64  # characters that tell one cancel from another
 MAX_RUNNING = 20  # jobs that a node reports as running; it runs one at a time
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent import jobs, phases, processes, store
+from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.kill import KillReply, KillRequest
 from cloudddp.agent.protocol.phases import JobPhase
 
@@ -25,16 +26,15 @@ def step(request: KillRequest) -> KillReply:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         mark = folder / phases.CANCEL_MARK
         if phases.phase_of(folder) not in FINAL and not mark.exists():
-            mark.touch()
-    return _end_setup(folder, request.grace) if job is None else _end_job(folder, job, request.grace)
+            store.write_private(mark, request.token.encode())
+    return _end_setup(folder, request.grace) if job is None else _end_job(folder, job, request)
 
 
-def _end_job(folder: Path, job: phases.JobFile, grace: float) -> KillReply:
+def _end_job(folder: Path, job: phases.JobFile, request: KillRequest) -> KillReply:
     task = phases.task(folder, job.node)
-    records = jobs.rank_records(folder)
-    ranks = sum(one.exit_code is None and bool(processes.born(one.pid or 0)) for one in records)
+    alive = {one.rank for one in jobs.rank_records(folder) if _runs(one)}
     found = len(processes.find(task))
-    ended, left = processes.end(task, grace, ask=not _supervisor_ends(folder))
+    ended, left = processes.end(task, request.grace, ask=not _supervisor_ends(folder))
     ended = max(ended, found)
     for _ in range(POLLS):
         if phases.phase_of(folder).ended:
@@ -49,7 +49,15 @@ def _end_job(folder: Path, job: phases.JobFile, grace: float) -> KillReply:
         phase, code = (JobPhase.CANCELLED, 130) if cancelled else (JobPhase.FAILED, 1)
         ended_state = replace(state, state=phase, ended=time.time(), exit_code=code)
         store.write(folder / phases.STATE_FILE, ended_state)
-    return KillReply(ended, left, ranks, phase=phases.phase_of(folder), training=jobs.training_status(folder))
+    if phases.cancel_token(folder) == request.token:  # another node may have told this one before
+        alive |= {one.rank for one in jobs.rank_records(folder) if one.asked}
+    return KillReply(
+        ended, left, len(alive), phase=phases.phase_of(folder), training=jobs.training_status(folder)
+    )
+
+
+def _runs(record: RankRecord) -> bool:
+    return record.exit_code is None and bool(processes.born(record.pid or 0))
 
 
 def _supervisor_ends(folder: Path) -> bool:

@@ -2,8 +2,8 @@
 
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
 (RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: rank_log.py), `launcher.log`, `supervisor.log`, `status.json` (by the script). While its setup runs
-it holds `setup.json` (SetupFile). An empty file `cancel` marks that the user cancelled it, `stopped` that its supervisor
-ends the ranks.
+it holds `setup.json` (SetupFile). A file `cancel` (with its token) marks that the user cancelled it, an empty file
+`stopped` that its supervisor ends the ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent import processes, store
 from agent.processes import Task
 from cloudddp.agent.protocol.codec import MAX_TIME, check_range, has_job_id_format
 from cloudddp.agent.protocol.jobs import MAX_NODES, MAX_RANK, MAX_RANKS, MAX_RESTARTS
-from cloudddp.agent.protocol.phases import MAX_RUNNING, JobPhase
+from cloudddp.agent.protocol.phases import MAX_RUNNING, MAX_TOKEN, JobPhase
 from cloudddp.agent.protocol.start import LOG_MB
 from cloudddp.agent.protocol.verdict import Verdict
 
@@ -207,6 +207,14 @@ def cancelled_at(folder: Path) -> Optional[float]:
         return modified(folder / CANCEL_MARK)
     except OSError:
         return None
+
+
+def cancel_token(folder: Path) -> str:
+    """Return what tells the cancel of a job from a later one, or ''."""
+    try:
+        return store.read_bytes(folder / CANCEL_MARK, MAX_TOKEN).decode()
+    except (OSError, ValueError):
+        return ""
 
 
 def modified(path: Path) -> float:

@@ -240,7 +240,7 @@ class _Supervisor:
         if message.kind is Kind.HEARTBEAT and message.finished:
             self._finished.add(node)
         elif message.kind is Kind.STOP:
-            self._stop(cancelled=message.cancelled)
+            self._stop(cancelled=message.cancelled, token=message.token)
         elif message.kind is Kind.ENDED and message.report is not None:
             self._reports[node] = Arrived(time.monotonic(), message.report)
 
@@ -307,7 +307,7 @@ class _Supervisor:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def _stop(self, *, cancelled: bool) -> None:
+    def _stop(self, *, cancelled: bool, token: str = "") -> None:
         """End the ranks here and on all other nodes."""
         if cancelled and self._cancelled_at is None:
             self._cancelled_at = self._time_of_cancel()
@@ -315,16 +315,16 @@ class _Supervisor:
             return
         grace = self._request.stop_grace
         self._attempt.end(grace if cancelled else min(grace, FAILURE_GRACE))
-        self._send(Message(Kind.STOP, cancelled=cancelled))
-        self._mark(cancelled=cancelled)
+        self._mark(cancelled=cancelled, token=token)
+        self._send(Message(Kind.STOP, cancelled=cancelled, token=phases.cancel_token(self._folder)))
 
-    def _mark(self, *, cancelled: bool) -> None:
+    def _mark(self, *, cancelled: bool, token: str) -> None:
         """Mark that this process ends the ranks. The time of a cancel that is marked already is kept."""
-        marks = [phases.STOPPED_MARK] + [phases.CANCEL_MARK] * cancelled
-        for mark in marks:
-            with contextlib.suppress(OSError):
-                if not (self._folder / mark).exists():
-                    (self._folder / mark).touch()
+        with contextlib.suppress(OSError):
+            (self._folder / phases.STOPPED_MARK).touch()
+            mark = self._folder / phases.CANCEL_MARK
+            if cancelled and not mark.exists():
+                store.write_private(mark, token.encode())
 
     def _time_of_cancel(self) -> float:
         """Return when the job was cancelled. `kill` sets its mark first, and may have ended launchers since."""
