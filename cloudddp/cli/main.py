@@ -28,6 +28,7 @@ VERBS = {
     "run": (f"{_JOBS}:run", "Do a whole job: up, launch, pull and down in one command."),
     "sim": (f"{_SIMULATOR}:sim", "Simulate EC2 on this computer, without an AWS account."),
     "ssh": (f"{_NODES}:ssh", "Log in to a node with OpenSSH."),
+    "stacks": (f"{_JOBS}:stacks", "Show where every rank of a job is, in a sentence and as stacks."),
     "status": (f"{_CLUSTERS}:status", "Show the cluster's nodes, deadline and cost so far."),
     "sync": (f"{_NODES}:sync", "Send the project's files to every node."),
     "up": (f"{_CLUSTERS}:up", "Create the cluster: nodes that are ready to train."),

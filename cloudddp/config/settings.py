@@ -172,12 +172,28 @@ def resolve(layers: Sequence[Layer]) -> Config:
                     _require(layer.origin_of(section, key), extra_tags.too_many(checked))
                 chosen[section][key] = checked
     connection.check(cluster := ClusterSpec(**chosen["cluster"]))
+    _check_stall(job := JobSpec(**chosen["job"]))
     return Config(
         cluster=cluster,
-        job=JobSpec(**chosen["job"]),
+        job=job,
         sync=SyncSpec(**chosen["sync"]),
         setup=SetupSpec(**chosen["setup"]),
     )
+
+
+def _check_stall(job: JobSpec) -> None:
+    """Raise UsageError for settings about stalled jobs that contradict others."""
+    if 0 < job.stall_minutes * 60 <= job.heartbeat:
+        raise UsageError(
+            f"job.stall_minutes = {job.stall_minutes:g} ({job.stall_minutes * 60:g} s) is not above job.heartbeat = "
+            f"{job.heartbeat:g} s, after which a silent node is lost",
+            hint=f"set it to more than {job.heartbeat / 60:g} minutes, or to 0 to watch for no stall",
+        )
+    if job.on_stall == "restart" and not job.retries:
+        raise UsageError(
+            'job.on_stall = "restart" needs job.retries, and those are 0',
+            hint="give --retries N, or choose kill, leave or down",
+        )
 
 
 def _check(layer: Layer, section: str, key: str, value: Any) -> Any:

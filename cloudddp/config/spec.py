@@ -368,6 +368,22 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             le=600,
         ),
     ] = 15.0
+    stall_minutes: Annotated[
+        float,
+        _limited(
+            "Minutes without output, training status, CPU or GPU activity of any rank after which a job has stalled. 0 "
+            "watches nothing.",
+            ge=0,
+            le=10_000,
+        ),
+    ] = 10.0
+    on_stall: Annotated[
+        Literal["kill", "restart", "leave", "down"],
+        _limited(
+            "What happens to a stalled job, after its stacks were read: kill it, restart it (counts as one of `retries`), "
+            "leave it, or kill it and shut the nodes down, which ends the cluster."
+        ),
+    ] = "kill"
     log_mb: Annotated[
         int,
         _limited(

@@ -190,6 +190,8 @@ def sentence(failure: Failure) -> str:
             return f"{node}: the agent of cloudddp has ended there, without a report{detail}"
         case Cause.SILENT:
             return f"{node} was lost: it sent nothing to {other}{detail}"
+        case Cause.STALL:
+            return f"the job has stalled{detail}"
         case Cause.PREFLIGHT:
             return f"no rank was started{detail}"
         case Cause.UNREACHABLE:

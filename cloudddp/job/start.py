@@ -9,7 +9,7 @@ from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.gang import Gang, Peer, Unreachable
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.start import StartRequest
+from cloudddp.agent.protocol.start import OnStall, StartRequest
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
@@ -48,6 +48,8 @@ def start(
             log_mb=config.job.log_mb,
             gang=gang,
             retries=config.job.retries,
+            stall_minutes=config.job.stall_minutes,
+            on_stall=OnStall(config.job.on_stall),
         )
         for plan in plans
     }

@@ -22,6 +22,7 @@ Each module holds one topic, so that a step of the agent loads only what it need
     training  TrainingStatus
     frames    follow
     results   new_files, pulled
+    stacks    stacks, tool
     version   VersionConflict
 """
 

@@ -11,7 +11,9 @@ from enum import Enum
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_length, check_range
+from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
+from cloudddp.agent.protocol.stacks import Position
 from cloudddp.agent.protocol.verdict import MAX_LINE, Failure, Verdict, check_lines
 
 MAX_FACT = 300  # characters
@@ -76,6 +78,8 @@ class Kind(Enum):
 
     HEARTBEAT = "heartbeat"
     READY = "ready"  # connected to every other node, in both directions; with the node's facts and clock
+    STALLED = "stalled"  # of the first node: read the stacks of your ranks
+    STACKS = "stacks"  # where the ranks of a node are
     STOP = "stop"  # end your ranks: the job was cancelled, or has failed here
     ENDED = "ended"  # no process of the job is left here
     RESTART = "restart"  # of the first node that is left: start the ranks again
@@ -91,13 +95,17 @@ class Message:
     cancelled: bool = False  # of STOP
     token: str = ""  # of STOP, of the cancel
     finished: bool = False  # of HEARTBEAT: every rank of the node has exited with 0
+    idle: float = 0.0  # of HEARTBEAT: seconds for which the ranks of the node have done nothing
     report: Optional[Report] = None  # of ENDED
+    stacks: tuple[Position, ...] = ()  # of STACKS
     verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
     facts: Optional[Facts] = None  # of READY
     clock: Optional[float] = None  # of READY: seconds since the epoch
 
     def __post_init__(self) -> None:
         check_length("token", self.token, MAX_TOKEN)
+        check_range("idle", self.idle, 0, MAX_AGO)
+        check_length("stacks", self.stacks, MAX_RANKS)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Optional
 
 from cloudddp.agent.protocol.codec import (
@@ -18,6 +19,18 @@ from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
 
 LOG_MB, MIN_LOG_MB, MAX_LOG_MB = 1024, 1, 1 << 20  # MiB of one rank's log
+
+
+MAX_STALL = 1e5  # minutes
+
+
+class OnStall(Enum):
+    """What the agents do when no rank has done anything for a while."""
+
+    KILL = "kill"  # the job fails
+    RESTART = "restart"  # it fails, and is started again as after any other failure
+    LEAVE = "leave"  # it goes on; the stacks are in its logs
+    DOWN = "down"  # it fails, and the nodes shut down
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,8 @@ class StartRequest:
     stop_grace: float  # seconds
     gang: Gang
     retries: int = 0
+    stall_minutes: float = 0.0  # 0: it is not watched
+    on_stall: OnStall = OnStall.KILL
     log_mb: int = LOG_MB  # MiB of each rank's log that are kept
 
     STEP = "start"
@@ -123,6 +138,7 @@ class StartRequest:
         check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
         check_range("stop_grace", self.stop_grace, 0, MAX_GRACE)
         check_range("retries", self.retries, 0, MAX_RESTARTS)
+        check_range("stall_minutes", self.stall_minutes, 0, MAX_STALL)
         if self.node not in [peer.node for peer in self.gang.peers]:
             raise ProtocolError("the gang lacks this node")
         check_range("log_mb", self.log_mb, MIN_LOG_MB, MAX_LOG_MB)

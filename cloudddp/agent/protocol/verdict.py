@@ -30,6 +30,7 @@ class Cause(Enum):
     START = "start"  # a process could not be started
     AGENT = "agent"  # the agent of a node has ended without a report
     SILENT = "silent"  # a node's agent sent no heartbeat
+    STALL = "stall"  # no rank did anything
     PREFLIGHT = "preflight"  # the nodes differ, or one has a defect
     UNREACHABLE = "unreachable"  # a node could not connect to another one before the job began
 

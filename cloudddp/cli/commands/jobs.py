@@ -107,3 +107,13 @@ cancel = Verb(
     Without JOB, those of the job that is running, or else of the newest one. The cluster stays up.
     """,
 )
+
+stacks = Verb(
+    "stacks",
+    "cloudddp.cli.actions.stacks:stacks",
+    params=[ANYONE, _JOB, JSON],
+    help="""Show where every rank of a job is, in a sentence and as stacks.
+
+    Without JOB, those of the job that is running. The ranks stop for a moment while py-spy reads them, and go on.
+    """,
+)

@@ -143,6 +143,16 @@ JOB_PARAMETERS = (
         "itself are not repeated.",
     ),
     SettingOption(
+        "job", "stall_minutes", "--stall-minutes", metavar="MIN", standard="10",
+        description="Minutes without output, training status, CPU or GPU activity of any rank after which a job has stalled. 0 "
+        "watches nothing.",
+    ),
+    SettingOption(
+        "job", "on_stall", "--on-stall", metavar="HOW", standard="kill",
+        description="What happens to a stalled job, after its stacks were read: kill it, restart it (counts as one of "
+        "`retries`), leave it, or kill it and shut the nodes down, which ends the cluster.",
+    ),
+    SettingOption(
         "job", "preflight", "--no-preflight", is_flag=True, flag_value="false",
         description="Check, before ranks start, that all nodes have the same GPUs, driver, Python, torch, CUDA and NCCL, space "
         "on their disks and clocks within 2 s.",

@@ -50,13 +50,13 @@ class Attempt:
         self._records_changed = -1
         self._ending: Optional[threading.Thread] = None
 
-    def launch(self) -> None:
-        """Start the launchers. An error becomes a failure of the attempt."""
+    def launch(self, *, torch: str = "") -> None:
+        """Start the launchers. An error becomes a failure of the attempt. `torch`: its version, as far as it is known."""
         try:
             for process in self._request.processes:
                 if not phases.is_stopping(self._folder):
                     self._children.append(
-                        launchers.launch(self._request, process, self._task, attempt=self.number)
+                        launchers.launch(self._request, process, self._task, attempt=self.number, torch=torch)
                     )
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument or a variable
             self.error = str(error)
@@ -75,9 +75,9 @@ class Attempt:
         """Whether the ranks were asked to end, and no process is left."""
         return self._ending is not None and not self._ending.is_alive()
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: Failure, last_lines: tuple[str, ...] = ()) -> None:
         """Keep a failure that is no rank's own end."""
-        self._failures.append(Seen(time.monotonic(), Observed(failure, 0.0)))
+        self._failures.append(Seen(time.monotonic(), Observed(failure, 0.0, last_lines)))
 
     def look(self) -> Look:
         """Look at ranks and launchers."""

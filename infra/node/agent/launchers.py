@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from agent import processes, store
 from agent.commands import activated, agent_command, program
 from cloudddp.agent.protocol import ATTEMPT_VARIABLE, TASK_VARIABLE
 from cloudddp.agent.protocol.start import Process, StartRequest
 
+DUMPS, PIPES = "flight-recorder", "pipes"  # in a job's folder
+NEW_NAMES = (2, 13)  # the first version of torch that is known to have no other names for them
 MAX_FILES = 1 << 20  # some programs close all descriptors up to the limit, which may be a billion
 
 Child = subprocess.Popen  # of bytes
 
 
-def launch(request: StartRequest, process: Process, task: processes.Task, *, attempt: int) -> Child[bytes]:
+def launch(
+    request: StartRequest, process: Process, task: processes.Task, *, attempt: int, torch: str = ""
+) -> Child[bytes]:
     """Start a launcher. It is asked to end when this process ends. Raises OSError, ValueError.
 
     Each attempt has a rendezvous id of its own: torchrun would find the members of the last one.
@@ -32,7 +38,9 @@ def launch(request: StartRequest, process: Process, task: processes.Task, *, att
     if process.rank:
         argv += agent_command("rank", request.job, program(process.rank[0], project), *process.rank[1:])
     python = program((process.launcher or process.rank)[0], project)
-    env = {**os.environ, **activated(python), **request.env, **process.env, TASK_VARIABLE: task.mark}
+    given = {**os.environ, **activated(python), **request.env, **process.env}
+    recorder = flight_recorder(store.job_folder(request.job), torch, given)
+    env = {**given, **recorder, TASK_VARIABLE: task.mark}
     env[ATTEMPT_VARIABLE] = str(attempt)
     with open(store.job_folder(request.job) / "launcher.log", "ab") as log:
         return subprocess.Popen(
@@ -40,6 +48,34 @@ def launch(request: StartRequest, process: Process, task: processes.Task, *, att
             start_new_session=True,
             preexec_fn=lambda: processes.die_with_parent(signal.SIGTERM, own),
         )  # fmt: skip
+
+
+def flight_recorder(folder: Path, torch: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which NCCL's flight recorder writes its dumps into the job's folder. What the user has
+    `given`, under any of the names, stays.
+
+    The names changed, and the defaults of the files (pytorch/pytorch#143446). A name that is out of date is still read,
+    but a new torch warns of it in every rank; where the version of torch is not known both are set.
+    """
+    for name in (DUMPS, PIPES):
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+    settings = [
+        (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
+        (("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), str(folder / DUMPS / "rank_")),
+        (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
+        (
+            ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",),
+            str(folder / PIPES / "rank_"),
+        ),  # through it a dump is asked for
+    ]
+    version = re.match(r"(\d+)\.(\d+)", torch)
+    is_new = version is not None and (int(version[1]), int(version[2])) >= NEW_NAMES
+    return {
+        name: value
+        for names, value in settings
+        if not given.keys() & set(names)
+        for name in (names[:1] if is_new else names)
+    }
 
 
 def raise_limits() -> None:

@@ -77,6 +77,18 @@ def find(task: Task) -> list[int]:
     return sorted(found - {leader, os.getpid()})
 
 
+def tree(pid: int) -> list[int]:
+    """Return a process that runs, and its descendants, each after its parent."""
+    parents = _parents()
+    children: dict[int, list[int]] = {}
+    for one, its_parent in parents.items():
+        children.setdefault(its_parent, []).append(one)
+    found = [pid] if pid in parents else []
+    for one in found:
+        found += sorted(children.get(one, ()))
+    return found
+
+
 def _leader(task: Task) -> int:
     """Return the pid of a task's leader, NO_PID if it has ended or the record names none.
 

@@ -21,7 +21,9 @@ USAGE = 2  # the exit code of argparse
 class Budget:
     """The restarts that are left: `retries` in an hour."""
 
-    def __init__(self, retries: int) -> None:
+    def __init__(self, retries: int, *, stalls: bool = False) -> None:
+        """`stalls`: a job that has stalled is started again, too."""
+        self._stalls = stalls
         self._retries = retries
         self._times: list[float] = []
         self._failures: list[tuple[object, ...]] = []
@@ -33,7 +35,7 @@ class Budget:
             return ""
         if first is None:
             return "no rank has failed by itself"
-        if first.cause in FINAL:
+        if first.cause in FINAL or (first.cause is Cause.STALL and not self._stalls):
             return ""
         last = verdict.last_lines[-1] if verdict.last_lines else ""
         if last.startswith(USERS_OWN) or (

@@ -15,15 +15,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
-from agent import attempt, causes, decision, launchers, phases, preflight, processes, restarts, store
+from agent import (
+    attempt,
+    causes,
+    decision,
+    launchers,
+    phases,
+    poweroff,
+    preflight,
+    processes,
+    restarts,
+    store,
+)
 from agent.attempt import Attempt, Look
 from agent.commands import program
 from agent.decision import Arrived, Seen
 from agent.mesh import Closed, Mesh, Received
+from agent.stall import Stall
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Facts, Kind, Message, Observed, Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.start import StartRequest
+from cloudddp.agent.protocol.start import OnStall, StartRequest
 from cloudddp.agent.protocol.verdict import MAX_LINE, Cause, Failure, Verdict
 
 PAUSE = 0.05  # seconds between two looks at the ranks
@@ -106,13 +118,14 @@ class _Supervisor:
         self._asked_to_end = 0  # the signal that asked this process to end
         self._heartbeat_at = 0.0
         self._looked_at = 0.0  # for silent nodes
-        self._budget = restarts.Budget(request.retries)
+        self._budget = restarts.Budget(request.retries, stalls=request.on_stall is OnStall.RESTART)
         self._early: list[Received] = []  # messages about an attempt that has not begun here
         self._begin(0)
 
     def _begin(self, number: int) -> None:
         """Forget what is known of the last attempt."""
         self._attempt = Attempt(self._request, self._folder, number)
+        self._stall = Stall(self._node, self._folder, self._request.stall_minutes)
         self._finished: set[int] = set()  # nodes whose ranks have all exited with 0
         self._finished_at: Optional[float] = None  # when all nodes were
         self._reports: dict[int, Arrived] = {}
@@ -132,6 +145,9 @@ class _Supervisor:
         _record(self._folder, self._state, self._verdict)
         self._send(Message(Kind.VERDICT, verdict=self._verdict))
         self._mesh.flush(LAST_WORDS)
+        first = self._verdict.first
+        if first is not None and first.cause is Cause.STALL and self._request.on_stall is OnStall.DOWN:
+            poweroff.power_off()
         return 0
 
     def _on_signal(self, number: int, _: Any) -> None:
@@ -184,7 +200,8 @@ class _Supervisor:
             self._state, state=JobPhase.RUNNING, started=started, restarts=self._attempt.number
         )
         store.write(self._folder / phases.STATE_FILE, self._state)
-        self._attempt.launch()
+        own = self._facts.get(self._node)
+        self._attempt.launch(torch=own.torch if own else "")
         if self._attempt.error:
             self._state = replace(self._state, error=self._attempt.error[:MAX_TEXT])
 
@@ -210,7 +227,8 @@ class _Supervisor:
         now = time.monotonic()
         if now > self._heartbeat_at:
             self._heartbeat_at = now + self._request.gang.silence / HEARTBEATS
-            self._send(Message(Kind.HEARTBEAT, finished=self._node in self._finished))
+            finished = self._node in self._finished
+            self._send(Message(Kind.HEARTBEAT, finished=finished, idle=self._stall.idle()))
         for event in self._mesh.poll(seconds):
             if isinstance(event, Received):
                 self._received(event)
@@ -237,8 +255,14 @@ class _Supervisor:
 
     def _heard(self, node: int, message: Message) -> None:
         """Take a message about the attempt that runs."""
-        if message.kind is Kind.HEARTBEAT and message.finished:
-            self._finished.add(node)
+        if message.kind is Kind.HEARTBEAT:
+            self._stall.heard_idle(node, message.idle)
+            if message.finished:
+                self._finished.add(node)
+        elif message.kind is Kind.STALLED:
+            self._stall.gather()
+        elif message.kind is Kind.STACKS:
+            self._stall.heard_stacks(node, message.stacks)
         elif message.kind is Kind.STOP:
             self._stop(cancelled=message.cancelled, token=message.token)
         elif message.kind is Kind.ENDED and message.report is not None:
@@ -292,6 +316,27 @@ class _Supervisor:
             self._stop(cancelled=False)
         elif look is Look.ENDED or self._waits_at_exit_barrier():
             self._attempt.end(LEFTOVERS_GRACE)
+        else:
+            self._watch_stall()
+
+    def _watch_stall(self) -> None:
+        """Notice that no rank of any node does anything. The first node declares it, and decides what follows."""
+        nodes = self._others | {self._node}
+        is_first = self._node == min(nodes)
+        if is_first and not nodes <= self._finished and self._stall.is_due(self._others):
+            self._send(Message(Kind.STALLED))
+            self._stall.gather()
+        found = self._stall.gathered()
+        if found is not None:
+            self._send(Message(Kind.STACKS, stacks=found))
+        stalled = self._stall.conclusion(nodes) if is_first else None
+        if stalled is None:
+            return
+        _note(self._folder, f"stalled: {stalled.failure.detail}")
+        self._stall.noted()
+        if self._request.on_stall is not OnStall.LEAVE:
+            self._attempt.fail(stalled.failure, stalled.last_lines)
+            self._stop(cancelled=False)
 
     def _why_asked(self) -> str:
         if os.getppid() != self._guard:
@@ -353,7 +398,10 @@ class _Supervisor:
         """Start the ranks again, after no process of the last attempt is left on any node."""
         number = self._attempt.number + 1
         attempt.clear(self._folder)
-        _note(self._folder, number, verdict)
+        why = ""
+        if verdict.first is not None and verdict.first.rank is not None:
+            why = f": rank {verdict.first.rank} on node {verdict.first.node} failed"
+        _note(self._folder, f"restart {number}{why}")
         self._begin(number)
         self._launch()
         early, self._early = self._early, []
@@ -361,12 +409,9 @@ class _Supervisor:
             self._received(event)
 
 
-def _note(folder: Path, number: int, verdict: Verdict) -> None:
-    """Say in every log that the job is started again."""
-    why = ""
-    if verdict.first is not None and verdict.first.rank is not None:
-        why = f": rank {verdict.first.rank} on node {verdict.first.node} failed"
-    line = f"--- cloudddp: restart {number}{why} ---\n".encode()
+def _note(folder: Path, text: str) -> None:
+    """Write into every log of this node what the agents do with the job."""
+    line = f"--- cloudddp: {text} ---\n".encode(errors="replace")
     for path in [folder / "launcher.log", *(path for _, path in phases.rank_files(folder, ".log"))]:
         with contextlib.suppress(OSError), open(path, "ab") as log:
             log.write(line)

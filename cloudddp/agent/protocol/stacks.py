@@ -1,0 +1,156 @@
+"""The stacks of ranks: `stacks`, and what a job's ranks wait for, in a sentence. Both sides make it: the agents for the
+verdict of a stalled job, the laptop for `cloudddp stacks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Optional
+
+from cloudddp.agent.protocol.codec import MAX_COUNT, check_job_id, check_length, check_range
+from cloudddp.agent.protocol.jobs import MAX_RANKS
+from cloudddp.agent.protocol.phases import MAX_RANK
+
+MAX_WORD = 200  # characters of a function or of a file
+MAX_STACK = 1 << 15  # characters of one rank's stacks
+MAX_STACKS = 16 << 20  # bytes of a reply
+SHOWN_GROUPS = 6
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where the main thread of a rank is. `waits` is the collective, or the function of CUDA, that it waits in; '' if it
+    does something else. `function`, `file` and `line` are the innermost of the script's own; `inside` is the function of
+    a library that was called there, with its file. `error`: why nothing is known."""
+
+    rank: int
+    waits: str = ""
+    function: str = ""
+    file: str = ""
+    line: int = 0
+    inside: str = ""
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        check_range("rank", self.rank, 0, MAX_RANK)
+        check_range("line", self.line, 0, MAX_COUNT)
+        for text in (self.waits, self.function, self.file, self.inside, self.error):
+            check_length("a word of a stack", text, MAX_WORD)
+
+
+@dataclass(frozen=True)
+class RankStack:
+    """The stacks of a rank's threads, the main thread first, innermost frame first."""
+
+    position: Position
+    text: str
+
+    def __post_init__(self) -> None:
+        check_length("a stack", self.text, MAX_STACK)
+
+
+@dataclass(frozen=True)
+class StacksReply:
+    """The stacks of the ranks that run on this node. `lacks_tool`: py-spy is missing there."""
+
+    ranks: tuple[RankStack, ...]
+    lacks_tool: bool = False
+    platform: str = ""  # such as linux-x86_64
+
+    def __post_init__(self) -> None:
+        check_length("ranks", self.ranks, MAX_RANKS)
+        check_length("platform", self.platform, MAX_WORD)
+
+
+@dataclass(frozen=True)
+class StacksRequest:
+    """Read the stacks of a job's ranks on this node, and keep them in the job's folder. `install`: get py-spy with pip
+    where it is missing."""
+
+    job: str
+    install: bool = True
+
+    STEP = "stacks"
+    REPLY = StacksReply
+
+    def __post_init__(self) -> None:
+        check_job_id("job", self.job)
+
+
+@dataclass(frozen=True)
+class ToolReply:
+    """The program is in place."""
+
+
+@dataclass(frozen=True)
+class ToolRequest:
+    """Put py-spy, which follows on stdin, into the folder of tools. `digest` is its SHA-256."""
+
+    size: int
+    digest: str
+
+    STEP = "tool"
+    REPLY = ToolReply
+
+    def __post_init__(self) -> None:
+        check_range("size", self.size, 1, 1 << 26)
+        check_length("digest", self.digest, 64)
+
+
+def summary(positions: Iterable[Position]) -> str:
+    """Return where the ranks are: `ranks 0, 1 and 3 wait in all_reduce (train.py:12); rank 2 is in load_batch
+    (train.py:88)`. The largest group is the first; '' for no rank. Pure."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for one in sorted(positions, key=lambda one: one.rank):
+        groups.setdefault(_what(one), []).append(one.rank)
+    listed = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    parts = [_part(verbs, where, ranks) for (verbs, where), ranks in listed[:SHOWN_GROUPS]]
+    rest = sum(len(ranks) for _, ranks in listed[SHOWN_GROUPS:])
+    return "; ".join(parts) + (f"; and {rest} more ranks elsewhere" if rest else "")
+
+
+def _what(one: Position) -> tuple[str, str]:
+    """Return (the verb, the place), which are equal for ranks that do the same."""
+    place = f" ({one.file}:{one.line})" if one.file else ""
+    if one.error:
+        return "error", one.error
+    if one.waits:
+        return "wait", one.waits + place
+    inside = f", inside {one.inside}" if one.inside else ""
+    return "is", (one.function or "an unknown function") + place + inside
+
+
+def _part(verb: str, where: str, ranks: list[int]) -> str:
+    named = f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
+    if verb == "error":
+        return f"no stack of {named}: {where}"
+    if verb == "wait":
+        return f"{named} {'wait' if len(ranks) > 1 else 'waits'} in {where}"
+    return f"{named} {'are' if len(ranks) > 1 else 'is'} in {where}"
+
+
+def _listed(ranks: list[int]) -> str:
+    """Return `0-3, 6 and 7`: three and more that follow each other are a range."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(rank) for rank in run]
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def elsewhere(positions: Iterable[Position]) -> Optional[Position]:
+    """Return the one rank that is not where the others are: it holds them up. None if there is not exactly one. Pure."""
+    known = [one for one in positions if not one.error]
+    busy = [one for one in known if not one.waits]
+    if len(busy) == 1 and len(known) > 1:
+        return busy[0]
+    groups: dict[tuple[str, str], list[Position]] = {}
+    for one in known:
+        groups.setdefault(_what(one), []).append(one)
+    sizes = sorted(groups.values(), key=len)
+    return sizes[0][0] if len(sizes) == 2 and len(sizes[0]) == 1 < len(sizes[1]) else None

@@ -1,0 +1,70 @@
+"""`stacks`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cloudddp.agent.protocol.stacks import RankStack, summary
+from cloudddp.cli import session as sessions
+from cloudddp.cli.console import Console
+from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import CloudDDPError, Command
+from cloudddp.job import stacks as gathering
+from cloudddp.job import status
+from cloudddp.text import one_line
+
+LONGEST_LINE = 300  # characters
+
+
+def stacks(
+    console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None, as_json: bool
+) -> None:
+    session = sessions.start(console, options, anyone=anyone)
+    with session.connect(partly=True) as (_, runner):
+        record = status.find(status.list_jobs(runner), job_id)
+        if record.status.ended:
+            raise CloudDDPError(
+                f"job {record.id} has ended ({record.status}): none of its ranks runs",
+                hint=(Command("pull"), " copies the stacks of a job that has stalled"),
+            )
+        found = gathering.gather(runner, record.id, console.log)
+    if not any(found.values()):
+        raise CloudDDPError(
+            f"no rank of job {record.id} runs yet", hint=(Command("logs", record.id), " shows what it does")
+        )
+    if as_json:
+        console.print_json(_json(record.id, found))
+        return
+    console.print(_sentence(found))
+    for node, ranks in sorted(found.items()):
+        for rank in ranks:
+            console.print(f"\nrank {rank.position.rank} on node {node}:")
+            for line in rank.text.splitlines():
+                console.print(f"  {one_line(line, LONGEST_LINE)}")
+
+
+def _sentence(found: Mapping[int, tuple[RankStack, ...]]) -> str:
+    return one_line(summary(rank.position for ranks in found.values() for rank in ranks), 2000)
+
+
+def _json(job_id: str, found: Mapping[int, tuple[RankStack, ...]]) -> dict[str, object]:
+    ranks = [
+        {
+            "rank": one.position.rank,
+            "node": node,
+            "waits_in": one.position.waits or None,
+            "function": one.position.function or None,
+            "file": one.position.file or None,
+            "line": one.position.line or None,
+            "inside": one.position.inside or None,
+            "error": one.position.error or None,
+            "stack": one.text.splitlines(),
+        }
+        for node, stacks in found.items()
+        for one in stacks
+    ]
+    return {
+        "job": job_id,
+        "summary": _sentence(found),
+        "ranks": sorted(ranks, key=lambda one: str(one["rank"]).zfill(9)),
+    }

@@ -1,0 +1,199 @@
+"""A job that does nothing, on two nodes whose agents nobody watches: real agents, ranks and stacks."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.agentnode import Node, Refused, alive, until
+from support.gangs import Gangs
+
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.stacks import StacksRequest, ToolRequest, summary
+from cloudddp.agent.protocol.start import OnStall, Process
+from cloudddp.agent.protocol.verdict import Cause
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc"),
+    pytest.mark.skipif(not Path(sys.executable).with_name("py-spy").exists(), reason="needs py-spy"),
+]
+
+STALL_MINUTES = 0.05
+# Ranks that wait for a byte of rank 2, which sleeps in another function.
+HANG = """
+import os, time
+def load_batch():
+    while True:
+        time.sleep(600)
+def all_reduce(pipe):
+    os.read(pipe, 1)
+print('began', flush=True)
+if os.environ["RANK"] == "2":
+    load_batch()
+pipe, _ = os.pipe()
+all_reduce(pipe)
+"""
+
+
+class Pair(Gangs):
+    """Two nodes with two ranks each, all of which run the same script."""
+
+    def run(
+        self, code: str, *, on_stall: OnStall = OnStall.KILL, minutes: float = STALL_MINUTES, retries: int = 0,
+        env: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        requests = {}
+        for node in self.nodes:
+            (node.project / "script.py").write_text(code)
+            ranks = [
+                Process((), (sys.executable, "script.py"), {"RANK": str(2 * node.number + k)})
+                for k in range(2)
+            ]
+            request = node.starting(processes=ranks, gang=self.gang, grace=1.0, env=env)
+            requests[node] = replace(request, retries=retries, stall_minutes=minutes, on_stall=on_stall)
+        assert not any(reply.unreachable for reply in self.start_requests(requests).values())
+
+    def rank_pids(self) -> list[int]:
+        return [self.pid(rank // 2, rank) for rank in range(4)]
+
+
+def began(pair: Pair, node: int, rank: int) -> bool:
+    return b"began" in pair.log(node, rank)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    found = Pair(tmp_path, 2)
+    yield found
+    assert found.end() == []
+
+
+def test_stalled_job_ends_on_all_nodes_and_names_the_rank_that_is_elsewhere(pair: Pair) -> None:
+    pair.run(HANG)
+    pids = pair.rank_pids()
+    verdict = pair.verdict()
+    assert verdict.phase is JobPhase.FAILED
+    assert verdict.first is not None
+    assert (verdict.first.cause, verdict.first.rank, verdict.first.node) == (Cause.STALL, 2, 1)
+    assert (
+        "ranks 0, 1 and 3 are in all_reduce (script.py:7); rank 2 is in load_batch (script.py:5)"
+        in verdict.first.detail
+    )
+    assert not any(map(alive, pids))
+    for rank in range(4):
+        text = (pair.nodes[rank // 2].folder() / "stacks" / f"{rank}.txt").read_text()
+        assert ("load_batch" if rank == 2 else "all_reduce") in text
+
+
+BUSY = {
+    "output": "import time\nfor _ in range(60): print('x', flush=True); time.sleep(0.1)",
+    "status": """
+import os, time
+for step in range(60):
+    if path := os.environ.get('CLOUDDDP_STATUS_FILE'): open(path, 'w').write('{"step": %d}' % step)
+    time.sleep(0.1)
+""",
+    "cpu": "import time\nend = time.time() + 6\nwhile time.time() < end: pass",
+    "io": "import time\nfor _ in range(60): open('/dev/zero', 'rb').read(1 << 20); time.sleep(0.1)",
+}
+
+
+@pytest.mark.parametrize("kind", BUSY)
+def test_rank_that_does_anything_is_not_stalled(pair: Pair, kind: str) -> None:
+    idle = "import os, time\nwhile not os.path.exists('done'): time.sleep(0.2)\n"
+    work = (
+        BUSY[kind]
+        + f"\nopen({str(pair.nodes[1].project / 'done')!r}, 'w').close()\nopen('done', 'w').close()\n"
+    )
+    pair.run(f"import os\nexec({work!r} if os.environ['RANK'] == '0' else {idle!r})")
+    assert pair.verdict().phase is JobPhase.SUCCEEDED
+
+
+def test_stall_is_left_alone_where_that_is_wanted(pair: Pair) -> None:
+    code = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.2)\n"
+    pair.run(code, on_stall=OnStall.LEAVE)
+    until(lambda: b"stalled" in pair.log(0, 0))
+    assert b"ranks 0-3 are in <module> (script.py:2)" in pair.log(0, 0)
+    for node in pair.nodes:
+        (node.project / "go").touch()
+    assert pair.verdict().phase is JobPhase.SUCCEEDED
+    assert pair.log(0, 0).count(b"stalled") == 1
+
+
+def test_stalled_job_is_started_again(pair: Pair) -> None:
+    code = "import os, time\nif os.environ['CLOUDDDP_ATTEMPT'] == '0': time.sleep(600)\n"
+    pair.run(code, on_stall=OnStall.RESTART, retries=1)
+    verdict = pair.verdict()
+    assert (verdict.phase, verdict.restarts) == (JobPhase.SUCCEEDED, 1)
+
+
+def test_retries_do_not_repeat_a_stall_that_is_to_be_killed(pair: Pair) -> None:
+    pair.run("import time; time.sleep(600)", retries=5)
+    verdict = pair.verdict()
+    assert (verdict.phase, verdict.restarts) == (JobPhase.FAILED, 0)
+
+
+def test_cluster_is_ended_from_all_nodes(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "sudo"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "sudo $@" >> ~/sudo.log\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    pair.run("import time; time.sleep(600)", on_stall=OnStall.DOWN)
+    for node in pair.nodes:
+        until((node.home / "sudo.log").exists)
+        assert (node.home / "sudo.log").read_text() == "sudo -n systemctl poweroff\n"
+    assert pair.verdict().first is not None
+
+
+def test_stacks_of_a_running_job_at_any_time(pair: Pair) -> None:
+    pair.run(HANG, minutes=0.0)
+    pair.rank_pids()
+    for node in pair.nodes:
+        for rank in ("0", "1") if node is pair.nodes[0] else ("2", "3"):
+            until(functools.partial(began, pair, node.number, int(rank)))
+    found = [one for node in pair.nodes for one in node.call(StacksRequest(node.id())).ranks]
+    assert summary(one.position for one in found) == (
+        "ranks 0, 1 and 3 are in all_reduce (script.py:7); rank 2 is in load_batch (script.py:5)"
+    )
+    assert all(one.phase is JobPhase.RUNNING for one in map(Node.state, pair.nodes))
+
+
+def test_stacks_of_an_unknown_job_are_refused(pair: Pair) -> None:
+    with pytest.raises(Refused, match="no job"):
+        pair.nodes[0].call(StacksRequest("20260101-000000-beef"))
+
+
+def test_variables_of_the_flight_recorder_are_set_and_those_of_the_user_win(pair: Pair) -> None:
+    code = (
+        "import json, os\nprint(json.dumps({k: v for k, v in os.environ.items() if k.startswith('TORCH_')}))"
+    )
+    pair.run(code, env={"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"})
+    pair.states()
+    folder = pair.nodes[0].folder()
+    found = json.loads((folder / "ranks" / "0.log").read_text())
+    assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/mine"
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in found
+    assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert int(found["TORCH_FR_BUFFER_SIZE"]) > 0
+    assert found["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].startswith(str(folder))
+
+
+def test_program_that_arrives_damaged_is_refused_and_a_whole_one_is_used(pair: Pair) -> None:
+    program = Path(sys.executable).with_name("py-spy").read_bytes()
+    whole = ToolRequest(len(program), hashlib.sha256(program).hexdigest())
+    node = pair.nodes[0]
+    with pytest.raises(Refused, match="did not arrive whole"):
+        node.call(whole, [program[:-1] + b"x"])
+    path = node.store / "tools" / "py-spy"
+    assert not path.exists()
+    node.call(whole, [program])
+    assert path.read_bytes() == program
+    assert os.access(path, os.X_OK)
