@@ -1,0 +1,52 @@
+"""Ranks of torch with gloo that wait for each other, on hosts of their own: stacks, and a stall that nobody watches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from support.harness import CommandLine, wait_for
+
+HANG = """
+import time
+import torch, torch.distributed as dist
+def load_batch():
+    time.sleep(600)
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("began", flush=True)
+if dist.get_rank() == 2:
+    load_batch()
+dist.all_reduce(total)
+"""
+SENTENCE = "ranks 0, 1 and 3 wait in all_reduce (hang.py:12); rank 2 is in load_batch (hang.py:5)"
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not Path(sys.executable).with_name("py-spy").exists(), reason="needs py-spy")
+def test_hang_of_one_rank_is_explained(lab_cli: CommandLine) -> None:
+    pytest.importorskip("torch")
+    cli = lab_cli
+    cli.write("hang.py", HANG)
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    options = ("-d", "--nproc-per-node", "2", "--stall-minutes")
+    cli.ok("launch", *options, "0", "hang.py")
+    wait_for(lambda: cli.ok("logs").count("began") == 4, "all ranks run")
+    assert cli.ok("stacks").splitlines()[0] == SENTENCE
+    assert cli.ok("stacks").count("Work::wait") == 3, "native frames"
+    cli.ok("cancel")
+
+    cli.ok("launch", *options, "0.1", "hang.py", CLOUDDDP_HEARTBEAT="2")
+    wait_for(
+        lambda: json.loads(cli.ok("jobs", "--json"))[-1]["state"] == "failed", "the agents have ended the job"
+    )
+    done = cli("logs", "-f")
+    assert done.returncode == 1
+    assert (
+        f"the job has stalled: no output, CPU or GPU activity of any rank for 6 s; {SENTENCE}" in done.stderr
+    )
+    job = json.loads(cli.ok("jobs", "--json"))[-1]["id"]
+    assert "load_batch" in cli.ok("exec", "--node", "1", "--", f"cat ~/.cloudddp/jobs/{job}/stacks/2.txt")
