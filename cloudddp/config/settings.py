@@ -183,11 +183,11 @@ def resolve(layers: Sequence[Layer]) -> Config:
 
 def _check_stall(job: JobSpec) -> None:
     """Raise UsageError for settings about stalled jobs that contradict others."""
-    if 0 < job.stall_minutes * 60 <= job.heartbeat:
+    if 0 < job.stall_minutes * 60 < job.heartbeat:
         raise UsageError(
-            f"job.stall_minutes = {job.stall_minutes:g} ({job.stall_minutes * 60:g} s) is not above job.heartbeat = "
+            f"job.stall_minutes = {job.stall_minutes:g} ({job.stall_minutes * 60:g} s) is below job.heartbeat = "
             f"{job.heartbeat:g} s, after which a silent node is lost",
-            hint=f"set it to more than {job.heartbeat / 60:g} minutes, or to 0 to watch for no stall",
+            hint=f"set it to at least {job.heartbeat / 60:g} minutes, or to 0 to watch for no stall",
         )
     if job.on_stall == "restart" and not job.retries:
         raise UsageError(

@@ -191,7 +191,7 @@ def sentence(failure: Failure) -> str:
         case Cause.SILENT:
             return f"{node} was lost: it sent nothing to {other}{detail}"
         case Cause.STALL:
-            return f"the job has stalled{detail}"
+            return f"the job has stalled{f' at {rank}' if failure.rank is not None else ''}{detail}"
         case Cause.PREFLIGHT:
             return f"no rank was started{detail}"
         case Cause.UNREACHABLE:
