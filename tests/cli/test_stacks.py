@@ -61,7 +61,7 @@ def test_stalled_job_fails_with_the_line_of_the_rank(cli: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--stall-minutes", "0.25"), "is below job.heartbeat = 15 s"),
+        (("--stall-minutes", "0.2"), "is below job.heartbeat = 15 s"),
         (("--stall-minutes", "-1"), "job.stall_minutes = '-1' is not allowed"),
         (("--on-stall", "restart"), "needs job.retries"),
         (("--on-stall", "sleep"), "job.on_stall = 'sleep' is not allowed"),
