@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import termios
 from pathlib import Path
@@ -111,3 +112,26 @@ def test_ctrl_c_during_imports_shows_no_traceback(cli: Any, tmp_path: Path) -> N
     process = cli.start("ls", PYTHONPATH=str(tmp_path), cold=True)
     wait_for(seen.exists, "click is imported")
     assert interrupt(process) == (130, "", "cloudddp: interrupted\n")
+
+
+def test_warning_is_printed_once_and_does_not_become_the_step(cli: Any, conditions: Any) -> None:
+    conditions(boot={"failed_gpus": 1})
+    try:
+        code, shown = at_terminal(
+            cli, "up", "-n", "1", "-t", "g5.12xlarge", "--allow-cpu", CLOUDDDP_TIME_SCALE="0.02"
+        )
+    finally:
+        conditions(boot={"failed_gpus": None})
+    assert code == 0, shown
+    assert shown.count("shows 3 of 4 GPUs") == 1, shown
+    assert not re.search(r"3 of 4 GPUs[^\n]*\n?[^\n]*\(\d+\.\d s\)", shown)
+
+
+def test_step_that_lasts_shows_its_time(cli: Any, conditions: Any) -> None:
+    conditions(boot={"ssh_seconds": 3})
+    try:
+        code, shown = at_terminal(cli, "up", "-n", "1")
+    finally:
+        conditions(boot={"ssh_seconds": None})
+    assert code == 0, shown
+    assert re.search(r"waiting for SSH on every node, for up to 10 min  \(\d s\)", shown), shown
