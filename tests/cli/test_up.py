@@ -163,7 +163,7 @@ def test_unknown_price_is_refused(cli: Any, faults: Any) -> None:
 def test_missing_default_vpc_has_a_hint(cli: Any, faults: Any, remains: Any) -> None:
     faults.rewrite("DescribeVpcs", without_element("vpcSet"))
     done = cli("up")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no default VPC" in done.stderr
     assert "--vpc" in done.stderr
     assert remains().nothing
