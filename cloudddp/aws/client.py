@@ -24,6 +24,8 @@ from cloudddp.config.schema import nearest
 from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, Text, UsageError
 from cloudddp.text import one_line
 
+_LISTED = 12  # profiles in an error message
+
 # Services with endpoints in few regions only.
 _REGION_OF = {"pricing": "us-east-1"}
 
@@ -255,8 +257,11 @@ def _no_profile(core: Any) -> UsageError:
     name = str(core.get_config_variable("profile"))
     known = sorted(map(str, core.available_profiles))
     hint = nearest(name, known) if known else ""
-    if not hint.startswith("did you mean"):  # there may be hundreds
-        hint = "`aws configure list-profiles` lists your profiles"
+    if not known:
+        hint = "there are no profiles: `aws configure sso` or `aws configure` creates one"
+    elif not hint.startswith("did you mean"):  # there may be hundreds
+        more = [f"and {len(known) - _LISTED} more"] if len(known) > _LISTED else []
+        hint = one_line(f"your profiles: {', '.join(known[:_LISTED] + more)}", 600)
     return UsageError(f"AWS profile {one_line(name, 100)!r} does not exist", hint=hint)
 
 

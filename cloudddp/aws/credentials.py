@@ -223,7 +223,7 @@ class Credentials:
         if self._finishing and self._usable() is not None:
             raise _NoCode(serial, asked=False)
         for _ in range(_QUESTIONS):
-            code = self._ask(f"{self._question}MFA code for {serial} (Enter: none): ")
+            code = self._ask(f"{self._question}MFA code for {serial} (Enter cancels): ")
             if not code:
                 raise _NoCode(serial, asked=code is not None)
             if len(code) == 6 and code.isascii() and code.isdigit():

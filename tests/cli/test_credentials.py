@@ -84,7 +84,7 @@ def test_incomplete_keys_are_a_usage_error(user: User, faults: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("wrok", "did you mean 'work'?"), ("elsewhere", "`aws configure list-profiles` lists your profiles")],
+    [("wrok", "did you mean 'work'?"), ("elsewhere", "your profiles: ")],
 )
 def test_unknown_profile_is_a_usage_error_with_similar_names(user: User, name: str, hint: str) -> None:
     user.credentials(f"[work]\naws_access_key_id = AKIAWORK\naws_secret_access_key = {SECRET}\n")

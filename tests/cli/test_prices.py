@@ -77,6 +77,16 @@ def test_current_spot_prices_are_shown_and_the_deadline_counts_the_upper_bound(
     assert "in 59 min" in shown or "in 1 h 00 min" in shown
 
 
+def test_cost_of_a_spot_cluster_is_an_upper_bound(cli: Any) -> None:
+    """The tag holds the on-demand price; a spot node costs no more than that."""
+    cli.ok("up", "-n", "1", "--spot")
+    assert re.search(r"\n  spot, at most \$1\.\d\d an hour, at most \$0\.\d\d so far; ", cli.ok("status"))
+    (found,) = json.loads(cli.ok("status", "--json"))
+    assert found["usd_per_hour_is_at_most"] is True
+    assert found["usd_so_far_is_at_most"] is True
+    assert re.search(r"this cost at most \$0\.\d\d on AWS, at the on-demand price", cli.ok("down"))
+
+
 def test_unknown_spot_price_is_not_shown(cli: Any, conditions: Any) -> None:
     conditions(
         reject={"DescribeSpotPriceHistory": {"code": "UnauthorizedOperation", "status": 403, "calls": 9}}

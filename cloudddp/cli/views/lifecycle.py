@@ -123,9 +123,11 @@ def down(report: DownReport, name: str, *, simulated: bool, region: str = "") ->
     parts += [f"{counted(kinds.count(kind), kind)} deleted" for kind in dict.fromkeys(kinds)]
     lines = [f"cluster {name}: {', '.join(parts)}; nothing is left{where}"]
     if report.terminated:
-        verb = "this would have cost" if simulated else "this cost about"
+        verb = "this would have cost" if simulated else "this cost"
+        about = "about " if not simulated and not report.cost.at_most else ""
         lines.append(
-            f"{verb} {amount(report.cost)} on AWS, on demand (billed by the second, at least 60 s per node)"
+            f"{verb} {about}{amount(report.cost)} on AWS, at the on-demand price "
+            "(billed by the second, at least 60 s per node)"
         )
     return "\n".join(lines)
 
