@@ -11,7 +11,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
@@ -48,12 +48,13 @@ _SSH_SERVER, SSH_VARIABLE = "git-codecommit.us-east-1.amazonaws.com:22", "CLOUDD
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check. `fix` says what to type or change next."""
+    """The result of one check. `fix` says what to type or change next; `region` is '' for what no region determines."""
 
     name: str
     status: Status
     detail: str
     fix: Text = ""
+    region: str = ""
 
 
 def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
@@ -72,12 +73,18 @@ def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
     yield address
     yield _outgoing_ssh() if reach.is_direct(spec) else _route(spec)
     for aws in clouds:
-        for check in _region(aws, spec, ssh_from, owner):
-            yield (
-                check
-                if len(clouds) == 1
-                else Check(f"{aws.region}: {check.name}", check.status, check.detail, check.fix)
-            )
+        for check in _once(_region(aws, spec, ssh_from, owner)):
+            name = check.name if len(clouds) == 1 else f"{aws.region}: {check.name}"
+            yield replace(check, name=name, region=aws.region)
+
+
+def _once(checks: Iterator[Check]) -> Iterator[Check]:
+    """Yield equal checks once: several Elastic IPs are several equal requests."""
+    seen: list[Check] = []
+    for check in checks:
+        if check not in seen:
+            seen.append(check)
+            yield check
 
 
 # -- this computer -------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_everything_passes_and_nothing_is_created(cli: Any, faults: Any, remains
 def test_table_for_people(cli: Any) -> None:
     out = cli.ok("doctor", "-n", "2")
     assert len(out.splitlines()) == len(CHECKS)
-    assert "pass  instance type         g5.xlarge: 1 x NVIDIA A10G, 4 vCPUs" in out
+    assert "pass  instance type             g5.xlarge: 1 x NVIDIA A10G, 4 vCPUs" in out
 
 
 def test_insufficient_quota_names_the_request_for_more(cli: Any, conditions: Any) -> None:
@@ -129,6 +129,8 @@ def test_each_region_is_checked(cli: Any) -> None:
     found = checks(cli, "--regions", "us-east-1,eu-west-3", "-t", "p4d.24xlarge", code=1)
     assert found["us-east-1: instance type"]["status"] == "pass"
     assert found["eu-west-3: instance type"]["status"] == "fail"
+    assert found["eu-west-3: instance type"]["region"] == "eu-west-3"
+    assert found["identity"]["region"] is None
 
 
 def test_name_that_is_taken_is_no_missing_permission(cli: Any) -> None:
@@ -158,6 +160,8 @@ def test_reservation_is_checked(cli: Any, ec2: Any) -> None:
 
 
 def test_elastic_ips_are_checked(cli: Any, conditions: Any) -> None:
+    shown = cli.ok("doctor", "-n", "2", "-t", "p4d.24xlarge")
+    assert shown.count("ec2:AllocateAddress") == 1
     conditions(quota={"addresses": 1})
     found = checks(cli, "-n", "2", "-t", "p4d.24xlarge", code=1)
     assert found["Elastic IPs"]["status"] == "fail"

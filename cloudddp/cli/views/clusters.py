@@ -43,7 +43,9 @@ def nodes_table(found: Cluster) -> str:
     ]
     rows += [("-", node.id, node.state, node.type, node.zone, "-", "-") for node in found.gone]
     header = ("NODE", "INSTANCE", "STATE", "TYPE", "ZONE", "PRIVATE", "PUBLIC")
-    return table(header, rows, spare=("ZONE", "TYPE", "PRIVATE"))
+    # The addresses that nobody connects to first.
+    unused = "PRIVATE" if any(node.public_ip for node in found.live) else "PUBLIC"
+    return table(header, rows, spare=(unused, "TYPE", "ZONE"))
 
 
 def clusters_table(found: list[Cluster]) -> str:
