@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,6 +36,7 @@ class Session:
     root: Path
     anyone: bool = False
     region: str | None = None  # of the cluster, where a verb has created it
+    _reported: set[str] = field(default_factory=set)  # what has been logged once
 
     def aws(self, *, finishing: bool = False) -> AWS:
         """Return a new connection to AWS in the cluster's region, with the credentials as they are now.
@@ -49,7 +50,10 @@ class Session:
         created = self._created_in()
         if created in (None, found.region):
             return found
-        self.console.log(f"using region {created}, where cluster {self.settings.cluster.name} was created")
+        text = f"using region {created}, where cluster {self.settings.cluster.name} was created"
+        if text not in self._reported:
+            self._reported.add(text)
+            self.console.log(text)
         return self._connect(created, finishing=finishing)
 
     def clouds(self) -> list[AWS]:

@@ -33,15 +33,16 @@ from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Text
 from cloudddp.local_state import home
-from cloudddp.text import one_line
+from cloudddp.text import one_line, reason_of
 
 Status = Literal["pass", "warn", "fail"]
 T = TypeVar("T")
 
 _SKEW_WARN, _SKEW_FAIL = 30.0, 240.0  # seconds; AWS refuses requests that are more than 300 s off
 _DISK_FAIL, _DISK_WARN = 100 << 20, 1 << 30  # free bytes for keys, journals and results
-_PRICE_AGE = 400  # days
+_PRICE_AGE = 180  # days
 _CONNECT_SECONDS = 5.0
+_OF_REGION = ("instance type", "image", "network", "price", "quota", "permissions")
 # An SSH server of AWS (CodeCommit, which not every region has), and the variable that names another one.
 _SSH_SERVER, SSH_VARIABLE = "git-codecommit.us-east-1.amazonaws.com:22", "CLOUDDDP_CHECKSSH"
 
@@ -63,7 +64,9 @@ def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
     try:
         identity = clouds[0].call("sts", "get_caller_identity")
     except CloudDDPError as error:
-        yield _failed("identity", error)
+        wrong_clock = isinstance(error, AWSError) and error.code == "ClockSkew"
+        yield _failed("clock" if wrong_clock else "identity", error)
+        yield _not_checked(*(["identity"] if wrong_clock else ["clock"]), "SSH", *_OF_REGION)
         return
     owner = callers.owner_of(identity)
     yield Check("identity", "pass", f"{owner} in account {one_line(str(identity.get('Account', '')), 20)}")
@@ -120,7 +123,7 @@ def _outgoing_ssh() -> Check:
         socket.create_connection((found[1], int(found[2])), _CONNECT_SECONDS).close()
     except OSError as error:
         fix = f"does your network allow connections to port 22? Else set `connect` in cloudddp.toml. {SSH_VARIABLE}=HOST:PORT tries another server"
-        return Check("outgoing SSH", "warn", f"no connection to {server}: {error}", fix)
+        return Check("outgoing SSH", "warn", f"no connection to {server}: {reason_of(error)}", fix)
     return Check("outgoing SSH", "pass", f"{server} answers")
 
 
@@ -182,6 +185,11 @@ def _caller(aws: AWS, spec: ClusterSpec) -> tuple[tuple[str, ...], Check]:
     return blocks, Check("SSH from", "pass", shown)
 
 
+def _not_checked(*names: str) -> Check:
+    """Return the line that names the checks which an earlier one prevents."""
+    return Check("not checked", "warn", ", ".join(names), "fix what failed, then repeat doctor")
+
+
 def _failed(name: str, error: CloudDDPError) -> Check:
     return Check(name, "fail", error.message, error.hint)
 
@@ -194,6 +202,7 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
     info = asked("instance type", lambda: _type_for(aws, spec), _type_detail)
     if info is None:
         yield from asked.checks
+        yield _not_checked(*_OF_REGION[1:])
         return
     image = asked("image", lambda: images.find(aws, spec, info), lambda found: f"{found.id} {found.name}")
     if image is not None and image.warning:
@@ -212,6 +221,8 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
         offer = offers.offer_of(aws, spec, info, image, subnets, price, ssh_from, owner, reservation)
         yield from _addresses(offer, spec)
         yield from _permissions(aws, offer.plan(spec, new_identity()[0]))
+    else:
+        yield _not_checked("permissions")
 
 
 def _type_for(aws: AWS, spec: ClusterSpec) -> TypeInfo:

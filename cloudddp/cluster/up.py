@@ -27,7 +27,7 @@ from cloudddp.cluster.prices import billed_hours
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
 from cloudddp.cluster.rollback import roll_back
-from cloudddp.config import connection
+from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Command
 from cloudddp.local_state import ClusterFolder, ClusterRecord
@@ -67,6 +67,8 @@ def up(
         if existing:
             cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
             return UpResult(cluster, None)
+    if spec.proxy_jump is not None:
+        progress(f"logging in to the jump host {spec.proxy_jump}, for up to {timing.current().connect:.0f} s")
     check_route(spec)
     offers = Offers(clouds, spec, ssh_sources)
     found, _ = offers.look()

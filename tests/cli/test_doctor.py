@@ -25,7 +25,7 @@ def checks(cli: Any, *flags: str, code: int = 0, **env: str) -> dict[str, dict[s
 
 
 def test_everything_passes_and_nothing_is_created(cli: Any, faults: Any, remains: Any) -> None:
-    found = checks(cli, "-n", "2")
+    found = checks(cli, "-n", "2", "--price", "1")  # a list of prices gets old
     assert set(found) == CHECKS
     assert {one["status"] for one in found.values()} == {"pass"}
     assert remains().nothing
@@ -74,7 +74,8 @@ def test_missing_permission_is_named(cli: Any, conditions: Any, action: str, rem
 def test_unknown_credentials_end_the_checks(cli: Any, conditions: Any) -> None:
     conditions(reject={"GetCallerIdentity": {"code": "ExpiredToken", "status": 403, "calls": 9}})
     found = checks(cli, code=1)
-    assert set(found) == {"OpenSSH", "disk", "identity"}
+    assert set(found) == {"OpenSSH", "disk", "identity", "not checked"}
+    assert found["not checked"]["detail"].startswith("clock, SSH, instance type, image, network, ")
     assert "ExpiredToken" in found["identity"]["detail"]
 
 
@@ -83,6 +84,25 @@ def test_clock_that_is_wrong_is_named(cli: Any, faults: Any) -> None:
     faults.date = "Thu, 01 Jan 2026 00:00:00 GMT"
     found = checks(cli, code=1)["clock"]
     assert (found["status"], "set the clock" in found["fix"]) == ("fail", True)
+
+
+@pytest.mark.parametrize("ahead", [900, -900])
+def test_clock_that_aws_refuses_is_a_failed_clock(
+    cli: Any, simulator: Any, conditions: Any, ahead: int
+) -> None:
+    """AWS answers SignatureDoesNotMatch, and its own time."""
+    conditions(clock={"ahead": ahead})
+    found = checks(cli, code=1, AWS_ENDPOINT_URL=simulator.endpoint)
+    assert found["clock"]["status"] == "fail"
+    assert "15 minutes" in found["clock"]["detail"]
+    assert "set the clock" in found["clock"]["fix"]
+    assert "identity" in found["not checked"]["detail"]
+
+
+def test_missing_instance_type_names_what_is_not_checked(cli: Any) -> None:
+    found = checks(cli, "-t", "p4d.24xlarge", "--region", "eu-west-3", code=1)
+    assert found["not checked"]["status"] == "warn"
+    assert found["not checked"]["detail"] == "image, network, price, quota, permissions"
 
 
 def test_image_network_and_price_are_checked_with_the_settings(cli: Any, ec2: Any) -> None:
@@ -97,6 +117,7 @@ def test_image_network_and_price_are_checked_with_the_settings(cli: Any, ec2: An
         "not offered" in found["network"]["detail"]
     )
     assert not any(name.startswith("ec2:") for name in found)
+    assert found["not checked"]["detail"] == "permissions"
 
 
 def test_blocked_way_out_is_a_warning(cli: Any) -> None:

@@ -21,7 +21,7 @@ from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.routes.known_hosts import FILES, KnownHosts, Verdict
 from cloudddp.ssh.routes.route import Stream, tcp
 from cloudddp.ssh.routes.user_config import JumpHost, jump_host, openssh_files
-from cloudddp.text import one_line
+from cloudddp.text import one_line, reason_of
 
 if TYPE_CHECKING:
     import paramiko
@@ -74,7 +74,7 @@ class Jump:
             if transport is not None and transport.is_active():
                 raise TimeoutError(str(error)) from None  # its own attempt to connect takes longer than ours
             raise ConnectError(
-                f"{self._host.where}: the connection broke ({one_line(str(error)) or 'closed'})",
+                f"{self._host.where}: the connection broke ({reason_of(error) if str(error) else 'closed'})",
                 hint="is the jump host still running?",
                 patience=inf,
             ) from None
@@ -265,7 +265,7 @@ def _explain(host: JumpHost, error: BaseException, verification: _Verification) 
     elif isinstance(error, TimeoutError):
         why = "no answer"
     else:
-        why = one_line(str(error), 200) or type(error).__name__
+        why = reason_of(error)
     return ConnectError(f"{host.where}: {why}", hint=f"does `{login}` work?", patience=inf)
 
 
