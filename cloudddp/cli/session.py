@@ -151,7 +151,9 @@ def start(
         console.log(f"using {where.from_parent}")
     if options.region and any(flag.key == "regions" for flag in flags):
         raise UsageError("--region and --regions exclude each other", hint="give only one of them")
-    checked = settings.resolve(_layers(options, flags, where.files))
+    layers = _layers(options, flags, where.files)
+    checked = settings.resolve(layers)
+    _report_other_region(console, options, checked, layers)
     if not dry_run:
         local_state.check_home()
         if options.sim:
@@ -192,6 +194,23 @@ def _layers(options: GlobalOptions, flags: Sequence[Flag], files: Sequence[Path]
     simulated = Layer(origin, {"cluster": {"region": region, **regions}}, textual=True)
     port = [layer for layer in layers if layer.origin == "environment variable CLOUDDDP_SSH_PORT"]
     return [simulated, *port, *layers]
+
+
+def _report_other_region(
+    console: Console, options: GlobalOptions, checked: Config, layers: Sequence[Layer]
+) -> None:
+    """Log that the simulator's region overrides the one that a file or the environment sets."""
+    if not options.sim or options.region:
+        return
+    used = checked.cluster.region
+    for layer in layers[1:]:  # the first one is the simulator's
+        given = layer.values.get("cluster", {}).get("region")
+        if given is not None:
+            if given != used:
+                console.log(
+                    f"--sim uses its own region, {used}, and not {given} ({layer.origin}); --region chooses another"
+                )
+            return
 
 
 def _enter_simulator(console: Console) -> None:

@@ -291,6 +291,13 @@ def test_policies_of_start(own: CommandLine) -> None:
     done = own("sim", "start", "--scp", "policy.json")
     assert done.returncode == 1
     assert "the simulator is already running, with no --scp" in done.stderr
+    again = f"`cloudddp sim stop && cloudddp sim start --scp {policy}`"
+    assert again in done.stderr
+    policy.write_text(json.dumps({**everything, "Id": "edited"}))
+    done = own("sim", "start", "--policy", "policy.json")
+    assert done.returncode == 1
+    assert done.stderr.count("sha256") == 2
+    assert ", and the file has changed since (sha256 " in done.stderr
     own.write("broken.json", "{")
     for name, words in (
         ("broken.json", "broken.json is not a policy: not valid JSON"),
