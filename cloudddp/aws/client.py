@@ -157,6 +157,11 @@ class AWS:
         """How to renew the credentials, as a phrase that ", then ..." can follow."""
         return self._credentials.source.renewal
 
+    @property
+    def renewal_now(self) -> Text:
+        """How to renew credentials that have not ended yet, as a sentence without its full stop."""
+        return self._credentials.renewal_now()
+
     def dry_run(self, service: str, method: str, /, **params: Any) -> None:
         """Ask EC2 whether it would accept a call, without making it. Raises AWSError for what it would answer instead."""
         try:
