@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from cloudddp.aws import answers, denials
-from cloudddp.errors import AWSError, Command, CredentialsError, Text, UsageError
+from cloudddp.errors import AWSError, Command, CredentialsError, Text, ToolCommand, UsageError
 from cloudddp.text import one_line
 
 CREDENTIALS_HINT: Text = (
@@ -24,7 +24,10 @@ HINTS: dict[str, Text] = {
     "InvalidClientTokenId": CREDENTIALS_HINT,
     "UnrecognizedClientException": CREDENTIALS_HINT,
     "SignatureDoesNotMatch": CREDENTIALS_HINT,
-    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot's first use: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": (
+        "spot's first use: ",
+        ToolCommand("aws", "iam", "create-service-linked-role", "--aws-service-name", "spot.amazonaws.com"),
+    ),
     "OptInRequired": "enable the region or EC2 for this account in the AWS console",
     "VcpuLimitExceeded": "ask for a higher EC2 vCPU quota of this family in the Service Quotas console, or use fewer nodes",
     "InstanceLimitExceeded": "ask for a higher EC2 quota in the Service Quotas console, or use fewer nodes",

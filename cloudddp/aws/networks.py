@@ -10,7 +10,7 @@ from typing import Any
 from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.errors import CloudDDPError, ToolCommand, UsageError
 from cloudddp.text import one_line
 
 _LISTED = 12  # subnets in an error message
@@ -183,7 +183,11 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
     if not found:
         return UsageError(
             f"{head}, and no subnet",
-            hint="create a default VPC: `aws ec2 create-default-vpc`; or try another region",
+            hint=(
+                "create a default VPC: ",
+                ToolCommand("aws", "ec2", "create-default-vpc", "--region", aws.region),
+                "; or try another region",
+            ),
         )
     tables = _route_tables(aws)
     blocks = reached_from or ("0.0.0.0/0",)

@@ -10,6 +10,7 @@ import msgspec
 
 from cloudddp.aws.answers import Count, Id, Record
 from cloudddp.aws.client import AWS
+from cloudddp.errors import ToolCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,14 @@ def quota_of(instance_type: str, *, spot: bool) -> Quota | None:
     """Return the quota that the type counts against; None for one that is not known here (Trainium, DL, HPC)."""
     found = [one for one in _QUOTAS if one.spot == spot and one.counts(instance_type)]
     return found[0] if found else None
+
+
+def increase(quota: Quota, region: str, vcpus: int) -> ToolCommand:
+    """Return the command that asks for a quota of so many vCPUs in a region."""
+    return ToolCommand(
+        "aws", "service-quotas", "request-service-quota-increase", "--region", region, "--service-code", "ec2",
+        "--quota-code", quota.code, "--desired-value", str(vcpus),
+    )  # fmt: skip
 
 
 def limit(aws: AWS, quota: Quota) -> int:

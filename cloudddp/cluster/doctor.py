@@ -301,11 +301,8 @@ def _quota(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Check:
     detail = f"{quota.name} ({quota.code}): {limit} vCPUs, {used} in use, {needed} needed"
     if limit - used >= needed:
         return Check("quota", "pass", detail)
-    request = (
-        f"aws service-quotas request-service-quota-increase --region {aws.region} --service-code ec2 "
-        f"--quota-code {quota.code} --desired-value {used + needed}"
-    )
-    return Check("quota", "fail", detail, f"ask for more (hours to days): {request}")
+    request = quotas.increase(quota, aws.region, used + needed)
+    return Check("quota", "fail", detail, ("ask for more (hours to days): ", request))
 
 
 def _permissions(aws: AWS, plan: Plan) -> Iterator[Check]:

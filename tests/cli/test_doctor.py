@@ -48,7 +48,7 @@ def test_insufficient_quota_names_the_request_for_more(cli: Any, conditions: Any
     found = checks(cli, "-n", "2", code=1)["quota"]
     assert found["status"] == "fail"
     assert found["detail"].endswith(f"(L-DB2E81BA): {before + 10} vCPUs, {before + 4} in use, 8 needed")
-    assert f"--quota-code L-DB2E81BA --desired-value {before + 12}" in found["fix"]
+    assert f"--quota-code L-DB2E81BA --desired-value {before + 12}`" in found["fix"]
     assert checks(cli, "-n", "1")["quota"]["status"] == "pass"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -131,6 +132,24 @@ def test_subnet_outside_the_vpc_is_refused(cli: Any, faults: Any, ec2: Any, vpc:
     )["Subnets"]
     message = refused(cli, faults, "--vpc", own.id, "--subnets", default["SubnetId"])
     assert f"there is no subnet {default['SubnetId']} in VPC {own.id}" in message
+
+
+def test_account_without_subnets_gets_the_command_for_a_default_vpc_in_the_region(
+    cli: Any, faults: Any, tmp_path: Path
+) -> None:
+    """The command acts on the account and region of this run, whatever the user's default profile is."""
+    (tmp_path / "config").write_text("[profile work]\nregion = eu-central-1\n")
+    (tmp_path / "keys").write_text("[work]\naws_access_key_id = x\naws_secret_access_key = x\n")
+    files = {
+        "AWS_CONFIG_FILE": str(tmp_path / "config"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "keys"),
+    }
+    faults.rewrite("DescribeVpcs", without_element("vpcSet"))
+    faults.rewrite("DescribeSubnets", without_element("subnetSet"))
+    done = cli("--profile", "work", "--region", "us-west-2", "up", CLOUDDDP_PRICE="1", **files)
+    assert done.returncode == 1
+    command = "`aws ec2 create-default-vpc --region us-west-2 --profile work`"
+    assert f"create a default VPC: {command}; or try another region" in done.stderr
 
 
 def test_account_without_default_vpc_lists_its_subnets(cli: Any, faults: Any) -> None:
