@@ -61,7 +61,8 @@ def wait_running(
             return found
         if time.monotonic() > deadline:
             raise CloudDDPError(
-                f"{spec.nodes - running} of {spec.nodes} nodes do not run after {minutes:g} minutes"
+                f"{spec.nodes - running} of {spec.nodes} nodes do not run after {minutes:g} minutes",
+                hint="for nodes that start more slowly, set a larger ready_minutes in cloudddp.toml",
             )
         if running != shown:
             shown = running

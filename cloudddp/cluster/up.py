@@ -26,10 +26,10 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import billed_hours
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
-from cloudddp.cluster.rollback import roll_back
+from cloudddp.cluster.rollback import after_removal, roll_back
 from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command
+from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.tags import iso
 
@@ -131,7 +131,7 @@ def _accepted(error: BaseException, region: str, zone: str, spec: ClusterSpec, u
         error = NotLaunched([attempt(region, zone, error)], error, accepted=True)
     if isinstance(error, NotLaunched):
         error.usd = usd
-    return error
+    return after_removal(error) if isinstance(error, ConnectError) else error
 
 
 def _wait_running(

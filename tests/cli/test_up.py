@@ -250,6 +250,9 @@ def test_node_without_ssh_is_not_left_running(cli: Any, faults: Any, remains: An
     assert "connection refused" in done.stderr
     (tried,) = re.findall(r"gave up after (\d+) s", done.stderr)
     assert 6 <= int(tried) <= took + 1
+    assert "every node was removed" in done.stderr
+    assert "for an image that boots more slowly, set a larger ready_minutes" in done.stderr
+    assert "`cloudddp status`" not in done.stderr  # the node no longer exists
     assert remains().nothing
 
 
