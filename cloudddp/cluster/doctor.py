@@ -25,7 +25,7 @@ from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster import interfaces, offers, reach, reserved
 from cloudddp.cluster.identity import new_identity
 from cloudddp.cluster.offers import Offer
-from cloudddp.cluster.permission import dry_run_parameters, is_about_default_group
+from cloudddp.cluster.permission import dry_run_parameters, hint_of_denial, is_about_default_group
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import Ref, Request
@@ -220,7 +220,7 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
     if image and subnets and price:
         offer = offers.offer_of(aws, spec, info, image, subnets, price, ssh_from, owner, reservation)
         yield from _addresses(offer, spec)
-        yield from _permissions(aws, offer.plan(spec, new_identity()[0]))
+        yield from _permissions(aws, spec, offer.plan(spec, new_identity()[0]))
     else:
         yield _not_checked("permissions")
 
@@ -305,7 +305,7 @@ def _quota(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Check:
     return Check("quota", "fail", detail, ("ask for more (hours to days): ", request))
 
 
-def _permissions(aws: AWS, plan: Plan) -> Iterator[Check]:
+def _permissions(aws: AWS, spec: ClusterSpec, plan: Plan) -> Iterator[Check]:
     """Check the calls of `up` that need no object of an earlier one, as DryRun: EC2 checks permissions only."""
     for request in (*plan.requests, plan.launches[0].request):
         params = _without_refs(request)
@@ -323,7 +323,7 @@ def _permissions(aws: AWS, plan: Plan) -> Iterator[Check]:
                     name, "warn", "unknown: a policy denies the VPC's default group, which `up` does not use"
                 )
             else:
-                yield _failed(name, error)
+                yield Check(name, "fail", error.message, hint_of_denial(spec, error))
 
 
 def _without_refs(request: Request) -> dict[str, Any] | None:

@@ -52,13 +52,18 @@ def require_launch(aws: AWS, spec: ClusterSpec, launch: Request) -> None:
         # Capacity is decided by the launch itself, in each zone.
         if next_step(error.code) is Next.ZONE or is_about_default_group(error):
             return
-        hint: Text = error.hint
-        if spec.instance_profile and "iam:PassRole" in error.message:
-            hint = (
-                f"ask for iam:PassRole on the role of instance profile {spec.instance_profile} (for "
-                "ec2.amazonaws.com), or remove instance_profile"
-            )
+        hint = hint_of_denial(spec, error)
         raise AWSError(f"{error.message}; nothing was created", hint=hint, code=error.code) from None
+
+
+def hint_of_denial(spec: ClusterSpec, error: AWSError) -> Text:
+    """Return what to do about a launch that AWS refuses in a dry run."""
+    if spec.instance_profile and "iam:PassRole" in error.message:
+        return (
+            f"ask for iam:PassRole on the role of instance profile {spec.instance_profile} (for "
+            "ec2.amazonaws.com), or remove instance_profile"
+        )
+    return error.hint
 
 
 def dry_run_parameters(params: Mapping[str, Any]) -> dict[str, Any]:
