@@ -245,6 +245,8 @@ def test_launch_without_the_required_tag_is_denied(limited: control.Simulator, u
     message = refused(user)
     assert "ec2:RunInstances" in message
     assert "explicit deny in a service control policy" in message
+    for way in ("--tag K=V", "--kms-key", "--region", "docs/organizations.md", "ask its administrators"):
+        assert way in message
     assert "creating the key pair" not in message
     assert nothing_left(limited)
 
@@ -276,8 +278,11 @@ def test_denied_region_is_reported(limited: control.Simulator, user: CommandLine
 def test_profile_that_may_not_be_passed_is_reported_before_anything_is_created(
     limited: control.Simulator, user: CommandLine
 ) -> None:
-    message = refused(user, "--instance-profile", "administrator", "--tag", "CostCenter=42")
+    flags = ("--instance-profile", "administrator", "--tag", "CostCenter=42")
+    message = refused(user, *flags)
     assert "ask for iam:PassRole on the role of instance profile administrator" in message
+    checked = user("doctor", *flags).stdout
+    assert "ask for iam:PassRole on the role of instance profile administrator" in checked
     assert "creating the key pair" not in message
     assert nothing_left(limited)
 
