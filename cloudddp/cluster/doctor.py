@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from cloudddp.aws import caller as callers
 from cloudddp.aws import images, instance_types, quotas
 from cloudddp.aws.client import AWS
+from cloudddp.aws.explain import action
 from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
@@ -294,15 +295,12 @@ def _quota(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Check:
     if quota is None:
         return Check("quota", "warn", f"the vCPU quota of {info.family} is not checked")
     try:
-        limit, used = quotas.limit(aws, quota), quotas.used(aws, quota)
+        found = quotas.usage(aws, quota, spec.nodes * info.vcpus)
     except AWSError as error:
         return Check("quota", "warn", f"{quota.name} cannot be read: {error.message}", error.hint)
-    needed = spec.nodes * info.vcpus
-    detail = f"{quota.name} ({quota.code}): {limit} vCPUs, {used} in use, {needed} needed"
-    if limit - used >= needed:
-        return Check("quota", "pass", detail)
-    request = quotas.increase(quota, aws.region, used + needed)
-    return Check("quota", "fail", detail, ("ask for more (hours to days): ", request))
+    if found.suffices:
+        return Check("quota", "pass", found.detail)
+    return Check("quota", "fail", found.detail, found.increase(aws.region))
 
 
 def _permissions(aws: AWS, spec: ClusterSpec, plan: Plan) -> Iterator[Check]:
@@ -311,7 +309,7 @@ def _permissions(aws: AWS, spec: ClusterSpec, plan: Plan) -> Iterator[Check]:
         params = _without_refs(request)
         if params is None:
             continue
-        name = f"ec2:{_operation(request.method)}"
+        name = action("ec2", request.method)
         try:
             aws.dry_run("ec2", request.method, **params)
             yield Check(name, "pass", "allowed")
@@ -331,7 +329,3 @@ def _without_refs(request: Request) -> dict[str, Any] | None:
     is_launch = request.method == "run_instances"
     params = dry_run_parameters(request.params) if is_launch else dict(request.params)
     return None if any(isinstance(value, Ref) for value in params.values()) else params
-
-
-def _operation(method: str) -> str:
-    return "".join(word.capitalize() for word in method.split("_"))

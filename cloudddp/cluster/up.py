@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cloudddp.aws import quotas
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cluster import addresses, name_lock, preconditions, reach
@@ -83,7 +84,13 @@ def up(
         folder.create(record, private_key=private_key, host_public=identity.host_public)
         return _create(offer, spec, the_plan, folder, progress, on_ready, dial), the_plan
 
-    return UpResult(*create_in_any(offers.look, spec, create, progress))
+    try:
+        return UpResult(*create_in_any(offers.look, spec, create, progress))
+    except AWSError as error:
+        if error.code not in quotas.EXCEEDED:
+            raise
+        vcpus = spec.nodes * found[0].info.vcpus
+        raise quotas.explained(found[0].aws, error, spec.instance_type, vcpus, spot=spec.spot) from None
 
 
 def _create(
