@@ -244,16 +244,27 @@ def _in_zones(spec: ClusterSpec, found: Sequence[Subnet], region: str) -> list[S
         raise UsageError(f"VPC {spec.vpc} has no subnet in {region}", hint="give another --vpc")
     if not spec.zones:
         return list(found)
-    chosen = sorted((one for one in found if one.zone in spec.zones), key=lambda s: spec.zones.index(s.zone))
-    # Only zones of this region count: with several regions, the setting names zones of all of them.
-    if not chosen:
+    known = {one.zone for one in found}
+    # With several regions, the setting names zones of all of them: those of this one count.
+    own = [
+        zone
+        for zone in spec.zones
+        if not any(_is_in(zone, other) for other in spec.regions if other != region)
+    ]
+    unknown = [zone for zone in own if zone not in known]
+    if unknown or not own:
         ids = ", ".join(one.id for one in found[:_LISTED])
         where = f"none of the subnets {ids}" if spec.subnets else f"no subnet of {found[0].vpc_id}"
         raise UsageError(
-            f"{where} is in zone {' or '.join(spec.zones)}",
-            hint=f"zones: {_names(one.zone for one in found)}",
+            f"{where} is in zone {' or '.join(unknown or spec.zones)}",
+            hint=f"zones: {_names(known)}",
         )
-    return chosen
+    return sorted((one for one in found if one.zone in own), key=lambda s: own.index(s.zone))
+
+
+def _is_in(zone: str, region: str) -> bool:
+    """Return whether a zone's name is one of a region: us-west-2a, and the local zone us-west-2-lax-1a."""
+    return zone.startswith(region) and not zone[len(region) : len(region) + 1].isdigit()
 
 
 def _names(values: Iterable[str]) -> str:

@@ -152,6 +152,13 @@ def test_account_without_subnets_gets_the_command_for_a_default_vpc_in_the_regio
     assert f"create a default VPC: {command}; or try another region" in done.stderr
 
 
+def test_each_unknown_zone_is_refused(cli: Any, faults: Any) -> None:
+    """A misspelled zone would otherwise be dropped, and its capacity never be asked for."""
+    message = refused(cli, faults, "--zones", "us-east-1a,us-east-1z,eu-west-1b")
+    assert "is in zone us-east-1z or eu-west-1b" in message
+    assert "zones: us-east-1a, us-east-1b" in message
+
+
 def test_account_without_default_vpc_lists_its_subnets(cli: Any, faults: Any) -> None:
     faults.rewrite("DescribeVpcs", without_element("vpcSet"))
     message = refused(cli, faults)
