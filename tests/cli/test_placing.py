@@ -97,6 +97,7 @@ def test_table_shows_what_was_tried(cli: Any, conditions: Any, remains: Any) -> 
             rf"^  {zone}  (Server\.)?InsufficientInstanceCapacity +\S", done.stderr, re.MULTILINE
         ), done.stderr
     assert "--wait-capacity" in done.stderr
+    assert "add others with --regions, or choose" in done.stderr  # all zones were tried
     assert remains().nothing
 
 
@@ -141,6 +142,7 @@ def test_waiting_ends_after_its_time(cli: Any, conditions: Any, faults: Any, rem
     done = cli("up", "-n", "1", "--zones", "us-east-1a", "--wait-capacity", "3s", **SCALED)
     assert done.returncode == 1
     assert "could not be launched in any of these zones within 3s" in done.stderr
+    assert "add others with --zones or --regions, or choose" in done.stderr
     assert faults.count("ImportKeyPair") > 1
     assert remains().nothing
 
