@@ -17,7 +17,7 @@ from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
 from cloudddp.cluster.identity import new_identity
-from cloudddp.cluster.inspect import ambiguous, find
+from cloudddp.cluster.inspect import ambiguous, find_in
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.offers import Offer, Offers
@@ -63,15 +63,15 @@ def up(
     Leftovers.
     """
     preconditions.check(clouds, spec)
-    for aws in clouds:
-        existing = [cluster for cluster in find(aws, spec.name) if cluster.live]
+    looked = find_in(clouds, spec.name, progress)
+    for aws, existing in looked:
         if existing:
             cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
             return UpResult(cluster, None)
     if spec.proxy_jump is not None:
         progress(f"logging in to the jump host {spec.proxy_jump}, for up to {timing.current().connect:.0f} s")
     check_route(spec)
-    offers = Offers(clouds, spec, ssh_sources)
+    offers = Offers([aws for aws, _ in looked], spec, ssh_sources)
     found, _ = offers.look()
     confirm([offer.plan(spec, new_identity()[0]) for offer in found], found[0].info)
 

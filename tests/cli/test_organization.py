@@ -275,6 +275,31 @@ def test_denied_region_is_reported(limited: control.Simulator, user: CommandLine
     assert "creating the key pair" not in message
 
 
+def test_denied_region_is_left_out_where_another_one_is_given(
+    limited: control.Simulator, user: CommandLine
+) -> None:
+    flags = ("--regions", "us-west-2,us-east-1", "--price", "1", "--tag", "CostCenter=42")
+    assert user("doctor", "-n", "1", *flags).returncode == 0
+    done = user("up", "-n", "1", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "us-west-2 is left out: AWS denied ec2:DescribeInstances in us-west-2" in done.stderr
+    assert len(instances(client(limited, "ec2"), "organization")) == 1
+    user.ok("down", "-y")
+    refusal = refused(user, "--regions", "us-west-2,eu-west-1", "--price", "1", "--tag", "CostCenter=42")
+    assert "AWS denied ec2:DescribeInstances in us-west-2" in refusal
+
+
+def test_denied_region_where_this_computer_has_a_cluster_is_not_left_out(
+    cli: CommandLine, faults: Any, remains: Any
+) -> None:
+    cli.ok("up", "-n", "1")
+    faults.fail("DescribeInstances", "UnauthorizedOperation", status=403)
+    done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
+    assert done.returncode == 1
+    assert "AWS denied ec2:DescribeInstances in us-east-1" in done.stderr
+    assert len(remains().instances) == 1
+
+
 def test_profile_that_may_not_be_passed_is_reported_before_anything_is_created(
     limited: control.Simulator, user: CommandLine
 ) -> None:

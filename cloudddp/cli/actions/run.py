@@ -29,6 +29,7 @@ from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import inspect, teardown
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.progress import ignore
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import (
     CloudDDPError,
@@ -112,7 +113,7 @@ def run(
 
 def _refuse_existing(session: Session) -> None:
     name = session.settings.cluster.name
-    if any(cluster.live for aws in session.clouds() for cluster in inspect.find(aws, name)):
+    if any(existing for _, existing in inspect.find_in(session.clouds(), name, ignore)):
         raise _exists(session)
 
 
