@@ -16,7 +16,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from cloudddp.aws import caller as callers
-from cloudddp.aws import images, instance_types, quotas
+from cloudddp.aws import denials, images, instance_types, keys, quotas
 from cloudddp.aws.client import AWS
 from cloudddp.aws.explain import action
 from cloudddp.aws.images import Image
@@ -26,7 +26,7 @@ from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster import interfaces, offers, reach, reserved
 from cloudddp.cluster.identity import new_identity
 from cloudddp.cluster.offers import Offer
-from cloudddp.cluster.permission import dry_run_parameters, hint_of_denial, is_about_default_group
+from cloudddp.cluster.permission import dry_run_parameters, hint_of_denial, is_about_default_group, key_hint
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import Ref, Request
@@ -36,7 +36,7 @@ from cloudddp.errors import AWSError, CloudDDPError, Text
 from cloudddp.local_state import home
 from cloudddp.text import one_line, reason_of
 
-Status = Literal["pass", "warn", "fail"]
+Status = Literal["pass", "note", "warn", "fail"]
 T = TypeVar("T")
 
 _SKEW_WARN, _SKEW_FAIL = 30.0, 240.0  # seconds; AWS refuses requests that are more than 300 s off
@@ -217,6 +217,8 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
         asked.checks[-1] = Check("price", "warn", _price_detail(price), "give the current one: --price USD")
     if reservation is None:  # whose instances are counted already
         asked.checks.append(_quota(aws, spec, info))
+    if spec.kms_key:
+        asked.checks.append(_key(aws, spec.kms_key))
     yield from asked.checks
     if image and subnets and price:
         offer = offers.offer_of(aws, spec, info, image, subnets, price, ssh_from, owner, reservation)
@@ -224,6 +226,11 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
         yield from _permissions(aws, spec, offer.plan(spec, new_identity()[0]))
     else:
         yield _not_checked("permissions")
+    yield Check(
+        "capacity",
+        "note",
+        f"not checked: only a launch shows whether {aws.region} has free {spec.instance_type}",
+    )
 
 
 def _type_for(aws: AWS, spec: ClusterSpec) -> TypeInfo:
@@ -301,6 +308,20 @@ def _quota(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Check:
     if found.suffices:
         return Check("quota", "pass", found.detail)
     return Check("quota", "fail", found.detail, found.increase(aws.region))
+
+
+def _key(aws: AWS, key: str) -> Check:
+    """Check that a KMS key can be used for volumes; its policy is checked only by a launch."""
+    shown = one_line(key, 300)
+    try:
+        problem = keys.problem(aws, key)
+    except AWSError as error:
+        if error.code in denials.CODES:  # `up` does not need the call
+            return Check("KMS key", "note", f"{shown} is not checked: {error.message}")
+        return Check("KMS key", "fail", error.message, error.hint or key_hint(f"KMS key {shown}"))
+    if problem:
+        return Check("KMS key", "fail", f"{shown}: {problem}", key_hint(f"KMS key {shown}"))
+    return Check("KMS key", "pass", f"{shown} is enabled; whether EC2 may use it, only a launch shows")
 
 
 def _permissions(aws: AWS, spec: ClusterSpec, plan: Plan) -> Iterator[Check]:

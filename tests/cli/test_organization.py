@@ -91,6 +91,30 @@ def test_unusable_key_is_named_with_the_permissions_it_needs(
         assert remains().nothing
 
 
+def test_doctor_checks_the_key(cli: Any, simulator: Any, key: str) -> None:
+    def check(name: str, code: int) -> dict[str, str]:
+        done = cli("doctor", "--json", "--kms-key", name)
+        assert done.returncode == code, done.stderr
+        (found,) = (one for one in json.loads(done.stdout) if one["name"] == "KMS key")
+        return found
+
+    assert check(key, 0)["status"] == "pass"
+    unknown = check("alias/nobody", 1)
+    assert (unknown["status"], "alias/nobody" in unknown["detail"]) == ("fail", True)
+    assert all(action in unknown["fix"] for action in KMS_ACTIONS)
+    client(simulator, "kms").disable_key(KeyId=key.rpartition("/")[2])
+    assert "it is Disabled" in check(key, 1)["detail"]
+
+
+def test_key_that_may_not_be_described_is_not_checked(user: CommandLine) -> None:
+    """`up` does not need kms:DescribeKey outside EC2, so the lack of it is no failure."""
+    done = user("doctor", "--json", "--kms-key", "alias/train", "--tag", "CostCenter=42")
+    assert done.returncode == 0, done.stderr
+    (found,) = (one for one in json.loads(done.stdout) if one["name"] == "KMS key")
+    assert found["status"] == "note"
+    assert "alias/train is not checked: AWS denied kms:DescribeKey" in found["detail"]
+
+
 # -- instance profiles -----------------------------------------------------------------------------------------
 
 
