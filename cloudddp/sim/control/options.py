@@ -45,6 +45,11 @@ def read_policy(path: Path) -> PolicyFile:
     return PolicyFile(path, policy, f"{path} (sha256 {hashlib.sha256(content).hexdigest()[:12]})")
 
 
+def denies_everything(path: Path) -> bool:
+    """Return whether the policy in a file allows nothing. Raises UsageError as read_policy does."""
+    return read_policy(path).policy.denies_everything
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Port 0 means any. `interfaces` are the names that the nodes' interfaces get in turn. `timing` overrides TIMING.
