@@ -29,6 +29,16 @@ class Command:
         object.__setattr__(self, "words", words)
 
 
+class ToolCommand(Command):
+    """A command of another program that a message suggests: `ToolCommand("aws", "ec2", ...)`, or `ssh`.
+
+    It acts on this run's account or nodes, which its options and, with --sim, `cloudddp sim exec` choose: without them
+    it would act on the user's own account.
+    """
+
+    __slots__ = ()
+
+
 Part = str | Command
 Text = Part | tuple[Part, ...]  # ("repeat ", Command("down")) reads "repeat `cloudddp down`"
 
@@ -39,7 +49,7 @@ def parts(text: Text) -> tuple[Part, ...]:
 
 def command_line(command: Command) -> str:
     """Return a command as it is typed without any global option."""
-    return shlex.join(["cloudddp", *command.words])
+    return shlex.join([*([] if isinstance(command, ToolCommand) else ["cloudddp"]), *command.words])
 
 
 def render(text: Text, as_typed: Callable[[Command], str] = command_line) -> str:

@@ -35,6 +35,12 @@ def one_line(text: str, limit: int = 0) -> str:
     return _UNSAFE_OR_BREAK.sub(_escaped, cut)
 
 
+def reason_of(error: BaseException) -> str:
+    """Return what an exception says, on one line: for an OSError without its number, for an empty one its type."""
+    text = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+    return one_line(str(text), 300)
+
+
 def with_colours(line: str) -> str:
     """Return a line of a rank's output for a terminal: its colours are kept, and reset at the end."""
     shown = visible_in_colour(line)

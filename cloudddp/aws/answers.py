@@ -39,7 +39,7 @@ class Tagged(Record, frozen=True, kw_only=True):
 
 
 def decode(answer: object, kind: type[T], call: str, region: str) -> T:
-    """Return a part of an answer as `kind`. `call` is for the message, for example ec2:describe_vpcs.
+    """Return a part of an answer as `kind`. `call` is for the message, for example ec2:DescribeVpcs.
 
     Raises AWSError if a required field is missing, or a value is of another type or not in its limits.
     """

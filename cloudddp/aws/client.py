@@ -19,10 +19,12 @@ import msgspec
 
 from cloudddp import __version__
 from cloudddp.aws import answers
-from cloudddp.aws.explain import EXPIRED, explain
+from cloudddp.aws.explain import EXPIRED, action, explain
 from cloudddp.config.schema import nearest
 from cloudddp.errors import AWSError, CloudDDPError, Command, CredentialsError, Text, UsageError
 from cloudddp.text import one_line
+
+_LISTED = 12  # profiles in an error message
 
 # Services with endpoints in few regions only.
 _REGION_OF = {"pricing": "us-east-1"}
@@ -126,13 +128,13 @@ class AWS:
             if error.code not in EXPIRED or not self._credentials.replace_refused():
                 raise
             answer = self._call(service, method, params)
-        answers.check_creating(answer, method, f"{service}:{method}", self.region)
+        answers.check_creating(answer, method, action(service, method), self.region)
         if self._observe:
             self._observe(service, method, params, answer)
         return answer
 
     def _call(self, service: str, method: str, params: Mapping[str, Any]) -> Any:
-        with explain(f"{service}:{method}", self.region, self.renewal, self._decode):
+        with explain(action(service, method), self.region, self.renewal, self._decode):
             return getattr(self.client(service), method)(**params)
 
     def _decode(self, encoded: str) -> str:
@@ -155,6 +157,11 @@ class AWS:
         """How to renew the credentials, as a phrase that ", then ..." can follow."""
         return self._credentials.source.renewal
 
+    @property
+    def renewal_now(self) -> Text:
+        """How to renew credentials that have not ended yet, as a sentence without its full stop."""
+        return self._credentials.renewal_now()
+
     def dry_run(self, service: str, method: str, /, **params: Any) -> None:
         """Ask EC2 whether it would accept a call, without making it. Raises AWSError for what it would answer instead."""
         try:
@@ -164,7 +171,7 @@ class AWS:
                 raise
         else:
             raise CloudDDPError(
-                f"{self.endpoint or 'AWS'} has made {service}:{method} instead of a dry run",
+                f"{self.endpoint or 'AWS'} has made {action(service, method)} instead of a dry run",
                 hint=(Command("down"), " removes what it created"),
             )
         if self._observe:
@@ -173,11 +180,11 @@ class AWS:
     def read(self, service: str, method: str, kind: type[T], /, **params: Any) -> T:
         """Make one call and return its answer as `kind`. Raises as `call` does, and AWSError for any other answer."""
         answer = self.call(service, method, **params)
-        return answers.decode(answer, kind, f"{service}:{method}", self.region)
+        return answers.decode(answer, kind, action(service, method), self.region)
 
     def listed(self, service: str, method: str, key: str, kind: type[T], /, **params: Any) -> list[T]:
         """Return the items under `key` of every page of a listing, each as `kind`. Raises as `read` does."""
-        call = f"{service}:{method}"
+        call = action(service, method)
         found: list[T] = []
         seen: set[str] = set()
         token: dict[str, str] = {}
@@ -255,8 +262,11 @@ def _no_profile(core: Any) -> UsageError:
     name = str(core.get_config_variable("profile"))
     known = sorted(map(str, core.available_profiles))
     hint = nearest(name, known) if known else ""
-    if not hint.startswith("did you mean"):  # there may be hundreds
-        hint = "`aws configure list-profiles` lists your profiles"
+    if not known:
+        hint = "there are no profiles: `aws configure sso` or `aws configure` creates one"
+    elif not hint.startswith("did you mean"):  # there may be hundreds
+        more = [f"and {len(known) - _LISTED} more"] if len(known) > _LISTED else []
+        hint = one_line(f"your profiles: {', '.join(known[:_LISTED] + more)}", 600)
     return UsageError(f"AWS profile {one_line(name, 100)!r} does not exist", hint=hint)
 
 

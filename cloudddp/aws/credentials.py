@@ -22,7 +22,7 @@ from botocore.utils import JSONFileCache
 
 from cloudddp.aws.credential_errors import explained, unreadable_token
 from cloudddp.aws.credential_source import Source, moment, source
-from cloudddp.errors import CredentialsError
+from cloudddp.errors import CredentialsError, Text, parts
 from cloudddp.text import one_line, size_of
 
 AskCode = Callable[[str], str | None]
@@ -32,6 +32,7 @@ _CACHE = "~/.aws/cli/cache"
 _QUESTIONS = 3
 _MAX_TOKEN = 100_000  # bytes; STS accepts 20,000 characters (API Reference, AssumeRoleWithWebIdentity)
 _SHORTEST = timedelta(seconds=30)  # what is left of credentials that are still used
+_ASKS_BEFORE_END = timedelta(minutes=15)
 _WRONG_CODE = "MultiFactorAuthentication failed"
 
 
@@ -80,6 +81,11 @@ class SharedCache:
         if self._key is not None:
             with contextlib.suppress(OSError, KeyError):
                 del self._files[self._key]
+
+    @property
+    def name(self) -> str:
+        """The name of the file of the credentials in use."""
+        return f"{self._key}.json"
 
     @property
     def ends(self) -> datetime | None:
@@ -179,6 +185,20 @@ class Credentials:
         """Return when the user has to log in again; None if never, or unknown. Makes no call."""
         return self.source.ends(self._cache.ends)
 
+    def renewal_now(self) -> Text:
+        """Return how to renew credentials that have not ended yet. Makes no call.
+
+        botocore asks for an MFA code only in the last 15 minutes of a cached session
+        (CachedCredentialFetcher.DEFAULT_EXPIRY_WINDOW_SECONDS), so until then the session has to be removed first.
+        """
+        ends = self._cache.ends
+        if not self.source.mfa or ends is None or ends - datetime.now(UTC) < _ASKS_BEFORE_END:
+            return ("renew them: ", *parts(self.source.renewal))
+        return (
+            f"renew them now: `rm {_CACHE}/{self._cache.name}`, then ",
+            *parts(self.source.renewal),
+        )
+
     def _frozen(self) -> Any:
         for _ in range(_QUESTIONS):
             if self._loaded is None:
@@ -223,7 +243,7 @@ class Credentials:
         if self._finishing and self._usable() is not None:
             raise _NoCode(serial, asked=False)
         for _ in range(_QUESTIONS):
-            code = self._ask(f"{self._question}MFA code for {serial} (Enter: none): ")
+            code = self._ask(f"{self._question}MFA code for {serial} (Enter cancels): ")
             if not code:
                 raise _NoCode(serial, asked=code is not None)
             if len(code) == 6 and code.isascii() and code.isdigit():

@@ -118,7 +118,11 @@ def _sentence(denial: Denial, region: str) -> str:
 
 def _hint(denial: Denial) -> str:
     if denial.policy == _SCP:
-        return "a rule of your organization forbids it for every user of the account: ask its administrators"
+        forbidden = "a rule of your organization forbids it for every user of the account"
+        return (
+            f"{forbidden}, or demands a tag (--tag K=V), a KMS key (--kms-key) or another region (--region): see "
+            "docs/organizations.md in cloudddp's repository, or ask its administrators"
+        )
     wanted = payload.root() / "infra" / "iam" / "operator.json"
     more = "; kms_key and instance_profile need more: docs/organizations.md in cloudddp's repository"
     also = more if denial.action.partition(":")[0] in ("kms", "iam") else ""

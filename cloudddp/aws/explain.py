@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from cloudddp.aws import answers, denials
-from cloudddp.errors import AWSError, Command, CredentialsError, Text, UsageError
+from cloudddp.errors import AWSError, Command, CredentialsError, Text, ToolCommand, UsageError
 from cloudddp.text import one_line
 
 CREDENTIALS_HINT: Text = (
@@ -24,11 +24,22 @@ HINTS: dict[str, Text] = {
     "InvalidClientTokenId": CREDENTIALS_HINT,
     "UnrecognizedClientException": CREDENTIALS_HINT,
     "SignatureDoesNotMatch": CREDENTIALS_HINT,
-    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "spot's first use: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": (
+        "spot's first use: ",
+        ToolCommand("aws", "iam", "create-service-linked-role", "--aws-service-name", "spot.amazonaws.com"),
+    ),
     "OptInRequired": "enable the region or EC2 for this account in the AWS console",
-    "VcpuLimitExceeded": "ask for a higher EC2 vCPU quota of this family in the Service Quotas console, or use fewer nodes",
+    "VcpuLimitExceeded": (
+        "ask for a higher EC2 vCPU quota of this family in the Service Quotas console, or use fewer nodes; ",
+        Command("doctor"),
+        " names the quota",
+    ),
     "InstanceLimitExceeded": "ask for a higher EC2 quota in the Service Quotas console, or use fewer nodes",
-    "MaxSpotInstanceCountExceeded": "ask for a higher spot quota in the Service Quotas console, or omit --spot",
+    "MaxSpotInstanceCountExceeded": (
+        "ask for a higher spot quota in the Service Quotas console, or omit --spot; ",
+        Command("doctor"),
+        " names the quota",
+    ),
     "PendingVerification": "AWS is verifying the account and sends an e-mail when it has finished",
     "InsufficientInstanceCapacity": "AWS has no free capacity in this zone now: add --zones or --regions, keep trying with --wait-capacity 2h, or choose another --instance-type",
     "InsufficientHostCapacity": "AWS has no free capacity in this zone now: add --zones or --regions, keep trying with --wait-capacity 2h, or choose another --instance-type",
@@ -66,11 +77,17 @@ _THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "Requ
 _MOST_SKEW = 240.0  # seconds; a signature is valid for 300
 
 
+def action(service: str, method: str) -> str:
+    """Return the name that IAM has for a call of boto3: ec2:RunInstances for ec2, run_instances. Users grant that name."""
+    prefix = service.replace("-", "")  # service-quotas has the actions servicequotas:...
+    return f"{prefix}:{''.join(word.capitalize() for word in method.split('_'))}"
+
+
 @contextlib.contextmanager
 def explain(
     call: str, region: str, renew: Text = "", decode: denials.Decode = lambda _: ""
 ) -> Iterator[None]:
-    """Raise errors of botocore inside the block as ours. `call` is for messages, for example ec2:run_instances.
+    """Raise errors of botocore inside the block as ours. `call` is for messages, for example ec2:RunInstances.
 
     `renew` says how to renew the credentials. `decode` decodes the message about a denied call.
     """
@@ -137,9 +154,7 @@ def _refused(call: str, region: str, refusal: Any, renew: Text, decode: denials.
     error = response.get("Error", {})
     code, message = one_line(str(error.get("Code", "")), _SHOWN_CODE), str(error.get("Message", ""))
     if code in denials.CODES:
-        # boto3's service-quotas has the actions servicequotas:...
-        prefix = call.partition(":")[0].replace("-", "")
-        return denials.denied(code, message, f"{prefix}:{refusal.operation_name}", region, decode)
+        return denials.denied(code, message, call, region, decode)
     if (clock := skewed(response, code)) is not None:
         return clock
     text = f"AWS refused {call}: {code}: {shown(message)}"

@@ -11,6 +11,7 @@ from typing import Any
 from cloudddp.aws import answers
 from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
+from cloudddp.aws.explain import action
 from cloudddp.tags import TAG_CLUSTER, TAG_ID, Tags, decode
 from cloudddp.text import one_line
 
@@ -249,7 +250,7 @@ def resources(aws: AWS, filters: Filters, kinds: Sequence[str] = tuple(_KINDS)) 
 def resource(aws: AWS, kind: str, item: dict[str, Any]) -> Resource:
     """Return the record of one resource, given AWS's description of it. Raises AWSError if that has no id."""
     method, _, id_key, detail_key = _KINDS[kind]
-    where = (f"ec2:{method}", aws.region)
+    where = (action("ec2", method), aws.region)
     found = answers.decode(item.get(id_key), Id, *where)
     tags = answers.decode(item, Tagged, *where).tags
     return Resource(kind, found, decode(tags), _text(item.get(detail_key)))
@@ -259,13 +260,13 @@ def security_groups(aws: AWS, filters: Filters) -> list[dict[str, Any]]:
     """Return the matching security groups as AWS describes them; each has an id and rules. Raises AWSError otherwise."""
     found = aws.listed("ec2", "describe_security_groups", "SecurityGroups", dict[str, Any], Filters=filters)
     for group in found:
-        answers.decode(group, _Group, "ec2:describe_security_groups", aws.region)
+        answers.decode(group, _Group, "ec2:DescribeSecurityGroups", aws.region)
     return found
 
 
 def ingress_blocks(group: dict[str, Any], port: int) -> dict[str, str]:
     """Return {address block: description} of the rules that open one TCP port; `group` is from `security_groups`."""
-    found = answers.decode(group, _Group, "ec2:describe_security_groups", "the region")
+    found = answers.decode(group, _Group, "ec2:DescribeSecurityGroups", "the region")
     ranges = [
         one
         for rule in found.ip_permissions

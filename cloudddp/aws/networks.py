@@ -10,15 +10,27 @@ from typing import Any
 from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.errors import CloudDDPError, ToolCommand, UsageError
 from cloudddp.text import one_line
 
 _LISTED = 12  # subnets in an error message
+# What reaches nodes without a public address, to continue a hint.
+_PRIVATE = (
+    "connect to private addresses (docs/connections.md): --connect private --ssh-from BLOCK with a VPN, "
+    "--proxy-jump USER@HOST through a jump host"
+)
 _Address = IPv4Address | IPv6Address
 
 
-class _Vpc(Record, frozen=True):
+class _Vpc(Tagged, frozen=True):
     vpc_id: Id
+    is_default: bool = False
+
+    @property
+    def described(self) -> str:
+        name = next((tag.get("Value", "") for tag in self.tags if tag.get("Key") == "Name"), "")
+        shown = ", ".join(filter(None, (one_line(name, 60), "default" if self.is_default else "")))
+        return one_line(self.vpc_id) + (f" ({shown})" if shown else "")
 
 
 class _Subnet(Tagged, frozen=True):
@@ -63,6 +75,7 @@ class _Route(Record, frozen=True):
 
 
 class _RouteTable(Record, frozen=True):
+    vpc_id: str = ""
     associations: tuple[_Association, ...] = ()
     routes: tuple[_Route, ...] = ()
 
@@ -91,12 +104,13 @@ def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> t
 
     Each is in a zone that offers the type, has an address for every node, and has a route through an internet gateway to
     the address blocks of `reached_from`, from which SSH comes; an empty one requires no route. Makes three or four AWS
-    calls. Raises UsageError if the settings exclude every subnet, CloudDDPError if the account has none.
+    calls. Raises UsageError if the settings exclude every subnet or lack a VPC, CloudDDPError if too few addresses are
+    free.
     """
     vpc_id = _vpc(aws, spec)
     found = _subnets(aws, vpc_id)
     if vpc_id is None and not spec.subnets:
-        raise _no_default_vpc(aws.region, found)
+        raise _no_default_vpc(aws, found, reached_from)
     chosen = _in_order(spec, found, aws.region) if spec.subnets else found
     chosen = _in_zones(spec, chosen, aws.region)
     chosen = _offered(spec, chosen, _zones_offering(aws, spec.instance_type), aws.region)
@@ -112,7 +126,7 @@ def _vpc(aws: AWS, spec: ClusterSpec) -> str | None:
     filters = _selector(spec.vpc, "vpc-id") if spec.vpc else {"Name": "is-default", "Values": ["true"]}
     found = [one.vpc_id for one in aws.listed("ec2", "describe_vpcs", "Vpcs", _Vpc, Filters=[filters])]
     if spec.vpc and not found:
-        raise UsageError(f"there is no VPC {spec.vpc} in {aws.region}", hint="see `vpc`, and the region")
+        raise UsageError(f"there is no VPC {spec.vpc} in {aws.region}", hint=f"available: {_vpcs(aws)}")
     if len(found) > 1:
         raise UsageError(
             f"{spec.vpc} selects {len(found)} VPCs in {aws.region}: "
@@ -120,6 +134,13 @@ def _vpc(aws: AWS, spec: ClusterSpec) -> str | None:
             hint="give the id of one of them: --vpc vpc-...",
         )
     return found[0] if found else None
+
+
+def _vpcs(aws: AWS) -> str:
+    """Return the VPCs of the region with their names, for a message. One AWS call."""
+    found = aws.listed("ec2", "describe_vpcs", "Vpcs", _Vpc)
+    more = [f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
+    return ", ".join([one.described for one in found[:_LISTED]] + more) or "none; try another region"
 
 
 def _selector(value: str, by_id: str) -> dict[str, Any]:
@@ -153,16 +174,37 @@ def _subnet(item: _Subnet) -> Subnet:
     )
 
 
-def _no_default_vpc(region: str, found: Sequence[Subnet]) -> CloudDDPError:
+def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[str]) -> UsageError:
+    """Return the error that lists the subnets and which of them are public, so that the suggested one works.
+
+    Makes one AWS call.
+    """
+    head = f"this account has no default VPC in {aws.region}"
     if not found:
-        return CloudDDPError(
-            f"this account has no default VPC in {region}, and no subnet",
-            hint="create a default VPC: `aws ec2 create-default-vpc`; or try another region",
+        return UsageError(
+            f"{head}, and no subnet",
+            hint=(
+                "create a default VPC: ",
+                ToolCommand("aws", "ec2", "create-default-vpc", "--region", aws.region),
+                "; or try another region",
+            ),
         )
-    return CloudDDPError(
-        f"this account has no default VPC in {region}; its subnets: {_listed(found)}",
-        hint=f"give a VPC or subnets: --vpc {found[0].vpc_id}, or --subnets {found[0].id}",
-    )
+    tables = _route_tables(aws)
+    blocks = reached_from or ("0.0.0.0/0",)
+    public = _with_gateway(found, tables, blocks)
+    listed = [
+        f"{one.described}: "
+        + ("public" if one in public else f"private, {_default_route(_table_of(one, tables))}")
+        for one in (*public, *(one for one in found if one not in public))
+    ]
+    more = [f"and {len(listed) - _LISTED} more"] if len(listed) > _LISTED else []
+    message = f"{head}; its subnets: {'; '.join(listed[:_LISTED] + more)}"
+    if reached_from and not public:
+        return UsageError(
+            message, hint=f"none of these subnets is public: give --vpc {found[0].vpc_id}, and {_PRIVATE}"
+        )
+    first = public[0] if reached_from else found[0]
+    return UsageError(message, hint=f"give a VPC or subnets: --vpc {first.vpc_id}, or --subnets {first.id}")
 
 
 def _listed(found: Sequence[Subnet]) -> str:
@@ -202,16 +244,27 @@ def _in_zones(spec: ClusterSpec, found: Sequence[Subnet], region: str) -> list[S
         raise UsageError(f"VPC {spec.vpc} has no subnet in {region}", hint="give another --vpc")
     if not spec.zones:
         return list(found)
-    chosen = sorted((one for one in found if one.zone in spec.zones), key=lambda s: spec.zones.index(s.zone))
-    # Only zones of this region count: with several regions, the setting names zones of all of them.
-    if not chosen:
+    known = {one.zone for one in found}
+    # With several regions, the setting names zones of all of them: those of this one count.
+    own = [
+        zone
+        for zone in spec.zones
+        if not any(_is_in(zone, other) for other in spec.regions if other != region)
+    ]
+    unknown = [zone for zone in own if zone not in known]
+    if unknown or not own:
         ids = ", ".join(one.id for one in found[:_LISTED])
         where = f"none of the subnets {ids}" if spec.subnets else f"no subnet of {found[0].vpc_id}"
         raise UsageError(
-            f"{where} is in zone {' or '.join(spec.zones)}",
-            hint=f"zones: {_names(one.zone for one in found)}",
+            f"{where} is in zone {' or '.join(unknown or spec.zones)}",
+            hint=f"zones: {_names(known)}",
         )
-    return chosen
+    return sorted((one for one in found if one.zone in own), key=lambda s: own.index(s.zone))
+
+
+def _is_in(zone: str, region: str) -> bool:
+    """Return whether a zone's name is one of a region: us-west-2a, and the local zone us-west-2-lax-1a."""
+    return zone.startswith(region) and not zone[len(region) : len(region) + 1].isdigit()
 
 
 def _names(values: Iterable[str]) -> str:
@@ -246,8 +299,9 @@ def _offered(spec: ClusterSpec, found: Sequence[Subnet], offered: set[str], regi
     return chosen
 
 
-def _route_tables(aws: AWS, vpc_id: str) -> list[_RouteTable]:
-    filters = [{"Name": "vpc-id", "Values": [vpc_id]}]
+def _route_tables(aws: AWS, vpc_id: str = "") -> list[_RouteTable]:
+    """Return the route tables of a VPC, or of all VPCs."""
+    filters = [{"Name": "vpc-id", "Values": [vpc_id]}] if vpc_id else []
     return aws.listed("ec2", "describe_route_tables", "RouteTables", _RouteTable, Filters=filters)
 
 
@@ -257,15 +311,21 @@ def _reachable(found: Sequence[Subnet], tables: Sequence[_RouteTable], blocks: S
     A node in any other subnet has no way to reply, also with a public address (Amazon VPC User Guide, "Enable internet
     access for a VPC using an internet gateway").
     """
-    addresses = [ip_network(block, strict=False).network_address for block in blocks]
-    chosen = [one for one in found if any(_leaves_by_gateway(_table_of(one, tables), a) for a in addresses)]
-    if chosen:
+    if chosen := _with_gateway(found, tables, blocks):
         return chosen
     raise UsageError(
         "no subnet has a route to an internet gateway, so SSH cannot reach public addresses there: "
         + "; ".join(f"{one.described}: {_default_route(_table_of(one, tables))}" for one in found[:_LISTED]),
-        hint="give a public subnet with --subnets; or connect to private addresses: --connect private --ssh-from BLOCK with a VPN, --proxy-jump USER@HOST through a jump host",
+        hint=f"give a public subnet with --subnets; or {_PRIVATE}",
     )
+
+
+def _with_gateway(
+    found: Sequence[Subnet], tables: Sequence[_RouteTable], blocks: Sequence[str]
+) -> list[Subnet]:
+    """Return the subnets with a route through an internet gateway to one of the address blocks."""
+    addresses = [ip_network(block, strict=False).network_address for block in blocks]
+    return [one for one in found if any(_leaves_by_gateway(_table_of(one, tables), a) for a in addresses)]
 
 
 def _table_of(subnet: Subnet, tables: Sequence[_RouteTable]) -> _RouteTable:
@@ -275,7 +335,7 @@ def _table_of(subnet: Subnet, tables: Sequence[_RouteTable]) -> _RouteTable:
         for association in table.associations:
             if association.subnet_id == subnet.id:
                 return table
-            if association.main:
+            if association.main and table.vpc_id in ("", subnet.vpc_id):
                 main = table
     return main
 
@@ -307,7 +367,7 @@ def _default_route(table: _RouteTable) -> str:
         )
         gone = " (blackhole)" if route.state == "blackhole" else ""
         return one_line(f"0.0.0.0/0 goes to {target}{gone}", 100)
-    return "no route to other addresses"
+    return "no default route (0.0.0.0/0)"
 
 
 def _large(spec: ClusterSpec, found: Sequence[Subnet]) -> list[Subnet]:

@@ -10,6 +10,7 @@ import msgspec
 
 from cloudddp.aws.answers import Count, Id, Record
 from cloudddp.aws.client import AWS
+from cloudddp.errors import AWSError, Command, Text, ToolCommand, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,33 @@ class Quota:
         found = re.match(r"[a-z]+", family)
         letters = found[0] if found else ""
         return letters in self.letters and (not self.generations or family.startswith(self.generations))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How many vCPUs a quota allows, how many of them run, and how many more a cluster needs."""
+
+    quota: Quota
+    limit: int
+    used: int
+    needed: int
+
+    @property
+    def suffices(self) -> bool:
+        return self.limit - self.used >= self.needed
+
+    @property
+    def detail(self) -> str:
+        name = f"{self.quota.name} ({self.quota.code})"
+        return f"{name}: {self.limit} vCPUs, {self.used} in use, {self.needed} needed"
+
+    def increase(self, region: str) -> Text:
+        """Return how to ask for a sufficient quota in a region."""
+        request = ToolCommand(
+            "aws", "service-quotas", "request-service-quota-increase", "--region", region, "--service-code", "ec2",
+            "--quota-code", self.quota.code, "--desired-value", str(self.used + self.needed),
+        )  # fmt: skip
+        return ("ask for more (hours to days): ", request)
 
 
 _STANDARD = ("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z")
@@ -101,3 +129,35 @@ def used(aws: AWS, quota: Quota) -> int:
     types = aws.listed(*call, InstanceTypes=sorted(set(found)))
     vcpus = {one.instance_type: one.v_cpu_info.default_v_cpus for one in types}
     return sum(vcpus.get(name, 0) for name in found)
+
+
+def usage(aws: AWS, quota: Quota, needed: int) -> Usage:
+    """Return the state of a quota, of which `needed` more vCPUs are wanted. Three AWS calls at most. Raises AWSError."""
+    return Usage(quota, limit(aws, quota), used(aws, quota), needed)
+
+
+EXCEEDED = ("VcpuLimitExceeded", "MaxSpotInstanceCountExceeded")
+"""The codes of a launch that a vCPU quota does not allow."""
+
+
+def explained(aws: AWS, error: AWSError, instance_type: str, vcpus: int, *, spot: bool) -> AWSError:
+    """Return the error for a launch of so many vCPUs that exceeds a quota, with its number and how to ask for more.
+
+    Three AWS calls at most. The error itself where the quota is not known, or the caller may not read it.
+    """
+    quota = quota_of(instance_type, spot=spot)
+    if quota is None:
+        return error
+    try:
+        found = usage(aws, quota, vcpus)
+    except AWSError:
+        return error
+    fewer = "omit --spot" if spot else "use fewer nodes"
+    hint = (
+        f"{found.detail}; ",
+        *parts(found.increase(aws.region)),
+        f", or {fewer}; ",
+        Command("doctor"),
+        " checks it",
+    )
+    return AWSError(error.message, hint=hint, code=error.code)

@@ -11,7 +11,7 @@ import msgspec
 from cloudddp.aws import inventory
 from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
-from cloudddp.errors import AWSError, UsageError
+from cloudddp.errors import AWSError, ToolCommand, UsageError
 from cloudddp.text import one_line
 
 EXCEEDED = "ReservationCapacityExceeded"
@@ -70,7 +70,10 @@ def find(aws: AWS, name: str) -> Reservation:
     if not found:
         raise UsageError(
             f"there is no capacity reservation {name} in {aws.region}",
-            hint="`aws ec2 describe-capacity-reservations` lists those of the account and region",
+            hint=(
+                ToolCommand("aws", "ec2", "describe-capacity-reservations", "--region", aws.region),
+                " lists those of the account and region",
+            ),
         )
     return _reservation(found[0])
 

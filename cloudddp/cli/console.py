@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from cloudddp.cli.progress import Progress
+from cloudddp.cli.wrap import wrapped
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Text, parts, render
 
@@ -42,7 +43,7 @@ class Console:
         """
         try:
             text = tuple(part for one in texts for part in parts(one))
-            click.secho(self.render(text), err=True, dim=sys.stderr.isatty())
+            click.secho(wrapped(self.render(text), sys.stderr), err=True, dim=sys.stderr.isatty())
         except (OSError, ValueError, RuntimeError):
             pass
 
@@ -51,20 +52,26 @@ class Console:
 
     def fail(self, message: str) -> None:
         """Write what went wrong to stderr."""
-        click.secho(f"cloudddp: {message}", fg="red", err=True, color=colour())
+        text = wrapped(f"cloudddp: {message}", sys.stderr)
+        click.secho(text, fg="red", err=True, color=colour())
 
     def error(self, error: CloudDDPError) -> None:
         """Write an error and its hint to stderr. It never fails, as `log`."""
         try:
             self.fail(error.message)
             if error.hint:
-                click.secho(f"  -> {self.render(error.hint)}", err=True, color=colour())
+                hint = wrapped(f"  -> {self.render(error.hint)}", sys.stderr)
+                click.secho(hint, err=True, color=colour())
         except (OSError, ValueError, RuntimeError):
             pass  # the terminal is closed; the exit code still reports the error
 
     def print(self, text: str, *, err: bool = False) -> None:
         """Write data to stdout (or, with `err`, what belongs to a question or an error to stderr)."""
         click.echo(text, err=err)
+
+    def print_text(self, text: str, *, err: bool = False) -> None:
+        """Write sentences for people: as `print`, but on a terminal lines break at words."""
+        self.print(wrapped(text, sys.stderr if err else sys.stdout), err=err)
 
     def print_json(self, value: Any) -> None:
         self.print(json.dumps(value, indent=2))

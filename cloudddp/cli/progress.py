@@ -29,6 +29,7 @@ class Progress:
             self._console = Console(file=streams.terminal(), highlight=False, markup=False)
         self._status: Any = None
         self._step = ""
+        self._warning = ""
         self._since = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -48,16 +49,28 @@ class Progress:
         text = one_line(self._render(message))  # rich writes to the terminal directly
         if text == self._step:
             return  # a poll that found nothing new
-        if not self._live or text.startswith("warning"):
+        if text.startswith("warning"):  # the current step goes on
+            if text != self._warning:
+                self._warning = text
+                self._log(text)
+            return
+        if not self._live:
             self._step = text
             self._log(text)
             return
         self._finish_step()
         self._step, self._since = text, time.monotonic()
         if self._status is None:
-            self._status = self._console.status(text)
+            self._status = self._console.status(self)
             self._status.start()
-        self._status.update(text)
+
+    def __rich__(self) -> Any:
+        """Return the current step for the spinner, which asks several times a second."""
+        # Imported where a terminal needs it, as above.
+        from rich.text import Text as RichText
+
+        seconds = int(time.monotonic() - self._since)
+        return RichText(f"{self._step}  ({seconds} s)" if seconds else self._step)
 
     def _finish_step(self) -> None:
         """Print the step on a line of its own above the spinner, which would otherwise overwrite it."""

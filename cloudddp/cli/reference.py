@@ -36,8 +36,11 @@ def configuration_page() -> str:
         for key, default in example.defaults(section).items():
             shown = "" if default is None else f"`{example.toml_value(default)}`"
             variable = settings.variable_of(section, key)
+            allowed = schema.allowed(schema.fields(section)[key])
+            if section == "cluster":  # see settings._listed
+                allowed = allowed.replace("a list in brackets, each", "a list in brackets, or one text; each")
             out.append(
-                f"| `{key}` | {shown} | {schema.allowed(schema.fields(section)[key])} "
+                f"| `{key}` | {shown} | {allowed} "
                 f"| {f'`{variable}`' if variable else ''} | {schema.help_of(section, key)} |"
             )
     return "\n".join(out) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,6 +36,7 @@ class Session:
     root: Path
     anyone: bool = False
     region: str | None = None  # of the cluster, where a verb has created it
+    _reported: set[str] = field(default_factory=set)  # what has been logged once
 
     def aws(self, *, finishing: bool = False) -> AWS:
         """Return a new connection to AWS in the cluster's region, with the credentials as they are now.
@@ -49,7 +50,10 @@ class Session:
         created = self._created_in()
         if created in (None, found.region):
             return found
-        self.console.log(f"using region {created}, where cluster {self.settings.cluster.name} was created")
+        text = f"using region {created}, where cluster {self.settings.cluster.name} was created"
+        if text not in self._reported:
+            self._reported.add(text)
+            self.console.log(text)
         return self._connect(created, finishing=finishing)
 
     def clouds(self) -> list[AWS]:
@@ -147,7 +151,9 @@ def start(
         console.log(f"using {where.from_parent}")
     if options.region and any(flag.key == "regions" for flag in flags):
         raise UsageError("--region and --regions exclude each other", hint="give only one of them")
-    checked = settings.resolve(_layers(options, flags, where.files))
+    layers = _layers(options, flags, where.files)
+    checked = settings.resolve(layers)
+    _report_other_region(console, options, checked, layers)
     if not dry_run:
         local_state.check_home()
         if options.sim:
@@ -188,6 +194,23 @@ def _layers(options: GlobalOptions, flags: Sequence[Flag], files: Sequence[Path]
     simulated = Layer(origin, {"cluster": {"region": region, **regions}}, textual=True)
     port = [layer for layer in layers if layer.origin == "environment variable CLOUDDDP_SSH_PORT"]
     return [simulated, *port, *layers]
+
+
+def _report_other_region(
+    console: Console, options: GlobalOptions, checked: Config, layers: Sequence[Layer]
+) -> None:
+    """Log that the simulator's region overrides the one that a file or the environment sets."""
+    if not options.sim or options.region:
+        return
+    used = checked.cluster.region
+    for layer in layers[1:]:  # the first one is the simulator's
+        given = layer.values.get("cluster", {}).get("region")
+        if given is not None:
+            if given != used:
+                console.log(
+                    f"--sim uses its own region, {used}, and not {given} ({layer.origin}); --region chooses another"
+                )
+            return
 
 
 def _enter_simulator(console: Console) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from cloudddp.errors import AWSError, CloudDDPError, Text
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import AWSError, CloudDDPError, Command, Text
 
 
 class Next(Enum):
@@ -36,6 +37,7 @@ _ZONE = frozenset(
         "Server.InternalError",
     }
 )
+SCARCE = ("InsufficientInstanceCapacity", "InsufficientHostCapacity")
 _REGION = frozenset(
     {
         "VcpuLimitExceeded",
@@ -116,8 +118,13 @@ def most_accepted(code: str) -> int:
     return 20 if code == "Server.InsufficientInstanceCapacity" else 3
 
 
-def exhausted(what: str, attempts: Sequence[Attempt], waited: str = "", billed: str = "") -> CloudDDPError:
-    """Return the error for a launch that failed in every zone, with a table of them. `what` is "2 x p5.48xlarge"."""
+def exhausted(
+    what: str, attempts: Sequence[Attempt], waited: str = "", billed: str = "", *, wider: Sequence[str]
+) -> CloudDDPError:
+    """Return the error for a launch that failed in every zone, with a table of them. `what` is "2 x p5.48xlarge".
+
+    `wider`: see `advice`.
+    """
     after = f" within {waited}" if waited else ""
     wide = max(len(one.zone or one.region) for one in attempts)
     codes = max(len(one.code) for one in attempts)
@@ -126,16 +133,31 @@ def exhausted(what: str, attempts: Sequence[Attempt], waited: str = "", billed: 
     )
     more = f"\n  {billed}" if billed else ""
     return CloudDDPError(
-        f"{what} could not be launched in any of these zones{after}:{rows}{more}", hint=_advice(attempts)
+        f"{what} could not be launched in any of these zones{after}:{rows}{more}",
+        hint=advice(attempts, wider),
     )
 
 
-def _advice(attempts: Sequence[Attempt]) -> Text:
+def widening(spec: ClusterSpec) -> tuple[str, ...]:
+    """Return the options with which more places would be tried: without --zones, all zones of a region are."""
+    if spec.reservation:
+        return ()
+    return (*["--zones"] * bool(spec.zones), *["--subnets"] * bool(spec.subnets), "--regions")
+
+
+def advice(attempts: Sequence[Attempt], wider: Sequence[str]) -> Text:
+    """Return what to do when no attempt has succeeded. `wider` are options that can add places (`widening`)."""
     if any(one.waiting_helps for one in attempts):
-        return (
-            "keep trying with --wait-capacity 2h, add others with --zones, --subnets or --regions, or choose another "
-            "--instance-type"
-        )
+        others = f"add others with {' or '.join(wider)}, " if wider else ""
+        return f"keep trying with --wait-capacity 2h, {others}or choose another --instance-type"
     if any(next_step(one.code) is Next.REGION for one in attempts):
-        return "ask for a higher quota in the Service Quotas console, or use fewer nodes"
-    return "choose other --regions, --zones or another --instance-type"
+        return (
+            "ask for a higher quota in the Service Quotas console, or use fewer nodes; ",
+            Command("doctor"),
+            " names the quota",
+        )
+    return (
+        f"choose other {', '.join(wider)} or another --instance-type"
+        if wider
+        else "choose another --reservation"
+    )

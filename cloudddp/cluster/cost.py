@@ -2,7 +2,7 @@
 
 The cost never falls: a lost node was billed until it ended. EC2 gives the time for most ends (StateTransitionReason)
 and forgets an ended instance after about an hour. If the time is not known, the node counts until now, which is an
-upper bound, and the cost is marked as one.
+upper bound, and the cost is marked as one. So is the cost of spot instances, which count at the on-demand price.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def so_far(members: Sequence[Instance], now: datetime) -> Cost:
     starts = [start for member in members if (start := _start(member)) is not None]
     if price is None or not starts:
         return Cost(None)
-    seconds, at_most = 0.0, False
+    seconds, at_most = 0.0, any(member.spot for member in members)
     for member in members:
         start = _start(member) or min(starts)
         end = now if member.ended is None else min(member.ended + _ROUNDING, now)

@@ -11,13 +11,14 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from cloudddp.aws import caller as callers
-from cloudddp.aws import images, instance_types, quotas
+from cloudddp.aws import denials, images, instance_types, keys, quotas
 from cloudddp.aws.client import AWS
+from cloudddp.aws.explain import action
 from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
@@ -25,7 +26,7 @@ from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster import interfaces, offers, reach, reserved
 from cloudddp.cluster.identity import new_identity
 from cloudddp.cluster.offers import Offer
-from cloudddp.cluster.permission import dry_run_parameters, is_about_default_group
+from cloudddp.cluster.permission import dry_run_parameters, hint_of_denial, is_about_default_group, key_hint
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import Ref, Request
@@ -33,27 +34,29 @@ from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Text
 from cloudddp.local_state import home
-from cloudddp.text import one_line
+from cloudddp.text import one_line, reason_of
 
-Status = Literal["pass", "warn", "fail"]
+Status = Literal["pass", "note", "warn", "fail"]
 T = TypeVar("T")
 
 _SKEW_WARN, _SKEW_FAIL = 30.0, 240.0  # seconds; AWS refuses requests that are more than 300 s off
 _DISK_FAIL, _DISK_WARN = 100 << 20, 1 << 30  # free bytes for keys, journals and results
-_PRICE_AGE = 400  # days
+_PRICE_AGE = 180  # days
 _CONNECT_SECONDS = 5.0
+_OF_REGION = ("instance type", "image", "network", "price", "quota", "permissions")
 # An SSH server of AWS (CodeCommit, which not every region has), and the variable that names another one.
 _SSH_SERVER, SSH_VARIABLE = "git-codecommit.us-east-1.amazonaws.com:22", "CLOUDDDP_CHECKSSH"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check. `fix` says what to type or change next."""
+    """The result of one check. `fix` says what to type or change next; `region` is '' for what no region determines."""
 
     name: str
     status: Status
     detail: str
     fix: Text = ""
+    region: str = ""
 
 
 def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
@@ -62,7 +65,9 @@ def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
     try:
         identity = clouds[0].call("sts", "get_caller_identity")
     except CloudDDPError as error:
-        yield _failed("identity", error)
+        wrong_clock = isinstance(error, AWSError) and error.code == "ClockSkew"
+        yield _failed("clock" if wrong_clock else "identity", error)
+        yield _not_checked(*(["identity"] if wrong_clock else ["clock"]), "SSH", *_OF_REGION)
         return
     owner = callers.owner_of(identity)
     yield Check("identity", "pass", f"{owner} in account {one_line(str(identity.get('Account', '')), 20)}")
@@ -72,12 +77,18 @@ def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
     yield address
     yield _outgoing_ssh() if reach.is_direct(spec) else _route(spec)
     for aws in clouds:
-        for check in _region(aws, spec, ssh_from, owner):
-            yield (
-                check
-                if len(clouds) == 1
-                else Check(f"{aws.region}: {check.name}", check.status, check.detail, check.fix)
-            )
+        for check in _once(_region(aws, spec, ssh_from, owner)):
+            name = check.name if len(clouds) == 1 else f"{aws.region}: {check.name}"
+            yield replace(check, name=name, region=aws.region)
+
+
+def _once(checks: Iterator[Check]) -> Iterator[Check]:
+    """Yield equal checks once: several Elastic IPs are several equal requests."""
+    seen: list[Check] = []
+    for check in checks:
+        if check not in seen:
+            seen.append(check)
+            yield check
 
 
 # -- this computer -------------------------------------------------------------------------------------------------
@@ -113,7 +124,7 @@ def _outgoing_ssh() -> Check:
         socket.create_connection((found[1], int(found[2])), _CONNECT_SECONDS).close()
     except OSError as error:
         fix = f"does your network allow connections to port 22? Else set `connect` in cloudddp.toml. {SSH_VARIABLE}=HOST:PORT tries another server"
-        return Check("outgoing SSH", "warn", f"no connection to {server}: {error}", fix)
+        return Check("outgoing SSH", "warn", f"no connection to {server}: {reason_of(error)}", fix)
     return Check("outgoing SSH", "pass", f"{server} answers")
 
 
@@ -175,6 +186,11 @@ def _caller(aws: AWS, spec: ClusterSpec) -> tuple[tuple[str, ...], Check]:
     return blocks, Check("SSH from", "pass", shown)
 
 
+def _not_checked(*names: str) -> Check:
+    """Return the line that names the checks which an earlier one prevents."""
+    return Check("not checked", "warn", ", ".join(names), "fix what failed, then repeat doctor")
+
+
 def _failed(name: str, error: CloudDDPError) -> Check:
     return Check(name, "fail", error.message, error.hint)
 
@@ -187,6 +203,7 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
     info = asked("instance type", lambda: _type_for(aws, spec), _type_detail)
     if info is None:
         yield from asked.checks
+        yield _not_checked(*_OF_REGION[1:])
         return
     image = asked("image", lambda: images.find(aws, spec, info), lambda found: f"{found.id} {found.name}")
     if image is not None and image.warning:
@@ -200,11 +217,20 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
         asked.checks[-1] = Check("price", "warn", _price_detail(price), "give the current one: --price USD")
     if reservation is None:  # whose instances are counted already
         asked.checks.append(_quota(aws, spec, info))
+    if spec.kms_key:
+        asked.checks.append(_key(aws, spec.kms_key))
     yield from asked.checks
     if image and subnets and price:
         offer = offers.offer_of(aws, spec, info, image, subnets, price, ssh_from, owner, reservation)
         yield from _addresses(offer, spec)
-        yield from _permissions(aws, offer.plan(spec, new_identity()[0]))
+        yield from _permissions(aws, spec, offer.plan(spec, new_identity()[0]))
+    else:
+        yield _not_checked("permissions")
+    yield Check(
+        "capacity",
+        "note",
+        f"not checked: only a launch shows whether {aws.region} has free {spec.instance_type}",
+    )
 
 
 def _type_for(aws: AWS, spec: ClusterSpec) -> TypeInfo:
@@ -276,27 +302,35 @@ def _quota(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Check:
     if quota is None:
         return Check("quota", "warn", f"the vCPU quota of {info.family} is not checked")
     try:
-        limit, used = quotas.limit(aws, quota), quotas.used(aws, quota)
+        found = quotas.usage(aws, quota, spec.nodes * info.vcpus)
     except AWSError as error:
         return Check("quota", "warn", f"{quota.name} cannot be read: {error.message}", error.hint)
-    needed = spec.nodes * info.vcpus
-    detail = f"{quota.name} ({quota.code}): {limit} vCPUs, {used} in use, {needed} needed"
-    if limit - used >= needed:
-        return Check("quota", "pass", detail)
-    request = (
-        f"aws service-quotas request-service-quota-increase --region {aws.region} --service-code ec2 "
-        f"--quota-code {quota.code} --desired-value {used + needed}"
-    )
-    return Check("quota", "fail", detail, f"ask for more (hours to days): {request}")
+    if found.suffices:
+        return Check("quota", "pass", found.detail)
+    return Check("quota", "fail", found.detail, found.increase(aws.region))
 
 
-def _permissions(aws: AWS, plan: Plan) -> Iterator[Check]:
+def _key(aws: AWS, key: str) -> Check:
+    """Check that a KMS key can be used for volumes; its policy is checked only by a launch."""
+    shown = one_line(key, 300)
+    try:
+        problem = keys.problem(aws, key)
+    except AWSError as error:
+        if error.code in denials.CODES:  # `up` does not need the call
+            return Check("KMS key", "note", f"{shown} is not checked: {error.message}")
+        return Check("KMS key", "fail", error.message, error.hint or key_hint(f"KMS key {shown}"))
+    if problem:
+        return Check("KMS key", "fail", f"{shown}: {problem}", key_hint(f"KMS key {shown}"))
+    return Check("KMS key", "pass", f"{shown} is enabled; whether EC2 may use it, only a launch shows")
+
+
+def _permissions(aws: AWS, spec: ClusterSpec, plan: Plan) -> Iterator[Check]:
     """Check the calls of `up` that need no object of an earlier one, as DryRun: EC2 checks permissions only."""
     for request in (*plan.requests, plan.launches[0].request):
         params = _without_refs(request)
         if params is None:
             continue
-        name = f"ec2:{_operation(request.method)}"
+        name = action("ec2", request.method)
         try:
             aws.dry_run("ec2", request.method, **params)
             yield Check(name, "pass", "allowed")
@@ -308,7 +342,7 @@ def _permissions(aws: AWS, plan: Plan) -> Iterator[Check]:
                     name, "warn", "unknown: a policy denies the VPC's default group, which `up` does not use"
                 )
             else:
-                yield _failed(name, error)
+                yield Check(name, "fail", error.message, hint_of_denial(spec, error))
 
 
 def _without_refs(request: Request) -> dict[str, Any] | None:
@@ -316,7 +350,3 @@ def _without_refs(request: Request) -> dict[str, Any] | None:
     is_launch = request.method == "run_instances"
     params = dry_run_parameters(request.params) if is_launch else dict(request.params)
     return None if any(isinstance(value, Ref) for value in params.values()) else params
-
-
-def _operation(method: str) -> str:
-    return "".join(word.capitalize() for word in method.split("_"))

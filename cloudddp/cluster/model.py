@@ -104,6 +104,11 @@ class Cluster:
         return None if self.node_hour is None else self.node_hour * len(self.live)
 
     @property
+    def spot(self) -> bool:
+        """Whether a live node is a spot instance, which costs at most its on-demand price."""
+        return any(instance.spot for instance in self.live)
+
+    @property
     def warnings(self) -> list[str]:
         """Sentences about tags that cannot be used and about foreign instances."""
         unreadable = [warning for instance in self.live for warning in instance.warnings]

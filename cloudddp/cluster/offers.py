@@ -17,7 +17,7 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster import addresses, interfaces, name_lock, placement, prices, reserved
-from cloudddp.cluster.capacity import Attempt, attempt, exhausted
+from cloudddp.cluster.capacity import Attempt, attempt, exhausted, widening
 from cloudddp.cluster.identity import new_identity, units
 from cloudddp.cluster.permission import require_launch
 from cloudddp.cluster.plan import Plan, plan
@@ -71,7 +71,7 @@ def resolve(
                 raise
             excluded.append(attempt(aws.region, "", error))
     if not offers:
-        raise exhausted(f"{spec.nodes} x {spec.instance_type}", excluded)
+        raise exhausted(f"{spec.nodes} x {spec.instance_type}", excluded, wider=widening(spec))
     return offers, excluded
 
 

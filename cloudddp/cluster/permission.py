@@ -15,7 +15,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.cluster.capacity import Next, next_step
 from cloudddp.cluster.requests import Ref, Request
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, Command, Text, UsageError
+from cloudddp.errors import AWSError, Command, Text, UsageError, parts
 
 # Not in the dry run: what `up` has yet to create, and what no permission depends on.
 _OMITTED = ("KeyName", "UserData", "ClientToken", "GroupName")
@@ -52,13 +52,18 @@ def require_launch(aws: AWS, spec: ClusterSpec, launch: Request) -> None:
         # Capacity is decided by the launch itself, in each zone.
         if next_step(error.code) is Next.ZONE or is_about_default_group(error):
             return
-        hint: Text = error.hint
-        if spec.instance_profile and "iam:PassRole" in error.message:
-            hint = (
-                f"ask for iam:PassRole on the role of instance profile {spec.instance_profile} (for "
-                "ec2.amazonaws.com), or remove instance_profile"
-            )
+        hint = hint_of_denial(spec, error)
         raise AWSError(f"{error.message}; nothing was created", hint=hint, code=error.code) from None
+
+
+def hint_of_denial(spec: ClusterSpec, error: AWSError) -> Text:
+    """Return what to do about a launch that AWS refuses in a dry run."""
+    if spec.instance_profile and "iam:PassRole" in error.message:
+        return (
+            f"ask for iam:PassRole on the role of instance profile {spec.instance_profile} (for "
+            "ec2.amazonaws.com), or remove instance_profile"
+        )
+    return error.hint
 
 
 def dry_run_parameters(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,8 +109,17 @@ def hint_of_end(spec: ClusterSpec, reason_code: str, reason: str) -> Text:
         f"KMS key {spec.kms_key}" if spec.kms_key else "the account's KMS key for EBS, or that of the image,"
     )
     return (
-        f"EC2 could not use {which} in this region: check that it exists, is enabled and symmetric, and that its "
-        f"policy and yours allow {', '.join(KMS_ACTIONS[:-1])} and {KMS_ACTIONS[-1]}; then ",
+        f"EC2 could not use {which} in this region: ",
+        *parts(key_hint("it")),
+        "; then ",
         Command("up"),
         " again",
+    )
+
+
+def key_hint(key: str) -> Text:
+    """Return what to check about a KMS key that EC2 cannot use."""
+    return (
+        f"check that {key} exists in this region, is enabled and symmetric, and that its policy and yours allow "
+        f"{', '.join(KMS_ACTIONS[:-1])} and {KMS_ACTIONS[-1]}"
     )

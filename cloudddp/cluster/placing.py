@@ -173,8 +173,12 @@ def _failed(
     waited: bool,
 ) -> CloudDDPError:
     attempts = [*excluded, *(one for failure in failures for one in failure.attempts)]
+    wider = capacity.widening(spec)
     if len(attempts) == 1 and not waited:
-        return failures[0].first
+        first = failures[0].first
+        if isinstance(first, AWSError) and attempts[0].code in capacity.SCARCE:
+            return AWSError(first.message, hint=capacity.advice(attempts, wider), code=first.code)
+        return first
     what = f"{spec.nodes} x {spec.instance_type}"
     billed = f"launches that AWS accepted and that ended cost at most {waiting.cost}" if waiting.usd else ""
-    return capacity.exhausted(what, attempts, spec.wait_capacity if waited else "", billed)
+    return capacity.exhausted(what, attempts, spec.wait_capacity if waited else "", billed, wider=wider)

@@ -61,7 +61,8 @@ def wait_running(
             return found
         if time.monotonic() > deadline:
             raise CloudDDPError(
-                f"{spec.nodes - running} of {spec.nodes} nodes do not run after {minutes:g} minutes"
+                f"{spec.nodes - running} of {spec.nodes} nodes do not run after {minutes:g} minutes",
+                hint="for nodes that start more slowly, set a larger ready_minutes in cloudddp.toml",
             )
         if running != shown:
             shown = running
@@ -101,13 +102,17 @@ def make_ready(
     Raises NodeError. Missing GPUs are a warning with allow_cpu, missing EFA devices unless EFA is required.
     """
     expected = _Hardware.of(cluster, spec)
-    progress("waiting for SSH on every node")
+    minutes = ready_minutes(spec, expected.gpus)
+    waiting = f"waiting for SSH on every node, for up to {minutes:g} min"
+    progress(waiting)
     began = time.monotonic()
-    patience = ready_minutes(spec, expected.gpus) * timing.current().minute
-    runner = connect(
-        cluster, spec, patience, _while_booting(aws, cluster, spec, progress), progress=progress, dial=dial
-    )
+    patience = minutes * timing.current().minute
+    meanwhile = _while_booting(aws, cluster, spec, progress, waiting)
+    runner = connect(cluster, spec, patience, meanwhile, progress=progress, dial=dial)
     try:
+        progress(
+            f"checking GPUs, interfaces and the deadline on every node: waits until it has booted{_gpu_wait(expected)}"
+        )
         left = max(patience - (time.monotonic() - began), _LEAST_BOOT_SECONDS)
         found = probe(runner, cluster, wait_boot=left, gpus=expected.gpus, use_torch=True, efa=expected.efa)
     finally:
@@ -153,6 +158,15 @@ class _Hardware:
             )
 
 
+def _gpu_wait(expected: _Hardware) -> str:
+    """Return how long a node that has booted is given to show its GPUs, to continue a sentence; '' without GPUs."""
+    if not expected.gpus:
+        return ""
+    return (
+        f", then up to {timing.current().gpus:.0f} s for its {expected.gpus} GPU{'s' * (expected.gpus > 1)}"
+    )
+
+
 def _other_machines(question: str) -> Text:
     return (
         "other machines may be whole: ",
@@ -189,21 +203,31 @@ def check_intact(aws: AWS, cluster: Cluster) -> None:
         raise NodeError(f"cluster {cluster.name!r} no longer holds its name")
 
 
-def _while_booting(aws: AWS, cluster: Cluster, spec: ClusterSpec, progress: ProgressCallback) -> Meanwhile:
-    """Return what to do while nodes boot.
+def _while_booting(
+    aws: AWS, cluster: Cluster, spec: ClusterSpec, progress: ProgressCallback, waiting: str
+) -> Meanwhile:
+    """Return what to do while nodes boot. `waiting` is the step that is shown meanwhile.
 
-    It raises NodeError once a node has ended: waiting is useless, and other nodes are billed. Once a node has answered
-    nothing for a minute, it names the addresses that may connect.
+    It raises NodeError once a node has ended: waiting is useless, and other nodes are billed. After some seconds it adds
+    to the step why the last attempt failed. Once a node has answered nothing for a minute, it names the addresses that
+    may connect; with private addresses at the first attempt without an answer, since a VPN may be down.
     """
-    checked = time.monotonic()
+    began = checked = time.monotonic()
     named = False
+    limits = timing.current()
+    unanswered = limits.unanswered if connection.mode(spec) == "public" else limits.reason
+    shown = ""
 
     def check(fleet: Fleet) -> None:
-        nonlocal checked, named
+        nonlocal checked, named, shown
         silent = fleet.silent_for()
-        if not named and silent is not None and silent[1] >= timing.current().unanswered:
+        if not named and silent is not None and silent[1] >= unanswered:
             named = True
             progress(_who_may_connect(aws, cluster, spec, *silent))
+        reason = fleet.last_failure()
+        if reason and reason != shown and time.monotonic() - began >= limits.reason:
+            shown = reason
+            progress(f"{waiting}; {reason}")
         if time.monotonic() - checked < _CHECK_SECONDS:
             return
         checked = time.monotonic()

@@ -15,7 +15,16 @@ from cloudddp.cluster.known import Known
 from cloudddp.cluster.progress import ProgressCallback, ignore
 from cloudddp.cluster.teardown import STILL_REMOVING, DownReport, down, leftovers
 from cloudddp.config import timing
-from cloudddp.errors import CloudDDPError, Command, Interrupted, Leftovers, renewal_first
+from cloudddp.errors import (
+    CloudDDPError,
+    Command,
+    ConnectError,
+    Interrupted,
+    Leftovers,
+    NodeError,
+    parts,
+    renewal_first,
+)
 from cloudddp.local_state import ClusterFolder
 
 
@@ -106,6 +115,17 @@ def _what_may_exist(cluster_id: str, created: CreatedResources, known: Known) ->
     price = f", costing ${addresses * prices.PUBLIC_IPV4_HOUR:.3f} an hour" if addresses else ""
     more = " and what the last call may have created" if known.uncertain else ""
     return f"no node was requested, but of cluster {cluster_id} remain {listed or 'resources'}{more}{price}"
+
+
+def after_removal(error: ConnectError) -> NodeError:
+    """Return the error for a node that did not answer in time and was removed: no command can look at it any more."""
+    hint = error.hint
+    if any(isinstance(part, Command) and part.words[0] in ("status", "down") for part in parts(hint)):
+        hint = (
+            "for an image that boots more slowly, set a larger ready_minutes in cloudddp.toml; else the node has "
+            "failed, and ", Command("up"), " starts others",
+        )  # fmt: skip
+    return NodeError(f"{error.message}; every node was removed", hint=hint, reason=error.reason)
 
 
 def _removed_elsewhere(aws: AWS, name: str, cluster_id: str) -> bool:

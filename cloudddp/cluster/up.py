@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cloudddp.aws import quotas
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cluster import addresses, name_lock, preconditions, reach
@@ -16,7 +17,7 @@ from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
 from cloudddp.cluster.identity import new_identity
-from cloudddp.cluster.inspect import ambiguous, find
+from cloudddp.cluster.inspect import ambiguous, find_in
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.offers import Offer, Offers
@@ -26,10 +27,10 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import billed_hours
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
-from cloudddp.cluster.rollback import roll_back
-from cloudddp.config import connection
+from cloudddp.cluster.rollback import after_removal, roll_back
+from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command
+from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.tags import iso
 
@@ -62,13 +63,15 @@ def up(
     Leftovers.
     """
     preconditions.check(clouds, spec)
-    for aws in clouds:
-        existing = [cluster for cluster in find(aws, spec.name) if cluster.live]
+    looked = find_in(clouds, spec.name, progress)
+    for aws, existing in looked:
         if existing:
             cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
             return UpResult(cluster, None)
+    if spec.proxy_jump is not None:
+        progress(f"logging in to the jump host {spec.proxy_jump}, for up to {timing.current().connect:.0f} s")
     check_route(spec)
-    offers = Offers(clouds, spec, ssh_sources)
+    offers = Offers([aws for aws, _ in looked], spec, ssh_sources)
     found, _ = offers.look()
     confirm([offer.plan(spec, new_identity()[0]) for offer in found], found[0].info)
 
@@ -81,7 +84,13 @@ def up(
         folder.create(record, private_key=private_key, host_public=identity.host_public)
         return _create(offer, spec, the_plan, folder, progress, on_ready, dial), the_plan
 
-    return UpResult(*create_in_any(offers.look, spec, create, progress))
+    try:
+        return UpResult(*create_in_any(offers.look, spec, create, progress))
+    except AWSError as error:
+        if error.code not in quotas.EXCEEDED:
+            raise
+        vcpus = spec.nodes * found[0].info.vcpus
+        raise quotas.explained(found[0].aws, error, spec.instance_type, vcpus, spot=spec.spot) from None
 
 
 def _create(
@@ -129,7 +138,7 @@ def _accepted(error: BaseException, region: str, zone: str, spec: ClusterSpec, u
         error = NotLaunched([attempt(region, zone, error)], error, accepted=True)
     if isinstance(error, NotLaunched):
         error.usd = usd
-    return error
+    return after_removal(error) if isinstance(error, ConnectError) else error
 
 
 def _wait_running(

@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from cloudddp.errors import Command
+from cloudddp.errors import Command, ToolCommand
 
 # They need no cluster, so the options that choose one would only make a suggested command longer.
 WITHOUT_OPTIONS = ("init", "sim")
@@ -29,8 +29,11 @@ class GlobalOptions:
     def command_line(self, command: Command) -> str:
         """Return a command as this user has to type it: with the options that choose the cluster.
 
-        An option that the command itself names is not repeated.
+        An option that the command itself names is not repeated. A command of another program gets the profile, or with
+        --sim the simulator's environment; its region, if it needs one, is in the command.
         """
+        if isinstance(command, ToolCommand):
+            return self._of_tool(command)
         chosen = {
             "-c": self.cluster,
             "--config": self.config,
@@ -43,6 +46,12 @@ class GlobalOptions:
         if command.words[0] in WITHOUT_OPTIONS or command.words[0].startswith("-"):
             words = []
         return shlex.join(["cloudddp", *words, *command.words])
+
+    def _of_tool(self, command: ToolCommand) -> str:
+        if self.sim:
+            return shlex.join(["cloudddp", "sim", "exec", "--", *command.words])
+        is_aws = command.words[0] == "aws" and "--profile" not in command.words
+        return shlex.join([*command.words, *(["--profile", self.profile] if is_aws and self.profile else [])])
 
 
 @dataclass(frozen=True, slots=True)

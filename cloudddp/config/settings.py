@@ -88,14 +88,16 @@ def from_flags(flags: Iterable[Flag]) -> Layer:
 
 def read_toml(path: Path) -> Layer:
     """Return a configuration file as a layer. Raises UsageError if it cannot be read or is not TOML."""
+    content = ""
     try:
-        values = tomllib.loads(_read(path).decode())
+        content = _read(path).decode()
+        values = tomllib.loads(content)
     except (
         ValueError,
         RecursionError,
     ) as error:  # tomllib's own errors, invalid UTF-8, thousands of digits or brackets
         raise UsageError(
-            f"{path}: not valid TOML: {one_line(str(error), 300)}",
+            f"{path}: not valid TOML: {one_line(str(error), 300)}{_line_of(str(error), content)}",
             hint=("for an example, run ", Command("init"), " in an empty folder"),
         ) from None
     except OSError as error:
@@ -104,6 +106,15 @@ def read_toml(path: Path) -> Layer:
         if not isinstance(content, dict):
             _unknown_section(str(path), section)
     return Layer(str(path), values)
+
+
+def _line_of(message: str, content: str) -> str:
+    """Return the line that an error of tomllib is about ("... (at line 3, column 10)"), to append; '' for none."""
+    found = re.search(r"\(at line (\d{1,9}), column \d+\)", message)
+    lines = content.split("\n")
+    if found is None or not 0 < int(found[1]) <= len(lines):
+        return ""
+    return f": {one_line(lines[int(found[1]) - 1].strip(), 100)}"
 
 
 def _read(path: Path) -> bytes:

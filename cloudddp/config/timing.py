@@ -38,6 +38,7 @@ class Timing:
     # SSH (ssh/).
     connect: float = 10.0  # for one attempt to connect, verify the host key and log in
     key: float = 120.0  # of refused keys until `up` gives up: cloud-init may still be writing the key
+    reason: float = 5.0  # until `up` shows why nodes that boot cannot be reached yet
     unanswered: float = 60.0  # without any answer until `up` names the addresses that may connect
     keepalive: float = 15.0  # between two SSH keepalives
     dead: float = 45.0  # without any answer until a connection is closed

@@ -22,6 +22,7 @@ from cloudddp.errors import Command, ConnectError, NodeError
 from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.channel import Activity, Background, drain, feed, time_limit
 from cloudddp.ssh.routes.route import DIRECT, Route, Stream
+from cloudddp.text import reason_of
 
 if TYPE_CHECKING:
     import paramiko
@@ -363,4 +364,4 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
         )
     if isinstance(error, paramiko.PasswordRequiredException):
         return ConnectError(f"{target.private_key}: needs a passphrase, which cloudddp's own keys never have")
-    return ConnectError(f"{where}: {error or type(error).__name__}", patience=inf)
+    return ConnectError(f"{where}: {reason_of(error)}", patience=inf)

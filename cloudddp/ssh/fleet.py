@@ -130,6 +130,9 @@ class Fleet:
         self._lock = threading.Lock()
         self._closed = False
         self._silent_since: dict[int, float] = {}  # time.monotonic() of the first attempt without an answer
+        self._failures: dict[
+            int, str
+        ] = {}  # why the last attempt failed, of the nodes that are not connected
 
     def __enter__(self) -> Fleet:
         return self
@@ -173,6 +176,11 @@ class Fleet:
             default=None,
         )
 
+    def last_failure(self) -> str:
+        """Return why the last attempt failed to connect to the first node that does not answer yet; '' if none failed."""
+        failures = dict(self._failures)
+        return failures[min(failures)] if failures else ""
+
     def _connect_one(self, node: int, *, within: float, connect_timeout: float) -> None:
         began = time.monotonic()
         refused: float | None = None  # when the last unbroken run of refusals began
@@ -183,9 +191,11 @@ class Fleet:
                 limit = min(connect_timeout, max(remaining, 1.0))
                 connection = Connection.open(self.targets[node], connect_timeout=limit)
                 self._silent_since.pop(node, None)
+                self._failures.pop(node, None)
                 break
             except ConnectError as error:
                 now = time.monotonic()
+                self._failures[node] = error.message
                 if error.silent:
                     self._silent_since.setdefault(node, attempt)
                 else:

@@ -138,7 +138,7 @@ def test_status_is_one_call(cli: Any, faults: Any) -> None:
     assert [node["node"] for node in shown[0]["nodes"]] == [0, 1]
     assert set(shown[0]) == {
         "cluster", "cluster_id", "region", "owner", "yours", "created", "expires", "usd_per_hour", "usd_so_far",
-        "usd_so_far_is_at_most", "credentials_end", "nodes",
+        "usd_so_far_is_at_most", "usd_per_hour_is_at_most", "credentials_end", "nodes",
     }  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def test_incomplete_keys_are_a_usage_error(user: User, faults: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("wrok", "did you mean 'work'?"), ("elsewhere", "`aws configure list-profiles` lists your profiles")],
+    [("wrok", "did you mean 'work'?"), ("elsewhere", "your profiles: ")],
 )
 def test_unknown_profile_is_a_usage_error_with_similar_names(user: User, name: str, hint: str) -> None:
     user.credentials(f"[work]\naws_access_key_id = AKIAWORK\naws_secret_access_key = {SECRET}\n")
@@ -96,7 +96,7 @@ def test_refused_keys_are_reported(user: User, faults: Any) -> None:
     """EC2's code for an access key that does not exist."""
     faults.fail("DescribeInstances", "AuthFailure", times=9)
     env = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET}
-    user.refused("AWS refused ec2:describe_instances: AuthFailure", "run `aws configure`", **env)
+    user.refused("AWS refused ec2:DescribeInstances: AuthFailure", "run `aws configure`", **env)
 
 
 @pytest.mark.parametrize(("ahead", "message"), [(1200, "20 minutes behind"), (-1200, "20 minutes ahead of")])

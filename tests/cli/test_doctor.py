@@ -14,7 +14,7 @@ from support.networks import Vpc
 CREATING = {"RunInstances", "CreateSecurityGroup", "ImportKeyPair"}
 CHECKS = {
     "OpenSSH", "disk", "identity", "clock", "SSH from", "outgoing SSH", "instance type", "image", "network", "price",
-    "quota", "ec2:ImportKeyPair", "ec2:CreateSecurityGroup", "ec2:CreatePlacementGroup", "ec2:RunInstances",
+    "quota", "ec2:ImportKeyPair", "ec2:CreateSecurityGroup", "ec2:CreatePlacementGroup", "ec2:RunInstances", "capacity",
 }  # fmt: skip
 
 
@@ -25,9 +25,12 @@ def checks(cli: Any, *flags: str, code: int = 0, **env: str) -> dict[str, dict[s
 
 
 def test_everything_passes_and_nothing_is_created(cli: Any, faults: Any, remains: Any) -> None:
-    found = checks(cli, "-n", "2")
+    found = checks(cli, "-n", "2", "--price", "1")  # a list of prices gets old
     assert set(found) == CHECKS
-    assert {one["status"] for one in found.values()} == {"pass"}
+    assert {name: one["status"] for name, one in found.items() if one["status"] != "pass"} == {
+        "capacity": "note"
+    }
+    assert found["capacity"]["detail"].startswith("not checked: only a launch shows")
     assert remains().nothing
     creating = {"RunInstances", "ImportKeyPair", "CreateSecurityGroup"}
     assert {f"{action} (dry run)" for action in creating} <= set(faults.calls)
@@ -37,7 +40,7 @@ def test_everything_passes_and_nothing_is_created(cli: Any, faults: Any, remains
 def test_table_for_people(cli: Any) -> None:
     out = cli.ok("doctor", "-n", "2")
     assert len(out.splitlines()) == len(CHECKS)
-    assert "pass  instance type         g5.xlarge: 1 x NVIDIA A10G, 4 vCPUs" in out
+    assert "pass  instance type             g5.xlarge: 1 x NVIDIA A10G, 4 vCPUs" in out
 
 
 def test_insufficient_quota_names_the_request_for_more(cli: Any, conditions: Any) -> None:
@@ -48,7 +51,7 @@ def test_insufficient_quota_names_the_request_for_more(cli: Any, conditions: Any
     found = checks(cli, "-n", "2", code=1)["quota"]
     assert found["status"] == "fail"
     assert found["detail"].endswith(f"(L-DB2E81BA): {before + 10} vCPUs, {before + 4} in use, 8 needed")
-    assert f"--quota-code L-DB2E81BA --desired-value {before + 12}" in found["fix"]
+    assert f"--quota-code L-DB2E81BA --desired-value {before + 12}`" in found["fix"]
     assert checks(cli, "-n", "1")["quota"]["status"] == "pass"
 
 
@@ -74,7 +77,8 @@ def test_missing_permission_is_named(cli: Any, conditions: Any, action: str, rem
 def test_unknown_credentials_end_the_checks(cli: Any, conditions: Any) -> None:
     conditions(reject={"GetCallerIdentity": {"code": "ExpiredToken", "status": 403, "calls": 9}})
     found = checks(cli, code=1)
-    assert set(found) == {"OpenSSH", "disk", "identity"}
+    assert set(found) == {"OpenSSH", "disk", "identity", "not checked"}
+    assert found["not checked"]["detail"].startswith("clock, SSH, instance type, image, network, ")
     assert "ExpiredToken" in found["identity"]["detail"]
 
 
@@ -83,6 +87,25 @@ def test_clock_that_is_wrong_is_named(cli: Any, faults: Any) -> None:
     faults.date = "Thu, 01 Jan 2026 00:00:00 GMT"
     found = checks(cli, code=1)["clock"]
     assert (found["status"], "set the clock" in found["fix"]) == ("fail", True)
+
+
+@pytest.mark.parametrize("ahead", [900, -900])
+def test_clock_that_aws_refuses_is_a_failed_clock(
+    cli: Any, simulator: Any, conditions: Any, ahead: int
+) -> None:
+    """AWS answers SignatureDoesNotMatch, and its own time."""
+    conditions(clock={"ahead": ahead})
+    found = checks(cli, code=1, AWS_ENDPOINT_URL=simulator.endpoint)
+    assert found["clock"]["status"] == "fail"
+    assert "15 minutes" in found["clock"]["detail"]
+    assert "set the clock" in found["clock"]["fix"]
+    assert "identity" in found["not checked"]["detail"]
+
+
+def test_missing_instance_type_names_what_is_not_checked(cli: Any) -> None:
+    found = checks(cli, "-t", "p4d.24xlarge", "--region", "eu-west-3", code=1)
+    assert found["not checked"]["status"] == "warn"
+    assert found["not checked"]["detail"] == "image, network, price, quota, permissions"
 
 
 def test_image_network_and_price_are_checked_with_the_settings(cli: Any, ec2: Any) -> None:
@@ -97,6 +120,7 @@ def test_image_network_and_price_are_checked_with_the_settings(cli: Any, ec2: An
         "not offered" in found["network"]["detail"]
     )
     assert not any(name.startswith("ec2:") for name in found)
+    assert found["not checked"]["detail"] == "permissions"
 
 
 def test_blocked_way_out_is_a_warning(cli: Any) -> None:
@@ -126,9 +150,12 @@ def test_missing_openssh_is_a_warning(cli: Any, tmp_path: Path) -> None:
 
 
 def test_each_region_is_checked(cli: Any) -> None:
-    found = checks(cli, "--regions", "us-east-1,eu-west-3", "-t", "p4d.24xlarge", code=1)
+    found = checks(cli, "--regions", "us-east-1,eu-west-3", "-t", "p4d.24xlarge")  # one passes
     assert found["us-east-1: instance type"]["status"] == "pass"
     assert found["eu-west-3: instance type"]["status"] == "fail"
+    assert found["eu-west-3: instance type"]["region"] == "eu-west-3"
+    assert found["identity"]["region"] is None
+    checks(cli, "--regions", "af-south-1,eu-west-3", "-t", "p4d.24xlarge", code=1)
 
 
 def test_name_that_is_taken_is_no_missing_permission(cli: Any) -> None:
@@ -158,6 +185,8 @@ def test_reservation_is_checked(cli: Any, ec2: Any) -> None:
 
 
 def test_elastic_ips_are_checked(cli: Any, conditions: Any) -> None:
+    shown = cli.ok("doctor", "-n", "2", "-t", "p4d.24xlarge")
+    assert shown.count("ec2:AllocateAddress") == 1
     conditions(quota={"addresses": 1})
     found = checks(cli, "-n", "2", "-t", "p4d.24xlarge", code=1)
     assert found["Elastic IPs"]["status"] == "fail"

@@ -44,6 +44,17 @@ def test_up_prints_calls_parameters_and_price(dry_run: Any) -> None:
     assert "PRIVATE KEY" not in out
 
 
+def test_up_prints_the_tags_once_and_the_plan_last(dry_run: Any) -> None:
+    out = dry_run("-c", "demo", "up", "-n", "2", "-t", "p4d.24xlarge", "--tag", "Team=ml", "--dry-run")
+    assert out.count('cloudddp:cluster: "demo"') == 1
+    assert out.count("Team: ") == 1
+    assert "TagSpecifications: instance, volume, network-interface with the cluster's tags" in out
+    assert out.count("at most   $") == 1
+    assert out.index("at most   $") > out.index("install-host-key")
+    calls = [line for line in out.splitlines() if line.startswith("  ")]
+    assert max(map(len, calls)) < 1000
+
+
 def test_dry_run_ignores_profile_and_endpoints(dry_run: Any) -> None:
     out = dry_run(
         "up", "-n", "1", "--dry-run",

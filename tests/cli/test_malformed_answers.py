@@ -46,16 +46,12 @@ INVALID = [
     ("DescribeRouteTables", "destinationCidrBlock", "everywhere"),
     ("DescribeRouteTables", "destinationCidrBlock", LONG),
 ]
-_CALLS = {"GetParameter": "ssm:get_parameter", "GetServiceQuota": "service-quotas:get_service_quota"}
+_CALLS = {"GetParameter": "ssm:GetParameter", "GetServiceQuota": "servicequotas:GetServiceQuota"}
 
 
 def call_of(action: str) -> str:
     """Return the call as messages name it."""
-    return (
-        _CALLS.get(action)
-        or (action if ":" in action else "")
-        or f"ec2:{re.sub('(?<!^)(?=[A-Z])', '_', action).lower()}"
-    )
+    return _CALLS.get(action) or (action if ":" in action else f"ec2:{action}")
 
 
 def check(done: Any, action: str) -> None:
@@ -153,7 +149,7 @@ def test_elastic_ips_without_a_list(cli: Any, faults: FaultyEndpoint, remains: A
 def test_quota_that_is_no_number_is_a_warning(cli: Any, faults: FaultyEndpoint, change: Rewrite) -> None:
     faults.rewrite("GetServiceQuota", change)
     text = cli.ok("doctor")
-    assert "cannot be read: AWS's answer to service-quotas:get_service_quota" in " ".join(text.split())
+    assert "cannot be read: AWS's answer to servicequotas:GetServiceQuota" in " ".join(text.split())
 
 
 # -- pages ---------------------------------------------------------------------------------------------------------
@@ -183,7 +179,7 @@ def test_message_of_aws_is_bounded_and_on_one_line(cli: Any, faults: FaultyEndpo
     for action in ("DescribeVpcs", "GetCallerIdentity", "DescribeInstances"):
         faults.fail(action, "Odd" * 1000, times=9, message="no\nhint: run rm\n" + "x" * 3_000_000)
         done = cli("up", "-n", "1")
-        check(done, action.replace("GetCallerIdentity", "sts:get_caller_identity"))
+        check(done, action.replace("GetCallerIdentity", "sts:GetCallerIdentity"))
         assert len(done.stderr) < 2000
         assert "refused" in done.stderr
         assert [line for line in done.stderr.splitlines() if line.startswith("hint: run")] == []

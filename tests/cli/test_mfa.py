@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -234,12 +235,40 @@ def test_run_refuses_credentials_that_end_before_the_deadline(
     assert done.code == 2
     assert "your AWS credentials end in 4" in done.err
     assert "before the cluster's deadline" in done.err
-    for way in ("renew them: `cloudddp status` in a terminal", "`--max-hours 0.8", "--yes to run anyway"):
+    (path,) = user.cache
+    renew = f"renew them now: `rm ~/.aws/cli/cache/{path.name}`, then `cloudddp status` in a terminal, where it asks"
+    for way in (renew, "; or `--max-hours 0.7", "--yes to run anyway"):
         assert way in done.err
     assert not {"CreateKeyPair", "ImportKeyPair", "RunInstances", "CreateSecurityGroup"} & set(faults.calls)
     assert remains().nothing
-    shorter = user.run("run", "-n", "1", "--max-hours", "0.5", "train.py")
+    (hours,) = re.findall(r"`--max-hours (0\.\d+)`", done.err)
+    shorter = user.run("run", "-n", "1", "--max-hours", hours, "train.py")
     assert "there is no terminal to ask on; add -y" in shorter.err
+
+
+@pytest.mark.parametrize(("seconds", "hours"), [(1145, "0.23"), (500, None)])
+def test_both_ways_out_of_credentials_that_end_early_work(
+    user: User, conditions: Any, seconds: int, hours: str | None
+) -> None:
+    """19 min 05 s: a deadline that leaves time to type the command again, and a code that is asked for now, although
+    more than 15 minutes remain. Less than 15 minutes: a command on a terminal asks by itself."""
+    conditions(roles={ROLE: {"codes": ["111111", "222222"], "seconds": seconds}})
+    log_in(user)
+    del user.cli.env["CLOUDDDP_YES"]
+    user.cli.write("train.py", "")
+    done = user.run("run", "-n", "1", "train.py")
+    assert done.code == 2
+    assert re.findall(r"--max-hours (0\.\d+)", done.err) == ([hours] if hours else [])
+    removal = re.findall(r"`rm ~/(\S+)`", done.err)
+    assert bool(removal) is (seconds > 900)
+    for path in removal:
+        (user.home / path).unlink()
+    conditions(roles={ROLE: {"codes": ["222222"]}})
+    with user.terminal("status") as tty:
+        tty.answer("MFA code for", "222222")
+        tty.end()
+    again = user.run("run", "-n", "1", "--max-hours", "0.5", "train.py")
+    assert "there is no terminal to ask on; add -y" in again.err
 
 
 def test_run_whose_session_ends_reports_what_still_runs_and_how_to_remove_it(

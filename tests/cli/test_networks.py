@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from support.faults import without_element
@@ -51,7 +53,8 @@ def test_subnet_without_internet_gateway_is_refused(cli: Any, faults: Any, vpc: 
     message = refused(cli, faults, "--subnets", subnet)
     assert "no subnet has a route to an internet gateway" in message
     assert f"{subnet} ({own.id}, us-east-1a, 251 free addresses, private-a)" in message
-    assert "no route to other addresses" in message
+    assert "private-a): no default route (0.0.0.0/0)" in message
+    assert "docs/connections.md" in message
 
 
 def test_blackhole_route_is_not_a_way_out(cli: Any, faults: Any, ec2: Any, vpc: Any) -> None:
@@ -96,6 +99,14 @@ def test_vpc_and_subnets_must_exist(cli: Any, faults: Any) -> None:
     assert "available: subnet-" in message
 
 
+def test_unknown_vpc_lists_the_vpcs(cli: Any, faults: Any, vpc: Any) -> None:
+    own = vpc(Name="corp")
+    message = refused(cli, faults, "--vpc", "tag:Name=corpo")
+    assert "there is no VPC tag:Name=corpo in us-east-1" in message
+    assert f"{own.id} (corp)" in message
+    assert re.search(r"vpc-[0-9a-f]+ \(default\)", message)
+
+
 def test_subnets_of_two_vpcs_are_refused(cli: Any, faults: Any, vpc: Any) -> None:
     one, two = vpc(), vpc()
     subnets = one.subnet("10.90.1.0/24", "us-east-1a"), two.subnet("10.91.1.0/24", "us-east-1b")
@@ -123,10 +134,69 @@ def test_subnet_outside_the_vpc_is_refused(cli: Any, faults: Any, ec2: Any, vpc:
     assert f"there is no subnet {default['SubnetId']} in VPC {own.id}" in message
 
 
+def test_account_without_subnets_gets_the_command_for_a_default_vpc_in_the_region(
+    cli: Any, faults: Any, tmp_path: Path
+) -> None:
+    """The command acts on the account and region of this run, whatever the user's default profile is."""
+    (tmp_path / "config").write_text("[profile work]\nregion = eu-central-1\n")
+    (tmp_path / "keys").write_text("[work]\naws_access_key_id = x\naws_secret_access_key = x\n")
+    files = {
+        "AWS_CONFIG_FILE": str(tmp_path / "config"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "keys"),
+    }
+    faults.rewrite("DescribeVpcs", without_element("vpcSet"))
+    faults.rewrite("DescribeSubnets", without_element("subnetSet"))
+    done = cli("--profile", "work", "--region", "us-west-2", "up", CLOUDDDP_PRICE="1", **files)
+    assert done.returncode == 1
+    command = "`aws ec2 create-default-vpc --region us-west-2 --profile work`"
+    assert f"create a default VPC: {command}; or try another region" in done.stderr
+
+
+def test_each_unknown_zone_is_refused(cli: Any, faults: Any) -> None:
+    """A misspelled zone would otherwise be dropped, and its capacity never be asked for."""
+    message = refused(cli, faults, "--zones", "us-east-1a,us-east-1z,eu-west-1b")
+    assert "is in zone us-east-1z or eu-west-1b" in message
+    assert "zones: us-east-1a, us-east-1b" in message
+
+
 def test_account_without_default_vpc_lists_its_subnets(cli: Any, faults: Any) -> None:
     faults.rewrite("DescribeVpcs", without_element("vpcSet"))
-    done = cli("up")
-    assert done.returncode == 1
-    assert "this account has no default VPC in us-east-1; its subnets: subnet-" in done.stderr
-    assert re.search(r"--vpc vpc-[0-9a-f]+, or --subnets subnet-", done.stderr)
-    assert not set(faults.calls) & set(CREATING)
+    message = refused(cli, faults)
+    assert "this account has no default VPC in us-east-1; its subnets: subnet-" in message
+    assert re.search(r"--vpc vpc-[0-9a-f]+, or --subnets subnet-", message)
+
+
+def test_subnet_that_is_suggested_without_a_default_vpc_is_public(cli: Any, faults: Any, vpc: Any) -> None:
+    """What the hint suggests must work: a private subnet would be refused by the next command."""
+    own = vpc()
+    own.open()
+    private, public = (own.subnet(f"10.90.{k}.0/24", "us-east-1a") for k in (1, 2))
+    own.table_without_gateway(private)
+    faults.rewrite("DescribeVpcs", without_element("vpcSet"))
+    faults.rewrite("DescribeSubnets", only_subnets(private, public))
+    message = refused(cli, faults)
+    assert f"{private} ({own.id}, us-east-1a, 251 free addresses): private, no default route" in message
+    assert f"{public} ({own.id}, us-east-1a, 251 free addresses): public" in message
+    assert f"--subnets {public}" in message
+    faults.rewrite("DescribeSubnets", only_subnets(private))
+    message = refused(cli, faults)
+    assert "none of these subnets is public" in message
+    assert "--proxy-jump USER@HOST" in message
+    assert "docs/connections.md" in message
+
+
+def only_subnets(*ids: str) -> Callable[[bytes], bytes]:
+    """Return a rewrite of DescribeSubnets that leaves these subnets."""
+
+    def rewrite(body: bytes) -> bytes:
+        root = ElementTree.fromstring(body)  # noqa: S314  the simulator's own answer
+        namespace = root.tag.partition("}")[0] + "}"
+        ElementTree.register_namespace("", namespace[1:-1])
+        listed = root.find(f"{namespace}subnetSet")
+        assert listed is not None
+        for item in list(listed):
+            if item.findtext(f"{namespace}subnetId") not in ids:
+                listed.remove(item)
+        return bytes(ElementTree.tostring(root))
+
+    return rewrite

@@ -91,6 +91,30 @@ def test_unusable_key_is_named_with_the_permissions_it_needs(
         assert remains().nothing
 
 
+def test_doctor_checks_the_key(cli: Any, simulator: Any, key: str) -> None:
+    def check(name: str, code: int) -> dict[str, str]:
+        done = cli("doctor", "--json", "--kms-key", name)
+        assert done.returncode == code, done.stderr
+        (found,) = (one for one in json.loads(done.stdout) if one["name"] == "KMS key")
+        return found
+
+    assert check(key, 0)["status"] == "pass"
+    unknown = check("alias/nobody", 1)
+    assert (unknown["status"], "alias/nobody" in unknown["detail"]) == ("fail", True)
+    assert all(action in unknown["fix"] for action in KMS_ACTIONS)
+    client(simulator, "kms").disable_key(KeyId=key.rpartition("/")[2])
+    assert "it is Disabled" in check(key, 1)["detail"]
+
+
+def test_key_that_may_not_be_described_is_not_checked(user: CommandLine) -> None:
+    """`up` does not need kms:DescribeKey outside EC2, so the lack of it is no failure."""
+    done = user("doctor", "--json", "--kms-key", "alias/train", "--tag", "CostCenter=42")
+    assert done.returncode == 0, done.stderr
+    (found,) = (one for one in json.loads(done.stdout) if one["name"] == "KMS key")
+    assert found["status"] == "note"
+    assert "alias/train is not checked: AWS denied kms:DescribeKey" in found["detail"]
+
+
 # -- instance profiles -----------------------------------------------------------------------------------------
 
 
@@ -245,6 +269,8 @@ def test_launch_without_the_required_tag_is_denied(limited: control.Simulator, u
     message = refused(user)
     assert "ec2:RunInstances" in message
     assert "explicit deny in a service control policy" in message
+    for way in ("--tag K=V", "--kms-key", "--region", "docs/organizations.md", "ask its administrators"):
+        assert way in message
     assert "creating the key pair" not in message
     assert nothing_left(limited)
 
@@ -273,11 +299,39 @@ def test_denied_region_is_reported(limited: control.Simulator, user: CommandLine
     assert "creating the key pair" not in message
 
 
+def test_denied_region_is_left_out_where_another_one_is_given(
+    limited: control.Simulator, user: CommandLine
+) -> None:
+    flags = ("--regions", "us-west-2,us-east-1", "--price", "1", "--tag", "CostCenter=42")
+    assert user("doctor", "-n", "1", *flags).returncode == 0
+    done = user("up", "-n", "1", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "us-west-2 is left out: AWS denied ec2:DescribeInstances in us-west-2" in done.stderr
+    assert len(instances(client(limited, "ec2"), "organization")) == 1
+    user.ok("down", "-y")
+    refusal = refused(user, "--regions", "us-west-2,eu-west-1", "--price", "1", "--tag", "CostCenter=42")
+    assert "AWS denied ec2:DescribeInstances in us-west-2" in refusal
+
+
+def test_denied_region_where_this_computer_has_a_cluster_is_not_left_out(
+    cli: CommandLine, faults: Any, remains: Any
+) -> None:
+    cli.ok("up", "-n", "1")
+    faults.fail("DescribeInstances", "UnauthorizedOperation", status=403)
+    done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
+    assert done.returncode == 1
+    assert "AWS denied ec2:DescribeInstances in us-east-1" in done.stderr
+    assert len(remains().instances) == 1
+
+
 def test_profile_that_may_not_be_passed_is_reported_before_anything_is_created(
     limited: control.Simulator, user: CommandLine
 ) -> None:
-    message = refused(user, "--instance-profile", "administrator", "--tag", "CostCenter=42")
+    flags = ("--instance-profile", "administrator", "--tag", "CostCenter=42")
+    message = refused(user, *flags)
     assert "ask for iam:PassRole on the role of instance profile administrator" in message
+    checked = user("doctor", *flags).stdout
+    assert "ask for iam:PassRole on the role of instance profile administrator" in checked
     assert "creating the key pair" not in message
     assert nothing_left(limited)
 

@@ -97,6 +97,7 @@ def test_table_shows_what_was_tried(cli: Any, conditions: Any, remains: Any) -> 
             rf"^  {zone}  (Server\.)?InsufficientInstanceCapacity +\S", done.stderr, re.MULTILINE
         ), done.stderr
     assert "--wait-capacity" in done.stderr
+    assert "add others with --regions, or choose" in done.stderr  # all zones were tried
     assert remains().nothing
 
 
@@ -105,10 +106,23 @@ def test_quota_stops_at_once(cli: Any, conditions: Any, faults: Any, remains: An
     conditions(quota={"on-demand-g": 4})
     done = cli("up", "-n", "2")
     assert done.returncode == 1
-    assert "VcpuLimitExceeded" in done.stderr
-    assert "Service Quotas" in done.stderr
+    assert "AWS refused ec2:RunInstances: VcpuLimitExceeded" in done.stderr
+    assert re.search(r"G and VT instances \(L-DB2E81BA\): 4 vCPUs, \d+ in use, 8 needed", done.stderr)
+    request = "aws service-quotas request-service-quota-increase --region us-east-1 --service-code ec2"
+    assert f"`{request} --quota-code L-DB2E81BA --desired-value " in done.stderr
+    assert "`cloudddp doctor` checks it" in done.stderr
     assert faults.count("RunInstances") == 1
     assert remains().nothing
+
+
+def test_quota_that_cannot_be_read_leaves_the_general_hint(cli: Any, conditions: Any) -> None:
+    denied = {"code": "AccessDeniedException", "status": 400, "calls": 9}
+    conditions(quota={"on-demand-g": 4}, reject={"GetServiceQuota": denied})
+    done = cli("up", "-n", "2")
+    assert done.returncode == 1
+    assert (
+        "in the Service Quotas console, or use fewer nodes; `cloudddp doctor` names the quota" in done.stderr
+    )
 
 
 def test_waiting_launches_when_there_is_capacity(
@@ -128,6 +142,7 @@ def test_waiting_ends_after_its_time(cli: Any, conditions: Any, faults: Any, rem
     done = cli("up", "-n", "1", "--zones", "us-east-1a", "--wait-capacity", "3s", **SCALED)
     assert done.returncode == 1
     assert "could not be launched in any of these zones within 3s" in done.stderr
+    assert "add others with --zones or --regions, or choose" in done.stderr
     assert faults.count("ImportKeyPair") > 1
     assert remains().nothing
 
@@ -198,7 +213,7 @@ def test_next_region_is_tried(cli: Any, conditions: Any, remains: Any, other_reg
     assert shown["region"] == "us-west-2"
     done = cli("down", "-y")
     assert done.returncode == 0
-    assert "using region us-west-2" in done.stderr
+    assert done.stderr.count("using region us-west-2") == 1
     assert remaining(other_region, cli.cluster).nothing
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ def test_table_is_used_if_aws_returns_no_price(cli: Any, conditions: Any, faults
     assert "$1.01 per node (on-demand list price of 2026-07-20)" in plan(cli)
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 7, 16])
+def test_parts_of_the_price_add_up(cli: Any, nodes: int) -> None:
+    found = re.search(
+        r"price +\$([\d.]+) an hour: \$([\d.]+) per node \(.*\), \$([\d.]+) for disks",
+        plan(cli, "-n", str(nodes)),
+    )
+    assert found is not None
+    total, node, extras = (Decimal(one) for one in found.groups())
+    assert total == nodes * node + extras
+
+
 def test_two_prices_for_one_type_are_none(cli: Any, conditions: Any, faults: Any) -> None:
     conditions(prices={"g5.xlarge": 1.5})
 
@@ -63,7 +75,7 @@ def test_given_price_needs_no_call(cli: Any, faults: Any) -> None:
 
 def test_every_region_has_prices(cli: Any) -> None:
     shown = plan(cli, "--region", "eu-west-1")
-    assert "$1.12 per node (on-demand list price of 2026-01-21)" in shown
+    assert "$1.123 per node (on-demand list price of 2026-01-21)" in shown
 
 
 def test_current_spot_prices_are_shown_and_the_deadline_counts_the_upper_bound(
@@ -75,6 +87,16 @@ def test_current_spot_prices_are_shown_and_the_deadline_counts_the_upper_bound(
     assert re.search(r"spot +now \$0\.41 to \$0\.47 per node", shown)
     assert re.search(r"price +spot, at most \$2\.\d\d an hour: \$1\.01 per node", shown)
     assert "in 59 min" in shown or "in 1 h 00 min" in shown
+
+
+def test_cost_of_a_spot_cluster_is_an_upper_bound(cli: Any) -> None:
+    """The tag holds the on-demand price; a spot node costs no more than that."""
+    cli.ok("up", "-n", "1", "--spot")
+    assert re.search(r"\n  spot, at most \$1\.\d\d an hour, at most \$0\.\d\d so far; ", cli.ok("status"))
+    (found,) = json.loads(cli.ok("status", "--json"))
+    assert found["usd_per_hour_is_at_most"] is True
+    assert found["usd_so_far_is_at_most"] is True
+    assert re.search(r"this cost at most \$0\.\d\d on AWS, at the on-demand price", cli.ok("down"))
 
 
 def test_unknown_spot_price_is_not_shown(cli: Any, conditions: Any) -> None:

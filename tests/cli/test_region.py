@@ -81,3 +81,19 @@ def test_region_in_a_file_does_not_apply_to_the_simulator(simulator: Any, own: C
     own.write("cloudddp.toml", f'[cluster]\nname = "regions"\nregion = "{OTHER}"\n')
     own.ok("--sim", "up", "-n", "1")
     assert where(simulator) == {OTHER: 0, "us-east-1": 1}
+
+
+@pytest.mark.parametrize("words", [("up", "--dry-run"), ("status",)])
+def test_region_that_the_simulator_does_not_use_is_reported(own: CommandLine, words: tuple[str, ...]) -> None:
+    done = own("--sim", *words, CLOUDDDP_REGION=OTHER)
+    text = f"--sim uses its own region, us-east-1, and not {OTHER} (environment variable CLOUDDDP_REGION)"
+    assert done.stderr.count(text) == 1, done.stderr
+    assert text not in own("--sim", "--region", OTHER, *words, CLOUDDDP_REGION=OTHER).stderr
+
+
+def test_aws_commands_in_messages_act_on_the_simulator(own: CommandLine) -> None:
+    """On a computer with credentials, `aws ec2 ...` alone would act on the user's account."""
+    done = own("--sim", "up", "--reservation", "cr-0123456789abcdef0")
+    assert done.returncode == 2
+    command = "aws ec2 describe-capacity-reservations --region us-east-1"
+    assert f"`cloudddp sim exec -- {command}`" in done.stderr

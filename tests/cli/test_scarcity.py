@@ -45,7 +45,7 @@ def test_insufficient_quota_leaves_nothing(cli: Any, conditions: Conditions, rem
     done = cli("up", "-n", "2", "-t", "g5.xlarge")
     assert done.returncode == 1
     assert "VcpuLimitExceeded" in done.stderr
-    assert "Service Quotas" in done.stderr
+    assert "aws service-quotas request-service-quota-increase" in done.stderr
     assert remains().nothing
 
 

@@ -291,9 +291,29 @@ def test_policies_of_start(own: CommandLine) -> None:
     done = own("sim", "start", "--scp", "policy.json")
     assert done.returncode == 1
     assert "the simulator is already running, with no --scp" in done.stderr
+    again = f"`cloudddp sim stop && cloudddp sim start --scp {policy}`"
+    assert again in done.stderr
+    policy.write_text(json.dumps({**everything, "Id": "edited"}))
+    done = own("sim", "start", "--policy", "policy.json")
+    assert done.returncode == 1
+    assert done.stderr.count("sha256") == 2
+    assert ", and the file has changed since (sha256 " in done.stderr
     own.write("broken.json", "{")
     for name, words in (
         ("broken.json", "broken.json is not a policy: not valid JSON"),
         ("none.json", "cannot read the policy none.json"),
     ):
         assert words in refused(own, "sim", "start", "--policy", name)
+
+
+def test_policy_that_allows_nothing_is_named_at_the_start(own: CommandLine) -> None:
+    """AWS attaches FullAWSAccess to every account: a file with the rules of an organization that only deny is not enough."""
+    deny = {"Effect": "Deny", "Action": "ec2:RunInstances", "Resource": "*"}
+    allow = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    for statements, warned in (([deny], True), ([deny, allow], False)):
+        own.write("scp.json", json.dumps({"Version": "2012-10-17", "Statement": statements}))
+        started = own("sim", "start", "--nodes", "process", "--scp", "scp.json")
+        assert started.returncode == 0, started.stderr
+        assert ("--scp scp.json allows nothing, so every call is denied" in started.stderr) is warned
+        assert ("replaces FullAWSAccess" in started.stderr) is warned
+        own.ok("sim", "stop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 import threading
@@ -90,8 +91,19 @@ def test_jump_host_that_does_not_speak_ssh_is_no_traceback(cli: Any, tmp_path: P
         cli.env.update(HOME=str(tmp_path))
         refused = cli("up", "--proxy-jump", f"a@127.0.0.1:{port}", "--ssh-from", "127.0.0.1/32")
     assert refused.returncode == 1
-    assert len(refused.stderr.splitlines()) == 2, refused.stderr
+    assert len(refused.stderr.splitlines()) == 3, refused.stderr
+    assert f"logging in to the jump host a@127.0.0.1:{port}, for up to 10 s\n" in refused.stderr
     assert f"jump host a@127.0.0.1 port {port}: " in refused.stderr
+
+
+def test_unreachable_jump_host_is_described_without_a_number(cli: Any, tmp_path: Path) -> None:
+    """TCP to the broadcast address fails in this computer, with ENETUNREACH (or EACCES)."""
+    cli.env.update(HOME=str(tmp_path))
+    refused = cli("up", "--proxy-jump", "a@255.255.255.255", "--ssh-from", "127.0.0.1/32")
+    assert refused.returncode == 1
+    assert re.search(r"jump host a@255\.255\.255\.255 port 22: [A-Z][a-z ]+\n", refused.stderr), (
+        refused.stderr
+    )
 
 
 @pytest.mark.parametrize(

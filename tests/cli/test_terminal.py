@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
+import re
 import struct
 import termios
 from pathlib import Path
@@ -60,6 +62,7 @@ def test_tables_fit_the_terminal(cli: Any) -> None:
         assert code == 0
         assert max(map(len, table)) <= COLUMNS, shown
     assert "step 120000 of" in at_terminal(cli, "jobs")[1]
+    assert "ZONE" in at_terminal(cli, "status")[1]
     assert "a-rather-long-name-of-a-run" in cli.ok("jobs")  # whole in a pipe
     assert "ZONE" in cli.ok("status")
 
@@ -111,3 +114,56 @@ def test_ctrl_c_during_imports_shows_no_traceback(cli: Any, tmp_path: Path) -> N
     process = cli.start("ls", PYTHONPATH=str(tmp_path), cold=True)
     wait_for(seen.exists, "click is imported")
     assert interrupt(process) == (130, "", "cloudddp: interrupted\n")
+
+
+def test_warning_is_printed_once_and_does_not_become_the_step(cli: Any, conditions: Any) -> None:
+    conditions(boot={"failed_gpus": 1})
+    try:
+        code, shown = at_terminal(
+            cli, "up", "-n", "1", "-t", "g5.12xlarge", "--allow-cpu", CLOUDDDP_TIME_SCALE="0.02"
+        )
+    finally:
+        conditions(boot={"failed_gpus": None})
+    assert code == 0, shown
+    assert shown.count("shows 3 of 4 GPUs") == 1, shown
+    assert not re.search(r"3 of 4 GPUs[^\n]*\n?[^\n]*\(\d+\.\d s\)", shown)
+
+
+def test_step_that_lasts_shows_its_time(cli: Any, conditions: Any) -> None:
+    conditions(boot={"ssh_seconds": 3})
+    try:
+        code, shown = at_terminal(cli, "up", "-n", "1")
+    finally:
+        conditions(boot={"ssh_seconds": None})
+    assert code == 0, shown
+    assert re.search(r"waiting for SSH on every node, for up to 10 min  \(\d s\)", shown), shown
+
+
+def test_text_breaks_at_words_on_a_terminal_only(cli: Any) -> None:
+    del cli.env["CLOUDDDP_YES"]
+    words = ("up", "-n", "2", "-t", "g5.12xlarge", "--zones", "us-east-1a,us-east-1b,us-east-1c,us-east-1d")
+    _, shown = at_terminal(cli, *words, answer=b"n\n")
+    plan = shown[shown.index("cluster ") : shown.index("Start these")].splitlines()
+    assert max(map(len, plan)) <= COLUMNS, shown
+    labels = [line for line in plan if line[:3].strip() and line.startswith("  ")]
+    assert labels and all(line[:12].strip() == "" or line in labels or line == plan[0] for line in plan)
+    for word in ("counted", "us-east-1b", "us-east-1d"):
+        assert word in shown
+    assert max(map(len, cli("up", "-n", "2").stderr.splitlines())) > COLUMNS
+
+
+def test_doctor_is_aligned_and_breaks_at_words(cli: Any) -> None:
+    code, shown = at_terminal(cli, "doctor", "-n", "2")
+    assert code == 0, shown
+    assert max(map(len, shown.splitlines())) <= COLUMNS
+    at = shown.splitlines()[0].index("/")
+    assert all(line[at - 1] == " " and line[at] != " " for line in shown.splitlines()), shown
+    subnets = json.loads(cli.ok("doctor", "--json"))
+    detail = next(one["detail"] for one in subnets if one["name"] == "network")
+    assert all(subnet in shown for subnet in re.findall(r"subnet-\w+", detail))
+
+
+def test_error_breaks_at_words_and_keeps_commands_whole(cli: Any) -> None:
+    _, shown = at_terminal(cli, "exec", "-c", "a-cluster-that-does-not-exist", "--", "true")
+    assert "`cloudddp -c a-cluster-that-does-not-exist up`" in shown
+    assert max(map(len, shown.splitlines())) <= COLUMNS + 10  # sequences of colours

@@ -163,7 +163,7 @@ def test_unknown_price_is_refused(cli: Any, faults: Any) -> None:
 def test_missing_default_vpc_has_a_hint(cli: Any, faults: Any, remains: Any) -> None:
     faults.rewrite("DescribeVpcs", without_element("vpcSet"))
     done = cli("up")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no default VPC" in done.stderr
     assert "--vpc" in done.stderr
     assert remains().nothing
@@ -250,6 +250,9 @@ def test_node_without_ssh_is_not_left_running(cli: Any, faults: Any, remains: An
     assert "connection refused" in done.stderr
     (tried,) = re.findall(r"gave up after (\d+) s", done.stderr)
     assert 6 <= int(tried) <= took + 1
+    assert "every node was removed" in done.stderr
+    assert "for an image that boots more slowly, set a larger ready_minutes" in done.stderr
+    assert "`cloudddp status`" not in done.stderr  # the node no longer exists
     assert remains().nothing
 
 

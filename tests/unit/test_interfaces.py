@@ -87,7 +87,7 @@ def test_cards_without_interface_types_are_told_by_the_maximum() -> None:
     """A botocore without InterfaceTypes: where there are fewer EFA interfaces than cards, the first ones take none."""
     cards = [{"NetworkCardIndex": index, "MaximumNetworkInterfaces": 2} for index in range(3)]
     data = {"EfaSupported": True, "EfaInfo": {"MaximumEfaInterfaces": 2}, "NetworkCards": cards}
-    network = answers.decode(data, instance_types._Network, "ec2:describe_instance_types", "us-east-1")
+    network = answers.decode(data, instance_types._Network, "ec2:DescribeInstanceTypes", "us-east-1")
     found = instance_types._cards(network, instance_types._max_efa(network))
     assert ["efa" in card.kinds for card in found] == [False, True, True]
 

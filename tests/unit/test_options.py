@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import Command, render
+from cloudddp.errors import Command, ToolCommand, render
 
 GIVEN = GlobalOptions(
     cluster="a b", config="x.toml", region="us-east-1", profile="work", sim=True, verbose=True
@@ -30,6 +30,15 @@ GIVEN = GlobalOptions(
             Command("down", "--region", "us-east-1"),
             "cloudddp -c x down --region us-east-1",
         ),
+        (GlobalOptions(), ToolCommand("ssh", "a@b"), "ssh a@b"),
+        (
+            GlobalOptions(profile="my work"),
+            ToolCommand("aws", "ec2", "create-default-vpc", "--region", "us-west-2"),
+            "aws ec2 create-default-vpc --region us-west-2 --profile 'my work'",
+        ),
+        (GlobalOptions(profile="work"), ToolCommand("ssh", "a@b"), "ssh a@b"),
+        (GIVEN, ToolCommand("aws", "ec2", "x"), "cloudddp sim exec -- aws ec2 x"),
+        (GIVEN, ToolCommand("ssh", "a@b"), "cloudddp sim exec -- ssh a@b"),
     ],
 )
 def test_command_line_has_the_options_that_were_given(
@@ -42,5 +51,6 @@ def test_commands_of_a_message_are_in_backticks() -> None:
     text = ("first ", Command("down"), ", then ", Command("up", "-n", "2"))
     assert render(text) == "first `cloudddp down`, then `cloudddp up -n 2`"
     assert render(text, GlobalOptions(sim=True).command_line).startswith("first `cloudddp --sim down`")
+    assert render(ToolCommand("ssh", "a b")) == "`ssh 'a b'`"
     assert render("no command") == "no command"
     assert render(Command("up")) == "`cloudddp up`"

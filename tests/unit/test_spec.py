@@ -367,6 +367,13 @@ def test_invalid_toml_is_refused_with_the_file_name(tmp_path: Path, content: byt
     assert str(path) in caught.value.message
 
 
+def test_invalid_toml_is_refused_with_the_text_of_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("[cluster]\nnodes = 2\nnodes = 4  # again\n")
+    with pytest.raises(UsageError, match=r"line 3, column \d+\): nodes = 4  # again$"):
+        settings.read_toml(path)
+
+
 def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"absent\.toml"):
         settings.read_toml(tmp_path / "absent.toml")

@@ -12,28 +12,45 @@ from cloudddp.cluster.doctor import Check, examine
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError
 
+_LONGEST = "ec2:CreatePlacementGroup"  # name of a check: each line is printed before the next check is known
+
 
 def doctor(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], as_json: bool) -> None:
     session = sessions.start(console, options, flags=flags)
     spec, clouds = session.settings.cluster, session.clouds()
     preconditions.check(clouds, spec)
     checks: list[Check] = []
+    width = len(_LONGEST) + max((len(f"{aws.region}: ") for aws in clouds if len(clouds) > 1), default=0)
     for check in examine(clouds, spec):
         checks.append(check)
         if not as_json:
-            console.print(_shown(console, check))
+            console.print_text(_shown(console, check, width))
     if as_json:
         console.print_json([_record(console, check) for check in checks])
     failed = [check.name for check in checks if check.status == "fail"]
-    if failed:
+    if failed and not _a_region_passes(checks, [aws.region for aws in clouds]):
         raise CloudDDPError(f"{counted(len(failed), 'check')} failed: {', '.join(failed)}")
 
 
-def _shown(console: Console, check: Check) -> str:
+def _a_region_passes(checks: Sequence[Check], regions: Sequence[str]) -> bool:
+    """Return whether `up` would work in one of several regions: it leaves out the others."""
+    failed = {check.region for check in checks if check.status == "fail"}
+    return "" not in failed and any(
+        region not in failed and any(check.region == region for check in checks) for region in regions
+    )
+
+
+def _shown(console: Console, check: Check, width: int) -> str:
     fix = f"\n      -> {console.render(check.fix)}" if check.fix else ""
-    return f"{check.status}  {check.name:20}  {check.detail}{fix}"
+    return f"{check.status}  {check.name:{width}}  {check.detail}{fix}"
 
 
-def _record(console: Console, check: Check) -> dict[str, str]:
+def _record(console: Console, check: Check) -> dict[str, str | None]:
     fix = console.render(check.fix)
-    return {"name": check.name, "status": check.status, "detail": check.detail, "fix": fix}
+    return {
+        "name": check.name,
+        "region": check.region or None,
+        "status": check.status,
+        "detail": check.detail,
+        "fix": fix,
+    }

@@ -161,6 +161,7 @@ class Recorder:
     def __init__(self, print: Print, *, on: bool) -> None:  # noqa: A002  what it replaces
         self._print = print
         self._lock = threading.Lock()  # Elastic IPs are allocated in parallel
+        self._tags: Any = None  # of the cluster, once they have been printed
         self.on = on
 
     def __call__(self, service: str, method: str, params: Mapping[str, Any], answer: Any) -> None:
@@ -173,10 +174,29 @@ class Recorder:
         operation = "".join(word.capitalize() for word in method.split("_"))
         self._print(f"\naws {service} {operation}")
         for name, value in params.items():
-            self._print(f"  {name}: {_shown(name, value)}")
+            if name == "TagSpecifications":
+                self._show_tags(value)
+            else:
+                self._print(f"  {name}: {_shown(name, value)}")
         created = {key: answer[key] for key in ("GroupId", "KeyPairId", "AllocationId") if key in answer}
         if created:
             self._print(f"  -> {json.dumps(created)}")
+
+    def _show_tags(self, specifications: Sequence[Mapping[str, Any]]) -> None:
+        """Print which objects get tags, and the tags once: those of the cluster are the same in every call."""
+        kinds: dict[str, list[str]] = {}
+        for one in specifications:
+            tags = {tag["Key"]: tag["Value"] for tag in one["Tags"]}
+            if self._tags is None:
+                self._tags = tags
+                self._print("  the cluster's tags:")
+                for key, value in tags.items():
+                    self._print(f"    {key}: {json.dumps(value)}")
+            more = {key: value for key, value in tags.items() if self._tags.get(key) != value}
+            also = f" and {json.dumps(more)}" if more else ""
+            kinds.setdefault(f"with the cluster's tags{also}", []).append(one["ResourceType"])
+        for which, found in kinds.items():
+            self._print(f"  TagSpecifications: {', '.join(found)} {which}")
 
 
 def _shown(name: str, value: Any) -> str:
@@ -191,14 +211,15 @@ def up(console: Console, settings: Config) -> None:
     """Print what `up` would do."""
     with _dry_run(console, settings, "up") as (aws, recorder):
         recorder.on = True
-        _bring_up(console, aws, settings, show=True)
-        console.print("\n# End of the dry run. Nothing was started; nothing costs anything.")
+        plan = _bring_up(console, aws, settings, show=True)[1]
+        recorder.on = False
+        console.print_text(f"\n{plan}\n\n# End of the dry run. Nothing was started; nothing costs anything.")
 
 
 def launch(console: Console, settings: Config, script: Script, root: Path) -> None:
     """Print what `launch` would do on a new cluster of these settings."""
     with _dry_run(console, settings, "launch") as (aws, recorder):
-        _bring_up(console, aws, settings, show=False)
+        console.print_text(f"\n{_bring_up(console, aws, settings, show=False)[1]}")
         recorder.on = True
         found = inspect.get(aws, settings.cluster.name)
         recorder.on = False
@@ -218,7 +239,7 @@ def down(console: Console, settings: Config) -> None:
     """Print what `down` would do to a cluster of these settings."""
     name = settings.cluster.name
     with _dry_run(console, settings, "down") as (aws, recorder):
-        _bring_up(console, aws, settings, show=False)
+        console.print_text(f"\n{_bring_up(console, aws, settings, show=False)[1]}")
         recorder.on = True
         report = teardown.down(
             aws, inventory.named(name), progress=lambda text: console.print(f"\n# {console.render(text)}")
@@ -268,12 +289,16 @@ def _reserve(console: Console, spec: ClusterSpec) -> None:
     )
 
 
-def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> UpResult:
+def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tuple[UpResult, str]:
+    """Return what `up` returns, and the plan that it shows before it asks. `show`: print what it does on the nodes."""
     info: list[TypeInfo] = []
+    shown: list[str] = []
 
     def agree(plans: Sequence[Plan], found: TypeInfo) -> None:
         info.append(found)
-        console.print("\n" + lifecycle.plans(plans, found, settings.cluster))
+        shown.append(lifecycle.plans(plans, found, settings.cluster))
+        if show:
+            console.print("\n# Here `up` shows the plan, which is at the end of this dry run, and asks.")
 
     def dial(created: Cluster, _: ClusterSpec, __: float, ___: Meanwhile) -> Nodes:
         return Nodes(
@@ -281,7 +306,7 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> Up
             print=console.print if show else None,
         )  # fmt: skip
 
-    return creating.up(
+    created = creating.up(
         [aws],
         settings.cluster,
         progress=lambda _: None,
@@ -290,3 +315,4 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> Up
         check_route=lambda _: None,
         ssh_sources=lambda aws, spec: reach.ssh_sources(aws, spec, lambda: CALLER, lambda *_: JUMP_HOST),
     )
+    return created, shown[0]

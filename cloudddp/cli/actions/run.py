@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NoReturn
 
@@ -29,6 +30,7 @@ from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import inspect, teardown
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.progress import ignore
 from cloudddp.config import env_file
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import (
@@ -46,6 +48,7 @@ from cloudddp.job.ranks import Script
 from cloudddp.job.results import pull
 from cloudddp.text import one_line
 
+_TO_REPEAT = timedelta(minutes=5)
 _UNCHECKED = Left(("the nodes were not checked, so their files are unknown",), Command("pull", "--all-nodes"))
 
 
@@ -115,7 +118,7 @@ def run(
 
 def _refuse_existing(session: Session) -> None:
     name = session.settings.cluster.name
-    if any(cluster.live for aws in session.clouds() for cluster in inspect.find(aws, name)):
+    if any(existing for _, existing in inspect.find_in(session.clouds(), name, ignore)):
         raise _exists(session)
 
 
@@ -134,12 +137,13 @@ def _check(session: Session, yes: bool, plans: Sequence[Plan], info: TypeInfo, a
     ends, deadline = aws.credentials_end(), max(plan.expires for plan in plans)
     if yes or ends is None or ends >= deadline:
         return
-    hours = max((ends - datetime.now(UTC)).total_seconds(), 0) / 3600
+    # Rounded down, and with time to read this, type the command again and confirm it.
+    hours = math.floor((ends - datetime.now(UTC) - _TO_REPEAT).total_seconds() / 36) / 100
     shorter = f"`--max-hours {hours:.2f}` for a shorter job, " if hours >= 0.1 else ""
     raise UsageError(
         f"your AWS {credentials_end(ends)}, before the cluster's deadline ({moment(deadline)}): `run` may be unable "
         "to remove the cluster, which then costs money until that deadline. Nothing was created",
-        hint=("renew them: ", *parts(aws.renewal), f"; or {shorter}or --yes to run anyway"),
+        hint=(*parts(aws.renewal_now), f"; or {shorter}or --yes to run anyway"),
     )
 
 

@@ -23,6 +23,10 @@ from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.sim import control
 from cloudddp.sim.control import Simulator
 
+_REPLACED = {
+    "policy": "the user's full access",
+    "scp": "FullAWSAccess, which AWS attaches by default: add a statement that allows * on *",
+}
 EXAMPLE = ("for example: ", Command("sim", "conditions", '{"latency": {"*": 0.2}}'))
 
 
@@ -51,6 +55,12 @@ def start(
     console.print(f"simulator {state}: {found.endpoint}, {views.kind(found)}")
     for text in views.policies(found):
         console.print(f"calls are limited by {text}")
+    for kind, file in policies.items():
+        if control.denies_everything(file):
+            console.warn(
+                f"--{kind} {file} allows nothing, so every call is denied: it has no statement with Effect Allow. It replaces "
+                f"{_REPLACED[kind]}"
+            )
     if interfaces and found.nodes == "process":
         console.warn("--interface has no effect: these nodes have no network interface of their own")
 

@@ -57,7 +57,7 @@ def bring_up(
         def agree(plans: Sequence[Plan], info: TypeInfo) -> None:
             progress.stop()
             check(plans, info, clouds[0])
-            console.print(lifecycle.plans(plans, info, spec, clouds[0].credentials_end()), err=True)
+            console.print_text(lifecycle.plans(plans, info, spec, clouds[0].credentials_end()), err=True)
             console.must_confirm("Start these nodes?", yes=yes)
 
         return creating.up(clouds, spec, progress=progress, confirm=agree, on_ready=on_ready)

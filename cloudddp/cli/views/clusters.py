@@ -19,6 +19,8 @@ UNKNOWN_OWNER = "an unknown owner"
 def cluster(found: Cluster, ownership: Ownership) -> str:
     hour = hourly(found)
     price = "price unknown" if hour is None else f"{dollars(hour)} an hour"
+    if found.spot:
+        price = "spot, " + (price if hour is None else f"at most {price}")
     head = f"cluster {found.name} ({found.id or 'no id'}) in {found.region}, created by {found.owner or '-'}"
     if not ownership.owns(found):
         head += f" (not yours; {ownership.caller})"
@@ -41,7 +43,9 @@ def nodes_table(found: Cluster) -> str:
     ]
     rows += [("-", node.id, node.state, node.type, node.zone, "-", "-") for node in found.gone]
     header = ("NODE", "INSTANCE", "STATE", "TYPE", "ZONE", "PRIVATE", "PUBLIC")
-    return table(header, rows, spare=("ZONE", "TYPE", "PRIVATE"))
+    # The addresses that nobody connects to first.
+    unused = "PRIVATE" if any(node.public_ip for node in found.live) else "PUBLIC"
+    return table(header, rows, spare=(unused, "TYPE", "ZONE"))
 
 
 def clusters_table(found: list[Cluster]) -> str:
@@ -101,6 +105,7 @@ def cluster_json(
         "created": found.created.isoformat() if found.created else None,
         "expires": found.expires.isoformat() if found.expires else None,
         "usd_per_hour": None if hour is None else round(hour, 4),
+        "usd_per_hour_is_at_most": found.spot,
         "usd_so_far": None if bill.usd is None else round(bill.usd, 4),
         "usd_so_far_is_at_most": bill.at_most,
         "credentials_end": credentials_end.isoformat() if credentials_end else None,

@@ -28,7 +28,10 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
         for record in known
     ]
     header = ("JOB", "STATE", "EXIT", "TIME", "TRAINING", "SCRIPT")
-    return table(header, rows, elastic=("SCRIPT", "TRAINING"), spare=("EXIT",))
+    # The state of a job says as much as its exit code, unless it has failed.
+    redundant = () if any(record.exit_code for record in known) else ("EXIT",)
+    spare = ("EXIT",) if not redundant else ()
+    return table(header, rows, redundant=redundant, elastic=("SCRIPT", "TRAINING"), spare=spare)
 
 
 def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, nodes_table, 
 from cloudddp.cluster import interfaces, reserved
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.prices import Price
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.cluster.up import UpResult
 from cloudddp.config import connection
@@ -40,11 +41,12 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: dat
     gpus = f"{info.gpus} x {info.gpu_name}" if info.gpus else "no GPU"
     price, kind = the_plan.price, "spot, at most " if spec.spot else ""
     context = the_plan.context
-    hourly = f"{dollars(price.node_hour)} per node ({price.source})" if price.node_hour else price.source
+    total, node, extras = _parts(price)
+    hourly = f"{node} per node ({price.source})" if price.node_hour else price.source
     lines = [
         f"cluster {spec.name}: {spec.nodes} x {spec.instance_type} ({gpus} each)",
-        f"  price     {kind}{dollars(price.hour)} an hour: {hourly}, "
-        f"{dollars(price.extras_hour)} for {'disks and addresses' if price.addresses else 'disks'}",
+        f"  price     {kind}{total} an hour: {hourly}, "
+        f"{extras} for {'disks and addresses' if price.addresses else 'disks'}",
         f"  deadline  {moment(the_plan.expires)}, in {duration(the_plan.hours * 3600)}: the nodes then terminate",
         f"  at most   {dollars(the_plan.cost)} until then; data transfer, snapshots and taxes are not counted",
     ]
@@ -63,6 +65,23 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: dat
     if network := _network(the_plan, info, spec):
         lines.append(f"  network   {', '.join(network)}")
     return "\n".join(lines)
+
+
+def _parts(price: Price) -> tuple[str, str, str]:
+    """Return the price per hour of the cluster, of a node, and of all disks and addresses, with so many decimals that
+    they add up: rounding the price of a node to cents is off by half a cent for each node. Pure."""
+    for decimals in (2, 3, 4, 5):
+        scale = 10**decimals
+        total, node, extras = (round(usd * scale) for usd in (price.hour, price.node_hour, price.extras_hour))
+        if total == price.nodes * node + extras:
+            break
+    else:
+        total = price.nodes * node + extras
+    return (
+        f"${total / scale:.{decimals}f}",
+        f"${node / scale:.{decimals}f}",
+        f"${extras / scale:.{decimals}f}",
+    )
 
 
 def _capacity(found: Reservation) -> str:
@@ -123,9 +142,11 @@ def down(report: DownReport, name: str, *, simulated: bool, region: str = "") ->
     parts += [f"{counted(kinds.count(kind), kind)} deleted" for kind in dict.fromkeys(kinds)]
     lines = [f"cluster {name}: {', '.join(parts)}; nothing is left{where}"]
     if report.terminated:
-        verb = "this would have cost" if simulated else "this cost about"
+        verb = "this would have cost" if simulated else "this cost"
+        about = "about " if not simulated and not report.cost.at_most else ""
         lines.append(
-            f"{verb} {amount(report.cost)} on AWS, on demand (billed by the second, at least 60 s per node)"
+            f"{verb} {about}{amount(report.cost)} on AWS, at the on-demand price "
+            "(billed by the second, at least 60 s per node)"
         )
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ the marks on processes and the admin API, and imports none of its code. The call
 from cloudddp.sim.control.admin_client import conditions, fault, interrupt, nodes, permissions
 from cloudddp.sim.control.environment import HIDDEN, enter, environment
 from cloudddp.sim.control.node_session import relay
+from cloudddp.sim.control.options import denies_everything
 from cloudddp.sim.control.process import start, stop
 from cloudddp.sim.control.record import INTERFACE, TIMING, Simulator, find
 
@@ -16,6 +17,7 @@ __all__ = [
     "TIMING",
     "Simulator",
     "conditions",
+    "denies_everything",
     "enter",
     "environment",
     "fault",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,11 @@ def read_policy(path: Path) -> PolicyFile:
         raise UsageError(f"{path} is not a policy: {error}") from None
     path = path.resolve()
     return PolicyFile(path, policy, f"{path} (sha256 {hashlib.sha256(content).hexdigest()[:12]})")
+
+
+def denies_everything(path: Path) -> bool:
+    """Return whether the policy in a file allows nothing. Raises UsageError as read_policy does."""
+    return read_policy(path).policy.denies_everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,5 +109,22 @@ class Options:
                 found.append(f"--{name}-seconds {actual:g}")
         for kind, file in self.policies.items():
             if file.description != (other := running.policies.get(kind, "")):
-                found.append(f"--{kind} {other}" if other else f"no --{kind}")
+                same = other.startswith(f"{file.path} (sha256 ")
+                now = (
+                    f", and the file has changed since ({file.description.rpartition(' (')[2]}"
+                    if same
+                    else ""
+                )
+                found.append(f"--{kind} {other}{now}" if other else f"no --{kind}")
         return found
+
+    def command_line(self) -> str:
+        """Return the command that starts a simulator with these options, as the user types it."""
+        words = [
+            *(("--port", str(self.port)) if self.port else ()),
+            *(("--nodes", self.nodes) if self.nodes != "auto" else ()),
+            *(word for name in self.interfaces for word in ("--interface", name)),
+            *(word for name, value in self.timing.items() for word in (f"--{name}-seconds", str(value))),
+            *(word for kind, file in self.policies.items() for word in (f"--{kind}", str(file.path))),
+        ]
+        return shlex.join(["cloudddp", "sim", "start", *words])

@@ -56,7 +56,7 @@ def start(
             if differences := options.differences(running):
                 raise CloudDDPError(
                     f"the simulator is already running, with {', '.join(differences)}",
-                    hint="cloudddp sim stop, then start it",
+                    hint=f"to start it anew, without its nodes: `cloudddp sim stop && {options.command_line()}`",
                 )
             return running
         _check_requirements()

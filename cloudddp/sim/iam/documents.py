@@ -50,6 +50,11 @@ class Statement:
 class Policy:
     statements: tuple[Statement, ...]
 
+    @property
+    def denies_everything(self) -> bool:
+        """Whether no statement allows anything."""
+        return not any(statement.allow for statement in self.statements)
+
 
 def parse(text: str) -> Policy:
     """Return the policy in a JSON document. Raises InvalidPolicy."""

@@ -16,12 +16,12 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from cloudddp.config.timing import Timing
-from cloudddp.errors import Command, ConnectError, Text
+from cloudddp.errors import Command, ConnectError, Text, ToolCommand
 from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.routes.known_hosts import FILES, KnownHosts, Verdict
 from cloudddp.ssh.routes.route import Stream, tcp
 from cloudddp.ssh.routes.user_config import JumpHost, jump_host, openssh_files
-from cloudddp.text import one_line
+from cloudddp.text import one_line, reason_of
 
 if TYPE_CHECKING:
     import paramiko
@@ -74,7 +74,7 @@ class Jump:
             if transport is not None and transport.is_active():
                 raise TimeoutError(str(error)) from None  # its own attempt to connect takes longer than ours
             raise ConnectError(
-                f"{self._host.where}: the connection broke ({one_line(str(error)) or 'closed'})",
+                f"{self._host.where}: the connection broke ({reason_of(error) if str(error) else 'closed'})",
                 hint="is the jump host still running?",
                 patience=inf,
             ) from None
@@ -237,7 +237,7 @@ def _explain(host: JumpHost, error: BaseException, verification: _Verification) 
     """Return what a failed connection to the jump host means, and whether waiting may help."""
     import paramiko
 
-    login = shlex.join(["ssh", *host.ssh])
+    login = ToolCommand("ssh", *host.ssh)
     shown = (
         f"refused (it presents {_print(verification.shown)})" if verification.shown is not None else "refused"
     )
@@ -245,28 +245,35 @@ def _explain(host: JumpHost, error: BaseException, verification: _Verification) 
         case Verdict.UNKNOWN:
             return ConnectError(
                 f"{host.where}: its host key is not in {FILES[0]}, so it cannot be verified: {shown}",
-                hint=f"log in once, compare the fingerprint, and accept it: `{login}`",
+                hint=("log in once, compare the fingerprint, and accept it: ", login),
             )
         case Verdict.CHANGED:
             return ConnectError(
                 f"{host.where}: its host key is not the one in {FILES[0]}: {shown}",
-                hint=f"if the jump host was replaced: `ssh-keygen -R {shlex.quote(host.known_as)}`, then `{login}`",
+                hint=(
+                    f"if the jump host was replaced: `ssh-keygen -R {shlex.quote(host.known_as)}`, then ",
+                    login,
+                ),
             )
         case Verdict.REVOKED:
             return ConnectError(f"{host.where}: its host key is revoked in {FILES[0]}: {shown}")
     if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(error):
         return ConnectError(
             f"{host.where}: it accepts none of your keys ({one_line(str(error), 200)})",
-            hint=f"does `{login}` log in without asking? add your key to the agent with `ssh-add`; for any other login, "
-            f'set proxy_command = "ssh -W %a:%p {one_line(host.given)}" instead of proxy_jump',
+            hint=(
+                "does ",
+                login,
+                " log in without asking? add your key to the agent with `ssh-add`; for any other login, "
+                f'set proxy_command = "ssh -W %a:%p {one_line(host.given)}" instead of proxy_jump',
+            ),
         )
     if isinstance(error, ConnectionRefusedError):
         why = "connection refused"
     elif isinstance(error, TimeoutError):
         why = "no answer"
     else:
-        why = one_line(str(error), 200) or type(error).__name__
-    return ConnectError(f"{host.where}: {why}", hint=f"does `{login}` work?", patience=inf)
+        why = reason_of(error)
+    return ConnectError(f"{host.where}: {why}", hint=("does ", login, " work?"), patience=inf)
 
 
 def _print(key: paramiko.PKey) -> str:
