@@ -344,6 +344,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace: Annotated[
         float, _limited("Seconds between SIGTERM and SIGKILL when ranks are stopped.", ge=0, le=600)
     ] = 10.0
+    save_minutes: Annotated[
+        float,
+        _limited(
+            "Minutes before the cluster's deadline, and before a scheduled maintenance of a node, at which the ranks are told to "
+            "save and end (SIGTERM).",
+            ge=0,
+            le=15,
+        ),
+    ] = 3.0
     retries: Annotated[
         int,
         _limited(

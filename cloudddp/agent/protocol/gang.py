@@ -90,6 +90,7 @@ class Message:
     attempt: int = 0  # that it is about
     cancelled: bool = False  # of STOP
     token: str = ""  # of STOP, of the cancel
+    grace: Optional[float] = None  # of STOP: seconds in which ranks may save: a node is about to end
     finished: bool = False  # of HEARTBEAT: every rank of the node has exited with 0
     report: Optional[Report] = None  # of ENDED
     verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
@@ -98,6 +99,7 @@ class Message:
 
     def __post_init__(self) -> None:
         check_length("token", self.token, MAX_TOKEN)
+        check_range("grace", self.grace, 0, MAX_AGO)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Cause(Enum):
     SILENT = "silent"  # a node's agent sent no heartbeat
     PREFLIGHT = "preflight"  # the nodes differ, or one has a defect
     UNREACHABLE = "unreachable"  # a node could not connect to another one before the job began
+    NOTICE = "notice"  # the node is about to end, and the ranks were told to save: AWS gave notice, or the deadline is near
 
 
 @dataclass(frozen=True)

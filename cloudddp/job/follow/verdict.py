@@ -93,7 +93,8 @@ def _agreed_ending(state: FollowState) -> _Ending | None:
     if found.status is JobStatus.SUCCEEDED:
         return _Ending(JobStatus.SUCCEEDED, 0)
     if found.status is JobStatus.PREEMPTED:
-        return _Ending(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, "its ranks were asked to stop (SIGTERM)")
+        asked = outcome.sentence(verdict.first) if verdict.first else "its ranks were asked to stop (SIGTERM)"
+        return _Ending(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, asked)
     cause = (
         outcome.sentence(verdict.first) if verdict.first else "its ranks were ended, and no node knows why"
     )
