@@ -71,7 +71,9 @@ def _deadline(cluster: Cluster) -> Deadline | None:
     if cluster.expires is None:
         return None
     left = (cluster.expires - datetime.now(UTC)).total_seconds()
-    return Deadline(min(max(left, 0.0), MAX_LEFT), f"{cluster.expires:%Y-%m-%d %H:%M} UTC")
+    if left <= 0:  # the tag is wrong: the nodes run
+        return None
+    return Deadline(min(left, MAX_LEFT), f"{cluster.expires:%Y-%m-%d %H:%M} UTC")
 
 
 def _gang(cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config) -> Gang:
