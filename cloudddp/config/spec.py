@@ -79,6 +79,14 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         float,
         _limited("Nodes terminate after this many hours. This cannot be switched off.", gt=0, le=336),
     ] = 8.0
+    idle_minutes: Annotated[
+        float,
+        _limited(
+            "A node that had no job and no SSH connection for so many minutes terminates by itself; 0 switches this off.",
+            ge=0,
+            le=20160,
+        ),
+    ] = 0.0
     max_cost: (
         Annotated[
             float,

@@ -55,6 +55,10 @@ CLUSTER_SETTINGS = (
         description="Nodes terminate after this many hours. This cannot be switched off.",
     ),
     SettingOption(
+        "cluster", "idle_minutes", "--idle-minutes", metavar="MIN", standard="0",
+        description="A node that had no job and no SSH connection for so many minutes terminates by itself; 0 switches this off.",
+    ),
+    SettingOption(
         "cluster", "max_cost", "--max-cost", metavar="USD",
         description="Maximum cost of the cluster in USD, enforced as an earlier deadline.",
     ),
@@ -141,6 +145,11 @@ JOB_PARAMETERS = (
         "job", "retries", "--retries", metavar="N", standard="0",
         description="How often within an hour a job that has failed is started again, on all nodes. Errors of the script "
         "itself are not repeated.",
+    ),
+    SettingOption(
+        "job", "save_minutes", "--save-minutes", metavar="MIN", standard="3",
+        description="Minutes before the cluster's deadline, and before a scheduled maintenance of a node, at which the ranks are "
+        "told to save and end (SIGTERM).",
     ),
     SettingOption(
         "job", "preflight", "--no-preflight", is_flag=True, flag_value="false",

@@ -173,7 +173,7 @@ def test_followed_job_warns_of_the_deadline(cli: CommandLine, ec2: Any) -> None:
     assert process.stderr is not None
     lines: list[str] = []
     while not any("the nodes terminate in 1 min 00 s" in line for line in lines):
-        assert (line := process.stderr.readline()), lines
-        lines.append(line)
+        lines.append(process.stderr.readline())
+        assert lines[-1], lines
     code, _, err = interrupt(process)
     assert code == 130, err
