@@ -45,10 +45,10 @@ def up(cli: CommandLine, *options: str) -> None:
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
 
 
-def began(process: Any) -> None:
-    """Return once both ranks run."""
+def began(process: Any, ranks: int = 2) -> None:
+    """Return once all ranks run."""
     seen: set[str] = set()
-    while len(seen) < 2:
+    while len(seen) < ranks:
         line = process.stdout.readline()
         assert line, process.communicate()
         seen |= {line} if "began" in line else set()
@@ -73,6 +73,22 @@ def test_spot_notice_preempts_the_job_and_results_are_pulled(cli: CommandLine) -
         r"preempted: node 1 is about to end: AWS ends it at [0-9:]{8} UTC \(spot notice\)", err
     ), err
     assert pulled(cli) == {"snapshot-0", "snapshot-1"}
+
+
+@pytest.mark.torch
+def test_ranks_of_torchrun_have_all_the_time_of_the_notice(cli: CommandLine) -> None:
+    """One rank saves longer than the others, and longer than stop_grace."""
+    pytest.importorskip("torch")
+    cli.write("cloudddp.toml", "[job]\nnproc_per_node = 2\nstop_grace = 0\n")
+    cli.write("save.py", SAVE.replace("sleep(0.5)", "sleep(5 if rank == '3' else 0)"))
+    up(cli, "--spot")
+    process = cli.start("launch", "save.py")
+    began(process, 4)
+    cli.ok("sim", "interrupt", "0", "--seconds", "60")
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 143, err
+    assert "node 0 is about to end" in err
+    assert pulled(cli) == {"snapshot-0", "snapshot-1", "snapshot-2", "snapshot-3"}
 
 
 def test_spot_notice_without_a_client(cli: CommandLine) -> None:
