@@ -18,7 +18,7 @@ from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import env_file
 from cloudddp.config.options import Flag, GlobalOptions
-from cloudddp.errors import Command, Interrupted, Text
+from cloudddp.errors import Command, Interrupted, Text, UsageError
 from cloudddp.job import cancel
 from cloudddp.job import launch as starting
 from cloudddp.job.follow.verdict import JobResult
