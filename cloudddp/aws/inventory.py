@@ -18,6 +18,8 @@ from cloudddp.text import one_line
 LIVE = ("pending", "running", "stopping", "stopped")
 GOING = ("shutting-down", "terminated")
 USER_SHUTDOWN = "Client.UserInitiatedShutdown"  # TerminateInstances was called for the instance
+OWN_SHUTDOWN = "Client.InstanceInitiatedShutdown"  # it has powered off
+SPOT_SHUTDOWN = "Server.SpotInstanceTermination"
 # "User initiated (2026-11-21 10:00:00 GMT)", "Service initiated (...)": the only place where EC2 gives this time
 _ENDED = re.compile(r"\(([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}) (?:GMT|UTC)\)")
 

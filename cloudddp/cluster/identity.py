@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 
 from cloudddp import payload
-from cloudddp.cluster.user_data import Identity
+from cloudddp.cluster.user_data import Identity, IdleGuard
+from cloudddp.config.spec import ClusterSpec
 from cloudddp.ssh import keys
 
 
@@ -21,3 +22,13 @@ def units() -> tuple[str, str]:
     """Return the texts of the deadline's systemd timer and service."""
     timer, service = (payload.text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
     return timer, service
+
+
+def idle_guard(spec: ClusterSpec) -> IdleGuard | None:
+    """Return what ends nodes that are idle, or None where that is switched off."""
+    if not spec.idle_minutes:
+        return None
+    timer, service, check = (
+        payload.text(f"infra/node/cloudddp-idle.{kind}") for kind in ("timer", "service", "sh")
+    )
+    return IdleGuard(spec.idle_minutes, spec.ssh_port, timer, service, check)

@@ -118,8 +118,23 @@ def ended_nodes(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, s
         if after is None:
             found[rank] = f"that {before.id} does not exist any more"
         elif not after.live:
-            found[rank] = f"that {after.id} is {after.state}: {after.reason or 'no reason given'}"
+            found[rank] = f"that {after.id} is {after.state}: {_ended_by(after, cluster)}"
     return found
+
+
+def _ended_by(instance: Instance, cluster: Cluster) -> str:
+    """Return who ended an instance, in words, with AWS's reason."""
+    reason = instance.reason or "no reason given"
+    if instance.reason_code == inventory.USER_SHUTDOWN:
+        return f"somebody terminated it, with `cloudddp down` or another call ({reason})"
+    if instance.reason_code == inventory.OWN_SHUTDOWN:
+        ended = instance.ended or datetime.now(UTC)
+        if cluster.expires is not None and ended >= cluster.expires:
+            return f"the cluster's deadline, {cluster.expires:%Y-%m-%d %H:%M} UTC, has ended it ({reason})"
+        return f"it has powered off by itself ({reason})"
+    if instance.reason_code == inventory.SPOT_SHUTDOWN:
+        return f"AWS has interrupted this spot instance ({reason})"
+    return reason
 
 
 def get(aws: AWS, name: str, ownership: Ownership | None = None) -> Cluster:

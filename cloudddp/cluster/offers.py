@@ -18,7 +18,7 @@ from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster import addresses, interfaces, name_lock, placement, prices, reserved
 from cloudddp.cluster.capacity import Attempt, attempt, exhausted, widening
-from cloudddp.cluster.identity import new_identity, units
+from cloudddp.cluster.identity import idle_guard, new_identity, units
 from cloudddp.cluster.permission import require_launch
 from cloudddp.cluster.plan import Plan, plan
 from cloudddp.cluster.prices import Price
@@ -44,7 +44,7 @@ class Offer:
     def plan(self, spec: ClusterSpec, identity: Identity) -> Plan:
         """Return the plan for a cluster whose lifetime begins now."""
         context = replace(self.context, now=datetime.now(UTC))
-        return plan(spec, context, identity, self.price, units=units())
+        return plan(spec, context, identity, self.price, units=units(), idle=idle_guard(spec))
 
     def only(self, zones: Sequence[str]) -> Offer:
         """Return the offer without any other zone."""

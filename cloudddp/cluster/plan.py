@@ -16,7 +16,7 @@ from cloudddp.cluster import addresses, interfaces, placement, reserved
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import LaunchContext, Ref, Request, tagged
 from cloudddp.cluster.run_instances import run_instances
-from cloudddp.cluster.user_data import Identity, user_data
+from cloudddp.cluster.user_data import Identity, IdleGuard, user_data
 from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError
@@ -120,9 +120,16 @@ def lifetime(
 
 
 def plan(
-    spec: ClusterSpec, context: LaunchContext, identity: Identity, price: Price, *, units: tuple[str, str]
+    spec: ClusterSpec,
+    context: LaunchContext,
+    identity: Identity,
+    price: Price,
+    *,
+    units: tuple[str, str],
+    idle: IdleGuard | None = None,
 ) -> Plan:
-    """Return the requests that create the cluster. `units` are the texts of the deadline's timer and service."""
+    """Return the requests that create the cluster. `units` are the texts of the deadline's timer and service; `idle` ends
+    nodes that are idle."""
     created = context.now.replace(microsecond=0)
     latest = reserved.latest_end(context.reservation) if context.reservation is not None else None
     expires = created + lifetime(spec, price, created, latest)
@@ -145,7 +152,7 @@ def plan(
         }.items()
     ]
     key = key_name(spec.name)
-    data = user_data(identity, created, expires, units)
+    data = user_data(identity, created, expires, units, idle)
     description = CONFIG_RULE if spec.ssh_from else CALLER_RULE
     requests = (
         # First, because it locks the name: if another cluster has it, EC2 refuses and nothing has been created.

@@ -11,6 +11,10 @@ from cloudddp.errors import UsageError
 TIMER = "/etc/systemd/system/cloudddp-deadline.timer"
 SERVICE = "/etc/systemd/system/cloudddp-deadline.service"
 BOOT_CHECK = "/var/lib/cloud/scripts/per-boot/cloudddp-deadline"
+IDLE_TIMER = "/etc/systemd/system/cloudddp-idle.timer"
+IDLE_SERVICE = "/etc/systemd/system/cloudddp-idle.service"
+IDLE_CHECK = "/etc/cloudddp/idle.sh"
+IDLE_INTERVAL = 60.0  # seconds between two checks, or a quarter of the limit
 APT_SETTINGS = "/etc/apt/apt.conf.d/99cloudddp"
 USER_DATA_LIMIT = 16 * 1024  # bytes, before base64 (EC2)
 
@@ -34,7 +38,40 @@ class Identity:
     host_public: str
 
 
-def user_data(identity: Identity, created: datetime, expires: datetime, units: tuple[str, str]) -> str:
+@dataclass(frozen=True, slots=True)
+class IdleGuard:
+    """What ends a node that has been idle for `minutes`: the texts of a timer, its service and a shell script."""
+
+    minutes: float
+    ssh_port: int
+    timer: str
+    service: str
+    check: str
+
+    @property
+    def files(self) -> list[dict[str, str]]:
+        """The entries of write_files."""
+        seconds = 60 * self.minutes
+        values = {
+            "@IDLE@": f"{seconds:.0f}",
+            "@EVERY@": f"{max(min(IDLE_INTERVAL, seconds / 4), 1):.0f}",
+            "@PORT@": f"{self.ssh_port:04X}",
+        }
+        found = []
+        for path, text in ((IDLE_TIMER, self.timer), (IDLE_SERVICE, self.service), (IDLE_CHECK, self.check)):
+            for name, value in values.items():
+                text = text.replace(name, value)
+            found.append({"path": path, "permissions": "0644", "content": text})
+        return found
+
+
+def user_data(
+    identity: Identity,
+    created: datetime,
+    expires: datetime,
+    units: tuple[str, str],
+    idle: IdleGuard | None = None,
+) -> str:
     """Return the cloud-config that installs the first host key of a node and arms its deadline.
 
     It contains no other secret, and that key is worthless once the node is ready. After the first line it is JSON, which
@@ -54,6 +91,8 @@ def user_data(identity: Identity, created: datetime, expires: datetime, units: t
     shuts down a node that boots after its deadline: a timer that is first started after its time never fires, nor does
     one that fired just before a reboot, nor one whose stamp a wrong clock put into the future. The last command runs it
     again, for a deadline that passes before the timer is armed.
+
+    The timer of `idle` is armed by runcmd, so that it does not fire during the boot.
 
     APT_SETTINGS lets apt-get wait for dpkg's lock, and keeps apt-daily.service, which runs unattended-upgrades in the
     minutes after the first boot, from taking it and the lock of the package lists, for which apt-get never waits.
@@ -75,10 +114,12 @@ def user_data(identity: Identity, created: datetime, expires: datetime, units: t
         "write_files": [
             {"path": APT_SETTINGS, "permissions": "0644", "content": _APT},
             {"path": BOOT_CHECK, "permissions": "0755", "content": check},
+            *(idle.files if idle else []),
         ],
         "runcmd": [
             ["systemctl", "daemon-reload"],
             ["systemctl", "enable", "--now", "cloudddp-deadline.timer"],
+            *([["systemctl", "enable", "--now", "cloudddp-idle.timer"]] if idle else []),
             ["sh", BOOT_CHECK],
         ],
     }

@@ -79,6 +79,14 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         float,
         _limited("Nodes terminate after this many hours. This cannot be switched off.", gt=0, le=336),
     ] = 8.0
+    idle_minutes: Annotated[
+        float,
+        _limited(
+            "A node that had no job and no SSH connection for so many minutes terminates by itself; 0 switches this off.",
+            ge=0,
+            le=20160,
+        ),
+    ] = 0.0
     max_cost: (
         Annotated[
             float,
@@ -344,6 +352,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace: Annotated[
         float, _limited("Seconds between SIGTERM and SIGKILL when ranks are stopped.", ge=0, le=600)
     ] = 10.0
+    save_minutes: Annotated[
+        float,
+        _limited(
+            "Minutes before the cluster's deadline, and before a scheduled maintenance of a node, at which the ranks are told to "
+            "save and end (SIGTERM).",
+            ge=0,
+            le=15,
+        ),
+    ] = 3.0
     retries: Annotated[
         int,
         _limited(

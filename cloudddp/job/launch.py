@@ -72,8 +72,11 @@ def launch(
     root: Path,
     progress: Progress,
     job_id: str,
+    poweroff: float | None = None,
 ) -> None:
     """Sync, set up and start the script's ranks on every node; return when all have been started.
+
+    `poweroff`: minutes after the end of the job at which the nodes power off; None: they do not.
 
     Raises UsageError, NodeError. If a node cannot start, what the others have started is stopped again; after an
     interrupt that is up to the caller, with `cancel.abort_launch`.
@@ -105,7 +108,9 @@ def launch(
         f"starting job {job_id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
     )
     try:
-        starting.start(runner, cluster, probes, config, plans, job_id=job_id, script=shown(script))
+        starting.start(
+            runner, cluster, probes, config, plans, job_id=job_id, script=shown(script), poweroff=poweroff
+        )
     except Exception:  # some nodes may have started
         _abort(runner, job_id, progress)
         raise

@@ -64,7 +64,7 @@ class JobStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"  # a supervisor ended without recording the outcome
-    PREEMPTED = "preempted"  # the ranks were asked to stop (SIGTERM), and have saved a snapshot
+    PREEMPTED = "preempted"  # the ranks were asked to save and stop (SIGTERM): a node is about to end, or they have saved
     UNKNOWN = "unknown"  # all connections were lost; the job may still be running
 
     @classmethod
@@ -161,8 +161,9 @@ def agreed(states: Mapping[int, JobState]) -> Verdict | None:
 def _of_verdict(verdict: Verdict, states: Mapping[int, JobState]) -> JobOutcome:
     training = TrainingStatus.from_replies(state.training for state in states.values())
     status = JobStatus.of(verdict.phase)
-    preempted = verdict.exit_code == PREEMPTED_EXIT_CODE and training is not None and training.preempted
-    if status is JobStatus.FAILED and preempted and verdict.first is None:
+    saved = verdict.exit_code == PREEMPTED_EXIT_CODE and training is not None and training.preempted
+    noticed = verdict.first is not None and verdict.first.cause is Cause.NOTICE
+    if status is JobStatus.FAILED and (noticed or (saved and verdict.first is None)):
         status = JobStatus.PREEMPTED
     return JobOutcome(status, verdict.exit_code, _failures(states), training)
 
@@ -192,6 +193,8 @@ def sentence(failure: Failure) -> str:
             return f"{node} was lost: it sent nothing to {other}{detail}"
         case Cause.STALL:
             return f"the job has stalled{f' at {rank}' if failure.rank is not None else ''}{detail}"
+        case Cause.NOTICE:
+            return f"{node} is about to end{detail}; the ranks were told to save"
         case Cause.PREFLIGHT:
             return f"no rank was started{detail}"
         case Cause.UNREACHABLE:

@@ -137,6 +137,11 @@ def plan(
     return plans
 
 
+def _longest_grace(job: JobSpec) -> float:
+    """Return the most seconds that ranks may have to save. With max_restarts torchrun waits as long before each restart."""
+    return job.stop_grace if job.max_restarts else max(job.stop_grace, 60 * job.save_minutes)
+
+
 def _environment(job: JobSpec, host: Host, count: int) -> dict[str, str]:
     return {
         "CLOUDDDP_NODE_RANK": str(host.rank),
@@ -149,8 +154,8 @@ def _environment(job: JobSpec, host: Host, count: int) -> dict[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
         "OMP_NUM_THREADS": str(max(1, host.cpus // count)),
         # Seconds that torchrun gives its ranks to save a snapshot when it is asked to stop (2.15 or newer; older ones
-        # always 30). The agent waits as long before it kills both.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(job.stop_grace)),
+        # always 30). The agent kills both earlier where there is less time.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(_longest_grace(job))),
     }
 
 

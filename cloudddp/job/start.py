@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.gang import Gang, Peer, Unreachable
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.start import OnStall, StartRequest
+from cloudddp.agent.protocol.start import MAX_LEFT, Deadline, OnStall, StartRequest
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
@@ -31,9 +32,14 @@ def start(
     *,
     job_id: str,
     script: str,
+    poweroff: float | None = None,
 ) -> None:
-    """Start the ranks on every node. Raises NodeError; then ranks may run on some nodes."""
-    gang = _gang(cluster, probes, config)
+    """Start the ranks on every node. Raises NodeError; then ranks may run on some nodes.
+
+    `poweroff`: minutes after the end of the job at which the nodes power off; None: they do not.
+    """
+    gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
+    save = config.job.save_minutes * timing.current().minute
     requests = {
         plan.node: StartRequest(
             job=job_id,
@@ -50,6 +56,9 @@ def start(
             retries=config.job.retries,
             stall_minutes=config.job.stall_minutes,
             on_stall=OnStall(config.job.on_stall),
+            save=save,
+            deadline=deadline,
+            poweroff=None if poweroff is None else poweroff * timing.current().minute,
         )
         for plan in plans
     }
@@ -57,6 +66,16 @@ def start(
     unreachable = {node: reply.unreachable for node, reply in replies.items() if reply.unreachable}
     if unreachable:
         raise _not_connected(unreachable, gang, cluster)
+
+
+def _deadline(cluster: Cluster) -> Deadline | None:
+    """Return the cluster's deadline by a duration: the clock of a node may be wrong."""
+    if cluster.expires is None:
+        return None
+    left = (cluster.expires - datetime.now(UTC)).total_seconds()
+    if left <= 0:  # the tag is wrong: the nodes run
+        return None
+    return Deadline(min(left, MAX_LEFT), f"{cluster.expires:%Y-%m-%d %H:%M} UTC")
 
 
 def _gang(cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config) -> Gang:

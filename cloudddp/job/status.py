@@ -34,6 +34,8 @@ class JobRecord:
     rank_zero: int | None  # the node that runs rank 0
     ranks: int  # how many there are when all have started, on the nodes that answered
     training: TrainingStatus | None = None  # where the training is, if the script reports it
+    poweroff: float | None = None  # seconds after its end at which its nodes end; None: they do not
+    ends: float | None = None  # when its nodes will end, once it has ended
 
     @property
     def seconds(self) -> float | None:
@@ -70,6 +72,8 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         ),
         ranks=sum(one.expected or 0 for one in reported),
         training=found.training,
+        poweroff=max((one.poweroff for one in reported if one.poweroff is not None), default=None),
+        ends=min((one.ends for one in reported if one.ends is not None), default=None),
     )
 
 

@@ -98,6 +98,13 @@ def test_unsupported_timer_is_rejected(line: str) -> None:
         units.elapses(timer(line), booted=0, armed=0, since=0)
 
 
+def test_on_unit_active_sec_counts_from_the_last_start() -> None:
+    repeated = timer("OnActiveSec=10", "OnUnitActiveSec=1min")
+    assert units.elapses(repeated, booted=NOON, armed=NOON, since=NOON).all == [NOON + 10]
+    found = units.elapses(repeated, booted=NOON, armed=NOON, since=NOON, last=NOON + 11)
+    assert found.all == [NOON + 10, NOON + 71]
+
+
 def test_our_timer_elapses_at_the_deadline() -> None:
     found_units = our_units()
     found = units.elapses(

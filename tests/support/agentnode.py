@@ -130,6 +130,7 @@ class Node:
         self.number = number
         self.python = python
         self.agent = agent or agent_file()
+        self.metadata = ""  # host:port of the metadata service
         self.project = home / "p"
         self.project.mkdir(parents=True)
         self._numbers = itertools.count(1)
@@ -149,7 +150,7 @@ class Node:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("CLOUDDDP_")}
         return subprocess.Popen(
             [self.python, "-IS", "-X", "utf8", str(self.agent), step, *arguments],
-            env={**environment, "HOME": str(self.home)},
+            env={**environment, "HOME": str(self.home), "CLOUDDDP_METADATA": self.metadata},
             **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )
 
@@ -206,8 +207,10 @@ class Node:
         max_restarts: int = 0,
         gang: Gang | None = None,
         log_mb: int = 1024,
+        **changes: Any,
     ) -> StartRequest:
-        """Return the request that starts one rank per script, or these processes. The default is a gang of this node."""
+        """Return the request that starts one rank per script, or these processes. The default is a gang of this node.
+        `changes` are other fields of the request."""
         direct = [
             Process(
                 (), (sys.executable, self.script(code)), {"RANK": str(k + first_rank), "LOCAL_RANK": str(k)}
@@ -227,6 +230,7 @@ class Node:
             stop_grace=grace,
             log_mb=log_mb,
             gang=gang or gang_of(1),
+            **changes,
         )
 
     def supervisor_pid(self, job: str = "job-1") -> int:

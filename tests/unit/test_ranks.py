@@ -192,9 +192,17 @@ def test_cpus_are_shared_among_ranks() -> None:
     assert [plan.env["OMP_NUM_THREADS"] for plan in plans] == ["4", "1"]
 
 
-def test_torchrun_shutdown_timeout_is_the_stop_grace() -> None:
-    for plan in make_plans(JobSpec(stop_grace=90.5), [host(0), host(1)]):
-        assert plan.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "91"
+@pytest.mark.parametrize(
+    ("job", "seconds"),
+    [
+        (JobSpec(stop_grace=90.5, save_minutes=1), "91"),
+        (JobSpec(), "180"),
+        (JobSpec(max_restarts=3), "10"),
+    ],
+)
+def test_torchrun_shutdown_timeout_is_the_longest_grace(job: JobSpec, seconds: str) -> None:
+    for plan in make_plans(job, [host(0), host(1)]):
+        assert plan.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == seconds
 
 
 def test_ranks_get_job_id_and_node_addresses() -> None:

@@ -94,6 +94,7 @@ class Message:
     attempt: int = 0  # that it is about
     cancelled: bool = False  # of STOP
     token: str = ""  # of STOP, of the cancel
+    grace: Optional[float] = None  # of STOP: seconds in which ranks may save: a node is about to end
     finished: bool = False  # of HEARTBEAT: every rank of the node has exited with 0
     idle: float = 0.0  # of HEARTBEAT: seconds for which the ranks of the node have done nothing
     report: Optional[Report] = None  # of ENDED
@@ -106,6 +107,7 @@ class Message:
         check_length("token", self.token, MAX_TOKEN)
         check_range("idle", self.idle, 0, MAX_AGO)
         check_length("stacks", self.stacks, MAX_RANKS)
+        check_range("grace", self.grace, 0, MAX_AGO)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ class JobState:
     """The state of a job on one node. `expected` is how many ranks run there once all have started; `stopping` is True
     while it is being stopped; `cancelled` is when the user first asked for that; `error` is why its processes could not
     be started. `verdict` is that of all nodes, once they have agreed on it. `restarts`: how
-    often the whole job was started again."""
+    often the whole job was started again. `poweroff`: seconds after the end of the job at which the node powers off; None:
+    it does not. `ends`: when it will, once the job has ended."""
 
     job: str
     phase: JobPhase
@@ -78,6 +79,8 @@ class JobState:
     cancelled: Optional[float] = None
     verdict: Optional[Verdict] = None
     restarts: int = 0
+    poweroff: Optional[float] = None
+    ends: Optional[float] = None
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)
@@ -86,6 +89,8 @@ class JobState:
         check_range("exit_code", self.exit_code, 0, 255)
         check_range("started", self.started, 0, MAX_TIME)
         check_range("ended", self.ended, 0, MAX_TIME)
+        check_range("poweroff", self.poweroff, 0, MAX_TIME)
+        check_range("ends", self.ends, 0, MAX_TIME)
         check_range("expected", self.expected, 0, MAX_RANKS)
         check_range("max_restarts", self.max_restarts, 0, MAX_RESTARTS)
         check_range("restarts", self.restarts, 0, MAX_RESTARTS)

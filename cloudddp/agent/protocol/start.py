@@ -19,6 +19,9 @@ from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
 
 LOG_MB, MIN_LOG_MB, MAX_LOG_MB = 1024, 1, 1 << 20  # MiB of one rank's log
+MAX_LEFT = 1e8  # seconds until a deadline
+MAX_SAVE = 900.0  # seconds; the wrapper of a rank that was asked to end kills it after that time
+MAX_MOMENT = 40  # characters
 
 
 MAX_STALL = 1e5  # minutes
@@ -106,9 +109,24 @@ class StartReply:
 
 
 @dataclass(frozen=True)
+class Deadline:
+    """When the nodes terminate: in `left` seconds, since clocks differ. `at` is that time as text."""
+
+    left: float
+    at: str
+
+    def __post_init__(self) -> None:
+        check_range("left", self.left, 0, MAX_LEFT)
+        check_length("at", self.at, MAX_MOMENT)
+
+
+@dataclass(frozen=True)
 class StartRequest:
     """Start a job's processes on this node, once its agent is connected to those of all other nodes of the `gang`. `env`
-    is common to all processes; it may hold secrets. A job that fails is started again `retries` times in an hour. None of it is written to the disk."""
+    is common to all processes; it may hold secrets. A job that fails is started again `retries` times in an hour. None of it is written to the disk.
+
+    `save`: seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to save and
+    end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not."""
 
     job: str
     node: int
@@ -124,6 +142,9 @@ class StartRequest:
     stall_minutes: float = 0.0  # 0: it is not watched
     on_stall: OnStall = OnStall.KILL
     log_mb: int = LOG_MB  # MiB of each rank's log that are kept
+    save: float = 180.0
+    deadline: Optional[Deadline] = None
+    poweroff: Optional[float] = None
 
     STEP = "start"
     REPLY = StartReply
@@ -139,6 +160,8 @@ class StartRequest:
         check_range("stop_grace", self.stop_grace, 0, MAX_GRACE)
         check_range("retries", self.retries, 0, MAX_RESTARTS)
         check_range("stall_minutes", self.stall_minutes, 0, MAX_STALL)
+        check_range("save", self.save, 0, MAX_SAVE)
+        check_range("poweroff", self.poweroff, 0, MAX_LEFT)
         if self.node not in [peer.node for peer in self.gang.peers]:
             raise ProtocolError("the gang lacks this node")
         check_range("log_mb", self.log_mb, MIN_LOG_MB, MAX_LOG_MB)

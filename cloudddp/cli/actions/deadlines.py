@@ -1,17 +1,22 @@
-"""Messages about a cluster's deadline and its job: a warning before it, and a report if it ended the job."""
+"""Messages about a cluster's deadline and its job: warnings before it, what happens to a job that nobody follows, and a
+report if the deadline ended the job."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from datetime import UTC, datetime
+import contextlib
+import threading
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime, timedelta
 
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import duration, moment, toml
+from cloudddp.cli.formats import counted, dollars, duration, moment, toml
 from cloudddp.cluster.model import Cluster
+from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command
 
 NEAR = 1800.0  # seconds before the deadline from which a launch warns of it
+WARNINGS = (30.0, 10.0, 3.0)  # minutes before the deadline
 
 
 def warn_if_near(console: Console, cluster: Cluster) -> None:
@@ -25,6 +30,60 @@ def warn_if_near(console: Console, cluster: Cluster) -> None:
             f"the nodes terminate {when}, at {moment(cluster.expires)} (the cluster's deadline), and this job ends "
             "with them; results that are not pulled by then are lost"
         )
+
+
+@contextlib.contextmanager
+def warnings(console: Console, cluster: Cluster | None) -> Iterator[None]:
+    """Warn of the deadline 30, 10 and 3 minutes before it, while a job is followed. `cluster` None: never."""
+    timers = [] if cluster is None else _timers(console, cluster)
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
+
+
+def _timers(console: Console, cluster: Cluster) -> list[threading.Timer]:
+    if cluster.expires is None:
+        return []
+    left = (cluster.expires - datetime.now(UTC)).total_seconds()
+    before = [minutes * timing.current().minute for minutes in WARNINGS]
+    text = f", at {moment(cluster.expires)} (the cluster's deadline)"
+    return [
+        threading.Timer(left - seconds, console.warn, [f"the nodes terminate in {duration(seconds)}{text}"])
+        for seconds in before
+        if 0 < seconds < left
+    ]
+
+
+def report_leaving(console: Console, cluster: Cluster, settings: Config, *, poweroff: float | None) -> None:
+    """Report what happens to the nodes of a job that nobody follows, and what they cost. `poweroff`: minutes for which
+    they stay after the job; None: until the deadline."""
+    if poweroff is not None:
+        console.log(
+            f"the nodes end by themselves {duration(60 * poweroff)} after the job; until then ", Command("pull"),
+            " copies its results. Then ", Command("down"), " removes what is left, which costs nothing",
+        )  # fmt: skip
+    if cluster.expires is None:
+        return
+    left = max((cluster.expires - datetime.now(UTC)).total_seconds(), 0.0)
+    nodes = counted(len(cluster.live), "node")
+    if poweroff is None and cluster.hour is not None:
+        console.log(
+            f"{nodes} cost{'s' * (len(cluster.live) == 1)} {dollars(cluster.hour)} an hour; until the deadline at "
+            f"{moment(cluster.expires)} that is at most {dollars(cluster.hour * left / 3600)}; ",
+            Command("launch", "-d", "--down"), " ends them with the job",
+        )  # fmt: skip
+    early = settings.job.save_minutes
+    saved = cluster.expires - timedelta(minutes=early)
+    console.log(
+        f"the deadline is at {moment(cluster.expires)}: "
+        + (f"at {moment(saved)} the ranks are told to save (job.save_minutes = {early:g}); " if early else "")
+        + "then the nodes terminate, and results that were not pulled are lost"
+    )
 
 
 def report_if_passed(

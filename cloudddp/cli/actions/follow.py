@@ -82,7 +82,8 @@ def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) 
         ended_instances=ended_nodes_query(session, cluster),
     )
     try:
-        return _followed(follower, session, runner, job_id, waiting)
+        with deadlines.warnings(session.console, cluster):
+            return _followed(follower, session, runner, job_id, waiting)
     finally:
         waiting.stop()
         follower.close()
@@ -236,7 +237,7 @@ def _report_outcome(console: Console, finished: JobResult, seconds: float) -> No
         return
     console.fail(f"job {finished.job} {finished.status}{f': {finished.cause}' if finished.cause else ''}")
     report_stopped(console, training)
-    if finished.status == "preempted":
+    if finished.status == "preempted" and not finished.leaving:
         console.log("launch it again to continue from the snapshot; the cluster must stay up until then")
     if finished.last_lines:
         console.print(click.style("its last lines:", fg="red"), err=True)

@@ -19,6 +19,8 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
             console.print_json(views.jobs_json(known))
         elif known:
             console.print(views.jobs_table(known))
+            if ending := views.ending(known):
+                console.log(ending)
         else:
             console.log("no jobs")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cloudddp.agent.protocol.jobs import MAX_RANK, MAX_RANKS
 from cloudddp.cli import session as sessions
 from cloudddp.cli import streams
+from cloudddp.cli.actions import deadlines
 from cloudddp.cli.actions.follow import (
     LAUNCHER,
     ended_nodes_query,
@@ -112,7 +113,8 @@ def logs(
             selection=wanted.selection(follow=follow, launcher=launcher),
         )
         try:
-            finished = follower.run()
+            with deadlines.warnings(console, cluster if follow else None):
+                finished = follower.run()
         except KeyboardInterrupt:
             console.log("the job keeps running; ", Command("cancel", record.id), " ends it")
             raise
@@ -123,6 +125,8 @@ def logs(
             _refuse_incomplete(finished)
             return 0
         report_end(session, cluster, finished, record.seconds or 0.0)
+        if finished.leaving:
+            console.log("before the nodes end: ", Command("pull", "--all-nodes", "--job", record.id))
         return finished.exit_code
 
 

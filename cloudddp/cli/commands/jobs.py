@@ -17,6 +17,17 @@ launch = JobVerb(
         click.Option(
             ["-d", "--detach"], is_flag=True, help="Start the job and return; `cloudddp logs -f` follows it."
         ),
+        click.Option(
+            ["--down", "ends"],
+            is_flag=True,
+            help="With -d: the nodes terminate by themselves after the job, however it ends.",
+        ),
+        click.Option(
+            ["--keep"],
+            type=click.FloatRange(0, 10_000),
+            metavar="MIN",
+            help="With --down: minutes after the end of the job, in which `cloudddp pull` copies results.  [default: 30]",
+        ),
         ANYONE,
         DRY_RUN,
         *JOB_PARAMETERS,
@@ -29,6 +40,7 @@ launch = JobVerb(
     Examples:
       cloudddp launch train.py --epochs 10
       cloudddp launch --nproc-per-node 4 -m train.main --epochs 10
+      cloudddp launch -d --down --keep 60 train.py
     """,
 )
 

@@ -55,6 +55,10 @@ CLUSTER_SETTINGS = (
         description="Nodes terminate after this many hours. This cannot be switched off.",
     ),
     SettingOption(
+        "cluster", "idle_minutes", "--idle-minutes", metavar="MIN", standard="0",
+        description="A node that had no job and no SSH connection for so many minutes terminates by itself; 0 switches this off.",
+    ),
+    SettingOption(
         "cluster", "max_cost", "--max-cost", metavar="USD",
         description="Maximum cost of the cluster in USD, enforced as an earlier deadline.",
     ),
@@ -151,6 +155,11 @@ JOB_PARAMETERS = (
         "job", "on_stall", "--on-stall", metavar="HOW", standard="kill",
         description="What happens to a stalled job, after its stacks were read: kill it, restart it (counts as one of "
         "`retries`), leave it, or kill it and shut the nodes down, which ends the cluster.",
+    ),
+    SettingOption(
+        "job", "save_minutes", "--save-minutes", metavar="MIN", standard="3",
+        description="Minutes before the cluster's deadline, and before a scheduled maintenance of a node, at which the ranks are "
+        "told to save and end (SIGTERM).",
     ),
     SettingOption(
         "job", "preflight", "--no-preflight", is_flag=True, flag_value="false",

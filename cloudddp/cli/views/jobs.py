@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.agent.protocol.training import TrainingStatus
-from cloudddp.cli.formats import duration
+from cloudddp.cli.formats import duration, moment
 from cloudddp.cli.tables import table
 from cloudddp.job.status import JobRecord
 
@@ -32,6 +32,17 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
     redundant = () if any(record.exit_code for record in known) else ("EXIT",)
     spare = ("EXIT",) if not redundant else ()
     return table(header, rows, redundant=redundant, elastic=("SCRIPT", "TRAINING"), spare=spare)
+
+
+def ending(known: Sequence[JobRecord]) -> str:
+    """Return when the nodes end because of a job, as a sentence, or ''."""
+    for record in reversed(known):
+        if record.ends is not None:
+            left = duration(record.ends - time.time())
+            return f"the nodes end in {left}, at {_moment(record.ends)}: job {record.id} was launched with --down"
+        if record.poweroff is not None and not record.status.ended:
+            return f"the nodes end {duration(record.poweroff)} after job {record.id}, which was launched with --down"
+    return ""
 
 
 def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
@@ -61,6 +72,8 @@ def _job_json(record: JobRecord) -> dict[str, Any]:
         "nodes": list(record.nodes),
         "rank_zero_node": record.rank_zero,
         "training": _training_json(record.training),
+        "nodes_end": _iso(record.ends),
+        "nodes_end_after_seconds": record.poweroff,
     }
 
 
@@ -74,6 +87,10 @@ def _training_json(training: TrainingStatus | None) -> dict[str, Any] | None:
         "best_accuracy": training.best_accuracy,
         "reported": _iso(training.reported),
     }
+
+
+def _moment(seconds: float) -> str:
+    return moment(datetime.fromtimestamp(seconds, UTC))
 
 
 def _iso(seconds: float | None) -> str | None:

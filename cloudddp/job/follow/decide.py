@@ -27,7 +27,7 @@ class Continue:
 
 @dataclass(frozen=True, slots=True)
 class AskAws:
-    """Query AWS for the state of the instances of quiet nodes."""
+    """Query AWS for the state of the instances of nodes that are quiet or disconnected."""
 
     nodes: frozenset[int]
 
@@ -48,9 +48,23 @@ def decide(state: FollowState, policy: Policy, now: float) -> Action:
     asked = state.aws_asked_at is not None and not state.aws_pending
     if state.agreed is not None and state.followed <= state.quiet and asked:
         return Done()
-    if state.quiet and not state.aws_pending and _elapsed(state.aws_asked_at, now) >= policy.timing.ask_again:
-        return AskAws(state.quiet)
+    doubtful = state.quiet | state.disconnected.keys()
+    if (
+        doubtful
+        and not state.aws_pending
+        and _elapsed(state.aws_asked_at, now) >= _interval(state, policy, now)
+    ):
+        return AskAws(doubtful)
     return Continue()
+
+
+def _interval(state: FollowState, policy: Policy, now: float) -> float:
+    """Return how long to wait for the next query. An instance that has just broken its connection is about to end, or has
+    only lost the network."""
+    latest = max(state.disconnected.values(), default=None)
+    if _elapsed(latest, now) < policy.timing.ask_again:
+        return policy.timing.ask_soon
+    return policy.timing.ask_again
 
 
 def _elapsed(since: float | None, now: float) -> float:

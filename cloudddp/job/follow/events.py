@@ -73,6 +73,20 @@ class NodeResponding:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeDisconnected:
+    """The connection to a node has broken."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReconnected:
+    """A node is connected again."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLost:
     """A node is no longer followed although the job has not ended there.
 
@@ -108,6 +122,8 @@ Event = (
     | NodeFinished
     | NodeQuiet
     | NodeResponding
+    | NodeDisconnected
+    | NodeReconnected
     | NodeLost
     | AwsAsked
     | AwsReport

@@ -19,9 +19,11 @@ from cloudddp.job.follow.events import (
     JobUpdate,
     LogData,
     LogDropped,
+    NodeDisconnected,
     NodeFinished,
     NodeLost,
     NodeQuiet,
+    NodeReconnected,
     NodeResponding,
     Silence,
 )
@@ -58,6 +60,7 @@ class NodeState:
 
     followed: bool = True
     quiet: bool = False
+    disconnected_at: float | None = None  # by the monotonic clock
     lost: NodeLost | None = None
     job: JobState | None = None
     logs: Mapping[int, RankLog] = field(default_factory=dict)  # by rank
@@ -91,6 +94,12 @@ class FollowState:
     @property
     def quiet(self) -> frozenset[int]:
         return frozenset(node for node, one in self.nodes.items() if one.quiet)
+
+    @property
+    def disconnected(self) -> dict[int, float]:
+        """The followed nodes whose connection is broken, and since when."""
+        found = {node: one.disconnected_at for node, one in self.nodes.items() if one.followed}
+        return {node: at for node, at in found.items() if at is not None}
 
     @property
     def lost(self) -> dict[int, NodeLost]:
@@ -147,6 +156,10 @@ class FollowState:
                 return before._with(node, quiet=True)
             case NodeResponding(node):
                 return before._with(node, quiet=False)
+            case NodeDisconnected(node):
+                return before._with(node, disconnected_at=now)
+            case NodeReconnected(node):
+                return before._with(node, disconnected_at=None)
             case AwsAsked():
                 return replace(before, aws_pending=True, aws_asked_at=now)
             case AwsReport(ended):

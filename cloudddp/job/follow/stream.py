@@ -16,7 +16,16 @@ from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
-from cloudddp.job.follow.events import Event, JobUpdate, LogData, LogDropped, NodeFinished, NodeLost
+from cloudddp.job.follow.events import (
+    Event,
+    JobUpdate,
+    LogData,
+    LogDropped,
+    NodeDisconnected,
+    NodeFinished,
+    NodeLost,
+    NodeReconnected,
+)
 from cloudddp.job.follow.liveness import Liveness
 from cloudddp.job.follow.selection import EVERYTHING, Selection
 
@@ -162,12 +171,14 @@ class NodeStream:
         refused = isinstance(error, client.RefusedByAgent)
         if not self._wait or refused or now - self._broken_since > self._timing.offline:
             return False
+        self._emit(NodeDisconnected(self._node))
         while True:
             time.sleep(self._timing.reconnect)
             self._check_finished_nodes()
             give_up = self._liveness.should_give_up(self._node, self._broken_since)
             try:
                 self._connections.reconnect(self._node)
+                self._emit(NodeReconnected(self._node))
                 return True
             except Exception:
                 if give_up or self._connections.closed:  # decided before this last attempt

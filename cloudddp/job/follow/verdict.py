@@ -33,6 +33,7 @@ class JobResult:
     suspect: int | None = None  # a node that the others have lost: AWS may know why
     unverified: tuple[int, ...] = ()  # nodes on which processes may be left
     training: TrainingStatus | None = None  # where the training was, if the script has reported it
+    leaving: bool = False  # a node is about to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,12 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         suspect=_suspect(state),
         unverified=tuple(sorted(state.followed)),
         training=found.training if found else None,
+        leaving=_first_cause(state) is Cause.NOTICE,
     )
+
+
+def _first_cause(state: FollowState) -> Cause | None:
+    return state.agreed.first.cause if state.agreed is not None and state.agreed.first else None
 
 
 def _suspect(state: FollowState) -> int | None:
@@ -93,7 +99,8 @@ def _agreed_ending(state: FollowState) -> _Ending | None:
     if found.status is JobStatus.SUCCEEDED:
         return _Ending(JobStatus.SUCCEEDED, 0)
     if found.status is JobStatus.PREEMPTED:
-        return _Ending(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, "its ranks were asked to stop (SIGTERM)")
+        asked = outcome.sentence(verdict.first) if verdict.first else "its ranks were asked to stop (SIGTERM)"
+        return _Ending(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, asked)
     cause = (
         outcome.sentence(verdict.first) if verdict.first else "its ranks were ended, and no node knows why"
     )
@@ -103,7 +110,9 @@ def _agreed_ending(state: FollowState) -> _Ending | None:
 def _connection_ending(state: FollowState, first: RankFailure | None, wall: float) -> _Ending | None:
     """Return how the job ended if it ended because nodes were lost, else None."""
     if state.all_ended:
-        return _Ending(JobStatus.FAILED, 1, "all its nodes have terminated")
+        first_lost = min(state.lost)
+        why = f"node {first_lost}: {state.lost[first_lost].reason}"
+        return _Ending(JobStatus.FAILED, 1, f"all its nodes have terminated; {why}")
     if state.all_lost:
         cause = "lost connection to all nodes; the job may still be running"
         return _Ending(JobStatus.UNKNOWN, 1, cause)

@@ -191,11 +191,11 @@ class Services:
             if unit is None or name not in self._armed:
                 return units.Elapses((), ())
             armed, since = self._armed[name]
-            found = units.elapses(unit, booted=self.booted, armed=armed, since=since)
+            last = self._elapsed.get(name, 0.0)
+            found = units.elapses(unit, booted=self.booted, armed=armed, since=since, last=last)
         except ValueError as error:
             log.write(str(error))
             return units.Elapses((), ())
-        last = self._elapsed.get(name, 0.0)
         return units.Elapses(
             *([at for at in kind if at > last] for kind in (found.realtime, found.monotonic))
         )

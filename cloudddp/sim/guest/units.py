@@ -24,13 +24,12 @@ _UNITS = {
 # Supported, or without effect on a simulated node, where units are not ordered.
 _SUPPORTED = {
     "Unit.Description", "Unit.Documentation", "Unit.DefaultDependencies", "Unit.After", "Unit.Before", "Unit.Wants",
-    "Timer.OnCalendar", "Timer.OnBootSec", "Timer.OnActiveSec", "Timer.Persistent", "Timer.AccuracySec",
+    "Timer.OnCalendar", "Timer.OnBootSec", "Timer.OnActiveSec", "Timer.OnUnitActiveSec", "Timer.Persistent", "Timer.AccuracySec",
     "Timer.Unit", "Service.Type", "Service.ExecStart", "Service.RemainAfterExit", "Service.StandardOutput",
     "Service.StandardError", "Install.WantedBy",
 }  # fmt: skip
 _UNSUPPORTED_TRIGGERS = {
     "Timer.OnStartupSec",
-    "Timer.OnUnitActiveSec",
     "Timer.OnUnitInactiveSec",
     "Timer.OnClockChange",
 }
@@ -138,8 +137,9 @@ class Elapses:
         return sorted((*self.realtime, *self.monotonic))
 
 
-def elapses(timer: Unit, *, booted: float, armed: float, since: float) -> Elapses:
-    """Return when the timer elapses. `booted`, `armed` (its start) and `since` are seconds since the epoch.
+def elapses(timer: Unit, *, booted: float, armed: float, since: float, last: float = 0.0) -> Elapses:
+    """Return when the timer elapses. `booted`, `armed` (its start), `since` and `last` (when it elapsed last, 0: never)
+    are seconds since the epoch.
 
     Calendar times before `since` are skipped. That is the timer's start or, for a persistent timer, the time of its
     stamp file, which is created when the timer is started for the first time. So a time that has passed at the first
@@ -151,6 +151,8 @@ def elapses(timer: Unit, *, booted: float, armed: float, since: float) -> Elapse
     realtime = [max(at, armed) for at in map(timestamp, timer.get("Timer.OnCalendar")) if at >= since]
     monotonic = [max(booted + seconds(span), armed) for span in timer.get("Timer.OnBootSec")]
     monotonic += [armed + seconds(span) for span in timer.get("Timer.OnActiveSec")]
+    if last:  # OnUnitActiveSec alone never elapses: it counts from the last start of the unit
+        monotonic += [last + seconds(span) for span in timer.get("Timer.OnUnitActiveSec")]
     if not (timer.get("Timer.OnCalendar") or monotonic):
         raise ValueError(f"{timer.name} never elapses")
     return Elapses(sorted(realtime), sorted(monotonic))

@@ -180,6 +180,7 @@ class LoopbackHosts:
             "PATH": os.pathsep.join(map(str, path)),
             processes.HOME_MARK: str(self._home),
             processes.NODE_MARK: instance_id,
+            "CLOUDDDP_METADATA": "",  # there is no metadata service: 169.254.169.254 is that of this computer, if any
         }
 
 

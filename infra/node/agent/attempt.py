@@ -49,6 +49,7 @@ class Attempt:
         self._records: list[RankRecord] = []
         self._records_changed = -1
         self._ending: Optional[threading.Thread] = None
+        self._latest = float("inf")  # when the grace of the ranks ends
 
     def launch(self, *, torch: str = "") -> None:
         """Start the launchers. An error becomes a failure of the attempt. `torch`: its version, as far as it is known."""
@@ -91,15 +92,31 @@ class Attempt:
             return Look.FAILED
         return Look.ENDED if all(child.poll() is not None for child in self._children) else Look.RUNNING
 
-    def end(self, grace: float) -> None:
-        """Ask the ranks to end, and kill them after `grace` seconds; another thread does it."""
+    def end(self, grace: float, *, saving: bool = False) -> None:
+        """Ask the ranks to end, and kill them after `grace` seconds; another thread does it. A second call can only
+        shorten the grace.
+
+        `saving`: the ranks may need all of it. torchrun, asked to end, would kill them after 30 s (before 2.15), so they
+        are asked themselves; not with max_restarts, since it would start them again.
+        """
+        self._latest = min(self._latest, time.monotonic() + grace)
         if self.stopped_at is None:
             self._notice_launchers()  # before their ranks are ended
             self.stopped_at = time.monotonic()
             self._ending = threading.Thread(
-                target=processes.end, args=(self._task, grace, self._children), daemon=True
-            )
+                target=processes.end, args=(self._task, grace, self._children),
+                daemon=True,
+                kwargs={
+                    "latest": lambda: self._latest,
+                    "first": self._wrappers if saving and not self._request.max_restarts else tuple,
+                },
+            )  # fmt: skip
             self._ending.start()
+
+    def _wrappers(self) -> list[int]:
+        """Return the wrappers of the ranks that run."""
+        pids = [one.pid for one in jobs.rank_records(self._folder) if one.exit_code is None and one.pid]
+        return [found for found in map(processes.parent, pids) if found is not None and found > 1]
 
     def join(self) -> None:
         """Wait until no process is left."""

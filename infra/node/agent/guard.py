@@ -1,6 +1,6 @@
 """The parent of a job's supervisor: where that is killed, it ends the node's ranks and records it.
 
-If the guard is killed, too, the kernel still ends the ranks: each process of the job asked for a signal at the death of
+It also powers the node off after a job that was launched with --down. If the guard is killed, too, the kernel still ends the ranks: each process of the job asked for a signal at the death of
 its parent.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent import phases, processes, store, supervisor
+from agent import phases, poweroff, processes, store, supervisor
 from cloudddp.agent.protocol.codec import decode
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartRequest
@@ -43,6 +43,9 @@ def main(job: str) -> int:
     _wait(child)
     if not phases.has_ended(folder):
         _record(folder, request)
+    state = phases.recorded(folder)
+    if request.poweroff is not None and state is not None and state.started is not None:
+        poweroff.after(job, request.poweroff)
     return 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
-from agent import phases, store
+from agent import phases, poweroff, store
 from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TEXT
 from cloudddp.agent.protocol.jobs import MAX_JOBS, JobsReply, JobsRequest, JobState, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
@@ -27,7 +27,7 @@ def step(_: JobsRequest) -> JobsReply:
 
 def state_of(folder: Path) -> JobState:
     """Return the state of a job from its files. A job whose record is unreadable is lost."""
-    record = phases.recorded(folder)
+    record, job = phases.recorded(folder), phases.job_file(folder)
     setup = None if record is not None else phases.running_setup(folder)
     if setup is not None:
         found = JobState(
@@ -43,6 +43,8 @@ def state_of(folder: Path) -> JobState:
         found = JobState(folder.name, JobPhase.LOST, exit_code=1)
     return replace(
         found,
+        poweroff=job.poweroff if job is not None else None,
+        ends=poweroff.planned(folder.name),
         stopping=(record is not None or setup is not None) and phases.is_stopping(folder),
         ranks=tuple(rank_records(folder)),
         training=training_status(folder),

@@ -40,6 +40,7 @@ class JobFile:
     node: int
     ranks: int
     log_mb: int = LOG_MB  # read by the wrappers of the ranks (rank_log.Limit)
+    poweroff: Optional[float] = None  # seconds after the end of the job at which the node powers off
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
@@ -150,15 +150,23 @@ def parent(pid: int) -> Optional[int]:
 
 
 def end(
-    task: Task, grace: float, children: Sequence[subprocess.Popen[bytes]] = (), *, ask: bool = True
+    task: Task,
+    grace: float,
+    children: Sequence[subprocess.Popen[bytes]] = (),
+    *,
+    ask: bool = True,
+    latest: Callable[[], float] = lambda: float("inf"),
+    first: Callable[[], Sequence[int]] = lambda: (),
 ) -> tuple[int, int]:
     """SIGTERM, wait up to `grace` seconds, SIGKILL until none is left. Return how many were ended, and how many are
-    left. `children` are this process's own, which it must collect. `ask` is False where another process sends SIGTERM.
-    """
+    left. `children` are this process's own, which it must collect. `ask` is False where
+    another process sends SIGTERM. `latest` returns when the grace ends, if that has
+    become earlier, by the monotonic clock. `first` returns processes that are asked before all others."""
     ended: set[int] = set()
     asked: set[int] = set()
-    deadline = time.monotonic() + grace
+    planned = time.monotonic() + grace
     while True:
+        deadline = min(planned, latest())
         pids = find(task)
         if not pids or time.monotonic() > deadline + GIVE_UP_SECONDS:
             return len(ended), len(pids)
@@ -167,9 +175,10 @@ def end(
             _send(pids, signal.SIGKILL)
         elif ask:
             # Only to the topmost: torchrun forwards it to its ranks, a rank wrapper to its rank.
-            topmost = [pid for pid in pids if parent(pid) not in pids and pid not in asked]
-            _send(topmost, signal.SIGTERM)
-            asked.update(topmost)
+            chosen = [*first()] or [pid for pid in pids if parent(pid) not in pids]
+            fresh = [pid for pid in chosen if pid in pids and pid not in asked]
+            _send(fresh, signal.SIGTERM)
+            asked.update(fresh)
         for child in children:
             child.poll()
         time.sleep(PAUSE)

@@ -18,7 +18,7 @@ NOT_STARTED = 127
 ERROR_FILE = (
     "TORCHELASTIC_ERROR_FILE"  # in which torch.distributed.elastic records an exception; torchrun sets it
 )
-LONGEST_GRACE = 900.0  # seconds: longer than any setting of stop_grace
+LONGEST_GRACE = 910.0  # seconds: longer than any setting of stop_grace or save_minutes
 
 
 def main(job: str, *argv: str) -> int:

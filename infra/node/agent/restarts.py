@@ -10,7 +10,9 @@ from cloudddp.agent.protocol.verdict import Cause, Verdict
 HOUR = 3600.0
 SAME = 3  # failures that are the same, at the same step: a further attempt would fail like them
 # Of these no further attempt can be made by the agents alone, or it would fail again.
-FINAL = (Cause.START, Cause.AGENT, Cause.SILENT, Cause.UNREACHABLE, Cause.PREFLIGHT, Cause.DISK)
+FINAL = (
+    Cause.START, Cause.AGENT, Cause.SILENT, Cause.UNREACHABLE, Cause.PREFLIGHT, Cause.DISK, Cause.NOTICE,
+)  # fmt: skip
 # The beginnings of a last line of Python that only a change of the code or of the installation helps against.
 USERS_OWN = (
     "SyntaxError:", "IndentationError:", "TabError:", "ModuleNotFoundError:", "ImportError:", "NameError:",

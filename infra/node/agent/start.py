@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from agent import phases, store
+from agent import phases, poweroff, store
 from agent.commands import agent_command
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.gang import Unreachable
@@ -28,6 +28,7 @@ def step(request: StartRequest) -> StartReply:
             raise SystemExit(f"job {running[0]} is still running on this node")
         if phases.is_stopping(folder):
             raise SystemExit(f"job {request.job} was cancelled before it started")
+        poweroff.forget()
         (folder / "ranks").mkdir(parents=True, exist_ok=False)
         os.chmod(folder, 0o700)
         supervisor = _start_supervisor(request, folder)
@@ -37,7 +38,10 @@ def step(request: StartRequest) -> StartReply:
 def _start_supervisor(request: StartRequest, folder: Path) -> subprocess.Popen[bytes]:
     """The request may hold the user's secrets: it goes through a pipe, never to the disk."""
     (folder / store.RESERVE).write_bytes(bytes(store.RESERVE_BYTES))
-    store.write(folder / phases.JOB_FILE, phases.JobFile(request.node, request.ranks, request.log_mb))
+    store.write(
+        folder / phases.JOB_FILE,
+        phases.JobFile(request.node, request.ranks, request.log_mb, request.poweroff),
+    )
     (folder / phases.BEGAN).touch()
     state_file = folder / phases.STATE_FILE
     store.write(state_file, phases.StateFile(request.job, request.node, JobPhase.STARTING))

@@ -20,6 +20,7 @@ from agent import (
     causes,
     decision,
     launchers,
+    notices,
     phases,
     poweroff,
     preflight,
@@ -36,6 +37,7 @@ from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Facts, Kind, Message, Observed, Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import OnStall, StartRequest
+from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE
 from cloudddp.agent.protocol.verdict import MAX_LINE, Cause, Failure, Verdict
 
 PAUSE = 0.05  # seconds between two looks at the ranks
@@ -119,6 +121,7 @@ class _Supervisor:
         self._heartbeat_at = 0.0
         self._looked_at = 0.0  # for silent nodes
         self._budget = restarts.Budget(request.retries, stalls=request.on_stall is OnStall.RESTART)
+        self._notices = notices.Watch(request.deadline, request.save)
         self._early: list[Received] = []  # messages about an attempt that has not begun here
         self._begin(0)
 
@@ -264,7 +267,7 @@ class _Supervisor:
         elif message.kind is Kind.STACKS:
             self._stall.heard_stacks(node, message.stacks)
         elif message.kind is Kind.STOP:
-            self._stop(cancelled=message.cancelled, token=message.token)
+            self._stop(cancelled=message.cancelled, token=message.token, grace=message.grace)
         elif message.kind is Kind.ENDED and message.report is not None:
             self._reports[node] = Arrived(time.monotonic(), message.report)
 
@@ -314,6 +317,8 @@ class _Supervisor:
             self._stop(cancelled=False)
         elif look is Look.FAILED:
             self._stop(cancelled=False)
+        elif look is Look.RUNNING and (notice := self._notices.due()) is not None:
+            self._obey(notice)
         elif look is Look.ENDED or self._waits_at_exit_barrier():
             self._attempt.end(LEFTOVERS_GRACE)
         else:
@@ -352,16 +357,25 @@ class _Supervisor:
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def _stop(self, *, cancelled: bool, token: str = "") -> None:
-        """End the ranks here and on all other nodes."""
+    def _obey(self, notice: notices.Notice) -> None:
+        """Tell the ranks of all nodes to save: this node is about to end."""
+        failure = Failure(self._node, Cause.NOTICE, exit_code=PREEMPTED_EXIT_CODE, detail=notice.detail)
+        self._attempt.fail(failure)
+        self._stop(cancelled=False, grace=notice.grace(self._request.stop_grace))
+
+    def _stop(self, *, cancelled: bool, token: str = "", grace: Optional[float] = None) -> None:
+        """End the ranks here and on all other nodes. `grace`: seconds in which they may save."""
         if cancelled and self._cancelled_at is None:
             self._cancelled_at = self._time_of_cancel()
-        if self._attempt.stopped_at is not None:
+        own = self._request.stop_grace
+        limit = grace if grace is not None else own if cancelled else min(own, FAILURE_GRACE)
+        stopped = self._attempt.stopped_at is not None
+        self._attempt.end(limit, saving=grace is not None)
+        if stopped:
             return
-        grace = self._request.stop_grace
-        self._attempt.end(grace if cancelled else min(grace, FAILURE_GRACE))
         self._mark(cancelled=cancelled, token=token)
-        self._send(Message(Kind.STOP, cancelled=cancelled, token=phases.cancel_token(self._folder)))
+        token = phases.cancel_token(self._folder)
+        self._send(Message(Kind.STOP, cancelled=cancelled, token=token, grace=grace))
 
     def _mark(self, *, cancelled: bool, token: str) -> None:
         """Mark that this process ends the ranks. The time of a cancel that is marked already is kept."""

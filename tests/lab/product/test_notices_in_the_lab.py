@@ -1,0 +1,195 @@
+"""Nodes that are about to end, on real namespace nodes: a spot interruption, the deadline, `launch --down`, `down`."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import CommandLine, interrupt, remaining, wait_for
+from support.simlab import client_of
+
+from cloudddp.sim import control
+
+SAVE = """
+import os, pathlib, signal, sys, time
+rank = os.environ["RANK"]
+def save(*_):
+    time.sleep(0.5)
+    pathlib.Path("runs").mkdir(exist_ok=True)
+    pathlib.Path(f"runs/snapshot-{rank}").write_text(rank)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("began", rank, flush=True)
+while True: time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def ec2(lab: control.Simulator) -> Any:
+    return client_of(lab, "ec2")
+
+
+@pytest.fixture
+def cli(lab_cli: CommandLine) -> CommandLine:
+    # The grace of a notice is not stop_grace.
+    lab_cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nstop_grace = 0\n')
+    lab_cli.write("save.py", SAVE)
+    return lab_cli
+
+
+def up(cli: CommandLine, *options: str) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", *options)
+
+
+def began(process: Any, ranks: int = 2) -> None:
+    """Return once all ranks run."""
+    seen: set[str] = set()
+    while len(seen) < ranks:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        seen |= {line} if "began" in line else set()
+
+
+def newest(cli: CommandLine) -> dict[str, Any]:
+    return dict(json.loads(cli.ok("jobs", "--json"))[-1])
+
+
+def pulled(cli: CommandLine) -> set[str]:
+    return {path.name for path in Path(cli.cwd, "results").rglob("snapshot-*")}
+
+
+def test_spot_notice_preempts_the_job_and_results_are_pulled(cli: CommandLine) -> None:
+    up(cli, "--spot")
+    process = cli.start("launch", "save.py")
+    began(process)
+    cli.ok("sim", "interrupt", "1", "--seconds", "60")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert re.search(
+        r"preempted: node 1 is about to end: AWS ends it at [0-9:]{8} UTC \(spot notice\)", err
+    ), err
+    assert pulled(cli) == {"snapshot-0", "snapshot-1"}
+
+
+@pytest.mark.torch
+def test_ranks_of_torchrun_have_all_the_time_of_the_notice(cli: CommandLine) -> None:
+    """One rank saves longer than the others, and longer than stop_grace."""
+    pytest.importorskip("torch")
+    cli.write("cloudddp.toml", "[job]\nnproc_per_node = 2\nstop_grace = 0\n")
+    cli.write("save.py", SAVE.replace("sleep(0.5)", "sleep(5 if rank == '3' else 0)"))
+    up(cli, "--spot")
+    process = cli.start("launch", "save.py")
+    began(process, 4)
+    cli.ok("sim", "interrupt", "0", "--seconds", "60")
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 143, err
+    assert "node 0 is about to end" in err
+    assert pulled(cli) == {"snapshot-0", "snapshot-1", "snapshot-2", "snapshot-3"}
+
+
+def test_spot_notice_without_a_client(cli: CommandLine) -> None:
+    """Another client, later, gets the same answer."""
+    up(cli, "--spot")
+    job = cli.ok("launch", "-d", "save.py").strip()
+    cli.ok("sim", "interrupt", "0", "--seconds", "60")
+    wait_for(lambda: newest(cli)["state"] == "preempted", "the job is preempted")
+    assert newest(cli)["exit_code"] == 143
+    done = cli("logs", "-f", job)
+    assert done.returncode == 143
+    assert "spot notice" in done.stderr
+
+
+def expires_in(cli: CommandLine, ec2: Any, seconds: float) -> None:
+    """Change the deadline in the tags, of which clients know it: `up` refuses one that is near."""
+    moment = f"{datetime.now(UTC) + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"
+    ids = remaining(ec2, cli.cluster).instances
+    ec2.create_tags(Resources=ids, Tags=[{"Key": "cloudddp:expires", "Value": moment}])
+
+
+def test_deadline_is_a_notice(cli: CommandLine, ec2: Any) -> None:
+    up(cli)
+    expires_in(cli, ec2, 40)
+    process = cli.start("launch", "save.py", CLOUDDDP_SAVE_MINUTES="1")
+    began(process)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert "is about to end: the cluster's deadline is at" in err
+    assert pulled(cli) == {"snapshot-0", "snapshot-1"}
+
+
+def test_cluster_ends_with_a_detached_job(cli: CommandLine, ec2: Any) -> None:
+    """Nobody is connected: the nodes power off by themselves, and `down` removes the rest."""
+    up(cli)
+    cli.write("short.py", "")
+    done = cli("launch", "-d", "--down", "--keep", "0", "short.py")
+    assert done.returncode == 0, done.stderr
+    assert "the nodes end by themselves 0 s after the job" in done.stderr
+    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+    assert remaining(ec2, cli.cluster).groups
+    cli.ok("down", "-y")
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_nodes_that_will_end_are_listed_and_taken_by_a_new_job(cli: CommandLine) -> None:
+    up(cli)
+    cli.write("short.py", "")
+    cli.ok("launch", "-d", "--down", "--keep", "60", "short.py")
+    wait_for(lambda: newest(cli)["nodes_end"], "the end of the nodes is planned")
+    assert re.search(r"the nodes end in (59|60) min.* launched with --down", cli("jobs").stderr)
+    cli.ok("launch", "short.py")
+    assert [one["nodes_end"] for one in json.loads(cli.ok("jobs", "--json"))] == [None, None]
+
+
+def test_launch_without_down_names_the_price_of_an_idle_cluster(cli: CommandLine) -> None:
+    up(cli)
+    job = cli("launch", "-d", "save.py")
+    assert re.search(
+        r"2 nodes cost \$\d+\.\d\d an hour; until the deadline at .* that is at most \$", job.stderr
+    ), job.stderr
+    assert "the ranks are told to save (job.save_minutes = 3)" in job.stderr
+    cli.ok("cancel")
+
+
+def test_down_from_elsewhere_is_named(cli: CommandLine) -> None:
+    """With the time limits of users: this took minutes, and ended with an unknown outcome."""
+    up(cli)
+    process = cli.start("launch", "save.py")
+    began(process)
+    cli.ok("down", "-y")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "somebody terminated it, with `cloudddp down` or another call" in err, err
+
+
+def test_cancel_ends_the_setup_on_every_node(cli: CommandLine) -> None:
+    up(cli)
+    cli.write(
+        "cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n[setup]\nrun = ["sleep 1000"]\n'
+    )
+    process = cli.start("launch", "save.py")
+    wait_for(
+        lambda: cli.ok("exec", "--", "pgrep -cx sleep || true").count("] 1") == 2,
+        "the setup runs on both nodes",
+    )
+    assert "its setup was stopped" in cli.ok("cancel")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert cli.ok("exec", "--", "pgrep -cx sleep || true").count("] 0") == 2
+
+
+def test_followed_job_warns_of_the_deadline(cli: CommandLine, ec2: Any) -> None:
+    """Ten minutes before it, which are 60 s at a tenth of all time limits."""
+    up(cli)
+    expires_in(cli, ec2, 70)
+    process = cli.start("launch", "save.py", CLOUDDDP_TIME_SCALE="0.1", CLOUDDDP_SAVE_MINUTES="1")
+    assert process.stderr is not None
+    lines: list[str] = []
+    while not any("the nodes terminate in 1 min 00 s" in line for line in lines):
+        lines.append(process.stderr.readline())
+        assert lines[-1], lines
+    code, _, err = interrupt(process)
+    assert code == 130, err

@@ -1,0 +1,175 @@
+"""Notices that a node is about to end: of EC2 in the instance metadata, and the cluster's deadline."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from support.agentnode import FOREVER, Node, until
+
+from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.start import Deadline
+from cloudddp.agent.protocol.verdict import Cause, Verdict
+
+SAVE = """
+import signal, sys, time
+def save(*_):
+    time.sleep(0.5)
+    open("saved", "w").write("x")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+open("ready", "w").close()
+while True: time.sleep(0.05)
+"""
+IGNORE = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('ready', 'w').close()\nwhile True: time.sleep(0.05)\n"
+
+
+class Metadata(ThreadingHTTPServer):
+    """A metadata service of version 2: `found` maps names to texts."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {"events/maintenance/scheduled": "[]"}
+        self.looks = 0
+        super().__init__(("127.0.0.1", 0), _Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Metadata
+
+    def do_PUT(self) -> None:
+        self._answer(
+            200 if self.headers["X-aws-ec2-metadata-token-ttl-seconds"] == "21600" else 400, "secret"
+        )
+
+    def do_GET(self) -> None:
+        text = self.server.found.get(self.path.removeprefix("/latest/meta-data/"))
+        known = self.headers["X-aws-ec2-metadata-token"] == "secret"
+        self._answer(401 if not known else 404 if text is None else 200, text or "")
+        self.server.looks += 1
+
+    def _answer(self, status: int, text: str) -> None:
+        self.send_response(status)  # with the Date
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def metadata(node: Node) -> Iterator[Metadata]:
+    server = Metadata()
+    node.metadata = server.address
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def end(node: Node) -> tuple[JobState, Verdict]:
+    state = until(lambda: found if (found := node.state()).phase.ended else None)
+    assert state is not None
+    assert state.verdict is not None
+    return state, state.verdict
+
+
+def after(seconds: float) -> datetime:
+    return datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=seconds)
+
+
+def test_spot_notice_lets_ranks_save(node: Node, metadata: Metadata) -> None:
+    """The grace is what the notice leaves, and not stop_grace, which is 0 here."""
+    node.start(SAVE, grace=0.0, retries=5)
+    until((node.project / "ready").exists)
+    ends = after(120)
+    metadata.found["spot/instance-action"] = json.dumps(
+        {"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}
+    )
+    state, verdict = end(node)
+    assert (node.project / "saved").read_text() == "x"
+    assert verdict.exit_code == 143
+    assert verdict.restarts == 0
+    assert verdict.first is not None
+    assert verdict.first.cause is Cause.NOTICE
+    assert verdict.first.detail == f"AWS ends it at {ends:%H:%M:%S} UTC (spot notice)"
+    assert state.ranks[0].exit_code == 143
+
+
+def test_rank_that_does_not_end_is_killed_before_its_node_ends(node: Node, metadata: Metadata) -> None:
+    node.start(IGNORE)
+    until((node.project / "ready").exists)
+    ends = after(17)
+    metadata.found["spot/instance-action"] = json.dumps(
+        {"action": "stop", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}
+    )
+    state, verdict = end(node)
+    assert datetime.now(UTC) < ends
+    assert verdict.first is not None
+    assert verdict.first.cause is Cause.NOTICE
+    assert state.ranks[0].signal == 9
+
+
+def test_maintenance_is_announced_days_before(node: Node, metadata: Metadata) -> None:
+    """The form of the events: EC2 User Guide, "View scheduled events"."""
+    begins = after(600)
+
+    def event(state: str, code: str, when: datetime) -> dict[str, str]:
+        return {
+            "NotBefore": f"{when:%d %b %Y %H:%M:%S} GMT", "Code": code, "Description": "scheduled reboot",
+            "EventId": "instance-event-0d59937288b749b32", "State": state,
+        }  # fmt: skip
+
+    listed = [
+        event("completed", "system-reboot", after(60)),
+        event("active", "instance-reboot", begins),
+        event("active", "system-maintenance", after(-3600)),
+    ]
+    metadata.found["events/maintenance/scheduled"] = json.dumps(listed)
+    node.start(SAVE, save=300.0)
+    looks = metadata.looks
+    until(lambda: metadata.looks > looks + 2)
+    assert not node.state().phase.ended
+    listed[1] = event("active", "instance-reboot", after(200))
+    metadata.found["events/maintenance/scheduled"] = json.dumps(listed)
+    _, verdict = end(node)
+    assert verdict.first is not None
+    assert "(scheduled maintenance: instance-reboot)" in verdict.first.detail
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"action": 5}', '{"time": "tomorrow"}', "\x00"])
+def test_unreadable_notice_is_ignored(node: Node, metadata: Metadata, text: str) -> None:
+    metadata.found = {"spot/instance-action": text, "events/maintenance/scheduled": text}
+    node.start(FOREVER)
+    until(lambda: metadata.looks)
+    assert not node.state().phase.ended
+    node.cancel()
+
+
+def test_deadline_is_a_notice(node: Node) -> None:
+    """A job that begins shortly before the deadline is told to save in the middle of the time that is left."""
+    node.start(SAVE, deadline=Deadline(30.0, "2030-01-01 12:00 UTC"), save=29.0)
+    until((node.project / "ready").exists)
+    _, verdict = end(node)
+    assert (node.project / "saved").exists()
+    assert verdict.first is not None
+    assert verdict.first.detail == "the cluster's deadline is at 2030-01-01 12:00 UTC"
+    assert verdict.exit_code == 143
+
+
+def test_finished_job_is_no_preempted_one(node: Node) -> None:
+    node.start("pass", deadline=Deadline(60.0, "2030-01-01 12:00 UTC"))
+    _, verdict = end(node)
+    assert verdict.exit_code == 0
+    assert verdict.first is None
