@@ -147,7 +147,7 @@ def test_account_without_subnets_gets_the_command_for_a_default_vpc_in_the_regio
     faults.rewrite("DescribeVpcs", without_element("vpcSet"))
     faults.rewrite("DescribeSubnets", without_element("subnetSet"))
     done = cli("--profile", "work", "--region", "us-west-2", "up", CLOUDDDP_PRICE="1", **files)
-    assert done.returncode == 1
+    assert done.returncode == 2
     command = "`aws ec2 create-default-vpc --region us-west-2 --profile work`"
     assert f"create a default VPC: {command}; or try another region" in done.stderr
 
