@@ -20,6 +20,9 @@ T = TypeVar("T")
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=r"^[ -~]+\Z")]
 """An id or a name that a later call sends; safe to print."""
 
+Address = Annotated[str, msgspec.Meta(pattern=r"^(((25[0-5]|2[0-4]\d|1?\d?\d)(\.(?!\Z)|\Z)){4})?\Z")]
+"""An IPv4 address, or '' where there is none."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 
 _SHOWN = 200  # characters of the decoder's message, which can quote a value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from cloudddp.aws.answers import Record
+from cloudddp.aws.answers import Address, Record
 from cloudddp.aws.client import AWS
 
 _PRIVATE = [
@@ -20,12 +20,12 @@ class _PublicAddress(Record, frozen=True):
 
 class _Interface(Record, frozen=True):
     association: _PublicAddress = _PublicAddress()
-    private_ip_address: ipaddress.IPv4Address | None = None
+    private_ip_address: Address = ""
 
 
 class _Instance(Record, frozen=True):
     network_interfaces: tuple[_Interface, ...] = ()
-    private_ip_address: ipaddress.IPv4Address | None = None
+    private_ip_address: Address = ""
 
 
 class _Reservation(Record, frozen=True):
@@ -45,9 +45,9 @@ def private_address(aws: AWS, host: str) -> str | None:
         for instance in (one for reservation in found for one in reservation.instances):
             for interface in instance.network_interfaces:
                 if interface.association.public_ip == address and interface.private_ip_address:
-                    return str(interface.private_ip_address)
+                    return interface.private_ip_address
             if instance.private_ip_address:
-                return str(instance.private_ip_address)
+                return instance.private_ip_address
     return None
 
 

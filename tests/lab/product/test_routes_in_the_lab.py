@@ -191,7 +191,7 @@ def test_jump_host_with_unknown_key(cli: CommandLine, laptop: Laptop, user: Path
     refused = cli("up", "-n", "2", "-t", "g5.12xlarge")
     assert refused.returncode == 2
     assert "its host key is not in ~/.ssh/known_hosts" in refused.stderr
-    assert f"`ssh ubuntu@{jump.public}`" in refused.stderr
+    assert f"ssh ubuntu@{jump.public}`" in refused.stderr
     assert (user / ".ssh" / "known_hosts").read_text() == ""
     assert json.loads(cli("status", "--json").stdout) == []
 
