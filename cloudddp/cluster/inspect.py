@@ -126,7 +126,7 @@ def _ended_by(instance: Instance, cluster: Cluster) -> str:
     """Return who ended an instance, in words, with AWS's reason."""
     reason = instance.reason or "no reason given"
     if instance.reason_code == inventory.USER_SHUTDOWN:
-        return f"somebody terminated it, with `cloudddp down` or another call ({reason})"
+        return f"somebody terminated it, with a `down` or another call ({reason})"
     if instance.reason_code == inventory.OWN_SHUTDOWN:
         ended = instance.ended or datetime.now(UTC)
         if cluster.expires is not None and ended >= cluster.expires:

@@ -162,7 +162,7 @@ def test_down_from_elsewhere_is_named(cli: CommandLine) -> None:
     cli.ok("down", "-y")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "somebody terminated it, with `cloudddp down` or another call" in err, err
+    assert "somebody terminated it, with a `down` or another call" in err, err
 
 
 def test_cancel_ends_the_setup_on_every_node(cli: CommandLine) -> None:
