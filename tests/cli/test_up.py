@@ -174,7 +174,7 @@ def test_insufficient_capacity_leaves_nothing(cli: Any, faults: Any, remains: An
     done = cli("up")
     assert done.returncode == 1
     assert "InsufficientInstanceCapacity" in done.stderr
-    assert "--zones" in done.stderr
+    assert "--regions" in done.stderr
     assert remains().nothing
 
 
