@@ -163,7 +163,7 @@ def _of_verdict(verdict: Verdict, states: Mapping[int, JobState]) -> JobOutcome:
     status = JobStatus.of(verdict.phase)
     saved = verdict.exit_code == PREEMPTED_EXIT_CODE and training is not None and training.preempted
     noticed = verdict.first is not None and verdict.first.cause is Cause.NOTICE
-    if status is JobStatus.FAILED and (noticed or (saved and verdict.first is None)):
+    if status is JobStatus.FAILED and (noticed or saved):
         status = JobStatus.PREEMPTED
     return JobOutcome(status, verdict.exit_code, _failures(states), training)
 

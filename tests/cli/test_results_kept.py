@@ -23,9 +23,10 @@ def configure(cli: Any, script: str) -> None:
 
 
 def pulled_files(cli: Any) -> set[str]:
-    """Return the files in results/, by their paths below the job's folder."""
+    """Return the files in results/ that are not the job's logs, by their paths below the job's folder."""
     folders = list((cli.cwd / "results").glob("*"))
-    return {p.relative_to(f).as_posix() for f in folders for p in f.rglob("*") if p.is_file()}
+    found = {p.relative_to(f).as_posix() for f in folders for p in f.rglob("*") if p.is_file()}
+    return {name for name in found if not name.startswith("logs/")}
 
 
 def test_run_keeps_the_cluster_if_files_are_outside_the_outputs(cli: Any, remains: Any) -> None:
@@ -167,7 +168,9 @@ def test_launch_names_new_files_and_the_command_that_pulls_them(cli: Any) -> Non
     assert '[job] outputs in cloudddp.toml (now ["runs"])' in nothing.stderr
     assert "`cloudddp pull out` copies them" in nothing.stderr
     assert "results: node 1: runs (1 byte); next: `cloudddp pull --all-nodes`" in nothing.stderr
-    assert not (cli.cwd / "results").exists()
+    assert pulled_files(cli) == set()
+    (verdict, _) = (cli.cwd / "results").glob("*/logs/*/verdict.json")  # of both nodes
+    assert json.loads(verdict.read_text())["phase"] == "succeeded"
     cli.ok("pull", "--all-nodes", "runs", "out")
     assert "not pulled" not in cli("down", "-y").stderr
 

@@ -52,12 +52,11 @@ def pull(
                 new_files.mark_pulled(runner, source, names, replies[source].time_ns, project=PROJECT)
             _report(console, source, pulled, target, record.id)
             files += pulled.files
-        logs = 0 if paths else collect_logs(console, runner, record.id, base)
+        if not paths:
+            collect_logs(console, runner, record.id, base)
         if not files:
             report_held(console, replies, session.settings)
-            if not logs:
-                raise _nothing_to_pull(names, job.outputs)
-            console.warn(str(_nothing_to_pull(names, job.outputs)))
+            raise _nothing_to_pull(names, job.outputs)
         if record.id != known[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 

@@ -99,7 +99,12 @@ def _agreed_ending(state: FollowState) -> _Ending | None:
     if found.status is JobStatus.SUCCEEDED:
         return _Ending(JobStatus.SUCCEEDED, 0)
     if found.status is JobStatus.PREEMPTED:
-        asked = outcome.sentence(verdict.first) if verdict.first else "its ranks were asked to stop (SIGTERM)"
+        noticed = verdict.first is not None and verdict.first.cause is Cause.NOTICE
+        asked = (
+            outcome.sentence(verdict.first)
+            if verdict.first is not None and noticed
+            else "its ranks were asked to stop (SIGTERM)"
+        )
         return _Ending(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, asked)
     cause = (
         outcome.sentence(verdict.first) if verdict.first else "its ranks were ended, and no node knows why"
