@@ -31,7 +31,7 @@ find results -type f | sort | sed 's/^/  /'
 python3 - <<'PY'
 import json, pathlib, sys
 
-(path,) = pathlib.Path("results").rglob("status.json")
+(path,) = pathlib.Path("results").rglob("runs/*/status.json")
 status = json.loads(path.read_text())
 print(f"\ntraining {status['state']}: best test accuracy {status['best_accuracy']:.4f} after {status['epoch']} epochs")
 sys.exit(0 if status["state"] == "finished" and status["best_accuracy"] >= 0.95 else "the demo did not reach 0.95")

@@ -21,7 +21,7 @@ def test_job_of_another_agent_version_is_not_modified(cli: Any) -> None:
         done = cli(*command)
         assert done.returncode == 1, command
         assert (
-            f"node 0: job {job['id']} runs under agent version 1, this cloudddp has version 2" in done.stderr
+            f"node 0: job {job['id']} runs under agent version 1, this cloudddp has version 3" in done.stderr
         )
         assert "cancel it with the cloudddp that started it" in done.stderr
         assert "`cloudddp down`" in done.stderr
