@@ -27,14 +27,15 @@ def failed(cli: Any, ec2: Any) -> list[str]:
     return ids
 
 
+def launched(ec2: Any, cluster: str) -> dict[str, str]:
+    """Return the states of all instances of a cluster, also those that have ended."""
+    where = [{"Name": "tag:cloudddp:cluster", "Values": [cluster]}]
+    found = ec2.describe_instances(Filters=where)["Reservations"]
+    return {i["InstanceId"]: i["State"]["Name"] for r in found for i in r["Instances"]}
+
+
 def live(ec2: Any, cluster: str) -> list[str]:
-    where = [
-        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
-        {"Name": "instance-state-name", "Values": ["pending", "running"]},
-    ]
-    return [
-        i["InstanceId"] for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]
-    ]
+    return [one for one, state in launched(ec2, cluster).items() if state in ("pending", "running")]
 
 
 def test_lost_answer_of_the_launch_does_not_launch_twice(
@@ -62,6 +63,7 @@ def test_launch_that_aws_completes_after_the_client_has_given_up(
     done = cli("resume", CLOUDDDP_TIME_SCALE="0.2")
     assert done.returncode == 1, done.stderr
     assert live(ec2, cli.cluster) == failed[:1]
+    assert len(launched(ec2, cli.cluster)) == 3, "AWS has not completed the call"
 
 
 def test_killed_before_the_answer_of_the_launch(cli: Any, ec2: Any, faults: Any, failed: list[str]) -> None:
