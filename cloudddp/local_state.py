@@ -106,8 +106,8 @@ def _folders() -> list[ClusterFolder]:
 
 
 class ClusterFolder:
-    """The folder of one cluster id: cluster.json, id_ed25519, host_key.pub, host_keys.json, known_hosts and
-    journal.jsonl."""
+    """The folder of one cluster id: cluster.json, launch.json, id_ed25519, host_key.pub, host_keys.json, known_hosts,
+    journal.jsonl and a file for each job."""
 
     def __init__(self, cluster_id: str, *, root: Path | None = None) -> None:
         """Raises ValueError for an invalid cluster id: the id comes from a tag and becomes part of a path."""
@@ -166,6 +166,19 @@ class ClusterFolder:
         return self.path / "host_keys.json"
 
     @property
+    def launch(self) -> Path:
+        """How the nodes were launched: see replacement.py."""
+        return self.path / "launch.json"
+
+    def job(self, job_id: str) -> Path:
+        """What was launched as a job of that id, which has to be valid: see job/launch_record.py."""
+        return self.path / f"job-{job_id}.json"
+
+    def jobs(self) -> list[str]:
+        """Return the ids of the jobs with such a file, unchecked, newest last."""
+        return sorted(path.stem.removeprefix("job-") for path in self.path.glob("job-*.json"))
+
+    @property
     def known_hosts(self) -> Path:
         """The nodes' host keys by address, for OpenSSH clients (`cloudddp ssh`)."""
         return self.path / "known_hosts"
@@ -176,6 +189,10 @@ class ClusterFolder:
             folder.replace(self.private_key.name, private_key.encode())
             folder.replace(self.host_key.name, f"{host_public}\n".encode(), 0o644)
             folder.replace("cluster.json", f"{json.dumps(asdict(record), indent=2)}\n".encode())
+
+    def login_key_text(self) -> str:
+        """Return the private login key. Raises CloudDDPError if this computer does not have it."""
+        return self._read(self.login_key())
 
     def record(self) -> ClusterRecord | None:
         """Return what `create` wrote, or None if the cluster was not created on this computer.
@@ -229,6 +246,25 @@ class ClusterFolder:
         finally:
             os.close(descriptor)
         return False
+
+    @contextlib.contextmanager
+    def resuming(self) -> Iterator[bool]:
+        """Let one command of this computer at a time resume jobs of the cluster; yield False while another one does."""
+        with self._open(make=False) as folder:
+            descriptor = folder.append(self._resume_lock.name)
+        try:
+            free = True
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                free = False
+            yield free
+        finally:
+            os.close(descriptor)
+
+    @property
+    def _resume_lock(self) -> Path:
+        return self.path / "resume-lock"
 
     @property
     def _lock(self) -> Path:
@@ -286,7 +322,9 @@ class ClusterFolder:
     def forget(self) -> None:
         """Remove the keys of a cluster that is gone; the journal and the record stay as history."""
         with contextlib.suppress(FileNotFoundError), self._open(make=False) as folder:
-            for path in (self.private_key, self.host_key, self.host_keys, self.known_hosts, self._lock):
+            for path in (
+                self.private_key, self.host_key, self.host_keys, self.known_hosts, self._lock, self._resume_lock,
+            ):  # fmt: skip
                 folder.remove(path.name)
 
 

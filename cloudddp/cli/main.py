@@ -25,6 +25,7 @@ VERBS = {
         "List cloudddp clusters, and remains, of any owner.",
     ),
     "pull": (f"{_NODES}:pull", "Copy results from the nodes to this computer."),
+    "resume": (f"{_JOBS}:resume", "Replace lost nodes and start a job again from its snapshot."),
     "run": (f"{_JOBS}:run", "Do a whole job: up, launch, pull and down in one command."),
     "sim": (f"{_SIMULATOR}:sim", "Simulate EC2 on this computer, without an AWS account."),
     "ssh": (f"{_NODES}:ssh", "Log in to a node with OpenSSH."),
@@ -32,6 +33,7 @@ VERBS = {
     "status": (f"{_CLUSTERS}:status", "Show the cluster's nodes, deadline and cost so far."),
     "sync": (f"{_NODES}:sync", "Send the project's files to every node."),
     "up": (f"{_CLUSTERS}:up", "Create the cluster: nodes that are ready to train."),
+    "watch": (f"{_JOBS}:watch", "Follow a job, and resume it when a node is lost."),
 }
 
 HELP = """\

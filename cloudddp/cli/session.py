@@ -37,6 +37,9 @@ class Session:
     anyone: bool = False
     region: str | None = None  # of the cluster, where a verb has created it
     _reported: set[str] = field(default_factory=set)  # what has been logged once
+    files: tuple[Path, ...] = ()  # configuration files, by precedence
+    variables: tuple[str, ...] = ()  # -e, as it was given
+    env_files: tuple[str, ...] = ()
 
     def aws(self, *, finishing: bool = False) -> AWS:
         """Return a new connection to AWS in the cluster's region, with the credentials as they are now.
@@ -141,6 +144,8 @@ def start(
     flags: Sequence[Flag] = (),
     anyone: bool = False,
     dry_run: bool = False,
+    variables: Sequence[str] = (),
+    env_files: Sequence[str] = (),
 ) -> Session:
     """Return a session. Raises UsageError before anything is called.
 
@@ -163,7 +168,10 @@ def start(
             checked = settings.resolve(_layers(options, flags, where.files))  # its SSH port is a setting
     if options.profile and not options.sim:
         os.environ["AWS_PROFILE"] = options.profile  # for a proxy command that calls AWS, such as `aws ssm`
-    return Session(console, options, checked, where.root, anyone)
+    return Session(
+        console, options, checked, where.root, anyone,
+        files=where.files, variables=tuple(variables), env_files=tuple(env_files),
+    )  # fmt: skip
 
 
 def named_cluster(options: GlobalOptions) -> str | None:
@@ -231,7 +239,10 @@ def _report_missing(console: Console, found: Cluster, *, refuse: bool) -> None:
     count = found.missing
     gone = f"{count} of {count + len(found.nodes)} nodes of cluster {found.name!r} {'is' if count == 1 else 'are'} gone"
     if refuse:
-        hint = (Command("pull"), " what you need, then ", Command("down"), " and ", Command("up"))
+        hint = (
+            Command("resume"), " replaces them and starts the last job again; or ", Command("pull"),
+            " what you need, then ", Command("down"), " and ", Command("up"),
+        )  # fmt: skip
         raise CloudDDPError(gone, hint=hint)
     console.warn(gone)
 

@@ -10,17 +10,17 @@ import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from cloudddp import signals
 from cloudddp.aws import inventory, reservations
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Resource
-from cloudddp.cluster import addresses, known, name_lock, placement
+from cloudddp.cluster import addresses, known, name_lock, placement, replacement
 from cloudddp.cluster.capacity import Attempt, Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.known import Known
 from cloudddp.cluster.name_lock import NameTaken
-from cloudddp.cluster.plan import Plan
+from cloudddp.cluster.plan import Launch
 from cloudddp.cluster.progress import ProgressCallback, ignore
 from cloudddp.cluster.requests import Ref, Request
 from cloudddp.cluster.teardown import down, leftovers
@@ -50,14 +50,34 @@ _SHOWN = {"key-pair": "key pair", "security-group": "security group", placement.
 _CLEAN_UP_POLLS = 60  # in the time that a capacity reservation gets to clean up: every 10 s
 
 
+class LaunchPlan(Protocol):
+    """What is to be created: a cluster, or a node that replaces another."""
+
+    @property
+    def cluster_id(self) -> str: ...
+    @property
+    def region(self) -> str: ...
+    @property
+    def requests(self) -> tuple[Request, ...]: ...
+    @property
+    def launches(self) -> tuple[Launch, ...]: ...
+
+
 class CreatedResources:
-    """What one `up` has created, as far as known.
+    """What one `up` has created, as far as known; with `replacing`, a node that is launched for a lost one.
 
     `holds_name`: the key pair exists, and with it the lock on the name.
     """
 
     def __init__(
-        self, aws: AWS, name: str, plan: Plan, folder: ClusterFolder, progress: ProgressCallback
+        self,
+        aws: AWS,
+        name: str,
+        plan: LaunchPlan,
+        folder: ClusterFolder,
+        progress: ProgressCallback,
+        *,
+        replacing: bool = False,
     ) -> None:
         self.holds_name = False
         self._instances: list[str] = []
@@ -68,6 +88,7 @@ class CreatedResources:
         self.zone = ""  # in which the nodes were launched
         self._aws, self._name, self._plan, self._folder = aws, name, plan, folder
         self._progress = progress
+        self._replacing = replacing
 
     @property
     def known(self) -> Known:
@@ -131,7 +152,8 @@ class CreatedResources:
         first: AWSError | None = None
         for launch in self._plan.launches:
             self._record(launch.request)
-            self._progress(f"creating the nodes in {launch.zone}")
+            if not self._replacing:
+                self._progress(f"creating the nodes in {launch.zone}")
             try:
                 self._run_instances(launch.request, answers)
             except AWSError as error:
@@ -148,7 +170,8 @@ class CreatedResources:
         raise NotLaunched(attempts, first or CloudDDPError("there is no zone to try"))
 
     def _on_signal(self) -> None:
-        self._progress("finishing the call in flight, then removing everything")
+        what = "the new node" if self._replacing else "everything"
+        self._progress(f"finishing the call in flight, then removing {what}")
 
     def _lock_name(self, request: Request) -> None:
         """Create the key pair. Raises NameTaken if another cluster has the name.
@@ -214,7 +237,10 @@ class CreatedResources:
 
     def _run_instances_once(self, request: Request, answers: Mapping[str, Any]) -> None:
         with signals.deferred(self._on_signal):
-            answer = self._call(replace(request, params=_resolved(request.params, answers)))
+            resolved = _resolved(request.params, answers)
+            if not self._replacing:
+                replacement.keep(self._folder, resolved)
+            answer = self._call(replace(request, params=resolved))
             self.launched = time.monotonic()
             self._instances = [item["InstanceId"] for item in answer["Instances"]]
             self._folder.journal_created(self._instances)

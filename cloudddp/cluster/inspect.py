@@ -113,9 +113,11 @@ def ended_nodes(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, s
     now = {instance.id: instance for instance in inventory.instances(aws, inventory.with_id(cluster.id))}
     found = {}
     for rank in ranks:
-        before = cluster.nodes[rank]
-        after = now.get(before.id)
-        if after is None:
+        before = cluster.nodes.get(rank)
+        after = now.get(before.id) if before else None
+        if before is None:
+            found[rank] = "that its instance has ended"
+        elif after is None:
             found[rank] = f"that {before.id} does not exist any more"
         elif not after.live:
             found[rank] = f"that {after.id} is {after.state}: {_ended_by(after, cluster)}"

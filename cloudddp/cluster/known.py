@@ -73,13 +73,14 @@ def created(request: Request, answer: Mapping[str, Any]) -> Resource | None:
 
 
 def from_journal(folder: ClusterFolder) -> Known:
-    """Return what the `up` of this computer has created that AWS may not list by tag yet: nothing if it was ready.
+    """Return what a command of this computer has created that AWS may not list by tag yet: nothing if it was ready.
 
-    An `up` that was killed leaves the steps that it began, and the answers that it received. Raises OSError, CloudDDPError.
+    An `up` or a `resume` that was killed leaves the steps that it began since, and the answers that it received. Raises
+    OSError, CloudDDPError.
     """
     events = folder.events()
-    if any(event.get("event") == READY for event in events):
-        return NOTHING
+    ready = [number for number, event in enumerate(events) if event.get("event") == READY]
+    events = events[ready[-1] + 1 :] if ready else events
     now, settle = datetime.now(UTC), timing.current().settle
     fresh = [event for event in events if 0 <= _age(event, now) < settle]
     creating = [event for event in fresh if event.get("method") in {RUN, *_CREATING}]

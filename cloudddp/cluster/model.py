@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from cloudddp.aws.inventory import Instance
@@ -38,6 +38,11 @@ class Cluster:
             return cls(name, cluster_id, region, {}, foreign, gone)
         nodes, foreign = node_ranks.assign(members)
         return cls(name, cluster_id, region, nodes, foreign, gone)
+
+    def only(self, ids: Collection[str]) -> Cluster:
+        """Return the cluster as if it consisted of these instances."""
+        nodes = {rank: node for rank, node in self.nodes.items() if node.id in ids}
+        return replace(self, nodes=nodes, foreign=(), gone=tuple(one for one in self.gone if one.id in ids))
 
     @property
     def live(self) -> tuple[Instance, ...]:

@@ -46,16 +46,19 @@ def wait_running(
     progress: ProgressCallback,
     *,
     addressed: bool = True,
+    only: frozenset[str] = frozenset(),
 ) -> Cluster:
     """Poll until every node runs and has its addresses. One call per poll, whatever the number of nodes.
 
-    `addressed`: whether nodes that are to have a public address have it, or get it later.
+    `addressed`: whether nodes that are to have a public address have it, or get it later. `only`: the instances to wait
+    for, if not all; the cluster that is returned consists of them.
     """
     minutes = ready_minutes(spec, gpus)
     deadline = time.monotonic() + minutes * timing.current().minute
     shown, pause = -1, 0.2
     while True:
         found = refresh(aws, spec.name, cluster_id)
+        found = found.only(only) if found and only else found
         running = _running(found, spec, addressed) if found else 0
         if found and running == spec.nodes:
             return found

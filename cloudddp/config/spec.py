@@ -370,6 +370,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             le=100,
         ),
     ] = 0
+    nodes_min: (
+        Annotated[
+            int,
+            _limited(
+                "If a lost node cannot be replaced, resume the job with the nodes that are left if they are at least this many. "
+                "Default: all.",
+                ge=1,
+                le=1024,
+            ),
+        ]
+        | None
+    ) = None
     preflight: Annotated[
         bool,
         _limited(
@@ -415,6 +427,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             "Folders or files in the project that the script writes on the nodes; `pull` and `run` copy them back."
         ),
     ] = ("runs",)
+    snapshots: Annotated[
+        tuple[Relative, ...],
+        _limited(
+            "Patterns of the script's snapshots in the project, such as 'runs/**/*.pt': `resume` copies the newest file to the nodes "
+            "that lack it. Not needed where ranks send it to each other, as train/ does."
+        ),
+    ] = ()
     scratch: Annotated[
         tuple[Relative, ...],
         _limited(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import shlex
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
@@ -20,7 +21,7 @@ from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
-from cloudddp.job import project_files, ranks, scripts, sync
+from cloudddp.job import project_files, ranks, scripts, snapshots, sync
 from cloudddp.job import start as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.ranks import Host, Script
@@ -73,6 +74,7 @@ def launch(
     progress: Progress,
     job_id: str,
     poweroff: float | None = None,
+    resumed_from: str = "",
 ) -> None:
     """Sync, set up and start the script's ranks on every node; return when all have been started.
 
@@ -99,18 +101,22 @@ def launch(
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     sync.update(runner, probes, config, files, progress)
     _set_up(runner, probes, config, script, job_id, progress)
+    if resumed_from:
+        snapshots.spread(runner, config.job.snapshots, progress)
     hosts = _hosts(cluster, probes, config.job.python)
     plans = ranks.plan(
         config.job, hosts, script, job_id=job_id, cluster=cluster.name, require_efa=require_efa
     )
+    plans = [replace(one, node=node) for one, node in zip(plans, sorted(probes), strict=True)]
     total = sum(plan.ranks for plan in plans)
     progress(
         f"starting job {job_id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
     )
     try:
         starting.start(
-            runner, cluster, probes, config, plans, job_id=job_id, script=shown(script), poweroff=poweroff
-        )
+            runner, cluster, probes, config, plans, job_id=job_id, script=shown(script), poweroff=poweroff,
+            resumed_from=resumed_from,
+        )  # fmt: skip
     except Exception:  # some nodes may have started
         _abort(runner, job_id, progress)
         raise
@@ -188,9 +194,10 @@ def _check_nodes(
 
 
 def _hosts(cluster: Cluster, probes: Mapping[int, ProbeReply], python: str) -> list[Host]:
+    """Return the nodes of a job. They are numbered from 0, also where the cluster has lost some of its nodes."""
     return [
         Host(
-            rank=node,
+            rank=number,
             private_ip=cluster.nodes[node].private_ip,
             interface=reply.interface,
             gpus=reply.gpus,
@@ -198,7 +205,7 @@ def _hosts(cluster: Cluster, probes: Mapping[int, ProbeReply], python: str) -> l
             python=reply.python or python,
             free_port=reply.free_port,
         )
-        for node, reply in sorted(probes.items())
+        for number, (node, reply) in enumerate(sorted(probes.items()))
     ]
 
 

@@ -33,6 +33,7 @@ def start(
     job_id: str,
     script: str,
     poweroff: float | None = None,
+    resumed_from: str = "",
 ) -> None:
     """Start the ranks on every node. Raises NodeError; then ranks may run on some nodes.
 
@@ -59,6 +60,7 @@ def start(
             save=save,
             deadline=deadline,
             poweroff=None if poweroff is None else poweroff * timing.current().minute,
+            resumed_from=resumed_from,
         )
         for plan in plans
     }

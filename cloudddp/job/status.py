@@ -36,6 +36,7 @@ class JobRecord:
     training: TrainingStatus | None = None  # where the training is, if the script reports it
     poweroff: float | None = None  # seconds after its end at which its nodes end; None: they do not
     ends: float | None = None  # when its nodes will end, once it has ended
+    resumed_from: str = ""  # the job that it continues
 
     @property
     def seconds(self) -> float | None:
@@ -74,6 +75,7 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         training=found.training,
         poweroff=max((one.poweroff for one in reported if one.poweroff is not None), default=None),
         ends=min((one.ends for one in reported if one.ends is not None), default=None),
+        resumed_from=next((one.resumed_from for one in reported if one.resumed_from), ""),
     )
 
 

@@ -31,6 +31,14 @@ def generate() -> KeyPair:
     return KeyPair(private.decode(), public.decode())
 
 
+def public_of(private: str) -> str:
+    """Return the public key of a private one as `generate` returns it."""
+    from cryptography.hazmat.primitives import serialization as form
+
+    key = form.load_ssh_private_key(private.encode(), password=None)
+    return key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()
+
+
 def public(text: str) -> str:
     """Return a public key as `ssh-ed25519 AAAA...`, without its comment. Raises ValueError for anything else."""
     parts = text.split(maxsplit=2)

@@ -196,6 +196,23 @@ def test_only_ranks_can_be_tagged_later(operator: control.Simulator) -> None:
     ec2.terminate_instances(InstanceIds=[instance])
 
 
+def test_operator_may_replace_a_lost_node(operator: control.Simulator) -> None:
+    cli = command_line(operator, "replaced")
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.write("script.py", "raise SystemExit(3)\n")
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    assert cli("launch", "script.py").returncode == 3
+    nodes = json.loads(cli.ok("status", "--json"))[0]["nodes"]
+    client_of(operator, "ec2").terminate_instances(InstanceIds=[nodes[1]["instance_id"]])
+    done = cli("resume")
+    assert done.returncode == 3, done.stderr
+    replaced = cli("resume", "--replace", "0")
+    assert replaced.returncode == 3, replaced.stderr
+    assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2
+    cli.ok("down", "-y")
+    assert remaining(client_of(operator, "ec2"), cli.cluster).nothing
+
+
 def test_users_can_be_limited_to_their_own_clusters(tmp_path: Path) -> None:
     document = json.loads((FOLDER / "operator.json").read_text())
     for sid, condition in further_restrictions():

@@ -23,6 +23,7 @@ Each module holds one topic, so that a step of the agent loads only what it need
     frames    follow
     results   new_files, pulled
     stacks    stacks, tool
+    snapshots snapshot, restore
     version   VersionConflict
 """
 

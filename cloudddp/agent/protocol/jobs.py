@@ -61,7 +61,7 @@ class JobState:
     while it is being stopped; `cancelled` is when the user first asked for that; `error` is why its processes could not
     be started. `verdict` is that of all nodes, once they have agreed on it. `restarts`: how
     often the whole job was started again. `poweroff`: seconds after the end of the job at which the node powers off; None:
-    it does not. `ends`: when it will, once the job has ended."""
+    it does not. `ends`: when it will, once the job has ended. `resumed_from`: the job that it continues, '' for none."""
 
     job: str
     phase: JobPhase
@@ -81,9 +81,12 @@ class JobState:
     restarts: int = 0
     poweroff: Optional[float] = None
     ends: Optional[float] = None
+    resumed_from: str = ""
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)
+        if self.resumed_from:
+            check_job_id("resumed_from", self.resumed_from)
         check_range("cancelled", self.cancelled, 0, MAX_TIME)
         check_range("node", self.node, 0, MAX_NODES)
         check_range("exit_code", self.exit_code, 0, 255)

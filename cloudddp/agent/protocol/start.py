@@ -141,6 +141,7 @@ class StartRequest:
     retries: int = 0
     stall_minutes: float = 0.0  # 0: it is not watched
     on_stall: OnStall = OnStall.KILL
+    resumed_from: str = ""  # the job that this one continues, '' for none
     log_mb: int = LOG_MB  # MiB of each rank's log that are kept
     save: float = 180.0
     deadline: Optional[Deadline] = None
@@ -162,6 +163,8 @@ class StartRequest:
         check_range("stall_minutes", self.stall_minutes, 0, MAX_STALL)
         check_range("save", self.save, 0, MAX_SAVE)
         check_range("poweroff", self.poweroff, 0, MAX_LEFT)
+        if self.resumed_from:
+            check_job_id("resumed_from", self.resumed_from)
         if self.node not in [peer.node for peer in self.gang.peers]:
             raise ProtocolError("the gang lacks this node")
         check_range("log_mb", self.log_mb, MIN_LOG_MB, MAX_LOG_MB)

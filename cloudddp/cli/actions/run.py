@@ -19,8 +19,8 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
-from cloudddp.cli.actions.launch import checked_script, start_job, stopped_if_interrupted
 from cloudddp.cli.actions.results import Left, collect
+from cloudddp.cli.actions.starting import checked_script, start_job, stopped_if_interrupted
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, credentials_end, dollars, moment, toml
@@ -92,7 +92,7 @@ def run(
     args: Sequence[str],
 ) -> int:
     flags = [*flags, *env_file.flags(variables, env_files, os.environ)]
-    session = sessions.start(console, options, flags=flags)
+    session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
     wanted = checked_script(session, Script(script, tuple(args), module), fresh=True)
     pull.check_target(
         session.root / project_files.RESULTS, hint="make it a folder that you can write to, or remove it"

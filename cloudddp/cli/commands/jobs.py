@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import click
 
-from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JOB_PARAMETERS, JSON, YES
+from cloudddp.cli.commands.options import (
+    ANYONE,
+    CLUSTER_SETTINGS,
+    DRY_RUN,
+    JOB_PARAMETERS,
+    JSON,
+    RESUME_SETTINGS,
+    VARIABLES,
+    YES,
+)  # fmt: skip
 from cloudddp.cli.job_verb import JobVerb
 from cloudddp.cli.verbs import Verb
 
@@ -129,3 +138,51 @@ stacks = Verb(
     Without JOB, those of the job that is running. The ranks stop for a moment while py-spy reads them, and go on.
     """,
 )
+resume = Verb(
+    "resume",
+    "cloudddp.cli.actions.resume:resume",
+    params=[
+        _JOB,
+        click.Option(["-d", "--detach"], is_flag=True, help="Start the job and return."),
+        click.Option(
+            ["--replace", "replaced"], multiple=True, metavar="NODE",
+            help="Also replace this node, which EC2 says runs: it is terminated first.",
+        ),
+        *RESUME_SETTINGS,
+        *VARIABLES,
+    ],
+    help="""Replace lost nodes and start a job again from its snapshot.
+
+    Nodes that have terminated are replaced by the same type in the same zone, with the same deadline. Then the script is
+    started again with the arguments and settings of JOB, or of the newest job, as a new job: where it continues is up to
+    the script. The job has to have been launched from this computer.
+
+    \b
+    Examples:
+      cloudddp resume
+      cloudddp resume --replace 3 --wait-capacity 2h
+    """,
+)  # fmt: skip
+
+watch = Verb(
+    "watch",
+    "cloudddp.cli.actions.resume:watch",
+    params=[
+        _JOB,
+        click.Option(
+            ["--times"], type=click.IntRange(1, 1000), default=10, metavar="N",
+            help="How often the job is resumed at most. [default: 10]",
+        ),
+        *RESUME_SETTINGS,
+        *VARIABLES,
+    ],
+    help="""Follow a job, and resume it when a node is lost.
+
+    Leave it running in tmux, or start it from cron: of several on this computer, one resumes the job. Ctrl-C ends it and
+    not the job. The exit code is the job's.
+
+    \b
+    Example:
+      cloudddp watch --wait-capacity 2h
+    """,
+)  # fmt: skip

@@ -131,6 +131,23 @@ CLUSTER_SETTINGS = (
     ),
 )  # fmt: skip
 
+NODES_MIN = SettingOption(
+    "job", "nodes_min", "--nodes-min", metavar="M",
+    description="If a lost node cannot be replaced, resume the job with the nodes that are left if they are at least this many. "
+    "Default: all.",
+)  # fmt: skip
+VARIABLES = (
+    click.Option(
+        ["--env", "-e", "variables"], multiple=True, metavar="NAME[=VALUE]",
+        help="Set an environment variable in every rank; without VALUE to what it is here.",
+    ),
+    click.Option(
+        ["--env-file", "env_files"], multiple=True, metavar="FILE",
+        help="Set the variables of a file of NAME=VALUE lines (dotenv) in every rank.",
+    ),
+)  # fmt: skip
+RESUME_SETTINGS = (NODES_MIN, next(one for one in CLUSTER_SETTINGS if one.key == "wait_capacity"))
+
 JOB_PARAMETERS = (
     click.Option(["-m", "module"], is_flag=True, help="SCRIPT is a module, as in `python -m`."),
     SettingOption(
@@ -146,6 +163,7 @@ JOB_PARAMETERS = (
         description="How often within an hour a job that has failed is started again, on all nodes. Errors of the script "
         "itself are not repeated.",
     ),
+    NODES_MIN,
     SettingOption(
         "job", "stall_minutes", "--stall-minutes", metavar="MIN", standard="10",
         description="Minutes without output, training status, CPU or GPU activity of any rank after which a job has stalled. 0 "
@@ -166,14 +184,7 @@ JOB_PARAMETERS = (
         description="Check, before ranks start, that all nodes have the same GPUs, driver, Python, torch, CUDA and NCCL, space "
         "on their disks and clocks within 2 s.",
     ),
-    click.Option(
-        ["--env", "-e", "variables"], multiple=True, metavar="NAME[=VALUE]",
-        help="Set an environment variable in every rank; without VALUE to what it is here.",
-    ),
-    click.Option(
-        ["--env-file", "env_files"], multiple=True, metavar="FILE",
-        help="Set the variables of a file of NAME=VALUE lines (dotenv) in every rank.",
-    ),
+    *VARIABLES,
     click.Argument(["script"]),
     click.Argument(["args"], nargs=-1, type=click.UNPROCESSED),
 )  # fmt: skip

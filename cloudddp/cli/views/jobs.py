@@ -23,7 +23,7 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
             "-" if record.exit_code is None else str(record.exit_code),
             "-" if record.seconds is None else duration(record.seconds),
             _training(record),
-            record.script,
+            record.script + (f" (resumed from {record.resumed_from})" if record.resumed_from else ""),
         )
         for record in known
     ]
@@ -74,6 +74,7 @@ def _job_json(record: JobRecord) -> dict[str, Any]:
         "training": _training_json(record.training),
         "nodes_end": _iso(record.ends),
         "nodes_end_after_seconds": record.poweroff,
+        "resumed_from": record.resumed_from or None,
     }
 
 

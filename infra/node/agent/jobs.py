@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from agent import phases, poweroff, store
-from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TEXT
+from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TEXT, has_job_id_format
 from cloudddp.agent.protocol.jobs import MAX_JOBS, JobsReply, JobsRequest, JobState, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
@@ -38,6 +38,7 @@ def state_of(folder: Path) -> JobState:
             folder.name, record.state, node=record.node, exit_code=record.exit_code, started=record.started,
             ended=record.ended, error=record.error[:MAX_TEXT], script=record.script[:MAX_TEXT],
             expected=record.expected, max_restarts=record.max_restarts, restarts=record.restarts,
+            resumed_from=record.resumed_from if has_job_id_format(record.resumed_from) else "",
         )  # fmt: skip
     else:
         found = JobState(folder.name, JobPhase.LOST, exit_code=1)

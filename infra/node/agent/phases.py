@@ -60,6 +60,7 @@ class StateFile:
     expected: Optional[int] = None
     max_restarts: int = 0
     restarts: int = 0
+    resumed_from: str = ""
 
     def __post_init__(self) -> None:
         check_range("node", self.node, 0, MAX_NODES)

@@ -108,6 +108,7 @@ class _Supervisor:
         self._state = phases.StateFile(
             request.job, request.node, JobPhase.STARTING, pid=os.getpid(), born=processes.born(os.getpid()),
             script=request.script, expected=request.ranks, max_restarts=request.max_restarts,
+            resumed_from=request.resumed_from,
         )  # fmt: skip
         self._mesh = mesh
         self._facts: dict[int, Facts] = {}

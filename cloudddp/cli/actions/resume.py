@@ -1,0 +1,368 @@
+"""`resume` and `watch`: replace lost nodes, and start a job again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from cloudddp.agent.client import Runner
+from cloudddp.cli import session as sessions
+from cloudddp.cli.actions.follow import (
+    Detached,
+    JobStopped,
+    ended_nodes_query,
+    line_printer,
+    quiet_reporter,
+    report_end,
+    silence_reporter,
+)
+from cloudddp.cli.actions.starting import check_nodes_min, start_and_follow
+from cloudddp.cli.console import Console
+from cloudddp.cli.formats import counted, node_list
+from cloudddp.cli.session import Session
+from cloudddp.cluster import connect, inspect
+from cloudddp.cluster import replace as replacing
+from cloudddp.cluster.capacity import NotLaunched
+from cloudddp.cluster.model import Cluster
+from cloudddp.config import timing
+from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.spec import Config
+from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
+from cloudddp.job import launch, launch_record, status
+from cloudddp.job.follow.decide import Policy
+from cloudddp.job.follow.follower import JobFollower
+from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.launch_record import LaunchRecord
+from cloudddp.job.outcome import JobStatus
+from cloudddp.job.status import JobRecord
+from cloudddp.local_state import ClusterFolder
+
+_AGAIN = 1.0  # seconds between two looks
+_FAILED = (JobStatus.FAILED, JobStatus.LOST, JobStatus.PREEMPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What to resume. `replaced` are nodes to replace although EC2 says that they run."""
+
+    job: str | None
+    replaced: frozenset[int] = frozenset()
+    detach: bool = False
+
+
+def resume(
+    console: Console,
+    options: GlobalOptions,
+    *,
+    flags: Sequence[Flag],
+    job_id: str | None,
+    detach: bool,
+    replaced: Sequence[str],
+    variables: Sequence[str],
+    env_files: Sequence[str],
+) -> int:
+    nodes = frozenset(map(_node, replaced))
+    session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
+    try:
+        finished = _resume(session, flags, _Request(job_id, nodes, detach))
+    except (JobStopped, Detached) as ended:
+        return _left(console, ended)
+    return 0 if finished is None else finished.exit_code
+
+
+def watch(
+    console: Console,
+    options: GlobalOptions,
+    *,
+    flags: Sequence[Flag],
+    job_id: str | None,
+    times: int,
+    variables: Sequence[str],
+    env_files: Sequence[str],
+) -> int:
+    session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
+    cluster = session.cluster()
+    record = launch_record.find(ClusterFolder(cluster.id), job_id)
+    _as_launched(session, flags, record, cluster)  # a value that is missing is reported now, not after a loss
+    while True:
+        job, finished = _watched(session, record.job)
+        record = launch_record.find(ClusterFolder(cluster.id), job)
+        if not times or not _lost_node(session, cluster, record, finished):
+            return finished.exit_code
+        times -= 1
+        console.log(f"job {job} has lost a node; resuming it")
+        try:
+            _resume(session, flags, _Request(job, detach=True))
+        except _Busy:
+            _wait_for_other(ClusterFolder(cluster.id))
+            times += 1
+        except _Resumed as done:
+            job = done.job
+        record = launch_record.find(ClusterFolder(cluster.id), job)
+
+
+def keep_resuming(session: Session, cluster: Cluster, finished: JobResult, times: int) -> JobResult:
+    """Resume a job that was followed, as often as it loses a node, at most `times`; return how it ended."""
+    while times and _lost_node(
+        session, cluster, launch_record.find(ClusterFolder(cluster.id), finished.job), finished
+    ):
+        times -= 1
+        session.console.log(f"job {finished.job} has lost a node; resuming it")
+        again = _resume(session, (), _Request(finished.job))
+        if again is None:
+            break
+        finished = again
+    return finished
+
+
+def _wait_for_other(folder: ClusterFolder) -> None:
+    """Wait until no other command of this computer is resuming a job of the cluster."""
+    while True:
+        with folder.resuming() as free:
+            if free:
+                return
+        time.sleep(_AGAIN)
+
+
+class _Busy(CloudDDPError):
+    """Another command of this computer resumes a job of the cluster."""
+
+
+class _Resumed(CloudDDPError):
+    """The job was resumed before, as `job`."""
+
+    def __init__(self, before: str, job: JobRecord) -> None:
+        follow = Command("logs", "-f", job.id) if not job.status.ended else Command("resume", job.id)
+        super().__init__(f"job {before} was resumed before, as {job.id} ({job.status})", hint=follow)
+        self.job = job.id
+
+
+def _node(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 5):
+        raise UsageError(f"--replace {text!r} is not a node", hint="give a node rank, as in --replace 1")
+    return int(text)
+
+
+def _left(console: Console, ended: JobStopped | Detached) -> int:
+    if isinstance(ended, Detached):
+        console.log(f"job {ended.job_id} keeps running: ", Command("logs", "-f", ended.job_id), " follows it")
+        return 0
+    raise Interrupted(
+        f"{ended}; the cluster is still up", hint=(Command("down"), " stops the bill")
+    ) from None
+
+
+# -- resuming ----------------------------------------------------------------------------------------------
+
+
+def _resume(session: Session, flags: Sequence[Flag], wanted: _Request) -> JobResult | None:
+    """Replace what is lost, and start the job again; follow it unless it is to be detached."""
+    cluster = session.cluster()
+    folder = ClusterFolder(cluster.id)
+    record = launch_record.find(folder, wanted.job)
+    own = _as_launched(session, flags, record, cluster)
+    _check_replaced(cluster, wanted.replaced)
+    with ExitStack() as lock:
+        if not lock.enter_context(folder.resuming()):
+            raise _Busy(
+                f"another cloudddp command is resuming a job of cluster {cluster.name!r}",
+                hint=(Command("jobs"), " lists it once it has started"),
+            )
+        _check_job(own, cluster, record, wanted.replaced)
+        cluster = _restored(own, cluster, wanted.replaced)
+        own = replace(own, settings=_for_nodes(own.settings, cluster))
+        job_id = launch.new_id()
+        own.console.log(f"resuming job {record.job} as {job_id} on {counted(len(cluster.nodes), 'node')}")
+        with closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner:
+            return start_and_follow(
+                own, runner, cluster, record.script, job_id, detach=wanted.detach, poweroff=record.poweroff, resumed_from=record.job,
+                on_start=lock.close,
+            )  # fmt: skip
+
+
+def _as_launched(session: Session, flags: Sequence[Flag], record: LaunchRecord, cluster: Cluster) -> Session:
+    """Return a session with the settings of a job when it was launched; `flags` of this command override them.
+
+    Raises UsageError for what the job needs and is not there any more: a variable, the script, the project.
+    """
+    env = launch_record.environment(record, session.variables, session.env_files, os.environ)
+    now, given = session.settings, {flag.key for flag in flags}
+    least = now.job.nodes_min if "nodes_min" in given else record.config.job.nodes_min
+    wait = now.cluster.wait_capacity if "wait_capacity" in given else record.config.cluster.wait_capacity
+    settings = msgspec.structs.replace(
+        record.config,
+        job=msgspec.structs.replace(record.config.job, env=env, nodes_min=least),
+        cluster=msgspec.structs.replace(
+            record.config.cluster, name=cluster.name, wait_capacity=wait, ssh_port=now.cluster.ssh_port
+        ),
+    )
+    root = Path(record.root)
+    if not root.is_dir():
+        raise UsageError(
+            f"the project of job {record.job} is gone: {root} is not a folder", hint="restore it"
+        )
+    launch.prepare(root, root, record.script, settings)
+    explicit = {one.partition("=")[0] for one in session.variables}
+    own = replace(
+        session,
+        settings=settings,
+        root=root,
+        files=tuple(map(Path, record.files)),
+        variables=(*(name for name in record.passed if name not in explicit), *session.variables),
+        env_files=session.env_files or record.env_files,
+    )
+    check_nodes_min(settings, len(cluster.nodes) + cluster.missing)
+    return own
+
+
+def _check_replaced(cluster: Cluster, replaced: frozenset[int]) -> None:
+    """Raise UsageError for a node that the cluster does not have."""
+    count = len(cluster.nodes) + cluster.missing
+    for node in sorted(replaced):
+        if node >= count:
+            raise UsageError(
+                f"--replace {node}: the cluster has no such node", hint=f"its nodes are 0 to {count - 1}"
+            )
+    if replaced and not set(cluster.nodes) - replaced:
+        raise UsageError(
+            "--replace names every node that is left, and a replacement needs one that stays",
+            hint=(Command("down"), " and ", Command("up"), " replace them all"),
+        )
+
+
+def _check_job(session: Session, cluster: Cluster, record: LaunchRecord, replaced: frozenset[int]) -> None:
+    """Wait until the job has ended on the nodes that stay. Raises CloudDDPError if it runs, has succeeded or was resumed
+    before; NodeError if a node that EC2 says runs does not answer, and is not to be replaced."""
+    stay = cluster.only([node.id for rank, node in cluster.nodes.items() if rank not in replaced])
+    if down := [rank for rank, node in stay.nodes.items() if node.state in ("stopping", "stopped")]:
+        raise NodeError(f"{node_list(down)} stopped", hint=_replace_hint(down))
+    new = [rank for rank, node in stay.nodes.items() if node.id not in record.nodes]
+    known = stay.only([node.id for rank, node in stay.nodes.items() if rank not in new])
+    runner, silent = connect.connect_reachable(
+        known if known.nodes else stay, session.settings.cluster, progress=session.console.log
+    )
+    with closing(runner):
+        if silent:
+            raise NodeError(
+                f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}",
+                hint=_replace_hint(list(silent)),
+            )
+        _check_ended(session, runner, record)
+
+
+def _replace_hint(nodes: Sequence[int]) -> tuple[Command, str]:
+    words = [word for node in nodes for word in ("--replace", str(node))]
+    return Command("resume", *words), " terminates it first and launches another"
+
+
+def _check_ended(session: Session, runner: Runner, record: LaunchRecord) -> None:
+    limit = (
+        time.monotonic()
+        + session.settings.job.heartbeat
+        + session.settings.job.stop_grace
+        + timing.current().quiet
+    )
+    while True:
+        jobs = status.list_jobs(runner)
+        if later := [one for one in jobs if one.resumed_from == record.job]:
+            raise _Resumed(record.job, later[-1])
+        job = next((one for one in jobs if one.id == record.job), None)
+        if job is None:
+            return
+        if job.status is JobStatus.SUCCEEDED:
+            raise CloudDDPError(
+                f"job {job.id} has succeeded: there is nothing to resume",
+                hint=("start it again with ", Command("launch", "SCRIPT")),
+            )
+        if job.status.ended:
+            return
+        if time.monotonic() > limit:
+            raise CloudDDPError(
+                f"job {job.id} is still running",
+                hint=(Command("logs", "-f", job.id), " follows it, ", Command("cancel", job.id), " ends it"),
+            )
+        time.sleep(_AGAIN)
+
+
+def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> Cluster:
+    """Return the cluster with new nodes for the lost ones; without them where there is no capacity and the job may go on."""
+    console, spec = session.console, session.settings.cluster
+    with console.progress() as progress:
+        aws = session.aws()
+        replacing.terminate(aws, cluster, sorted(replaced), progress)
+        cluster = inspect.refresh(aws, cluster.name, cluster.id) or cluster
+        try:
+            return replacing.replace_lost(aws, cluster, spec, progress)
+        except NotLaunched as failure:
+            left = inspect.refresh(aws, cluster.name, cluster.id) or cluster
+            least = session.settings.job.nodes_min
+            if least is None or len(left.nodes) < least:
+                raise CloudDDPError(
+                    f"{node_list(replacing.missing_ranks(left))} could not be replaced: {failure.message}; "
+                    f"{counted(len(left.nodes), 'node')} left",
+                    hint=(
+                        "keep trying: ", Command("resume", "--wait-capacity", "2h"), "; or go on with fewer nodes: ",
+                        Command("resume", "--nodes-min", str(len(left.nodes))),
+                    ),
+                ) from None  # fmt: skip
+            console.warn(f"{failure.message}: going on with {counted(len(left.nodes), 'node')}")
+            return left
+
+
+def _for_nodes(config: Config, cluster: Cluster) -> Config:
+    """Return the settings for the nodes that the cluster has now: a list with a number per node may be too long."""
+    counts = config.job.nproc_per_node
+    if not isinstance(counts, tuple) or len(counts) <= len(cluster.nodes):
+        return config
+    kept = tuple(counts[node] for node in cluster.nodes if node < len(counts))
+    return msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, nproc_per_node=kept))
+
+
+# -- watching ----------------------------------------------------------------------------------------------
+
+
+def _watched(session: Session, job_id: str) -> tuple[str, JobResult]:
+    """Follow a job, or the one that continues it, to its end. Return its id, and how it ended."""
+    console, cluster = session.console, session.cluster()
+    runner, silent = connect.connect_reachable(cluster, session.settings.cluster, progress=console.log)
+    with closing(runner):
+        for error in silent.values():
+            console.warn(str(error))
+        jobs = status.list_jobs(runner)
+        while later := [one.id for one in jobs if one.resumed_from == job_id]:
+            job_id = later[-1]
+        job = status.find(jobs, job_id)
+        began = time.monotonic()
+        follower = JobFollower(
+            runner, job.id, job.nodes, Policy(wait=True), on_line=line_printer(console),
+            on_quiet=quiet_reporter(console), on_silence=silence_reporter(console, job.id),
+            ended_instances=ended_nodes_query(session, cluster),
+        )  # fmt: skip
+        try:
+            finished = follower.run()
+        finally:
+            follower.close()
+        report_end(session, cluster, finished, time.monotonic() - began)
+    return job_id, finished
+
+
+def _lost_node(session: Session, cluster: Cluster, record: LaunchRecord, finished: JobResult) -> bool:
+    """Return whether the job has failed, and an instance on which it ran has ended. EC2 may take a while to notice."""
+    if finished.status not in _FAILED:
+        return False
+    suspected = bool(finished.lost) or finished.suspect is not None
+    deadline = time.monotonic() + (timing.current().quiet if suspected else 0.0)
+    while True:
+        found = inspect.refresh(session.aws(), cluster.name, cluster.id)
+        live = {node.id for node in found.nodes.values()} if found else set()
+        if live and set(record.nodes) - live:
+            return True
+        if not live or time.monotonic() > deadline:
+            return False
+        time.sleep(_AGAIN)

@@ -1,0 +1,127 @@
+"""Starting a job, for `launch`, `run` and `resume`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cloudddp import signals
+from cloudddp.agent.client import Runner
+from cloudddp.cli.actions import deadlines
+from cloudddp.cli.actions.follow import JobStopped, foreground, report_end
+from cloudddp.cli.actions.results import collect, report_new
+from cloudddp.cli.console import Console
+from cloudddp.cli.session import Session
+from cloudddp.cluster.model import Cluster
+from cloudddp.config.spec import Config
+from cloudddp.errors import Command, UsageError
+from cloudddp.job import cancel, launch, launch_record
+from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.ranks import Script
+from cloudddp.local_state import ClusterFolder
+
+
+def checked_script(session: Session, script: Script, *, fresh: bool = False) -> Script:
+    """Return the script by its path in the project. Raises UsageError before anything is called."""
+    found = launch.prepare(session.root, Path.cwd(), script, session.settings, fresh=fresh)
+    if fresh:
+        check_nodes_min(session.settings, session.settings.cluster.nodes)
+    return found
+
+
+def start_job(
+    session: Session,
+    runner: Runner,
+    cluster: Cluster,
+    script: Script,
+    job_id: str,
+    *,
+    poweroff: float | None = None,
+    resumed_from: str = "",
+) -> None:
+    """Start the job, and record what it was launched with. Call it inside `stopped_if_interrupted`."""
+    deadlines.warn_if_near(session.console, cluster)
+    check_nodes_min(session.settings, len(cluster.nodes) + cluster.missing)
+    record = launch_record.of_launch(
+        job_id, script, session.settings, root=session.root, files=session.files, variables=session.variables,
+        env_files=session.env_files, nodes=[node.id for node in cluster.nodes.values()], poweroff=poweroff,
+        resumed_from=resumed_from,
+    )  # fmt: skip
+    launch_record.keep(ClusterFolder(cluster.id), record)
+    with session.console.progress() as progress:
+        launch.launch(
+            runner, cluster, session.settings, script, root=session.root, progress=progress, job_id=job_id,
+            poweroff=poweroff, resumed_from=resumed_from,
+        )  # fmt: skip
+
+
+def start_and_follow(
+    session: Session,
+    runner: Runner,
+    cluster: Cluster,
+    script: Script,
+    job_id: str,
+    *,
+    detach: bool,
+    poweroff: float | None = None,
+    resumed_from: str = "",
+    on_start: Callable[[], None] = lambda: None,
+) -> JobResult | None:
+    """Start the job, and follow it to its end unless `detach` is set. Raises JobStopped and Detached.
+
+    `on_start` is called when it has been started. `poweroff`: as for job.start.start.
+    """
+    console = session.console
+    with stopped_if_interrupted(console, runner, job_id):
+        start_job(session, runner, cluster, script, job_id, poweroff=poweroff, resumed_from=resumed_from)
+        on_start()
+        if detach:
+            console.print(job_id)
+            console.log(
+                "next: ", Command("logs", "-f", job_id), "   (", Command("cancel", job_id), " ends it)"
+            )
+            deadlines.report_leaving(console, cluster, session.settings, poweroff=poweroff)
+            return None
+        finished, seconds = foreground(session, runner, cluster, job_id)
+    report_end(session, cluster, finished, seconds)
+    if finished.leaving:
+        _pull_before_the_end(session, runner, finished)
+    elif not finished.lost:
+        report_new(console, runner, session.settings, job_id)
+    return finished
+
+
+def _pull_before_the_end(session: Session, runner: Runner, finished: JobResult) -> None:
+    """Pull the results of a job whose nodes are about to end."""
+    lost = dict(zip(finished.lost, finished.lost_reasons, strict=True))
+    left = collect(session, runner, finished.job, lost)
+    for line in left.lines:
+        session.console.warn(f"not pulled: {line}")
+    if left.lines:
+        session.console.log("before the nodes end: ", left.pull)
+
+
+def check_nodes_min(config: Config, nodes: int) -> None:
+    """Raise UsageError where the job needs more nodes than there are."""
+    least = config.job.nodes_min
+    if least is not None and least > nodes:
+        raise UsageError(
+            f"job.nodes_min is {least}, and the cluster has {nodes} node{'s' * (nodes != 1)}",
+            hint=f"give at most {nodes}: --nodes-min {nodes}",
+        )
+
+
+@contextlib.contextmanager
+def stopped_if_interrupted(console: Console, runner: Runner, job_id: str) -> Iterator[None]:
+    """End the job at a Ctrl-C while it is being started, or before it is followed. Raises JobStopped."""
+    try:
+        yield
+    except signals.HungUp:
+        raise
+    except KeyboardInterrupt:
+        with signals.protected(lambda: console.log("still ending the job; this takes a moment")):
+            unsure = cancel.abort_launch(runner, job_id)
+        known = f"it may still run on node {', '.join(map(str, unsure))}" if unsure else "it was ended"
+        outcome = f"interrupted while job {job_id} was being started; {known}"
+        raise JobStopped(job_id, outcome, cancel_again=bool(unsure)) from None

@@ -1,0 +1,276 @@
+"""Replaces the nodes that a cluster has lost, by `up`'s own path; the nodes that are left stay, whatever happens.
+
+Each replacement has the rank of the node that it replaces in its tags, from the call that creates it on, so that a
+command that finds it later knows what it is. If this is interrupted or fails, exactly the new nodes are removed again; if
+it is killed, the next call makes what it finds ready.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import msgspec
+
+from cloudddp import signals
+from cloudddp.aws import inventory, removal
+from cloudddp.aws.client import AWS
+from cloudddp.aws.inventory import Instance
+from cloudddp.cluster import addresses, inspect, known, replacement
+from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
+from cloudddp.cluster.connect import Dial, dial
+from cloudddp.cluster.create import CreatedResources
+from cloudddp.cluster.identity import units
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.progress import ProgressCallback
+from cloudddp.cluster.reach import remembered
+from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
+from cloudddp.cluster.replacement import Replacement
+from cloudddp.cluster.user_data import Identity
+from cloudddp.config import duration, timing
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, Leftovers
+from cloudddp.local_state import ClusterFolder
+from cloudddp.ssh import keys
+from cloudddp.tags import parse_time
+
+_STILL_REMOVING = "still removing the new nodes; this takes a moment"
+
+
+@dataclass(slots=True)
+class _New:
+    """The nodes that this command has launched, or found: an earlier one was killed before they were ready."""
+
+    attempts: list[CreatedResources] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
+    tokens: set[str] = field(default_factory=set)
+
+    @property
+    def ids(self) -> list[str]:
+        return self.found + [one for attempt in self.attempts for one in attempt.known.instances]
+
+    @property
+    def uncertain(self) -> bool:
+        return any(attempt.known.uncertain for attempt in self.attempts)
+
+    @property
+    def listed_from(self) -> float:
+        return max((attempt.known.listed_from for attempt in self.attempts), default=0.0)
+
+
+def replace_lost(
+    aws: AWS, cluster: Cluster, spec: ClusterSpec, progress: ProgressCallback, dial: Dial = dial
+) -> Cluster:
+    """Launch a node for each one that the cluster has lost, and return the cluster when all its nodes are ready.
+
+    Raises NotLaunched if the zone has no capacity within spec.wait_capacity, CloudDDPError, Interrupted, Leftovers; then the
+    new nodes have been removed.
+    """
+    folder = ClusterFolder(cluster.id)
+    spec = msgspec.structs.replace(remembered(spec, folder.record()), instance_type=cluster.type)
+    _wait_until_listed(folder, progress)
+    cluster = inspect.refresh(aws, cluster.name, cluster.id) or cluster
+    unready = _unready(folder, cluster)
+    if not cluster.missing and not unready:
+        return cluster
+    new = _New()
+    try:
+        if unready:
+            progress(f"node {', '.join(map(str, unready))} was launched by a command that was killed")
+            new.found += [node.id for node in unready.values()]
+            unrecorded = [one for one in new.found if one not in folder.created_instances()]
+            if unrecorded:
+                folder.journal_created(unrecorded)
+            _make_ready(aws, cluster, spec, new.found, progress, dial)
+        if cluster.missing:
+            _launch(aws, cluster, spec, folder, new, progress)
+            _make_ready(aws, cluster, spec, new.ids, progress, dial)
+        whole = inspect.refresh(aws, cluster.name, cluster.id) or cluster
+        check_intact(aws, whole)
+        folder.journal(known.READY, nodes={rank: node.id for rank, node in whole.nodes.items()})
+    except BaseException as error:
+        _remove(aws, cluster, new, error, progress)
+        raise
+    return whole
+
+
+def terminate(aws: AWS, cluster: Cluster, ranks: Sequence[int], progress: ProgressCallback) -> None:
+    """Terminate nodes that are to be replaced, and verify it. Raises CloudDDPError if one does not terminate."""
+    ids = [cluster.nodes[rank].id for rank in ranks if rank in cluster.nodes]
+    if not ids:
+        return
+    progress(f"terminating {', '.join(ids)}")
+    ClusterFolder(cluster.id).journal("terminate", ids=ids)
+    left = _terminate(aws, cluster, ids)
+    if left:
+        raise CloudDDPError(
+            f"{', '.join(one.id for one in left)} did not terminate", hint="repeat the command"
+        )
+
+
+def missing_ranks(cluster: Cluster) -> list[int]:
+    """Return the ranks of the nodes that a cluster has lost."""
+    count = len(cluster.nodes) + cluster.missing
+    return [rank for rank in range(count) if rank not in cluster.nodes]
+
+
+def _wait_until_listed(folder: ClusterFolder, progress: ProgressCallback) -> None:
+    """Wait until AWS lists what a command that was killed may have launched: a second node of a rank would be billed and
+    useless."""
+    before = known.from_journal(folder)
+    wait = before.listed_from - time.monotonic()
+    if not before.nothing and wait > 0:
+        progress(f"waiting {wait:.0f} s until AWS lists everything that an earlier command has launched")
+        time.sleep(wait)
+
+
+def _unready(folder: ClusterFolder, cluster: Cluster) -> dict[int, Instance]:
+    """Return the nodes that this computer has launched as replacements, and that were never ready."""
+    events = folder.events()
+    ready: set[str] = set()
+    tokens: set[str] = set()
+    for event in events:
+        nodes, token = event.get("nodes"), event.get("client_token")
+        if event.get("event") == known.READY and isinstance(nodes, dict):
+            ready.update(one for one in nodes.values() if isinstance(one, str))
+        if event.get("method") == known.RUN and isinstance(token, str):
+            tokens.add(token)
+    return {
+        rank: node
+        for rank, node in cluster.nodes.items()
+        if node.tags.node_rank is not None and node.id not in ready and node.client_token in tokens
+    }
+
+
+def _launch(
+    aws: AWS,
+    cluster: Cluster,
+    spec: ClusterSpec,
+    folder: ClusterFolder,
+    new: _New,
+    progress: ProgressCallback,
+) -> None:
+    """Launch a node for each missing rank. Raises NotLaunched if there is no capacity within spec.wait_capacity."""
+    launch = replacement.recorded(folder)
+    zone = next(iter(cluster.nodes.values())).zone
+    record = folder.record()
+    expires = (parse_time(record.expires) if record else None) or cluster.expires
+    if expires is None:
+        raise CloudDDPError(
+            "the deadline of the cluster is unknown", hint=(Command("down"), " and ", Command("up"))
+        )
+    identity = _identity(folder)
+    deadline = time.monotonic() + duration.seconds(spec.wait_capacity)
+    pause = timing.current().capacity_first
+    waiting = missing_ranks(cluster)
+    number = 1 + sum(event.get("method") == known.RUN for event in folder.events())
+    while waiting:
+        now = datetime.now(UTC).replace(microsecond=0)
+        plan = replacement.plan(
+            launch, identity, rank=waiting[0], zone=zone, region=aws.region, attempt=number, now=now,
+            expires=expires, units=units(),
+        )  # fmt: skip
+        progress(
+            f"launching node {plan.rank}: {launch['InstanceType']} in {zone}, until {expires:%Y-%m-%d %H:%M} UTC"
+        )
+        try:
+            _launch_one(aws, cluster, plan, folder, new, progress)
+            waiting.pop(0)
+        except NotLaunched as failure:
+            left = deadline - time.monotonic()
+            if left <= 0 or not any(one.waiting_helps for one in failure.attempts):
+                raise
+            progress(f"no capacity in {zone}: next attempt in {min(pause, left):.0f} s (Ctrl-C ends)")
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.5, timing.current().capacity_longest)
+        number += 1
+
+
+def _launch_one(
+    aws: AWS,
+    cluster: Cluster,
+    plan: Replacement,
+    folder: ClusterFolder,
+    new: _New,
+    progress: ProgressCallback,
+) -> None:
+    resources = CreatedResources(aws, cluster.name, plan, folder, progress, replacing=True)
+    new.attempts.append(resources)
+    new.tokens.add(plan.token)
+    resources.create()
+
+
+def _identity(folder: ClusterFolder) -> Identity:
+    """Return the identity of new nodes: they boot with a host key of their own, which is recorded as the shared one.
+
+    Every other node has had its own key since it was ready.
+    """
+    host = keys.generate()
+    folder.write(folder.host_key, f"{host.public}\n")
+    login = keys.public_of(folder.login_key_text())
+    return Identity(folder.id, login, host.private, host.public)
+
+
+def _make_ready(
+    aws: AWS, cluster: Cluster, spec: ClusterSpec, ids: Sequence[str], progress: ProgressCallback, dial: Dial
+) -> None:
+    """Wait until the new nodes run, and check them as `up` does."""
+    alone = msgspec.structs.replace(spec, nodes=len(ids))
+    only = frozenset(ids)
+    try:
+        found = wait_running(aws, alone, cluster.id, cluster.gpus, progress, addressed=False, only=only)
+        if addresses.missing(aws, found):
+            addresses.provide(aws, found, progress)
+        found = wait_running(aws, alone, cluster.id, cluster.gpus, progress, only=only)
+    except AWSError as error:
+        if next_step(error.code) is not Next.ZONE:
+            raise
+        zone = next(iter(cluster.nodes.values())).zone
+        raise NotLaunched([attempt(aws.region, zone, error)], error, accepted=True) from None
+    make_ready(aws, found, alone, progress, dial)
+
+
+def _remove(aws: AWS, cluster: Cluster, new: _New, error: BaseException, progress: ProgressCallback) -> None:
+    """Remove exactly the new nodes, and verify it. Raises Leftovers, or Interrupted after Ctrl-C."""
+    interrupted = isinstance(error, KeyboardInterrupt)
+    with signals.protected(lambda: progress(_STILL_REMOVING)):
+        if new.ids or new.uncertain:
+            progress(f"{'interrupted' if interrupted else 'failed'}: removing the new nodes")
+            _remove_new(aws, cluster, new)
+    if interrupted:
+        raise Interrupted(
+            "interrupted; the new nodes were removed, and the others of the cluster were not changed",
+            hint=(Command("resume"), " tries again, ", Command("down"), " stops the bill"),
+        ) from None
+
+
+def _remove_new(aws: AWS, cluster: Cluster, new: _New) -> None:
+    ids = new.ids
+    try:
+        if new.uncertain:  # AWS may have launched a node without confirming it
+            time.sleep(max(new.listed_from - time.monotonic(), 0.0))
+            listed = inventory.instances(aws, inventory.with_id(cluster.id))
+            ids += [
+                one.id for one in listed if one.live and one.client_token in new.tokens and one.id not in ids
+            ]
+        if ids:
+            ClusterFolder(cluster.id).journal("terminate", ids=ids)
+        left = [one.id for one in _terminate(aws, cluster, ids)] if ids else []
+        why = "did not terminate"
+    except Exception as problem:  # a bug, too, must not hide that nodes may be running
+        left, why = ids or ["new nodes"], f"may still be running: {problem}"
+    if left:
+        raise Leftovers(
+            f"{', '.join(left)} {why}",
+            hint=("repeat ", Command("resume"), ", or remove the cluster: ", Command("down")),
+        )
+
+
+def _terminate(aws: AWS, cluster: Cluster, ids: Sequence[str]) -> list[Instance]:
+    """Terminate instances; return those that remain."""
+    removal.terminate(aws, list(ids))
+    return removal.wait_terminated(
+        aws, lambda: [one for one in inventory.instances(aws, inventory.with_id(cluster.id)) if one.id in ids]
+    )

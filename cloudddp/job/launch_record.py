@@ -1,0 +1,149 @@
+"""What a job was launched with, recorded on this computer so that `resume` can start it again on other nodes.
+
+Values of variables may be secret and are never recorded. They come from where they came from at the launch: the
+configuration file, a file of variables, this computer's environment. A value that was given on the command line has to be
+given again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from cloudddp.agent.protocol.codec import has_job_id_format
+from cloudddp.config import env_file, settings
+from cloudddp.config.options import Flag
+from cloudddp.config.spec import Config
+from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.job.ranks import Script
+from cloudddp.local_state import ClusterFolder
+from cloudddp.text import one_line
+
+_Text = Annotated[str, Meta(max_length=1 << 20)]
+_Texts = Annotated[tuple[_Text, ...], Meta(max_length=1 << 16)]
+
+
+class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as it was launched. `config` has no value of a variable; `names` are those of all variables.
+
+    `given` are the variables whose values were on the command line, `passed` those that came from the environment.
+    """
+
+    job: _Text
+    root: _Text
+    target: _Text
+    args: _Texts = ()
+    module: bool = False
+    config: Config
+    files: _Texts = ()  # configuration files, by precedence
+    names: _Texts = ()
+    given: _Texts = ()
+    passed: _Texts = ()
+    env_files: _Texts = ()
+    nodes: _Texts = ()  # ids of the instances
+    poweroff: Annotated[float, Meta(ge=0, le=1e6)] | None = None  # minutes after the end: `launch --down`
+    resumed_from: _Text = ""
+
+    @property
+    def script(self) -> Script:
+        return Script(self.target, self.args, self.module)
+
+
+def of_launch(
+    job_id: str,
+    script: Script,
+    config: Config,
+    *,
+    root: Path,
+    files: Sequence[Path],
+    variables: Sequence[str],
+    env_files: Sequence[str],
+    nodes: Sequence[str],
+    poweroff: float | None = None,
+    resumed_from: str = "",
+) -> LaunchRecord:
+    """Return the record of a job that is about to be launched. `variables` are the values of -e."""
+    without = msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, env={}))
+    names = [(name, bool(equals)) for name, equals, _ in (one.partition("=") for one in variables)]
+    return LaunchRecord(
+        job=job_id,
+        root=str(root),
+        target=script.target,
+        args=tuple(script.args),
+        module=script.module,
+        config=without,
+        files=tuple(str(path.absolute()) for path in files),
+        names=tuple(config.job.env),
+        given=tuple(dict.fromkeys(name for name, has_value in names if has_value)),
+        passed=tuple(dict.fromkeys(name for name, has_value in names if not has_value)),
+        env_files=tuple(str(Path(name).absolute()) for name in env_files),
+        nodes=tuple(nodes),
+        poweroff=poweroff,
+        resumed_from=resumed_from,
+    )
+
+
+def keep(folder: ClusterFolder, record: LaunchRecord) -> None:
+    """Write the record of a job. Raises OSError, UsageError."""
+    folder.write(folder.job(record.job), msgspec.json.encode(record).decode())
+
+
+def find(folder: ClusterFolder, wanted: str | None) -> LaunchRecord:
+    """Return the job of that id (or of its unique beginning), or the newest. Raises CloudDDPError for none."""
+    ids = [one for one in folder.jobs() if has_job_id_format(one)]
+    if not ids:
+        raise CloudDDPError(
+            "no job of this cluster was launched from this computer, so none can be resumed here",
+            hint=("start one: ", Command("launch", "SCRIPT")),
+        )
+    matching = [ids[-1]] if wanted is None else [one for one in ids if one.startswith(wanted)]
+    found = [one for one in matching if one == wanted] or matching
+    if len(found) != 1:
+        what = one_line(repr(wanted), 80)
+        raise CloudDDPError(
+            f"job id {what} is ambiguous" if found else f"job {what} was not launched from this computer",
+            hint="jobs: " + ", ".join(found or ids[-10:]),
+        )
+    return _read(folder, found[0])
+
+
+def _read(folder: ClusterFolder, job_id: str) -> LaunchRecord:
+    path = folder.job(job_id)
+    try:
+        return msgspec.json.decode(folder.read(path) or "", type=LaunchRecord)
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
+        raise CloudDDPError(
+            f"{path}: cannot read what job {job_id} was launched with: {one_line(str(error), 200)}",
+            hint=("start it again with ", Command("launch", "SCRIPT")),
+        ) from None
+
+
+def environment(
+    record: LaunchRecord, variables: Sequence[str], env_files: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables of a job, read again from where they came from; `variables` and `env_files` override that.
+
+    Raises UsageError, naming the variable, if one has no value any more.
+    """
+    now = {one.partition("=")[0] for one in variables}
+    if lost := [name for name in record.given if name not in now]:
+        raise _unknown(record, lost, "was given on the command line, and values are not recorded")
+    again = [name for name in record.passed if name not in now]
+    flags: list[Flag] = env_file.flags([*again, *variables], env_files or record.env_files, environ)
+    layers = [settings.from_flags(flags), *(settings.read_toml(Path(one)) for one in record.files)]
+    found = settings.resolve(layers).job.env
+    if lost := [name for name in record.names if name not in found]:
+        raise _unknown(record, lost, "is neither in the configuration nor in a file of variables any more")
+    return found
+
+
+def _unknown(record: LaunchRecord, names: Sequence[str], why: str) -> UsageError:
+    listed = ", ".join(one_line(name, 80) for name in names)
+    verb = ("resume", record.job, *(word for name in names for word in ("-e", f"{one_line(name, 80)}=VALUE")))
+    return UsageError(
+        f"the value of {listed} for job {record.job} {why}", hint=("give it again: ", Command(*verb))
+    )

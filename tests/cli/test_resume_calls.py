@@ -1,0 +1,150 @@
+"""`resume` and the calls to AWS: lost answers, refusals, kill -9 in the middle; and what is recorded of a job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import remaining, wait_for
+
+SCRIPT = (
+    "import os\nprint('value', os.environ.get('A'), os.environ.get('B'), flush=True)\nraise SystemExit(5)\n"
+)
+
+
+@pytest.fixture
+def failed(cli: Any, ec2: Any) -> list[str]:
+    """A cluster with a job that has failed, and without node 1. Return the instances: that of node 0, and the lost one."""
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.write("script.py", SCRIPT)
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    assert cli("launch", "script.py").returncode == 5
+    ids = [node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]]
+    ec2.terminate_instances(InstanceIds=ids[1:])
+    wait_for(lambda: live(ec2, cli.cluster) == ids[:1], "the node has terminated")
+    return ids
+
+
+def launched(ec2: Any, cluster: str) -> dict[str, str]:
+    """Return the states of all instances of a cluster, also those that have ended."""
+    where = [{"Name": "tag:cloudddp:cluster", "Values": [cluster]}]
+    found = ec2.describe_instances(Filters=where)["Reservations"]
+    return {i["InstanceId"]: i["State"]["Name"] for r in found for i in r["Instances"]}
+
+
+def live(ec2: Any, cluster: str) -> list[str]:
+    return [one for one, state in launched(ec2, cluster).items() if state in ("pending", "running")]
+
+
+def test_lost_answer_of_the_launch_does_not_launch_twice(
+    cli: Any, ec2: Any, faults: Any, failed: list[str]
+) -> None:
+    faults.lose_answer("RunInstances")
+    cli.ok("resume", "-d")
+    assert len(live(ec2, cli.cluster)) == 2
+    cli.ok("down", "-y")
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_refused_launch_leaves_the_other_nodes(cli: Any, ec2: Any, faults: Any, failed: list[str]) -> None:
+    faults.fail("RunInstances", "UnauthorizedOperation", status=403)
+    done = cli("resume")
+    assert done.returncode == 1
+    assert "UnauthorizedOperation" in done.stderr
+    assert live(ec2, cli.cluster) == failed[:1]
+
+
+def test_launch_that_aws_completes_after_the_client_has_given_up(
+    cli: Any, ec2: Any, faults: Any, failed: list[str]
+) -> None:
+    faults.complete_late("RunInstances", 1.0)
+    done = cli("resume", CLOUDDDP_TIME_SCALE="0.2")
+    assert done.returncode == 1, done.stderr
+    assert live(ec2, cli.cluster) == failed[:1]
+    assert len(launched(ec2, cli.cluster)) == 3, "AWS has not completed the call"
+
+
+def test_killed_before_the_answer_of_the_launch(cli: Any, ec2: Any, faults: Any, failed: list[str]) -> None:
+    """The instance exists, and this computer does not know its id."""
+    came, go = faults.hold("RunInstances")
+    process = cli.start("resume")
+    assert came.wait(60)
+    process.kill()
+    process.communicate()
+    go.set()
+    wait_for(lambda: len(live(ec2, cli.cluster)) == 2, "the node was launched")
+    before = set(live(ec2, cli.cluster))
+    done = cli("resume", "-d")
+    assert done.returncode == 0, done.stderr
+    assert "was launched by a command that was killed" in done.stderr
+    assert set(live(ec2, cli.cluster)) == before
+
+
+def test_down_removes_what_a_killed_resume_has_launched(
+    cli: Any, ec2: Any, faults: Any, failed: list[str]
+) -> None:
+    came, go = faults.hold("RunInstances")
+    process = cli.start("resume")
+    assert came.wait(60)
+    process.kill()
+    process.communicate()
+    go.set()
+    cli.ok("down", "-y")
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_interrupt_during_the_launch(cli: Any, ec2: Any, faults: Any, failed: list[str]) -> None:
+    came, go = faults.hold("RunInstances")
+    process = cli.start("resume")
+    assert came.wait(60)
+    process.send_signal(2)
+    go.set()
+    _, err = process.communicate(timeout=110)
+    assert process.returncode == 130, err
+    assert "then removing the new node" in err
+    assert live(ec2, cli.cluster) == failed[:1]
+
+
+def test_variables_are_read_again_and_never_recorded(cli: Any, failed: list[str], tmp_path: Path) -> None:
+    env = tmp_path / "job.env"
+    env.write_text("B=from-file\n")
+    words = ("-e", "A=typed-secret", "--env-file", str(env))
+    assert cli("resume", "-e", "A=typed-secret", "--env-file", str(env)).returncode == 5
+    first = cli("launch", *words, "script.py")
+    assert "value typed-secret from-file" in first.stdout
+    recorded = "".join(path.read_text() for path in Path(cli.env["CLOUDDDP_HOME"]).rglob("job-*.json"))
+    assert "typed-secret" not in recorded
+    assert "from-file" not in recorded
+    refused = cli("resume")
+    assert refused.returncode == 2
+    assert "the value of A for job " in refused.stderr
+    assert "-e A=VALUE" in refused.stderr
+    env.write_text("B=changed\n")
+    again = cli("resume", "-e", "A=another")
+    assert again.returncode == 5
+    assert "value another changed" in again.stdout
+    env.unlink()
+    gone = cli("resume", "-e", "A=another")
+    assert gone.returncode == 2
+    assert "job.env" in gone.stderr
+
+
+def test_nothing_to_resume(cli: Any) -> None:
+    cli.nodes(1)
+    done = cli("resume")
+    assert done.returncode == 1
+    assert "no job of this cluster was launched from this computer" in done.stderr
+    assert cli("resume", "--nodes-min", "0").returncode == 2
+    assert cli("watch", "--times", "0").returncode == 2
+
+
+def test_nodes_min_above_the_number_of_nodes_is_refused_before_anything_is_created(
+    cli: Any, ec2: Any
+) -> None:
+    cli.write("script.py", SCRIPT)
+    done = cli("run", "-n", "2", "-t", "g5.12xlarge", "--nodes-min", "3", "script.py")
+    assert done.returncode == 2
+    assert "job.nodes_min is 3" in done.stderr
+    assert remaining(ec2, cli.cluster).nothing

@@ -1,0 +1,321 @@
+"""A job that loses a node: it is replaced in the cluster, and the job continues from its snapshot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import CommandLine, interrupt, remaining, wait_for
+from support.simlab import client_of
+
+from cloudddp.sim import control
+
+ROOT = Path(__file__).parents[3]
+TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n[job.env]\nOMP_NUM_THREADS = "1"\n'
+# Counts until `enough` exists on the node of rank 0; continues from its file.
+COUNT = """
+import os, pathlib, sys, time
+print('began', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ.get('SECRET'), *sys.argv[1:], flush=True)
+while not os.path.exists('enough'): time.sleep(0.05)
+print('ended', flush=True)
+"""
+
+
+@pytest.fixture
+def ec2(lab: control.Simulator) -> Any:
+    return client_of(lab, "ec2")
+
+
+@pytest.fixture
+def cli(lab_cli: CommandLine) -> CommandLine:
+    lab_cli.write("cloudddp.toml", TOML)
+    lab_cli.write("count.py", COUNT)
+    return lab_cli
+
+
+def nodes(cli: CommandLine) -> list[dict[str, Any]]:
+    return list(json.loads(cli.ok("status", "--json"))[0]["nodes"])
+
+
+def jobs(cli: CommandLine) -> list[dict[str, Any]]:
+    return list(json.loads(cli("jobs", "--json").stdout))  # 1 while a new node boots
+
+
+def running(cli: CommandLine, *words: str, count: int = 2, **env: str) -> str:
+    """Start a job in the background; return its id once all its ranks have begun."""
+    job = cli.ok("launch", "-d", *words, **env).strip()
+    wait_for(lambda: cli("logs", job).stdout.count("began") == count, "the ranks have begun")
+    return job
+
+
+def kill(cli: CommandLine, node: int) -> None:
+    """Let a machine fail, and wait until EC2 says so and the job has ended on the others."""
+    killed = nodes(cli)[node]["instance_id"]
+    cli.ok("sim", "fault", "kill", killed)
+    wait_for(lambda: killed not in live(cli), "EC2 has noticed")
+    wait_for(lambda: jobs(cli)[-1]["state"] == "failed", "the job has ended")
+
+
+def live(cli: CommandLine) -> list[str]:
+    return [node["instance_id"] for node in nodes(cli) if node["state"] == "running"]
+
+
+def described(ec2: Any, cluster: str) -> dict[str, dict[str, Any]]:
+    where = [
+        {"Name": "tag:cloudddp:cluster", "Values": [cluster]},
+        {"Name": "instance-state-name", "Values": ["pending", "running"]},
+    ]
+    found = ec2.describe_instances(Filters=where)["Reservations"]
+    return {i["InstanceId"]: i for r in found for i in r["Instances"]}
+
+
+def test_lost_node_is_replaced_and_the_job_starts_again(cli: CommandLine, ec2: Any) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--tag", "team=vision")
+    before = described(ec2, cli.cluster)
+    job = running(cli, "-e", "SECRET", "count.py", "--epochs", "3", SECRET="s3cret")
+    kill(cli, 1)
+    refused = cli("resume")
+    assert refused.returncode == 2, refused
+    assert "SECRET" in refused.stderr
+    done = cli("resume", "-d", job, SECRET="other")
+    assert done.returncode == 0, done.stderr
+    resumed = done.stdout.strip()
+    after = described(ec2, cli.cluster)
+    (kept,), (new,) = before.keys() & after.keys(), after.keys() - before.keys()
+    for key in ("InstanceType", "ImageId", "SubnetId", "KeyName", "SecurityGroups", "Placement"):
+        assert after[new][key] == after[kept][key], key
+    tags = [{tag["Key"]: tag["Value"] for tag in after[one]["Tags"]} for one in (kept, new)]
+    assert tags[1] == {**tags[0], "cloudddp:node-rank": "1"}
+    wait_for(lambda: cli("logs", resumed).stdout.count("began") == 2, "both ranks have begun again")
+    assert cli.ok("logs", resumed).count("of 2 other --epochs 3") == 2
+    record = jobs(cli)[-1]
+    assert (record["id"], record["state"], record["resumed_from"]) == (resumed, "running", job)
+    assert "s3cret" not in "".join(
+        path.read_text() for path in Path(cli.env["CLOUDDDP_HOME"]).rglob("job-*.json")
+    )
+    again = cli("resume", job, SECRET="other")
+    assert again.returncode == 1
+    assert f"was resumed before, as {resumed} (running)" in again.stderr
+    cli.ok("exec", "--", "touch enough")
+    assert cli("logs", "-f").returncode == 0
+    finished = cli("resume", SECRET="other")
+    assert "has succeeded" in finished.stderr
+    cli.ok("down", "-y")
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_no_capacity_leaves_the_other_nodes(cli: CommandLine, ec2: Any) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    running(cli, "count.py")
+    (first, _) = live(cli)
+    kill(cli, 1)
+    scarce(cli, 0)
+    done = cli("resume")
+    assert done.returncode == 1, done
+    assert "node 1 could not be replaced" in done.stderr
+    assert "InsufficientInstanceCapacity" in done.stderr
+    assert list(described(ec2, cli.cluster)) == [first]
+    too_many = cli("resume", "--nodes-min", "3")
+    assert too_many.returncode == 2
+    assert "job.nodes_min is 3, and the cluster has 2 nodes" in too_many.stderr
+    smaller = cli("resume", "-d", "--nodes-min", "1")
+    assert smaller.returncode == 0, smaller.stderr
+    job = smaller.stdout.strip()
+    wait_for(lambda: "began 0 of 1" in cli("logs", job).stdout, "one rank has begun")
+    cli.ok("exec", "--", "touch enough")
+    assert cli("logs", "-f", job).returncode == 0
+    cli.ok("sim", "conditions", "--clear")
+
+
+def scarce(cli: CommandLine, count: int) -> None:
+    """Let no zone launch more than `count` nodes of the type."""
+    capacity = {f"us-east-1{zone}": {"g5.12xlarge": count} for zone in "abcdef"}
+    cli.ok("sim", "conditions", json.dumps({"capacity": capacity}))
+
+
+def test_first_node_is_lost_and_the_job_goes_on_smaller(cli: CommandLine) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    running(cli, "count.py")
+    kill(cli, 0)
+    scarce(cli, 0)
+    job = cli.ok("resume", "-d", "--nodes-min", "1").strip()
+    wait_for(lambda: "[rank 0 | node 1] began 0 of 1" in cli("logs", job).stdout, "rank 0 runs on node 1")
+    cli.ok("sim", "conditions", "--clear")
+
+
+def test_interrupt_removes_the_new_node(cli: CommandLine, ec2: Any) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    running(cli, "count.py")
+    (first, _) = live(cli)
+    kill(cli, 1)
+    process = cli.start("resume")
+    wait_for(lambda: len(described(ec2, cli.cluster)) == 2, "a node was launched")
+    code, _, err = interrupt(process, signal.SIGINT)
+    assert code == 130, err
+    assert "the new nodes were removed" in err
+    assert list(described(ec2, cli.cluster)) == [first]
+    cli.ok("resume", "-d")
+    assert len(live(cli)) == 2
+
+
+def test_killed_resume_is_completed_by_the_next(cli: CommandLine, ec2: Any) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    running(cli, "count.py")
+    kill(cli, 1)
+    process = cli.start("resume")
+    launched = wait_for(
+        lambda: len(found := described(ec2, cli.cluster)) == 2 and found, "a node was launched"
+    )
+    process.kill()
+    process.communicate()
+    done = cli("resume", "-d")
+    assert done.returncode == 0, done.stderr
+    assert "was launched by a command that was killed" in done.stderr
+    assert described(ec2, cli.cluster).keys() == launched.keys()
+    job = done.stdout.strip()
+    wait_for(lambda: cli("logs", job).stdout.count("began") == 2, "both ranks have begun again")
+    cli.ok("cancel")
+    cli.ok("down", "-y")
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_silent_node_is_replaced_only_on_request(cli: CommandLine, ec2: Any) -> None:
+    cli.env["CLOUDDDP_TIME_SCALE"] = "0.4"
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    running(cli, "count.py")
+    (first, second) = live(cli)
+    cli.ok("sim", "fault", "cut", "1")
+    refused = cli("resume")
+    assert refused.returncode == 1
+    assert "EC2 says that node 1 runs, and it does not answer" in refused.stderr
+    assert "resume --replace 1" in refused.stderr
+    for words, code in (
+        (("--replace", "7"), 2),
+        (("--replace", "x"), 2),
+        (("--replace", "0", "--replace", "1"), 2),
+    ):
+        assert cli("resume", *words).returncode == code, words
+    unknown = cli("resume", "20200101-000000-beef")
+    assert unknown.returncode == 1
+    assert "was not launched from this computer" in unknown.stderr
+    assert set(described(ec2, cli.cluster)) == {first, second}
+    done = cli("resume", "-d", "--replace", "1")
+    assert done.returncode == 0, done.stderr
+    now = set(described(ec2, cli.cluster))
+    assert len(now) == 2
+    assert second not in now
+
+
+def test_watch_resumes_and_exits_with_the_job_s_code(cli: CommandLine) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.write("count.py", COUNT + "raise SystemExit(7)\n")
+    running(cli, "count.py")
+    process = cli.start("watch")
+    other = cli.start("watch")
+    kill(cli, 1)
+    wait_for(lambda: len(jobs(cli)) == 2 and jobs(cli)[-1]["state"] == "running", "the job was resumed")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun again")
+    cli.ok("exec", "--", "touch enough")
+    for one in (process, other):
+        out, err = one.communicate(timeout=110)
+        assert one.returncode == 7, err
+        assert "began 1 of 2" in out
+    assert len(jobs(cli)) == 2
+
+
+# Slow enough that a node can be lost in the middle of it.
+TRAIN = """
+import sys, time, torch
+from torch.optim import optimizer
+from train import signals
+from train.main import main
+from train.process_exit import exit_process
+torch.set_default_dtype(torch.float64)
+optimizer.register_optimizer_step_post_hook(lambda *_: time.sleep(0.03))
+signals.exit_silently_on_sigint()
+exit_process(main())
+"""
+FLAGS = (
+    "--dataset", "synthetic", "--image-size", "8", "--synthetic-size", "640", "--batch-size", "16", "--epochs", "6",
+    "--save-every", "5", "--snapshot-per-node", "--device", "cpu", "--no-tensorboard",
+)  # fmt: skip
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("lost", [0, 1])
+def test_weights_equal_those_of_an_uninterrupted_run(cli: CommandLine, ec2: Any, lost: int) -> None:
+    torch = pytest.importorskip("torch")
+    shutil.copytree(ROOT / "train", cli.cwd / "train", ignore=shutil.ignore_patterns("__pycache__"))
+    cli.write("script.py", TRAIN)
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.ok("launch", "script.py", *FLAGS, "--out", "runs/whole")
+    cli.ok("pull", "--to", "whole")
+    cli.ok("launch", "-d", "script.py", *FLAGS, "--out", "runs/lost")
+    wait_for(lambda: step(cli) >= 60, "the training is in its middle")
+    kill(cli, lost)
+    done = cli("resume")
+    assert done.returncode == 0, done.stderr
+    assert "resum" in done.stdout, "the training did not continue from a snapshot"
+    cli.ok("pull", "--to", "lost")
+    whole, again = (
+        torch.load(next((cli.cwd / name).rglob("snapshot.pt")), weights_only=True)["model"]
+        for name in ("whole", "lost")
+    )
+    assert whole.keys() == again.keys()
+    assert {value.dtype for value in whole.values() if value.is_floating_point()} == {torch.float64}
+    for name, value in whole.items():
+        assert torch.equal(value, again[name]), name
+    cli.ok("down", "-y")
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def step(cli: CommandLine) -> int:
+    training = jobs(cli)[-1]["training"]
+    return training["step"] or 0 if training else 0
+
+
+def test_newest_valid_snapshot_is_copied_to_the_nodes_that_lack_it(cli: CommandLine) -> None:
+    cli.write("cloudddp.toml", TOML.replace("[job]\n", '[job]\nsnapshots = ["runs/**/*.pt"]\n'))
+    cli.write(
+        "save.py",
+        "import os, pathlib, time, zipfile\n"
+        "folder = pathlib.Path('runs/a b'); rank = int(os.environ['RANK'])\n"
+        "print('has', *[f'{p.name}={zipfile.ZipFile(p).read(\"x\").decode()}' for p in sorted(folder.glob('good*.pt'))])\n"
+        "folder.mkdir(parents=True, exist_ok=True)\n"
+        "if not list(folder.glob('*')):\n"
+        "    with zipfile.ZipFile(folder / 'good.pt', 'w') as f: f.writestr('x', f'of rank {rank}')\n"
+        "    os.utime(folder / 'good.pt', (1e9 + rank, 1e9 + rank))\n"
+        "    (folder / 'broken.pt').write_bytes(b'PK' + bytes(99))\n"
+        "print('began', flush=True)\n"
+        "while not os.path.exists('enough'): time.sleep(0.05)\n",
+    )
+    cli.ok("up", "-n", "3", "-t", "g5.12xlarge")
+    running(cli, "save.py", count=3)
+    kill(cli, 2)
+    done = cli("resume", "-d")
+    assert done.returncode == 0, done.stderr
+    assert "copying runs/a b/good.pt" in done.stderr
+    assert "from node 1 to node 0, 2" in done.stderr
+    assert "broken.pt is damaged; an older snapshot is used" in done.stderr
+    job = done.stdout.strip()
+    wait_for(lambda: cli("logs", job).stdout.count("began") == 3, "the ranks have begun again")
+    assert cli.ok("logs", job).count("has good.pt=of rank 1") == 3
+
+
+def test_attached_launch_with_retries_resumes_by_itself(cli: CommandLine) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    process = cli.start("launch", "--retries", "2", "-e", "SECRET=s3cret", "count.py")
+    wait_for(lambda: (found := cli("jobs", "--json").stdout) and json.loads(found), "the job has started")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "the ranks have begun")
+    kill(cli, 1)
+    wait_for(lambda: len(jobs(cli)) == 2 and jobs(cli)[-1]["state"] == "running", "the job was resumed")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "the ranks have begun again")
+    cli.ok("exec", "--", "touch enough")
+    out, err = process.communicate(timeout=110)
+    assert process.returncode == 0, err
+    assert out.count("of 2 s3cret") == 4
+    assert "has lost a node; resuming it" in err
