@@ -33,7 +33,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
+from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, NodeError, UsageError
 from cloudddp.job import launch, launch_record, status
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
@@ -91,7 +91,7 @@ def watch(
     record = launch_record.find(ClusterFolder(cluster.id), job_id)
     _as_launched(session, flags, record, cluster)  # a value that is missing is reported now, not after a loss
     while True:
-        job, finished = _watched(session, record.job)
+        job, finished = _followed(session, record.job)
         record = launch_record.find(ClusterFolder(cluster.id), job)
         if not times or not _lost_node(session, cluster, record, finished):
             return finished.exit_code
@@ -325,6 +325,20 @@ def _for_nodes(config: Config, cluster: Cluster) -> Config:
 
 
 # -- watching ----------------------------------------------------------------------------------------------
+
+
+def _followed(session: Session, job_id: str) -> tuple[str, JobResult]:
+    """As `_watched`; repeat it while nodes do not answer, since one may be lost at any moment."""
+    deadline = time.monotonic() + timing.current().offline
+    while True:
+        try:
+            return _watched(session, job_id)
+        except (NodeError, AWSError) as error:
+            permanent = isinstance(error, AWSError) and not error.transient
+            if permanent or time.monotonic() > deadline:
+                raise
+            session.console.warn(error.message)
+        time.sleep(timing.current().reconnect)
 
 
 def _watched(session: Session, job_id: str) -> tuple[str, JobResult]:
