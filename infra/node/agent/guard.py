@@ -78,7 +78,7 @@ def _record(folder: Path, request: StartRequest) -> None:
     failure = Failure(request.node, Cause.AGENT)
     verdict = Verdict(JobPhase.FAILED, 1, request.node, failure)
     store.write(folder / phases.VERDICT_FILE, verdict)
-    state = phases.recorded(folder)
+    state = store.read(folder / phases.STATE_FILE, phases.StateFile)
     if state is not None:
         ended = replace(state, state=JobPhase.FAILED, ended=time.time(), exit_code=1)
         store.write(folder / phases.STATE_FILE, ended)

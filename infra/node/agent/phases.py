@@ -60,6 +60,8 @@ class StateFile:
     expected: Optional[int] = None
     max_restarts: int = 0
     restarts: int = 0
+    guard: Optional[int] = None  # the supervisor's parent, which records the end of one that was killed
+    guard_born: str = ""
     resumed_from: str = ""
 
     def __post_init__(self) -> None:
@@ -152,10 +154,10 @@ def verdict(folder: Path) -> Optional[Verdict]:
 
 
 def _is_gone(folder: Path, state: StateFile) -> bool:
-    if state.state is JobPhase.RUNNING:
-        return not processes.runs(state.pid, state.born)
-    if state.state is JobPhase.STARTING and state.pid is not None:  # it waits for the other nodes
-        return not processes.runs(state.pid, state.born)
+    waits = state.state is JobPhase.STARTING and state.pid is not None  # for the other nodes
+    if state.state is JobPhase.RUNNING or waits:
+        guarded = processes.runs(state.guard, state.guard_born)
+        return not guarded and not processes.runs(state.pid, state.born)
     if state.state is JobPhase.STARTING:
         return time.time() - _written_at(folder) > START_SECONDS
     return False

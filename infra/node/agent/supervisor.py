@@ -108,7 +108,7 @@ class _Supervisor:
         self._state = phases.StateFile(
             request.job, request.node, JobPhase.STARTING, pid=os.getpid(), born=processes.born(os.getpid()),
             script=request.script, expected=request.ranks, max_restarts=request.max_restarts,
-            resumed_from=request.resumed_from,
+            resumed_from=request.resumed_from, guard=os.getppid(), guard_born=processes.born(os.getppid()),
         )  # fmt: skip
         self._mesh = mesh
         self._facts: dict[int, Facts] = {}
