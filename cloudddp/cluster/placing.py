@@ -32,8 +32,10 @@ Look = Callable[[], tuple[Sequence[Offer], Sequence[Attempt]]]
 
 @dataclass(slots=True)
 class _Waiting:
-    """The launches that AWS has accepted and that ended before the nodes were ready."""
+    """The launches that AWS has accepted and that ended before the nodes were ready. `nothing_exists`: the last attempt has
+    failed, and removed everything."""
 
+    nothing_exists: bool = False
     usd: float = 0.0
     accepted: Counter[str] = field(default_factory=Counter)  # by code
 
@@ -56,10 +58,22 @@ def create_in_any(
     when they are old. `create` raises NotLaunched, after removing everything, if an offer has no capacity; its settings have
     a max_cost without the cost so far. Raises CloudDDPError with a table if no zone has capacity within spec.wait_capacity.
     """
+    waiting = _Waiting()
+    try:
+        return _create_in_any(look, spec, create, progress, waiting)
+    except KeyboardInterrupt:
+        if waiting.nothing_exists:
+            raise Interrupted("interrupted while waiting for capacity; nothing is running") from None
+        raise
+
+
+def _create_in_any(
+    look: Look, spec: ClusterSpec, create: Create, progress: ProgressCallback, waiting: _Waiting
+) -> tuple[Cluster, Plan]:
     wait = duration.seconds(spec.wait_capacity)
     deadline, until = time.monotonic() + wait, datetime.now(UTC) + timedelta(seconds=wait)
     limits = timing.current()
-    pause, waiting = limits.capacity_first, _Waiting()
+    pause = limits.capacity_first
     excluded: Sequence[Attempt] = ()
     while True:
         failures: list[NotLaunched] = []
@@ -81,14 +95,11 @@ def create_in_any(
         # Jitter: several users who wait for the same capacity must not ask at the same moments.
         seconds = min(pause * random.uniform(0.5, 1.0), left)  # noqa: S311
         billed = f"; cost so far at most {waiting.cost}" if waiting.usd else ""
-        try:
-            progress(
-                f"{_why(attempts)}: next attempt in {seconds:.0f} s, until {_time(until)} (Ctrl-C ends; nothing is running"
-                f"{billed})"
-            )
-            time.sleep(seconds)
-        except KeyboardInterrupt:
-            raise Interrupted("interrupted while waiting for capacity; nothing is running") from None
+        progress(
+            f"{_why(attempts)}: next attempt in {seconds:.0f} s, until {_time(until)} (Ctrl-C ends; nothing is running"
+            f"{billed})"
+        )
+        time.sleep(seconds)
         pause = min(pause * 1.5, limits.capacity_longest)
 
 
@@ -115,9 +126,11 @@ def _create_in(
     remaining: Sequence[str] = [subnet.zone for subnet in offer.context.subnets]
     while remaining:
         paid = _remaining_budget(offer, spec, waiting)
+        waiting.nothing_exists = False
         try:
             return create(offer.only(remaining), paid)
         except NotLaunched as failure:
+            waiting.nothing_exists = True
             failures.append(failure)
             waiting.add(failure)
             _check_accepted(failure, waiting)
@@ -125,6 +138,7 @@ def _create_in(
         except AWSError as error:
             if spec.wait_capacity == "0" or not error.transient:
                 raise
+            waiting.nothing_exists = True
             failures.append(_outage(error, offer.aws.region))
             return None
     return None
