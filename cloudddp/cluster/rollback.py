@@ -59,9 +59,11 @@ def roll_back(
             if known.nothing
             else _remove(aws, cluster_id, created, interrupted, progress, lambda: again and not signalled)
         )
-    if report is not None and (report.left or report.reasons):
+        remains = report is not None and (report.left or report.reasons)
+        if not remains:
+            ClusterFolder(cluster_id).forget()
+    if report is not None and remains:
         raise leftovers(report) from None
-    ClusterFolder(cluster_id).forget()
     followed = isinstance(error, NotLaunched) or (patient and getattr(error, "transient", False))
     if interrupted or (signalled and followed):  # by another attempt
         raise Interrupted("interrupted; nothing was left running") from None
