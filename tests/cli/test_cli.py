@@ -118,7 +118,7 @@ def test_commands_in_messages_are_data() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["lauch", "train.py"], "No such command 'lauch'. Did you mean 'launch'?"),
+        (["lauch", "train.py"], "No such command 'lauch'. Did you mean 'launch' or 'watch'?"),
         (["sim", "strt"], "No such command 'strt'. Did you mean 'start' or 'status'?"),
         (["xyzzy"], "No such command 'xyzzy'."),
     ],
