@@ -22,7 +22,7 @@ def configuration_page() -> str:
     out = [
         "# Configuration",
         "",
-        f"Generated from `cloudddp/config/spec.py` {GENERATED}",
+        f"Generated from `cloudddp/config/spec/` {GENERATED}",
         "",
         "`cloudddp init` writes a commented `cloudddp.toml`. A setting is taken from the first of these sources that has it:",
         "flag, environment variable, `cloudddp.toml` (or `--config FILE`), `config.toml` in the user's configuration folder,",

@@ -20,7 +20,7 @@ DRY_RUN = click.Option(
     help="Print every AWS call and every command on the nodes; call nothing. Needs no account.",
 )
 
-# The help texts and defaults are those of config/spec.py, which `--help` does not import: a test compares them.
+# The help texts and defaults are those of config/spec/, which `--help` does not import: a test compares them.
 CLUSTER_SETTINGS = (
     SettingOption(
         "cluster", "nodes", "-n", "--nodes", metavar="N", standard="2",
