@@ -4,6 +4,7 @@
 |--------------------------------------------------------|---------------------------------|-----------------|
 | `arm()`: normal work                                   | raises                          | dropped, until the next `arm()` |
 | `interruptible()`: work that is followed by a teardown | raises                          | dropped, also after the block |
+| `whole()`: one line of output                          | raises after it, or after 1 s   | dropped         |
 | `deferred()`: a call to AWS that creates something     | a notice; raises after the call | dropped         |
 | `protected()`: a teardown, the cancelling of a job     | a notice; dropped               | dropped         |
 | `ignore()`: the work is done, nothing can be undone    | dropped                         | dropped         |
@@ -35,6 +36,8 @@ class HungUp(Terminated):
     """SIGHUP: the terminal was closed."""
 
 
+BLOCKED = 1.0  # seconds after which a signal interrupts a line that cannot be written: nobody reads the pipe
+
 EXCEPTIONS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, signal.SIGHUP: HungUp}
 
 
@@ -54,6 +57,31 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         _handle(_drop)
+
+
+@contextlib.contextmanager
+def whole() -> Iterator[None]:
+    """Raise for a signal after the block, as `arm()` has asked: output and the record of it belong together.
+
+    It is cheap, for each line of a log; a block that does not end is interrupted after BLOCKED seconds.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _Block.entered = True
+    try:
+        yield
+    finally:
+        _Block.entered = False
+        if number := _Block.received:
+            _raise_now(number)
+
+
+class _Block:
+    """The block of `whole` in the main thread, and the signal that it has received."""
+
+    entered = False
+    received = 0
 
 
 def ignore() -> None:
@@ -95,6 +123,17 @@ def deferred(notice: Notice) -> Iterator[None]:
 
 def _raise(number: int, _: FrameType | None) -> None:
     _handle(_drop)
+    if not _Block.entered:
+        raise EXCEPTIONS[signal.Signals(number)]
+    _Block.received = number
+    signal.signal(signal.SIGALRM, lambda *_: _raise_now(number))
+    signal.setitimer(signal.ITIMER_REAL, BLOCKED)
+
+
+def _raise_now(number: int) -> None:
+    """Raise for a signal that a block of `whole` has received."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    _Block.received = 0
     raise EXCEPTIONS[signal.Signals(number)]
 
 

@@ -143,3 +143,63 @@ thread.start()
 thread.join()
 """
     assert output(program) == ["done"]
+
+
+def test_signal_is_raised_after_a_whole_block() -> None:
+    program = """
+signals.arm()
+try:
+    with signals.whole():
+        send("SIGTERM", "SIGINT")
+        print("whole")
+    print("not reached")
+except signals.Terminated:
+    print("raised")
+with signals.whole():
+    send("SIGINT")  # dropped: the first one is being handled
+signals.arm()
+try:
+    send("SIGINT")
+except KeyboardInterrupt:
+    print("armed again")
+"""
+    assert output(program) == ["whole", "raised", "armed again"]
+
+
+def test_signal_interrupts_a_block_that_does_not_end() -> None:
+    """A pipe that nobody reads must not keep the process from ending."""
+    program = """
+ours, theirs = os.pipe()
+signals.arm()
+threading.Timer(0.2, send, ["SIGTERM"]).start()
+try:
+    with signals.whole():
+        os.write(theirs, bytes(1 << 20))
+except signals.Terminated:
+    print("raised")
+"""
+    assert output(program) == ["raised"]
+
+
+def test_whole_block_of_another_thread_delays_no_signal() -> None:
+    program = """
+signals.arm()
+inside, go = threading.Event(), threading.Event()
+
+def work():
+    with signals.whole():
+        inside.set()
+        go.wait(30)
+
+worker = threading.Thread(target=work)
+worker.start()
+inside.wait(30)
+try:
+    send("SIGINT")
+    print("not reached")
+except KeyboardInterrupt:
+    print("raised")
+go.set()
+worker.join()
+"""
+    assert output(program) == ["raised"]

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.job.follow import liveness, silence
 from cloudddp.job.follow.decide import (
@@ -127,20 +128,24 @@ class JobFollower:
         return self._progress.state
 
     def _report(self) -> None:
-        """Report lines and quiet nodes to the caller. An interrupt may repeat a line, but loses none."""
+        """Report lines and quiet nodes to the caller. An interrupt neither repeats a line nor loses one."""
         waiting = self._progress.unreported
         while waiting:
-            match waiting[0]:
-                case Line(node, rank, text):
-                    self._on_line(node, rank, text)
-                case Silence() as silent:
-                    if self._on_silence is not None:
-                        self._on_silence(silent)
-                case NodeQuiet(node):
-                    self._on_quiet(node, True)
-                case NodeResponding(node):
-                    self._on_quiet(node, False)
-            waiting.popleft()
+            with signals.whole():
+                self._report_one(waiting[0])
+                waiting.popleft()
+
+    def _report_one(self, reported: Line | NodeQuiet | NodeResponding | Silence) -> None:
+        match reported:
+            case Line(node, rank, text):
+                self._on_line(node, rank, text)
+            case Silence() as silent:
+                if self._on_silence is not None:
+                    self._on_silence(silent)
+            case NodeQuiet(node):
+                self._on_quiet(node, True)
+            case NodeResponding(node):
+                self._on_quiet(node, False)
 
     def _advance(self) -> None:
         """Apply a change of liveness or what is due or else the next event, if one arrives in time."""
