@@ -161,3 +161,51 @@ def conditions(simulator: Any, cli: CommandLine) -> Iterator[Callable[..., dict[
 
     yield post
     post(clear=True)
+
+
+@pytest.fixture(scope="module")
+def removals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A simulator whose instances never boot and end at once, for tests of the removal alone."""
+    pytest.importorskip("moto", reason="the simulator needs the extra `sim`")
+    pytest.importorskip("asyncssh", reason="the simulator needs the extra `sim`")
+    from cloudddp.sim import control
+
+    home = tmp_path_factory.mktemp("account")
+    timing = {"booting": 3600.0, "shutting-down": 0.15}
+    yield control.start(home, nodes="process", timing=timing, timeout=TIMEOUT)
+    control.stop(home)
+
+
+@pytest.fixture
+def account(removals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The resources of one cluster, which `down` removes in this process."""
+    from support.teardown_account import Account
+
+    from cloudddp.aws.client import AWS
+
+    with FaultyEndpoint(removals.endpoint) as faults:
+        for name, value in {
+            "AWS_ENDPOINT_URL": faults.url,
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x",
+            "CLOUDDDP_HOME": str(tmp_path / "home"),
+        }.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("AWS_PROFILE", raising=False)
+        yield Account(removals, faults, AWS(region=removals.region))
+
+
+@pytest.fixture
+def other_region(simulator: Any, cli: CommandLine) -> Iterator[Any]:
+    """EC2 in us-west-2; the test's end removes the cluster there."""
+    boto3 = pytest.importorskip("boto3")
+    client = boto3.client(
+        "ec2",
+        endpoint_url=simulator.endpoint,
+        region_name="us-west-2",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
+    yield client
+    if not remaining(client, cli.cluster).nothing:
+        cli.ok("--region", "us-west-2", "down", "-y")

@@ -16,6 +16,15 @@ from support.jobs import SLEEPERS, direct, processes, still_running
 from support.terminal import Terminal
 
 
+def interrupt_at_question(window: Terminal, output: bytes) -> None:
+    """Press Ctrl-C after this output, and wait for the question."""
+    window.read_until(output)
+    window.process.send_signal(signal.SIGINT)
+    window.read_until(
+        b"Cancel the job on every node? y: cancel, n: keep watching, d: detach, the job keeps running"
+    )
+
+
 def test_ctrl_c_cancels_the_job_and_keeps_the_cluster(cli: Any) -> None:
     direct(cli, nodes=2, ranks=2)
     cli.write("wait.py", SLEEPERS)
@@ -68,9 +77,7 @@ def test_ctrl_c_on_a_terminal_asks_first(cli: Any) -> None:
     )
     window = Terminal(cli, "launch", "wait.py", term="dumb")
     try:
-        window.read_until(b"began")
-        window.process.send_signal(signal.SIGINT)
-        window.read_until(b"Cancel the job on every node?")
+        interrupt_at_question(window, b"began")
         os.write(window.ours, b"n\n")
         cli.ok("exec", "--node", "0", "--", "touch", "go")
         window.read_until(b"continued")
@@ -86,9 +93,7 @@ def test_answering_no_repeats_no_line(cli: Any, terminal: Any) -> None:
         "import time, os\nfor i in range(10**6):\n print('tick', i, flush=True)\n time.sleep(0.1)\n if os.path.exists('stop'): break",
     )
     window = terminal("launch", "tick.py")
-    window.read_until(b"tick 3")
-    window.process.send_signal(signal.SIGINT)
-    window.read_until(b"Cancel the job on every node?")
+    interrupt_at_question(window, b"tick 3")
     os.write(window.ours, b"n\n")
     window.read_until(b"tick 30\r")
     cli.ok("exec", "touch stop")
@@ -101,9 +106,7 @@ def test_detaching_leaves_the_job_running(cli: Any, terminal: Any) -> None:
     direct(cli)
     cli.write("wait.py", SLEEPERS)
     window = terminal("launch", "wait.py")
-    window.read_until(b"rank 0 began")
-    window.process.send_signal(signal.SIGINT)
-    window.read_until(b"detach, the job keeps running [Y/n/d]")
+    interrupt_at_question(window, b"rank 0 began")
     os.write(window.ours, b"what?\nd\n")
     window.read_until(b"keeps running: ")
     assert window.process.wait(TIMEOUT) == 0
@@ -115,9 +118,7 @@ def test_detaching_from_run_keeps_the_cluster(cli: Any, terminal: Any) -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
     cli.write("wait.py", SLEEPERS)
     window = terminal("run", "-y", "-n", "1", "-t", "g5.xlarge", "wait.py")
-    window.read_until(b"rank 0 began")
-    window.process.send_signal(signal.SIGINT)
-    window.read_until(b"[Y/n/d]")
+    interrupt_at_question(window, b"rank 0 began")
     os.write(window.ours, b"detach\n")
     window.read_until(b"the cluster stays up at")
     assert window.process.wait(TIMEOUT) == 3
@@ -132,9 +133,7 @@ def test_closing_the_terminal_at_the_question_leaves_the_job_running(
     direct(cli)
     cli.write("wait.py", SLEEPERS)
     window = terminal("launch", "wait.py")
-    window.read_until(b"rank 0 began")
-    window.process.send_signal(signal.SIGINT)
-    window.read_until(b"Cancel the job on every node?")
+    interrupt_at_question(window, b"rank 0 began")
     if with_signal:
         window.process.send_signal(signal.SIGHUP)
         window.process.wait(TIMEOUT)

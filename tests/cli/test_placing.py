@@ -7,12 +7,10 @@ import json
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from support.harness import remaining, wait_for
 from support.processes import zygote
@@ -181,21 +179,6 @@ def test_end_of_a_long_wait_has_a_date(cli: Any, conditions: Any, remains: Any) 
 
 
 # -- regions ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def other_region(simulator: Any, cli: Any) -> Iterator[Any]:
-    """EC2 in us-west-2; the test's end removes the cluster there."""
-    client = boto3.client(
-        "ec2",
-        endpoint_url=simulator.endpoint,
-        region_name="us-west-2",
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-    )
-    yield client
-    if not remaining(client, cli.cluster).nothing:
-        cli.ok("--region", "us-west-2", "down", "-y")
 
 
 def test_next_region_is_tried(cli: Any, conditions: Any, remains: Any, other_region: Any) -> None:

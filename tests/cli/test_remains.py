@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,6 @@ from support.harness import TIMEOUT, remaining, wait_for
 
 TYPE = "p4d.24xlarge"
 Conditions = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def other_region(simulator: Any, cli: Any) -> Iterator[Any]:
-    """EC2 in us-west-2; the test's end removes the cluster there."""
-    client = boto3.client(
-        "ec2",
-        endpoint_url=simulator.endpoint,
-        region_name="us-west-2",
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-    )
-    yield client
-    if not remaining(client, cli.cluster).nothing:
-        cli.ok("--region", "us-west-2", "down", "-y")
 
 
 @pytest.fixture

@@ -9,128 +9,19 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
-from support.faults import FaultyEndpoint, Rewrite, without_element
+from support.faults import Rewrite, without_element
 from support.harness import TIMEOUT
 from support.simlab import until
-from support.teardown_account import Account, folder_of, ids, journal
+from support.teardown_account import Account, folder_of, ids
 
-from cloudddp.aws.client import AWS
-from cloudddp.aws.inventory import Instance, Resource
+from cloudddp.aws.inventory import Resource
 from cloudddp.cluster.cost import Cost
 from cloudddp.cluster.known import Known
-from cloudddp.cluster.teardown import DownReport, leftovers
+from cloudddp.cluster.teardown import DownReport
 from cloudddp.errors import AWSError
-from cloudddp.local_state import ClusterFolder
-from cloudddp.sim import control
-from cloudddp.tags import Tags
-
-
-@pytest.fixture(scope="module")
-def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
-    pytest.importorskip("moto", reason="the simulator needs the extra `sim`")
-    pytest.importorskip("asyncssh", reason="the simulator needs the extra `sim`")
-    home = tmp_path_factory.mktemp("account")
-    timing = {"booting": 3600.0, "shutting-down": 0.15}
-    yield control.start(home, nodes="process", timing=timing, timeout=TIMEOUT)
-    control.stop(home)
-
-
-@pytest.fixture
-def account(sim: control.Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    with FaultyEndpoint(sim.endpoint) as faults:
-        for name, value in {
-            "AWS_ENDPOINT_URL": faults.url,
-            "AWS_ACCESS_KEY_ID": "x",
-            "AWS_SECRET_ACCESS_KEY": "x",
-            "CLOUDDDP_HOME": str(tmp_path / "home"),
-        }.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.delenv("AWS_PROFILE", raising=False)
-        yield Account(sim, faults, AWS(region=sim.region))
-
-
-# -- the error that lists what is left ---------------------------------------------------------------------------------
-
-NODE = Instance(
-    id="i-1",
-    state="running",
-    reason="",
-    reason_code="",
-    type="g5.xlarge",
-    zone="us-east-1a",
-    spot=False,
-    private_ip="",
-    public_ip="",
-    reservation="r-1",
-    launch_index=0,
-    client_token="",
-    launched=None,
-    ended=None,
-    tags=Tags(price=1.5),
-)
-GROUP = Resource("security group", "sg-1", Tags(), "cloudddp-demo")
-EMPTY = DownReport((), (), (), (), (), Cost(0))
-
-LISTS = {
-    "one node": (
-        (NODE,),
-        (),
-        "1 resource may remain, costing $1.50 an hour:\n  instance i-1 (running) g5.xlarge $1.50/h",
-    ),
-    "two": (
-        (NODE, replace(NODE, id="i-2")),
-        (),
-        "2 resources may remain, costing $3.00 an hour:\n  instance i-1 (running) g5.xlarge $1.50/h\n"
-        "  instance i-2 (running) g5.xlarge $1.50/h",
-    ),
-    "shutting down": (
-        (replace(NODE, state="shutting-down"),),
-        (),
-        "1 resource may remain, costing $0.00 an hour:\n  instance i-1 (shutting-down) g5.xlarge $0.00/h",
-    ),
-    "unknown price": (
-        (replace(NODE, tags=Tags()), NODE),
-        (),
-        "2 resources may remain, costing $1.50 an hour and more, of unknown price:\n"
-        "  instance i-1 (running) g5.xlarge price unknown\n  instance i-1 (running) g5.xlarge $1.50/h",
-    ),
-    "unknown instance": (
-        (Resource("instance", "i-9", Tags(), "(state unknown)"), GROUP),
-        ("ExpiredToken",),
-        "2 resources may remain, costing $0.00 an hour and more, of unknown price:\n"
-        "  instance i-9 (state unknown)\n  security group sg-1 cloudddp-demo\n  because: ExpiredToken",
-    ),
-    "a group": (
-        (GROUP, NODE),
-        (),
-        "2 resources may remain, costing $1.50 an hour:\n  security group sg-1 cloudddp-demo\n"
-        "  instance i-1 (running) g5.xlarge $1.50/h",
-    ),
-    "an Elastic IP": (
-        (Resource("Elastic IP", "eipalloc-1", Tags(), "198.51.100.4"),),
-        (),
-        "1 resource may remain, costing $0.01 an hour:\n  Elastic IP eipalloc-1 198.51.100.4",
-    ),
-    "only reasons": (
-        (),
-        ("one", "two"),
-        "it is not certain that everything was removed, costing $0.00 an hour:\n\n  because: one\n  because: two",
-    ),
-}
-
-
-@pytest.mark.parametrize(("left", "reasons", "message"), LISTS.values(), ids=LISTS)
-def test_leftovers_are_listed_with_their_price(
-    left: tuple[Instance | Resource, ...], reasons: tuple[str, ...], message: str
-) -> None:
-    assert leftovers(replace(EMPTY, left=left, reasons=reasons)).message == message
-
 
 # -- what is removed -----------------------------------------------------------------------------------------------
 
@@ -365,91 +256,6 @@ def test_instance_started_during_the_removal_is_terminated(account: Account) -> 
     assert ids(report.terminated) == [node]
     assert ids(report.deleted) == [group]
     assert (report.left, report.reasons) == ((), ())
-
-
-# -- this computer's files ------------------------------------------------------------------------------------------
-
-
-def test_removal_is_journalled_and_the_keys_are_removed(account: Account) -> None:
-    folder, nodes = folder_of(account), account.launch(2)
-    account.down()
-    first, last = journal(folder)
-    assert (first["event"], sorted(first["ids"])) == ("terminate", sorted(nodes))
-    assert last["event"] == "gone"
-    assert not folder.private_key.exists()
-
-
-def test_each_journal_lists_its_own_instances(account: Account) -> None:
-    """Two clusters of one name, as an earlier version could create them, and an instance with no valid id."""
-    second = "c-ffffffff00"
-    folders = [folder_of(account), folder_of(account, second)]
-    (one,) = account.launch()
-    (two,) = account.launch(tags={"cloudddp:cluster": account.name, "cloudddp:cluster-id": second})
-    (three,) = account.launch(tags={"cloudddp:cluster": account.name, "cloudddp:cluster-id": "../../x"})
-    report = account.down()
-    assert sorted(ids(report.terminated)) == sorted([one, two, three])
-    assert [journal(folder)[0]["ids"] for folder in folders] == [[one], [two]]
-    assert not any(folder.private_key.exists() for folder in folders)
-    assert len(list(folders[0].path.parent.iterdir())) == 2
-
-
-def test_cluster_of_another_computer_gets_no_folder(account: Account) -> None:
-    account.launch()
-    account.down()
-    assert not ClusterFolder(account.cluster_id).exists
-
-
-def test_keys_stay_while_something_is_left(account: Account) -> None:
-    folder = folder_of(account)
-    account.group()
-    account.faults.fail("DeleteSecurityGroup", "UnauthorizedOperation", times=9, status=403)
-    assert account.down().left
-    assert folder.private_key.exists()
-    account.faults.clear()
-    account.down()
-    assert not folder.private_key.exists()
-
-
-def test_keys_of_a_cluster_of_another_region_stay(account: Account) -> None:
-    folder = folder_of(account, region="us-west-2")
-    account.key()
-    account.down()
-    assert folder.private_key.exists()
-
-
-def test_keys_of_a_cluster_that_is_being_created_stay(account: Account) -> None:
-    folder = folder_of(account)
-    account.key()
-    with folder.being_created():
-        account.down()
-    assert folder.private_key.exists()
-
-
-def test_keys_of_a_cluster_with_live_nodes_stay(account: Account) -> None:
-    """The tag of a key pair may hold the id of another cluster."""
-    folder = folder_of(account)
-    (node,) = account.launch(tags={"cloudddp:cluster": "another", "cloudddp:cluster-id": account.cluster_id})
-    account.key()
-    account.down()
-    assert folder.private_key.exists()
-    account.ec2.terminate_instances(InstanceIds=[node])
-    until(lambda: account.state(node) == "terminated")
-    account.key()
-    account.down()
-    assert not folder.private_key.exists()
-
-
-def test_keys_that_stay_do_not_keep_those_of_another_cluster(account: Account) -> None:
-    away = [folder_of(account, f"c-eeeeeeee{k:02x}", region="us-west-2") for k in range(4)]
-    live = [folder_of(account, f"c-cccccccc{k:02x}") for k in range(4)]
-    for folder in live:
-        account.launch(tags={"cloudddp:cluster": "another", "cloudddp:cluster-id": folder.id})
-    free = [folder_of(account, f"c-dddddddd{k:02x}") for k in range(4)]
-    for folder in (*away, *live, *free):
-        account.key(**{"cloudddp:cluster": account.name, "cloudddp:cluster-id": folder.id})
-    account.down()
-    assert all(folder.private_key.exists() for folder in (*away, *live))
-    assert not any(folder.private_key.exists() for folder in free)
 
 
 # -- tests that take seconds, since `down` waits ----------------------------------------------------------------
