@@ -132,7 +132,7 @@ def test_variables_are_read_again_and_never_recorded(cli: Any, failed: list[str]
 
 
 def test_nothing_to_resume(cli: Any) -> None:
-    cli.nodes(1)
+    cli.ok("up", "-n", "1", "-t", "g5.12xlarge")
     done = cli("resume")
     assert done.returncode == 1
     assert "no job of this cluster was launched from this computer" in done.stderr
