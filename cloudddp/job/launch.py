@@ -6,7 +6,6 @@ setup where something has changed, start.
 
 from __future__ import annotations
 
-import secrets
 import shlex
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -24,8 +23,8 @@ from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, Usag
 from cloudddp.job import project_files, ranks, scripts, snapshots, sync
 from cloudddp.job import start as starting
 from cloudddp.job.cancel import abort_launch
+from cloudddp.job.new_job import NewJob
 from cloudddp.job.ranks import Host, Script
-from cloudddp.job.status import LONGEST_SCRIPT
 from cloudddp.job.sync import Progress
 from cloudddp.text import one_line
 
@@ -59,26 +58,16 @@ def _check_inputs(root: Path, names: Sequence[str], sent: Container[str]) -> Non
         raise UsageError(f"setup.inputs names {name}, which is not among the files that are sent", hint=hint)
 
 
-def new_id() -> str:
-    """Return a new job's id. Ids sort by time."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-
-
 def launch(
     runner: Runner,
     cluster: Cluster,
     config: Config,
-    script: Script,
+    job: NewJob,
     *,
     root: Path,
     progress: Progress,
-    job_id: str,
-    poweroff: float | None = None,
-    resumed_from: str = "",
 ) -> None:
     """Sync, set up and start the script's ranks on every node; return when all have been started.
-
-    `poweroff`: minutes after the end of the job at which the nodes power off; None: they do not.
 
     Raises UsageError, NodeError. If a node cannot start, what the others have started is stopped again; after an
     interrupt that is up to the caller, with `cancel.abort_launch`.
@@ -100,25 +89,22 @@ def launch(
     _check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     sync.update(runner, probes, config, files, progress)
-    _set_up(runner, probes, config, script, job_id, progress)
-    if resumed_from:
+    _set_up(runner, probes, config, job, progress)
+    if job.resumed_from:
         snapshots.spread(runner, config.job.snapshots, progress)
     hosts = _hosts(cluster, probes, config.job.python)
     plans = ranks.plan(
-        config.job, hosts, script, job_id=job_id, cluster=cluster.name, require_efa=require_efa
+        config.job, hosts, job.script, job_id=job.id, cluster=cluster.name, require_efa=require_efa
     )
     plans = [replace(one, node=node) for one, node in zip(plans, sorted(probes), strict=True)]
     total = sum(plan.ranks for plan in plans)
     progress(
-        f"starting job {job_id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
+        f"starting job {job.id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
     )
     try:
-        starting.start(
-            runner, cluster, probes, config, plans, job_id=job_id, script=shown(script), poweroff=poweroff,
-            resumed_from=resumed_from,
-        )  # fmt: skip
+        starting.start(runner, cluster, probes, config, plans, job)
     except Exception:  # some nodes may have started
-        _abort(runner, job_id, progress)
+        _abort(runner, job.id, progress)
         raise
 
 
@@ -213,8 +199,7 @@ def _set_up(
     runner: Runner,
     probes: Mapping[int, ProbeReply],
     config: Config,
-    script: Script,
-    job_id: str,
+    job: NewJob,
     progress: Progress,
 ) -> None:
     """Run the setup commands on the nodes where they have not run yet. Raises NodeError, Interrupted."""
@@ -224,10 +209,10 @@ def _set_up(
 
     def request(node: int) -> SetupRequest:
         return SetupRequest(
-            job=job_id,
+            job=job.id,
             node=node,
             project=PROJECT,
-            script=shown(script),
+            script=job.script.shown,
             commands=tuple(config.setup.run),
             inputs=tuple(config.setup.inputs),
             env=dict(config.job.env),
@@ -237,11 +222,11 @@ def _set_up(
     try:
         replies = client.call_all(runner, request, timeout=None)
     except Exception:  # the other nodes continue with it
-        _abort(runner, job_id, progress)
+        _abort(runner, job.id, progress)
         raise
     if any(reply.cancelled for reply in replies.values()):
         raise Interrupted(
-            f"job {job_id} was cancelled during its setup", hint=(Command("launch"), " starts it again")
+            f"job {job.id} was cancelled during its setup", hint=(Command("launch"), " starts it again")
         )
     for node, reply in replies.items():
         if reply.exit_code:
@@ -259,11 +244,6 @@ def _setup_hint(reply: SetupReply) -> str:
         folder = one_line(shlex.quote(reply.read_only))
         return f'the login user may not write to {folder}: put "sudo chown -R $USER {folder}" first in [setup] run'
     return "fix it in [setup] of cloudddp.toml and repeat the command"
-
-
-def shown(script: Script) -> str:
-    """Return the script and its arguments as lists of jobs show them."""
-    return one_line(shlex.join(script.argv), LONGEST_SCRIPT)
 
 
 def _abort(runner: Runner, job_id: str, progress: Progress) -> None:

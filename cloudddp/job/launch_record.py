@@ -19,6 +19,7 @@ from cloudddp.config import env_file, settings
 from cloudddp.config.options import Flag
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, UsageError
+from cloudddp.job.new_job import NewJob
 from cloudddp.job.ranks import Script
 from cloudddp.local_state import ClusterFolder
 from cloudddp.text import one_line
@@ -54,8 +55,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_launch(
-    job_id: str,
-    script: Script,
+    job: NewJob,
     config: Config,
     *,
     root: Path,
@@ -63,18 +63,16 @@ def of_launch(
     variables: Sequence[str],
     env_files: Sequence[str],
     nodes: Sequence[str],
-    poweroff: float | None = None,
-    resumed_from: str = "",
 ) -> LaunchRecord:
     """Return the record of a job that is about to be launched. `variables` are the values of -e."""
     without = msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, env={}))
     names = [(name, bool(equals)) for name, equals, _ in (one.partition("=") for one in variables)]
     return LaunchRecord(
-        job=job_id,
+        job=job.id,
         root=str(root),
-        target=script.target,
-        args=tuple(script.args),
-        module=script.module,
+        target=job.script.target,
+        args=tuple(job.script.args),
+        module=job.script.module,
         config=without,
         files=tuple(str(path.absolute()) for path in files),
         names=tuple(config.job.env),
@@ -82,8 +80,8 @@ def of_launch(
         passed=tuple(dict.fromkeys(name for name, has_value in names if not has_value)),
         env_files=tuple(str(Path(name).absolute()) for name in env_files),
         nodes=tuple(nodes),
-        poweroff=poweroff,
-        resumed_from=resumed_from,
+        poweroff=job.poweroff,
+        resumed_from=job.resumed_from,
     )
 
 

@@ -16,6 +16,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, NodeError
+from cloudddp.job.new_job import NewJob
 from cloudddp.job.ranks import NodePlan
 from cloudddp.text import one_line
 
@@ -29,24 +30,17 @@ def start(
     probes: Mapping[int, ProbeReply],
     config: Config,
     plans: Sequence[NodePlan],
-    *,
-    job_id: str,
-    script: str,
-    poweroff: float | None = None,
-    resumed_from: str = "",
+    job: NewJob,
 ) -> None:
-    """Start the ranks on every node. Raises NodeError; then ranks may run on some nodes.
-
-    `poweroff`: minutes after the end of the job at which the nodes power off; None: they do not.
-    """
+    """Start the ranks on every node. Raises NodeError; then ranks may run on some nodes."""
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
     requests = {
         plan.node: StartRequest(
-            job=job_id,
+            job=job.id,
             node=plan.node,
             project=PROJECT,
-            script=script,
+            script=job.script.shown,
             env=plan.env,
             processes=plan.processes,
             ranks=plan.ranks,
@@ -59,8 +53,8 @@ def start(
             on_stall=OnStall(config.job.on_stall),
             save=save,
             deadline=deadline,
-            poweroff=None if poweroff is None else poweroff * timing.current().minute,
-            resumed_from=resumed_from,
+            poweroff=None if job.poweroff is None else job.poweroff * timing.current().minute,
+            resumed_from=job.resumed_from,
         )
         for plan in plans
     }

@@ -12,9 +12,8 @@ from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsRequest, JobState
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job.outcome import JobStatus, outcome
+from cloudddp.job.ranks import LONGEST_SCRIPT
 from cloudddp.text import one_line
-
-LONGEST_SCRIPT = 1000  # characters of a script and its arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from cloudddp.cli.session import Session
 from cloudddp.config import env_file
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import Command, Interrupted, Text, UsageError
-from cloudddp.job import launch as starting
 from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.new_job import NewJob
 from cloudddp.job.ranks import Script
 
 KEEP = 30.0  # minutes that the nodes of `launch --down` stay for a pull
@@ -60,18 +60,18 @@ def launch(
     if dry_run:
         rehearsal.launch(console, session.settings, wanted, session.root)
         return 0
-    job_id = starting.new_id()
+    job = NewJob(wanted, poweroff)
     try:
-        finished = _launch(session, wanted, job_id, detach=detach, poweroff=poweroff)
+        finished = _launch(session, job, detach=detach)
     except JobStopped as stopped:
         hint: Text = (Command("down"), " stops the bill")
         if stopped.cancel_again:
-            hint = (Command("cancel", job_id), ", and again if necessary")
+            hint = (Command("cancel", job.id), ", and again if necessary")
         raise Interrupted(f"{stopped.outcome}; the cluster is still up", hint=hint) from None
     except Detached:
         console.log(
-            f"job {job_id} keeps running: ", Command("logs", "-f", job_id), " follows it, ",
-            Command("cancel", job_id), " ends it",
+            f"job {job.id} keeps running: ", Command("logs", "-f", job.id), " follows it, ",
+            Command("cancel", job.id), " ends it",
         )  # fmt: skip
         return 0
     if finished is None:
@@ -88,14 +88,10 @@ def launch(
     return finished.exit_code
 
 
-def _launch(
-    session: Session, script: Script, job_id: str, *, detach: bool, poweroff: float | None
-) -> JobResult | None:
+def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
     """Start the job, and follow it to its end unless `detach` is set."""
     with session.connect(whole=True) as (cluster, runner):
-        finished = start_and_follow(
-            session, runner, cluster, script, job_id, detach=detach, poweroff=poweroff
-        )  # fmt: skip
+        finished = start_and_follow(session, runner, cluster, job, detach=detach)
     retries = session.settings.job.retries
     if finished is None or not retries:
         return finished

@@ -36,6 +36,7 @@ from cloudddp.cluster.up import UpResult
 from cloudddp.config.spec import ClusterSpec, Config
 from cloudddp.errors import CloudDDPError
 from cloudddp.job import launch as starting
+from cloudddp.job.new_job import NewJob
 from cloudddp.job.ranks import Script
 from cloudddp.ssh import keys
 from cloudddp.ssh.connection import Result
@@ -229,8 +230,8 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
             hidden=settings.job.env, print=console.print,
         )  # fmt: skip
         starting.launch(
-            nodes, found, settings, script,
-            root=root, progress=lambda text: console.print(f"\n# {console.render(text)}"), job_id=starting.new_id(),
+            nodes, found, settings, NewJob(script),
+            root=root, progress=lambda text: console.print(f"\n# {console.render(text)}"),
         )  # fmt: skip
         console.print("\n# End of the dry run. Nothing was started.")
 

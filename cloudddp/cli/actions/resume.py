@@ -39,6 +39,7 @@ from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.launch_record import LaunchRecord
+from cloudddp.job.new_job import NewJob
 from cloudddp.job.outcome import JobStatus
 from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
@@ -177,13 +178,10 @@ def _resume(session: Session, flags: Sequence[Flag], wanted: _Request) -> JobRes
         _check_job(own, cluster, record, wanted.replaced)
         cluster = _restored(own, cluster, wanted.replaced)
         own = replace(own, settings=_for_nodes(own.settings, cluster))
-        job_id = launch.new_id()
-        own.console.log(f"resuming job {record.job} as {job_id} on {counted(len(cluster.nodes), 'node')}")
+        job = NewJob(record.script, record.poweroff, record.job)
+        own.console.log(f"resuming job {record.job} as {job.id} on {counted(len(cluster.nodes), 'node')}")
         with closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner:
-            return start_and_follow(
-                own, runner, cluster, record.script, job_id, detach=wanted.detach, poweroff=record.poweroff, resumed_from=record.job,
-                on_start=lock.close,
-            )  # fmt: skip
+            return start_and_follow(own, runner, cluster, job, detach=wanted.detach, on_start=lock.close)
 
 
 def _as_launched(session: Session, flags: Sequence[Flag], record: LaunchRecord, cluster: Cluster) -> Session:

@@ -42,8 +42,9 @@ from cloudddp.errors import (
     parts,
     renewal_first,
 )
-from cloudddp.job import cancel, launch, project_files, ranks
+from cloudddp.job import cancel, project_files, ranks
 from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.new_job import NewJob
 from cloudddp.job.ranks import Script
 from cloudddp.job.results import pull
 from cloudddp.text import one_line
@@ -149,19 +150,19 @@ def _check(session: Session, yes: bool, plans: Sequence[Plan], info: TypeInfo, a
 
 def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
     """Run the job to its end, and pull its results."""
-    job_id = launch.new_id()
+    job = NewJob(script)
     with session.connect() as (cluster, runner):
         ending.started = True
         try:
-            with stopped_if_interrupted(session.console, runner, job_id):
-                start_job(session, runner, cluster, script, job_id)
-                ending.finished, seconds = foreground(session, runner, cluster, job_id)
+            with stopped_if_interrupted(session.console, runner, job.id):
+                start_job(session, runner, cluster, job)
+                ending.finished, seconds = foreground(session, runner, cluster, job.id)
             report_end(session, cluster, ending.finished, seconds)
         except Detached as left:
             ending.detached = left.job_id
             raise
         finally:
-            _collect(session, runner, cluster, job_id, ending)
+            _collect(session, runner, cluster, job.id, ending)
     return ending.finished
 
 

@@ -18,6 +18,7 @@ from cloudddp.config.spec import Config
 from cloudddp.errors import Command, UsageError
 from cloudddp.job import cancel, launch, launch_record
 from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.new_job import NewJob
 from cloudddp.job.ranks import Script
 from cloudddp.local_state import ClusterFolder
 
@@ -34,61 +35,50 @@ def start_job(
     session: Session,
     runner: Runner,
     cluster: Cluster,
-    script: Script,
-    job_id: str,
-    *,
-    poweroff: float | None = None,
-    resumed_from: str = "",
+    job: NewJob,
 ) -> None:
     """Start the job, and record what it was launched with. Call it inside `stopped_if_interrupted`."""
     deadlines.warn_if_near(session.console, cluster)
     check_nodes_min(session.settings, len(cluster.nodes) + cluster.missing)
     record = launch_record.of_launch(
-        job_id, script, session.settings, root=session.root, files=session.files, variables=session.variables,
-        env_files=session.env_files, nodes=[node.id for node in cluster.nodes.values()], poweroff=poweroff,
-        resumed_from=resumed_from,
+        job, session.settings, root=session.root, files=session.files, variables=session.variables,
+        env_files=session.env_files, nodes=[node.id for node in cluster.nodes.values()],
     )  # fmt: skip
     launch_record.keep(ClusterFolder(cluster.id), record)
     with session.console.progress() as progress:
-        launch.launch(
-            runner, cluster, session.settings, script, root=session.root, progress=progress, job_id=job_id,
-            poweroff=poweroff, resumed_from=resumed_from,
-        )  # fmt: skip
+        launch.launch(runner, cluster, session.settings, job, root=session.root, progress=progress)
 
 
 def start_and_follow(
     session: Session,
     runner: Runner,
     cluster: Cluster,
-    script: Script,
-    job_id: str,
+    job: NewJob,
     *,
     detach: bool,
-    poweroff: float | None = None,
-    resumed_from: str = "",
     on_start: Callable[[], None] = lambda: None,
 ) -> JobResult | None:
     """Start the job, and follow it to its end unless `detach` is set. Raises JobStopped and Detached.
 
-    `on_start` is called when it has been started. `poweroff`: as for job.start.start.
+    `on_start` is called when it has been started.
     """
     console = session.console
-    with stopped_if_interrupted(console, runner, job_id):
-        start_job(session, runner, cluster, script, job_id, poweroff=poweroff, resumed_from=resumed_from)
+    with stopped_if_interrupted(console, runner, job.id):
+        start_job(session, runner, cluster, job)
         on_start()
         if detach:
-            console.print(job_id)
+            console.print(job.id)
             console.log(
-                "next: ", Command("logs", "-f", job_id), "   (", Command("cancel", job_id), " ends it)"
+                "next: ", Command("logs", "-f", job.id), "   (", Command("cancel", job.id), " ends it)"
             )
-            deadlines.report_leaving(console, cluster, session.settings, poweroff=poweroff)
+            deadlines.report_leaving(console, cluster, session.settings, poweroff=job.poweroff)
             return None
-        finished, seconds = foreground(session, runner, cluster, job_id)
+        finished, seconds = foreground(session, runner, cluster, job.id)
     report_end(session, cluster, finished, seconds)
     if finished.leaving:
         _pull_before_the_end(session, runner, finished)
     elif not finished.lost:
-        report_new(console, runner, session.settings, job_id)
+        report_new(console, runner, session.settings, job.id)
     return finished
 
 

@@ -1,0 +1,25 @@
+"""A job that is to be started: what `launch`, `run` and `resume` ask for."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from cloudddp.job.ranks import Script
+
+
+def _new_id() -> str:
+    """Return a new job's id. Ids sort by time."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """`poweroff`: minutes after the end of the job at which the nodes power off; None: they do not. `resumed_from`: the
+    id of the job that this one continues, or ''."""
+
+    script: Script
+    poweroff: float | None = None
+    resumed_from: str = ""
+    id: str = field(default_factory=_new_id)
