@@ -24,7 +24,7 @@ from support.interrupts import interrupted_at
         ("cli.session:Session.cluster", "", False),
         ("cluster.connect:connect", "", False),
         ("cluster.readiness:connect", "", False),
-        ("job.launch:new_id", "", True),
+        ("cli.actions.run:NewJob", "", True),
     ],
 )
 def test_interrupt_when_the_cluster_is_ready_removes_it(

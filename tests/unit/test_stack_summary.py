@@ -107,8 +107,13 @@ def test_output_that_is_no_dump_is_an_error(text: str) -> None:
 
 
 def test_hostile_dump_is_bounded() -> None:
-    frames = [frame("n" * 10_000, "f" * 10_000, 1 << 80)] * 5000
+    frames = [frame("n" * 10_000, "f" * 10_000, 1 << 80)] * 12
     threads = stack_dump.parse(json.dumps([{"thread_name": "t" * 9999, "frames": frames}] * 40))
     found = stack_dump.rank_stack(0, threads)
     assert len(found.text) == MAX_STACK
     assert len(found.position.function) <= MAX_WORD
+
+
+def test_dump_that_is_too_long_is_not_read() -> None:
+    with pytest.raises(ValueError, match="longer than 16 MiB"):
+        stack_dump.parse(json.dumps([{"thread_name": "t", "frames": []}] * 500_000))

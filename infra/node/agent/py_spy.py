@@ -17,7 +17,7 @@ from agent import stack_dump, store
 NAME = "py-spy"
 TOOLS = "tools"  # below the agent's folder
 INSTALL_SECONDS = 60.0
-DUMP_SECONDS = 15.0  # of one attempt; symbols of libtorch take two
+DUMP_SECONDS = 40.0  # of one attempt; symbols of libtorch take two on an idle machine
 REFUSED = ("Permission", "permission", "Operation not permitted", "root")
 
 

@@ -10,6 +10,7 @@ from cloudddp.agent.protocol.codec import MAX_COUNT
 from cloudddp.agent.protocol.stacks import MAX_STACK, MAX_WORD, Position, RankStack
 
 MAX_FRAMES = 400  # of one thread
+MAX_DUMP = 1 << 24  # characters; a thread of 1,000 frames takes 300,000
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 # Between torch and the script: a decorator of all collectives, and those of profilers and dynamo.
 WRAPPERS = re.compile(r"(^|\.)(wrapper|inner|decorate_context|_fn|wrapped_func)$|<locals>\.")
@@ -43,6 +44,8 @@ class Thread(NamedTuple):
 
 def parse(data: str) -> list[Thread]:
     """Return the threads in the JSON of `py-spy dump`, the main one first. Raises ValueError."""
+    if len(data) > MAX_DUMP:
+        raise ValueError(f"it is longer than {MAX_DUMP >> 20} MiB")
     found = json.loads(data)
     if not isinstance(found, list):
         raise ValueError("not a list of threads")
