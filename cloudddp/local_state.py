@@ -178,6 +178,11 @@ class ClusterFolder:
         """Return the ids of the jobs with such a file, unchecked, newest last."""
         return sorted(path.stem.removeprefix("job-") for path in self.path.glob("job-*.json"))
 
+    def remove(self, path: Path) -> None:
+        """Delete one of the cluster's files, if it exists. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError), self._open(make=False) as folder:
+            folder.remove(path.name)
+
     @property
     def known_hosts(self) -> Path:
         """The nodes' host keys by address, for OpenSSH clients (`cloudddp ssh`)."""

@@ -36,6 +36,7 @@ from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh import keys
 from cloudddp.tags import parse_time
 
+_ROUNDS = 3  # in which further nodes may be lost
 _STILL_REMOVING = "still removing the new nodes; this takes a moment"
 
 
@@ -84,16 +85,34 @@ def replace_lost(
             if unrecorded:
                 folder.journal_created(unrecorded)
             _make_ready(aws, cluster, spec, new.found, progress, dial)
-        if cluster.missing:
-            _launch(aws, cluster, spec, folder, new, progress)
-            _make_ready(aws, cluster, spec, new.ids, progress, dial)
-        whole = inspect.refresh(aws, cluster.name, cluster.id) or cluster
+        whole = cluster
+        for _ in range(_ROUNDS):
+            if not whole.missing:
+                break
+            _launch(aws, whole, spec, folder, new, progress)
+            _make_ready(aws, whole, spec, new.ids, progress, dial)
+            # Another node may have been lost while this one was awaited.
+            whole = _refreshed(aws, whole)
         check_intact(aws, whole)
+        if whole.missing:
+            raise CloudDDPError(
+                f"nodes of cluster {cluster.name!r} keep ending: {len(whole.nodes)} left",
+                hint=(Command("status"), " shows why"),
+            )
         folder.journal(known.READY, nodes={rank: node.id for rank, node in whole.nodes.items()})
     except BaseException as error:
         _remove(aws, cluster, new, error, progress)
         raise
     return whole
+
+
+def _refreshed(aws: AWS, cluster: Cluster) -> Cluster:
+    found = inspect.refresh(aws, cluster.name, cluster.id)
+    if found is None:
+        raise CloudDDPError(
+            f"every node of cluster {cluster.name!r} has ended", hint=(Command("up"), " creates a new one")
+        )
+    return found
 
 
 def terminate(aws: AWS, cluster: Cluster, ranks: Sequence[int], progress: ProgressCallback) -> None:

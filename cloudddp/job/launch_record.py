@@ -90,6 +90,11 @@ def keep(folder: ClusterFolder, record: LaunchRecord) -> None:
     folder.write(folder.job(record.job), msgspec.json.encode(record).decode())
 
 
+def drop(folder: ClusterFolder, job_id: str) -> None:
+    """Forget a job that was not started."""
+    folder.remove(folder.job(job_id))
+
+
 def find(folder: ClusterFolder, wanted: str | None) -> LaunchRecord:
     """Return the job of that id (or of its unique beginning), or the newest. Raises CloudDDPError for none."""
     ids = [one for one in folder.jobs() if has_job_id_format(one)]

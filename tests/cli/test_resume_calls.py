@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import remaining, wait_for
+from support.harness import TIMEOUT, remaining, wait_for
+from support.interrupts import interrupted_at
 
 SCRIPT = (
     "import os\nprint('value', os.environ.get('A'), os.environ.get('B'), flush=True)\nraise SystemExit(5)\n"
@@ -129,6 +131,53 @@ def test_variables_are_read_again_and_never_recorded(cli: Any, failed: list[str]
     gone = cli("resume", "-e", "A=another")
     assert gone.returncode == 2
     assert "job.env" in gone.stderr
+
+
+def test_node_that_is_lost_while_another_is_replaced_is_replaced_too(
+    cli: Any, ec2: Any, faults: Any, failed: list[str]
+) -> None:
+    came, go = faults.hold("RunInstances")
+    process = cli.start("resume", "-d")
+    assert came.wait(60)
+    ec2.terminate_instances(InstanceIds=failed[:1])
+    wait_for(lambda: failed[0] not in live(ec2, cli.cluster), "the other node has terminated")
+    go.set()
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, err
+    assert "no node that job" in err
+    assert "2 ranks on 2 nodes" in err
+    assert len(live(ec2, cli.cluster)) == 2
+
+
+@pytest.mark.parametrize("how", ["a job runs", "wrong ranks"])
+def test_launch_that_was_refused_is_not_resumed(cli: Any, how: str) -> None:
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.write("script.py", SCRIPT)
+    cli.write("wait.py", "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
+    cli.ok("up", "-n", "1", "-t", "g5.12xlarge")
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    refused = cli("launch", "script.py", *(["--nproc-per-node", "9"] if how == "wrong ranks" else []))
+    assert refused.returncode in (1, 2), refused.stderr
+    cli.ok("cancel", job)
+    done = cli("resume", "-d")
+    assert done.returncode == 0, done.stderr
+    assert f"resuming job {job} as" in done.stderr
+    unknown = cli("resume", "nothing")
+    assert f"jobs: {job}, " in unknown.stderr
+
+
+def test_launch_that_was_killed_before_its_start_is_not_resumed(cli: Any) -> None:
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.write("script.py", SCRIPT)
+    cli.ok("up", "-n", "1", "-t", "g5.12xlarge")
+    assert cli("launch", "script.py").returncode == 5
+    killed = interrupted_at(
+        cli, "job.launch:launch", "launch", "script.py", on_call=True, number=signal.SIGKILL
+    )
+    assert killed.returncode == -signal.SIGKILL
+    done = cli("resume", "-d")
+    assert done.returncode == 1
+    assert "was not started on any node" in done.stderr
 
 
 def test_nothing_to_resume(cli: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from typing import Any
 
@@ -26,11 +27,11 @@ def interrupted(*args, **kwargs):
     now = {caller!r} in ("", sys._getframe(1).f_code.co_name)
     if now and {on_call}:
         sent = True
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), {number})
     result = real(*args, **kwargs)
     if now and not {on_call}:
         sent = True
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), {number})
     return result
 
 setattr(owner, name, interrupted)
@@ -44,13 +45,16 @@ finally:
 """
 
 
-def start_interrupted(cli: Any, moment: str, *words: str, caller: str = "", on_call: bool = False) -> Process:
-    """Start a command that gets Ctrl-C as a function returns, or with `on_call` as it is called.
+def start_interrupted(
+    cli: Any, moment: str, *words: str, caller: str = "", on_call: bool = False, number: int = signal.SIGINT
+) -> Process:
+    """Start a command that gets Ctrl-C (or the signal `number`) as a function returns, or with `on_call` as it is called.
 
     `moment` is the function, for example `cli.progress:Progress.stop`; with `caller` only calls by this function count.
     Every module is imported before: where a module has `from ... import f`, name `f` in that module.
     """
-    argv = ("-c", _PROGRAM.format(moment=moment, caller=caller, on_call=on_call), *words)
+    program = _PROGRAM.format(moment=moment, caller=caller, on_call=on_call, number=int(number))
+    argv = ("-c", program, *words)
     assert zygote().can_fork(argv, cli.env)
     process = zygote().start(argv, cli.cwd, cli.env)
     cli.started.append(process)
@@ -58,9 +62,9 @@ def start_interrupted(cli: Any, moment: str, *words: str, caller: str = "", on_c
 
 
 def interrupted_at(
-    cli: Any, moment: str, *words: str, caller: str = "", on_call: bool = False
+    cli: Any, moment: str, *words: str, caller: str = "", on_call: bool = False, number: int = signal.SIGINT
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as `start_interrupted` does, to its end."""
-    process = start_interrupted(cli, moment, *words, caller=caller, on_call=on_call)
+    process = start_interrupted(cli, moment, *words, caller=caller, on_call=on_call, number=number)
     out, err = process.communicate(timeout=TIMEOUT)
     return subprocess.CompletedProcess(words, process.returncode, out, err)

@@ -177,6 +177,10 @@ def _resume(session: Session, flags: Sequence[Flag], wanted: _Request) -> JobRes
             )
         _check_job(own, cluster, record, wanted.replaced)
         cluster = _restored(own, cluster, wanted.replaced)
+        if not {node.id for node in cluster.nodes.values()}.intersection(record.nodes):
+            own.console.warn(
+                f"no node that job {record.job} ran on is left: the script begins where it finds a snapshot elsewhere"
+            )
         own = replace(own, settings=_for_nodes(own.settings, cluster))
         job = NewJob(record.script, record.poweroff, record.job)
         own.console.log(f"resuming job {record.job} as {job.id} on {counted(len(cluster.nodes), 'node')}")
@@ -251,7 +255,7 @@ def _check_job(session: Session, cluster: Cluster, record: LaunchRecord, replace
                 f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}",
                 hint=_replace_hint(list(silent)),
             )
-        _check_ended(session, runner, record)
+        _check_ended(session, runner, record, has_run=bool(known.nodes))
 
 
 def _replace_hint(nodes: Sequence[int]) -> tuple[Command, str]:
@@ -259,7 +263,8 @@ def _replace_hint(nodes: Sequence[int]) -> tuple[Command, str]:
     return Command("resume", *words), " terminates it first and launches another"
 
 
-def _check_ended(session: Session, runner: Runner, record: LaunchRecord) -> None:
+def _check_ended(session: Session, runner: Runner, record: LaunchRecord, *, has_run: bool) -> None:
+    """`has_run`: nodes are left that the job was launched on."""
     limit = (
         time.monotonic()
         + session.settings.job.heartbeat
@@ -271,6 +276,11 @@ def _check_ended(session: Session, runner: Runner, record: LaunchRecord) -> None
         if later := [one for one in jobs if one.resumed_from == record.job]:
             raise _Resumed(record.job, later[-1])
         job = next((one for one in jobs if one.id == record.job), None)
+        if job is None and has_run:
+            raise CloudDDPError(
+                f"job {record.job} was not started on any node that is left, so there is nothing to resume",
+                hint=(Command("jobs"), " lists those that were"),
+            )
         if job is None:
             return
         if job.status is JobStatus.SUCCEEDED:

@@ -44,9 +44,16 @@ def start_job(
         job, session.settings, root=session.root, files=session.files, variables=session.variables,
         env_files=session.env_files, nodes=[node.id for node in cluster.nodes.values()],
     )  # fmt: skip
-    launch_record.keep(ClusterFolder(cluster.id), record)
-    with session.console.progress() as progress:
-        launch.launch(runner, cluster, session.settings, job, root=session.root, progress=progress)
+    folder = ClusterFolder(cluster.id)
+    launch_record.keep(folder, record)
+    try:
+        with session.console.progress() as progress:
+            launch.launch(runner, cluster, session.settings, job, root=session.root, progress=progress)
+    except signals.HungUp:
+        raise  # what has started continues
+    except (Exception, KeyboardInterrupt):
+        launch_record.drop(folder, job.id)  # it was refused, or is ended: there is nothing to resume
+        raise
 
 
 def start_and_follow(
