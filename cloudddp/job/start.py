@@ -51,6 +51,7 @@ def start(
             retries=config.job.retries,
             stall_minutes=config.job.stall_minutes,
             on_stall=OnStall(config.job.on_stall),
+            straggler_seconds=timing.current().straggler,
             save=save,
             deadline=deadline,
             poweroff=None if job.poweroff is None else job.poweroff * timing.current().minute,

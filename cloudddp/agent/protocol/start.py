@@ -140,6 +140,7 @@ class StartRequest:
     gang: Gang
     retries: int = 0
     stall_minutes: float = 0.0  # 0: it is not watched
+    straggler_seconds: float = 0.0  # for which a rank stays slow until it is a straggler; 0: nobody looks
     on_stall: OnStall = OnStall.KILL
     resumed_from: str = ""  # the job that this one continues, '' for none
     log_mb: int = LOG_MB  # MiB of each rank's log that are kept
@@ -161,6 +162,7 @@ class StartRequest:
         check_range("stop_grace", self.stop_grace, 0, MAX_GRACE)
         check_range("retries", self.retries, 0, MAX_RESTARTS)
         check_range("stall_minutes", self.stall_minutes, 0, MAX_STALL)
+        check_range("straggler_seconds", self.straggler_seconds, 0, MAX_SAVE)
         check_range("save", self.save, 0, MAX_SAVE)
         check_range("poweroff", self.poweroff, 0, MAX_LEFT)
         if self.resumed_from:

@@ -31,6 +31,7 @@ def step(request: StartRequest) -> StartReply:
         poweroff.forget()
         (folder / "ranks").mkdir(parents=True, exist_ok=False)
         os.chmod(folder, 0o700)
+        (folder / store.STEPS_FOLDER).mkdir(mode=0o700)
         supervisor = _start_supervisor(request, folder)
     return _joined(supervisor, folder)  # takes as long as the other nodes need: a cancel must not wait for it
 
