@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agentnode import FOREVER, Node, until
+from support.agentnode import FOREVER, Node, free_port, until
 from support.gangs import Gangs
 
 from cloudddp.agent.protocol.pace import Straggler, current
@@ -21,6 +22,7 @@ from cloudddp.agent.protocol.start import Process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
+ROOT = Path(__file__).resolve().parents[2]
 WINDOW = 1.0  # seconds
 # The ranks of a synchronous job: a step takes 0.05 s on all of them, however long each one works in it.
 STEPS = """
@@ -223,3 +225,39 @@ def test_file_of_steps_that_is_a_pipe_does_not_block_the_agent(node: Node) -> No
     until(lambda: node.follow(wait=False).logs.get(0))
     state: Any = node.cancel()
     assert state.ranks == 1
+
+
+@pytest.mark.torch
+def test_slow_rank_of_a_real_training_is_named(pair: Pair) -> None:
+    """All four ranks of train/ take the same time per step, since they wait for the slow one."""
+    pytest.importorskip("torch")
+    for node in pair.nodes:
+        shutil.copytree(ROOT / "train", node.project / "train", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "tests/support/training/checks/slow_rank.py", node.project / "slow_rank.py")
+    port = str(free_port())
+    flags = (
+        "--dataset", "synthetic", "--synthetic-size", "4096", "--image-size", "8", "--batch-size", "8", "--epochs", "99",
+        "--no-tensorboard", "--workers", "0",
+    )  # fmt: skip
+    requests = {}
+    for node in pair.nodes:
+        ranks = [
+            Process(
+                (),
+                (sys.executable, "slow_rank.py", "2", "inside", "0.2", *flags),
+                {
+                    "RANK": str(2 * node.number + k), "LOCAL_RANK": str(k), "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(node.project),
+                    "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo",
+                },
+            )
+            for k in range(2)
+        ]  # fmt: skip
+        request = node.starting(processes=ranks, gang=pair.gang, grace=1.0)
+        requests[node] = replace(request, straggler_seconds=3.0)
+    pair.start_requests(requests)
+    until(lambda: pair.stragglers(0))
+    (found,) = pair.stragglers(0)
+    assert (found.rank, found.node, found.own) == (2, 1, True)
+    assert found.seconds >= 0.2
+    until(lambda: b"rank 2 takes" in pair.log(1, 2))
