@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -188,12 +189,63 @@ def test_variables_of_the_flight_recorder_are_set_and_those_of_the_user_win(pair
 
 def test_program_that_arrives_damaged_is_refused_and_a_whole_one_is_used(pair: Pair) -> None:
     program = Path(sys.executable).with_name("py-spy").read_bytes()
-    whole = ToolRequest(len(program), hashlib.sha256(program).hexdigest())
+    packed, digest = zlib.compress(program, 1), hashlib.sha256(program).hexdigest()
     node = pair.nodes[0]
-    with pytest.raises(Refused, match="did not arrive whole"):
-        node.call(whole, [program[:-1] + b"x"])
     path = node.store / "tools" / "py-spy"
-    assert not path.exists()
-    node.call(whole, [program])
+    other = zlib.compress(program[:-1] + b"x", 1)
+    bomb = zlib.compress(bytes(1 << 28), 9)
+    for body in (other, packed[:-9], packed[9:], b"no zlib", b"", bomb):
+        with pytest.raises(Refused, match="did not arrive whole"):
+            node.call(ToolRequest(max(len(body), 1), digest), [body])
+        assert not path.exists()
+    node.call(ToolRequest(len(packed), digest), [packed])
     assert path.read_bytes() == program
     assert os.access(path, os.X_OK)
+
+
+def test_reply_to_a_start_names_the_program_that_was_sent(pair: Pair) -> None:
+    node = pair.nodes[0]
+    program = b"#!/bin/sh\n"
+    digest = hashlib.sha256(program).hexdigest()
+    for job, expected in (("first", ""), ("second", digest)):
+        reply = node.call(node.starting("pass", job=job))
+        assert (reply.platform, reply.tool) == (f"linux-{os.uname().machine}", expected)
+        until(lambda job=job: node.state(job).phase.ended)  # type: ignore[misc]
+        node.call(ToolRequest(len(zlib.compress(program)), digest), [zlib.compress(program)])
+
+
+def test_stall_without_py_spy_is_declared_and_says_that_stacks_are_less_exact(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    requests = {}
+    for node in pair.nodes:
+        ranks = [Process((), ("/bin/sleep", "600"), {"RANK": str(node.number)})]
+        request = node.starting(processes=ranks, gang=pair.gang, grace=1.0)
+        requests[node] = replace(request, stall_minutes=STALL_MINUTES)
+    pair.start_requests(requests)
+    verdict = pair.verdict()
+    assert verdict.first is not None
+    assert verdict.first.cause is Cause.STALL
+    assert (
+        "no stack of ranks 0 and 1: py-spy is missing, so that stacks are less exact" in verdict.first.detail
+    )
+    assert "thread sleep: state S" in (pair.nodes[0].folder() / "stacks" / "0.txt").read_text()
+
+
+def test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something(pair: Pair) -> None:
+    code = (
+        "import os, time\nwhile True:\n  time.sleep(0.2)\n  if os.path.exists('go'): print('x', flush=True)\n"
+    )
+    pair.run(code, on_stall=OnStall.LEAVE)
+    for node in pair.nodes:
+        until(lambda node=node: node.state().stall)  # type: ignore[misc]
+        stall = node.state().stall
+        assert stall is not None
+        assert stall.until is None
+        assert "ranks 0-3 are in <module> (script.py:3)" in stall.detail
+    for node in pair.nodes:
+        (node.project / "go").touch()
+    for node in pair.nodes:
+        until(lambda node=node: node.state().stall.until)  # type: ignore[misc]

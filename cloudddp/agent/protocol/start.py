@@ -99,12 +99,17 @@ class SetupRequest:
 @dataclass(frozen=True)
 class StartReply:
     """The job's supervisor runs. `unreachable`: the job was not started, because this node or another one is not connected
-    to all others."""
+    to all others. `platform` is the node's, such as linux-x86_64; `tool` the SHA-256 of the py-spy that was sent there, ''
+    for none."""
 
     pid: int
     unreachable: Optional[Unreachable] = None
+    platform: str = ""
+    tool: str = ""
 
     def __post_init__(self) -> None:
+        check_length("platform", self.platform, MAX_MOMENT)
+        check_length("tool", self.tool, 64)
         check_range("pid", self.pid, 1, MAX_PID)
 
 
