@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import pickle
 import sys
 import zlib
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.agentnode import Node, Refused, alive, until
+from support.agentnode import Node, Refused, alive, free_port, until
 from support.gangs import Gangs
 
 from cloudddp.agent.protocol.phases import JobPhase
@@ -182,7 +183,7 @@ def test_variables_of_the_flight_recorder_are_set_and_those_of_the_user_win(pair
     found = json.loads((folder / "ranks" / "0.log").read_text())
     assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/mine"
     assert "TORCH_FR_DUMP_TEMP_FILE" not in found
-    assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == found["TORCH_FR_DUMP_ON_TIMEOUT"] == "1"
     assert int(found["TORCH_FR_BUFFER_SIZE"]) > 0
     assert found["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].startswith(str(folder))
 
@@ -249,3 +250,71 @@ def test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_somethi
         (node.project / "go").touch()
     for node in pair.nodes:
         until(lambda node=node: node.state().stall.until)  # type: ignore[misc]
+
+
+TORCH_HANG = """
+import os, sys, time
+SLOW = int(sys.argv[1])
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+def load_batch(step):
+    if step == 3 and dist.get_rank() == SLOW:
+        time.sleep(600)
+    return torch.ones(4, 8)
+def train():
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 1), torch.nn.BatchNorm1d(1)))
+    for step in range(10):
+        batch = load_batch(step)
+        loss = model(batch).sum()
+        if step == 2:
+            torch._C._distributed_c10d._dump_fr_trace_file(dist.get_rank(), True, True, False)
+        loss.backward()
+dist.init_process_group("gloo")
+train()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("slow", "others"),
+    [
+        (
+            2,
+            "ranks 1 and 3 wait in all_reduce of DDP's gradients (hang.py:17); "
+            "rank 0 waits in broadcast of DDP's buffers (hang.py:14)",
+        ),
+        (0, "ranks 1-3 wait in broadcast of DDP's buffers (hang.py:14)"),
+    ],
+    ids=["rank 2", "rank 0"],
+)
+def test_hang_of_a_real_training_is_explained_and_dumps_are_in_the_folder_of_the_job(
+    pair: Pair, slow: int, others: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    port = str(free_port())
+    requests = {}
+    for node in pair.nodes:
+        (node.project / "hang.py").write_text(TORCH_HANG)
+        processes = [
+            Process(
+                (),
+                (sys.executable, "hang.py", str(slow)),
+                {
+                    "RANK": str(2 * node.number + k), "LOCAL_RANK": str(k), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "",
+                },
+            )
+            for k in range(2)
+        ]  # fmt: skip
+        requests[node] = replace(
+            node.starting(processes=processes, gang=pair.gang, grace=1.0), stall_minutes=0.1
+        )
+    pair.start_requests(requests)
+    verdict = pair.verdict()
+    assert verdict.first is not None
+    assert (verdict.first.cause, verdict.first.rank, verdict.first.node) == (Cause.STALL, slow, slow // 2)
+    assert verdict.first.detail.endswith(f"; {others}; rank {slow} is in load_batch (hang.py:8)")
+    for rank in range(4):
+        dump = pair.nodes[rank // 2].folder() / "flight-recorder" / f"rank_{rank}"
+        entries = pickle.loads(dump.read_bytes())["entries"]  # noqa: S301  of the rank above
+        assert "gloo:all_reduce" in {one["profiling_name"] for one in entries}, torch.__version__
