@@ -19,6 +19,7 @@ from cloudddp.text import one_line
 
 LONGEST_DETAIL = 2000  # characters of what the nodes write about a stall
 
+
 @dataclass(frozen=True, slots=True)
 class JobRecord:
     """A job on all its nodes together. Times are seconds since the epoch; `nodes` are node ranks.
