@@ -30,6 +30,7 @@ from train.process_group import connection_lost
 from train.running_stats import RunningStats
 from train.sampler import GlobalBatchSampler, Shard, sequential_shards
 from train.signals import StopRequest
+from train.step_reports import StepReports
 
 EVAL_BATCH = 256  # samples per rank and forward pass in validation; does not affect the result
 MIN_LOSS_SCALE = 1e-4  # under fp16; where fairseq gives up, too, 30 skipped steps from torch's initial scale
@@ -82,6 +83,7 @@ class Trainer:
         augment = Augment(seed=config.seed, pad=datasets.shape[1] // 8, flip=datasets.flip)
         self.augment = augment if config.augment else None
         self.stats = RunningStats(comm)
+        self.step_reports = StepReports(strategy.model, comm.device, compiled=config.compile)
         self.last_logged_step = 0
         self.stopping = False
         self.step = 0
@@ -144,10 +146,12 @@ class Trainer:
             self.last_logged_step = self.step
         timer = self.stats.timer
         timer.restart()
+        self.step_reports.begin()
         for batch in timer.timed(self.train_loader(list(self.sampler.shards(epoch, first_step)))):
             if not self.resumed:
                 exit_if_requested(self.config, rank=self.comm.rank, step=self.step + 1)
             self.stats.add_step(self.train_step(*batch))
+            self.step_reports.finish(self.step)
             last = self.step % self.sampler.steps == 0
             if last or self._is_due(self.config.log_every):
                 self._log()
@@ -156,6 +160,7 @@ class Trainer:
             if not last and self._is_due(self.config.save_every):
                 with timer.paused():
                     self.save()
+            self.step_reports.begin()
         return self._figures(self.stats.epoch, self.sampler.steps)
 
     def train_step(self, inputs: Tensor, labels: Tensor, shard: Shard) -> Tensor:

@@ -53,6 +53,8 @@ OTHER_VARIABLES = frozenset(
         "NODE_IPS",
         "NODE_RANK",
         "STATUS_FILE",
+        "STEP_FILE",
+        "ATTEMPT",
     ]
 )
 

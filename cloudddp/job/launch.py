@@ -20,7 +20,7 @@ from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
-from cloudddp.job import project_files, ranks, scripts, snapshots, sync
+from cloudddp.job import project_files, ranks, scripts, snapshots, sync, tools
 from cloudddp.job import start as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.new_job import NewJob
@@ -102,10 +102,12 @@ def launch(
         f"starting job {job.id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
     )
     try:
-        starting.start(runner, cluster, probes, config, plans, job)
+        started = starting.start(runner, cluster, probes, config, plans, job)
     except Exception:  # some nodes may have started
         _abort(runner, job.id, progress)
         raise
+    if config.job.stall_minutes:
+        tools.send_where_missing(runner, started, progress)
 
 
 def _withheld(names: Sequence[str]) -> str:

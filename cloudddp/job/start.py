@@ -10,7 +10,7 @@ from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.gang import Gang, Peer, Unreachable
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.start import MAX_LEFT, Deadline, OnStall, StartRequest
+from cloudddp.agent.protocol.start import MAX_LEFT, Deadline, OnStall, StartReply, StartRequest
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
@@ -31,8 +31,8 @@ def start(
     config: Config,
     plans: Sequence[NodePlan],
     job: NewJob,
-) -> None:
-    """Start the ranks on every node. Raises NodeError; then ranks may run on some nodes."""
+) -> dict[int, StartReply]:
+    """Start the ranks on every node; return the replies by node. Raises NodeError; then ranks may run on some nodes."""
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
     requests = {
@@ -51,6 +51,7 @@ def start(
             retries=config.job.retries,
             stall_minutes=config.job.stall_minutes,
             on_stall=OnStall(config.job.on_stall),
+            straggler_seconds=timing.current().straggler,
             save=save,
             deadline=deadline,
             poweroff=None if job.poweroff is None else job.poweroff * timing.current().minute,
@@ -62,6 +63,7 @@ def start(
     unreachable = {node: reply.unreachable for node, reply in replies.items() if reply.unreachable}
     if unreachable:
         raise _not_connected(unreachable, gang, cluster)
+    return replies
 
 
 def _deadline(cluster: Cluster) -> Deadline | None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsRequest, JobState
+from cloudddp.agent.protocol.pace import Straggler
+from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job.outcome import JobStatus, outcome
 from cloudddp.job.ranks import LONGEST_SCRIPT
 from cloudddp.text import one_line
+
+LONGEST_DETAIL = 2000  # characters of what the nodes write about a stall
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,14 @@ class JobRecord:
     poweroff: float | None = None  # seconds after its end at which its nodes end; None: they do not
     ends: float | None = None  # when its nodes will end, once it has ended
     resumed_from: str = ""  # the job that it continues
+    stragglers: tuple[Straggler, ...] = ()  # ranks that are slow, or were
+    stall: LeftStall | None = None  # the last one that was left alone (on_stall = "leave")
+
+    @property
+    def stalled(self) -> LeftStall | None:
+        """The stall, where the job runs and no rank does anything; else None."""
+        running = self.stall is not None and self.stall.until is None and not self.status.ended
+        return self.stall if running else None
 
     @property
     def seconds(self) -> float | None:
@@ -75,7 +87,27 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         poweroff=max((one.poweroff for one in reported if one.poweroff is not None), default=None),
         ends=min((one.ends for one in reported if one.ends is not None), default=None),
         resumed_from=next((one.resumed_from for one in reported if one.resumed_from), ""),
+        stragglers=_stragglers(reported),
+        stall=_stall(reported),
     )
+
+
+def _stragglers(states: Iterable[JobState]) -> tuple[Straggler, ...]:
+    """Return the stragglers that the nodes have recorded, by rank. All nodes record the same ones; of a node that was cut off
+    meanwhile the record is older."""
+    found: dict[int, Straggler] = {}
+    for one in sorted((one for state in states for one in state.stragglers), key=_last_change):
+        found[one.rank] = one
+    return tuple(found[rank] for rank in sorted(found))
+
+
+def _last_change(one: Straggler | LeftStall) -> float:
+    return one.since if one.until is None else one.until
+
+
+def _stall(states: Iterable[JobState]) -> LeftStall | None:
+    found = max((one.stall for one in states if one.stall is not None), key=_last_change, default=None)
+    return found and replace(found, detail=one_line(found.detail, LONGEST_DETAIL))
 
 
 def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -72,3 +73,16 @@ def test_invalid_settings_are_usage_errors(cli: Any, words: tuple[str, ...], mes
     done = cli("launch", *words, "hang.py")
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_launch_puts_py_spy_on_each_node_once(cli: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write("ok.py", "print('done')\n")
+    first = cli("launch", "ok.py", CLOUDDDP_STALL_MINUTES="0")
+    assert (first.returncode, "py-spy" in first.stderr) == (0, False)
+    first, second = cli("launch", "ok.py"), cli("launch", "ok.py")
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "sending py-spy to 2 nodes" in first.stderr
+    assert "py-spy" not in second.stderr
+    digest = hashlib.sha256(Path(sys.executable).with_name("py-spy").read_bytes()).hexdigest()
+    assert cli.ok("exec", "--", "sha256sum ~/.cloudddp/tools/py-spy").count(digest) == 2

@@ -6,13 +6,15 @@ import functools
 import hashlib
 import json
 import os
+import pickle
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.agentnode import Node, Refused, alive, until
+from support.agentnode import Node, Refused, alive, free_port, until
 from support.gangs import Gangs
 
 from cloudddp.agent.protocol.phases import JobPhase
@@ -181,19 +183,138 @@ def test_variables_of_the_flight_recorder_are_set_and_those_of_the_user_win(pair
     found = json.loads((folder / "ranks" / "0.log").read_text())
     assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/mine"
     assert "TORCH_FR_DUMP_TEMP_FILE" not in found
-    assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == found["TORCH_FR_DUMP_ON_TIMEOUT"] == "1"
     assert int(found["TORCH_FR_BUFFER_SIZE"]) > 0
     assert found["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].startswith(str(folder))
 
 
 def test_program_that_arrives_damaged_is_refused_and_a_whole_one_is_used(pair: Pair) -> None:
     program = Path(sys.executable).with_name("py-spy").read_bytes()
-    whole = ToolRequest(len(program), hashlib.sha256(program).hexdigest())
+    packed, digest = zlib.compress(program, 1), hashlib.sha256(program).hexdigest()
     node = pair.nodes[0]
-    with pytest.raises(Refused, match="did not arrive whole"):
-        node.call(whole, [program[:-1] + b"x"])
     path = node.store / "tools" / "py-spy"
-    assert not path.exists()
-    node.call(whole, [program])
+    other = zlib.compress(program[:-1] + b"x", 1)
+    bomb = zlib.compress(bytes(1 << 28), 9)
+    for body in (other, packed[:-9], packed[9:], b"no zlib", b"", bomb):
+        with pytest.raises(Refused, match="did not arrive whole"):
+            node.call(ToolRequest(max(len(body), 1), digest), [body])
+        assert not path.exists()
+    node.call(ToolRequest(len(packed), digest), [packed])
     assert path.read_bytes() == program
     assert os.access(path, os.X_OK)
+
+
+def test_reply_to_a_start_names_the_program_that_was_sent(pair: Pair) -> None:
+    node = pair.nodes[0]
+    program = b"#!/bin/sh\n"
+    digest = hashlib.sha256(program).hexdigest()
+    for job, expected in (("first", ""), ("second", digest)):
+        reply = node.call(node.starting("pass", job=job))
+        assert (reply.platform, reply.tool) == (f"linux-{os.uname().machine}", expected)
+        until(lambda job=job: node.state(job).phase.ended)  # type: ignore[misc]
+        node.call(ToolRequest(len(zlib.compress(program)), digest), [zlib.compress(program)])
+
+
+def test_stall_without_py_spy_is_declared_and_says_that_stacks_are_less_exact(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    requests = {}
+    for node in pair.nodes:
+        ranks = [Process((), ("/bin/sleep", "600"), {"RANK": str(node.number)})]
+        request = node.starting(processes=ranks, gang=pair.gang, grace=1.0)
+        requests[node] = replace(request, stall_minutes=STALL_MINUTES)
+    pair.start_requests(requests)
+    verdict = pair.verdict()
+    assert verdict.first is not None
+    assert verdict.first.cause is Cause.STALL
+    assert (
+        "no stack of ranks 0 and 1: py-spy is missing, so that stacks are less exact" in verdict.first.detail
+    )
+    assert "thread sleep: state S" in (pair.nodes[0].folder() / "stacks" / "0.txt").read_text()
+
+
+def test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something(pair: Pair) -> None:
+    code = (
+        "import os, time\nwhile True:\n  time.sleep(0.2)\n  if os.path.exists('go'): print('x', flush=True)\n"
+    )
+    pair.run(code, on_stall=OnStall.LEAVE)
+    for node in pair.nodes:
+        until(lambda node=node: node.state().stall)  # type: ignore[misc]
+        stall = node.state().stall
+        assert stall is not None
+        assert stall.until is None
+        assert "ranks 0-3 are in <module> (script.py:3)" in stall.detail
+    for node in pair.nodes:
+        (node.project / "go").touch()
+    for node in pair.nodes:
+        until(lambda node=node: node.state().stall.until)  # type: ignore[misc]
+
+
+TORCH_HANG = """
+import os, sys, time
+SLOW = int(sys.argv[1])
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+def load_batch(step):
+    if step == 3 and dist.get_rank() == SLOW:
+        time.sleep(600)
+    return torch.ones(4, 8)
+def train():
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 1), torch.nn.BatchNorm1d(1)))
+    for step in range(10):
+        batch = load_batch(step)
+        loss = model(batch).sum()
+        if step == 2:
+            torch._C._distributed_c10d._dump_fr_trace_file(dist.get_rank(), True, True, False)
+        loss.backward()
+dist.init_process_group("gloo")
+train()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("slow", "others"),
+    [
+        (
+            2,
+            "ranks 1 and 3 wait in all_reduce of DDP's gradients (hang.py:17); "
+            "rank 0 waits in broadcast of DDP's buffers (hang.py:14)",
+        ),
+        (0, "ranks 1-3 wait in broadcast of DDP's buffers (hang.py:14)"),
+    ],
+    ids=["rank 2", "rank 0"],
+)
+def test_hang_of_a_real_training_is_explained_and_dumps_are_in_the_folder_of_the_job(
+    pair: Pair, slow: int, others: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    port = str(free_port())
+    requests = {}
+    for node in pair.nodes:
+        (node.project / "hang.py").write_text(TORCH_HANG)
+        processes = [
+            Process(
+                (),
+                (sys.executable, "hang.py", str(slow)),
+                {
+                    "RANK": str(2 * node.number + k), "LOCAL_RANK": str(k), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "",
+                },
+            )
+            for k in range(2)
+        ]  # fmt: skip
+        requests[node] = replace(
+            node.starting(processes=processes, gang=pair.gang, grace=1.0), stall_minutes=0.1
+        )
+    pair.start_requests(requests)
+    verdict = pair.verdict()
+    assert verdict.first is not None
+    assert (verdict.first.cause, verdict.first.rank, verdict.first.node) == (Cause.STALL, slow, slow // 2)
+    assert verdict.first.detail.endswith(f"; {others}; rank {slow} is in load_batch (hang.py:8)")
+    for rank in range(4):
+        dump = pair.nodes[rank // 2].folder() / "flight-recorder" / f"rank_{rank}"
+        entries = pickle.loads(dump.read_bytes())["entries"]  # noqa: S301  of the rank above
+        assert "gloo:all_reduce" in {one["profiling_name"] for one in entries}, torch.__version__

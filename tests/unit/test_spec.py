@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cloudddp.agent import protocol
 from cloudddp.config import schema, settings, spec, timing
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
@@ -390,3 +391,11 @@ def test_reading_settings_imports_neither_boto3_nor_paramiko() -> None:
     code = "import sys, cloudddp.config.spec; print([m for m in ('boto3', 'botocore', 'paramiko', 'moto', 'rich') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_variables_of_ranks_are_no_misspelt_settings() -> None:
+    """A rank may call cloudddp."""
+    of_ranks = {
+        protocol.TASK_VARIABLE, protocol.ATTEMPT_VARIABLE, protocol.STATUS_VARIABLE, protocol.STEP_VARIABLE,
+    }  # fmt: skip
+    assert {name.removeprefix("CLOUDDDP_") for name in of_ranks} <= settings.OTHER_VARIABLES

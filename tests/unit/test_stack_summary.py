@@ -32,6 +32,8 @@ def position(name: str, rank: int = 0) -> Position:
         ("objects-0.native", "broadcast_object_list", 18),
         ("ddp-0.native", "DistributedDataParallel.__init__", 13),
         ("item-0.native", "a collective", 16),  # work.wait() is a native function
+        ("gradients-0.native", "all_reduce of DDP's gradients", 15),
+        ("buffers-1.native", "broadcast of DDP's buffers", 14),
     ],
 )
 def test_collective_is_that_which_the_script_called(name: str, waits: str, line: int) -> None:

@@ -20,6 +20,8 @@ Each module holds one topic, so that a step of the agent loads only what it need
     verdict   Verdict, Failure
     kill      kill
     training  TrainingStatus
+    pace      StepReport, Straggler
+    stall     LeftStall
     frames    follow
     results   new_files, pulled
     stacks    stacks, tool
@@ -40,6 +42,7 @@ LAUNCHER_RANK = -1  # the rank number of the launcher's (torchrun's) own log
 TASK_VARIABLE = "CLOUDDDP_TASK"  # marks every process of a job on a node; children inherit it
 ATTEMPT_VARIABLE = "CLOUDDDP_ATTEMPT"  # of every rank: how often the job was started again
 STATUS_VARIABLE = "CLOUDDDP_STATUS_FILE"  # the file in which rank 0 may report its training status
+STEP_VARIABLE = "CLOUDDDP_STEP_FILE"  # the file in which each rank may report its steps
 
 # Steps that any version may run while a job of another version runs: they read files and change nothing. What they
 # report about a store of another version may be incomplete.

@@ -12,8 +12,10 @@ from typing import Optional
 
 from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_length, check_range
 from cloudddp.agent.protocol.jobs import MAX_RANKS
+from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Pace, Straggler
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
 from cloudddp.agent.protocol.stacks import Position
+from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.verdict import MAX_LINE, Failure, Verdict, check_lines
 
 MAX_FACT = 300  # characters
@@ -80,6 +82,8 @@ class Kind(Enum):
     READY = "ready"  # connected to every other node, in both directions; with the node's facts and clock
     STALLED = "stalled"  # of the first node: read the stacks of your ranks
     STACKS = "stacks"  # where the ranks of a node are
+    LEFT = "left"  # of the first node: a stall is left alone, or over
+    STRAGGLERS = "stragglers"  # of the first node: a rank is slow, or has caught up
     STOP = "stop"  # end your ranks: the job was cancelled, or has failed here
     ENDED = "ended"  # no process of the job is left here
     RESTART = "restart"  # of the first node that is left: start the ranks again
@@ -98,7 +102,10 @@ class Message:
     finished: bool = False  # of HEARTBEAT: every rank of the node has exited with 0
     idle: float = 0.0  # of HEARTBEAT: seconds for which the ranks of the node have done nothing
     report: Optional[Report] = None  # of ENDED
+    paces: tuple[Pace, ...] = ()  # of HEARTBEAT: how long steps take on the ranks of the node
     stacks: tuple[Position, ...] = ()  # of STACKS
+    stall: Optional[LeftStall] = None  # of LEFT
+    stragglers: tuple[Straggler, ...] = ()  # of STRAGGLERS: all that are known
     verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
     facts: Optional[Facts] = None  # of READY
     clock: Optional[float] = None  # of READY: seconds since the epoch
@@ -106,7 +113,9 @@ class Message:
     def __post_init__(self) -> None:
         check_length("token", self.token, MAX_TOKEN)
         check_range("idle", self.idle, 0, MAX_AGO)
+        check_length("paces", self.paces, MAX_RANKS)
         check_length("stacks", self.stacks, MAX_RANKS)
+        check_length("stragglers", self.stragglers, MAX_STRAGGLERS)
         check_range("grace", self.grace, 0, MAX_AGO)
 
 

@@ -14,10 +14,12 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     has_job_id_format,
 )
+from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Straggler
 from cloudddp.agent.protocol.phases import MAX_NODES as MAX_NODES
 from cloudddp.agent.protocol.phases import MAX_RANK as MAX_RANK
 from cloudddp.agent.protocol.phases import MAX_RESTARTS as MAX_RESTARTS
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.agent.protocol.verdict import Verdict
 
@@ -61,7 +63,8 @@ class JobState:
     while it is being stopped; `cancelled` is when the user first asked for that; `error` is why its processes could not
     be started. `verdict` is that of all nodes, once they have agreed on it. `restarts`: how
     often the whole job was started again. `poweroff`: seconds after the end of the job at which the node powers off; None:
-    it does not. `ends`: when it will, once the job has ended. `resumed_from`: the job that it continues, '' for none."""
+    it does not. `ends`: when it will, once the job has ended. `resumed_from`: the job that it continues, '' for none.
+    `stragglers`, of all nodes: ranks that are slow, or were. `stall`: the last one that was left alone, None for none."""
 
     job: str
     phase: JobPhase
@@ -82,6 +85,8 @@ class JobState:
     poweroff: Optional[float] = None
     ends: Optional[float] = None
     resumed_from: str = ""
+    stragglers: tuple[Straggler, ...] = ()
+    stall: Optional[LeftStall] = None
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)
@@ -100,6 +105,7 @@ class JobState:
         check_length("error", self.error, MAX_TEXT)
         check_length("script", self.script, MAX_TEXT)
         check_length("ranks", self.ranks, MAX_RANKS)
+        check_length("stragglers", self.stragglers, MAX_STRAGGLERS)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from cloudddp.agent.protocol.phases import MAX_RANK
 MAX_WORD = 200  # characters of a function or of a file
 MAX_STACK = 1 << 15  # characters of one rank's stacks
 MAX_STACKS = 16 << 20  # bytes of a reply
+MAX_TOOL = 1 << 26  # bytes of a program
 SHOWN_GROUPS = 6
 
 
@@ -84,7 +85,8 @@ class ToolReply:
 
 @dataclass(frozen=True)
 class ToolRequest:
-    """Put py-spy, which follows on stdin, into the folder of tools. `digest` is its SHA-256."""
+    """Put py-spy, which follows on stdin, compressed by zlib, into the folder of tools. `size` is that of what follows,
+    `digest` the SHA-256 of the program."""
 
     size: int
     digest: str
@@ -93,7 +95,7 @@ class ToolRequest:
     REPLY = ToolReply
 
     def __post_init__(self) -> None:
-        check_range("size", self.size, 1, 1 << 26)
+        check_range("size", self.size, 1, MAX_TOOL)
         check_length("digest", self.digest, 64)
 
 

@@ -99,12 +99,17 @@ class SetupRequest:
 @dataclass(frozen=True)
 class StartReply:
     """The job's supervisor runs. `unreachable`: the job was not started, because this node or another one is not connected
-    to all others."""
+    to all others. `platform` is the node's, such as linux-x86_64; `tool` the SHA-256 of the py-spy that was sent there, ''
+    for none."""
 
     pid: int
     unreachable: Optional[Unreachable] = None
+    platform: str = ""
+    tool: str = ""
 
     def __post_init__(self) -> None:
+        check_length("platform", self.platform, MAX_MOMENT)
+        check_length("tool", self.tool, 64)
         check_range("pid", self.pid, 1, MAX_PID)
 
 
@@ -140,6 +145,7 @@ class StartRequest:
     gang: Gang
     retries: int = 0
     stall_minutes: float = 0.0  # 0: it is not watched
+    straggler_seconds: float = 0.0  # for which a rank stays slow until it is a straggler; 0: nobody looks
     on_stall: OnStall = OnStall.KILL
     resumed_from: str = ""  # the job that this one continues, '' for none
     log_mb: int = LOG_MB  # MiB of each rank's log that are kept
@@ -161,6 +167,7 @@ class StartRequest:
         check_range("stop_grace", self.stop_grace, 0, MAX_GRACE)
         check_range("retries", self.retries, 0, MAX_RESTARTS)
         check_range("stall_minutes", self.stall_minutes, 0, MAX_STALL)
+        check_range("straggler_seconds", self.straggler_seconds, 0, MAX_SAVE)
         check_range("save", self.save, 0, MAX_SAVE)
         check_range("poweroff", self.poweroff, 0, MAX_LEFT)
         if self.resumed_from:

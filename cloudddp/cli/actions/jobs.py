@@ -19,6 +19,8 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
             console.print_json(views.jobs_json(known))
         elif known:
             console.print(views.jobs_table(known))
+            for sentence in views.troubles(known):
+                console.log(*sentence)
             if ending := views.ending(known):
                 console.log(ending)
         else:

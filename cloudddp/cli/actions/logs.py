@@ -22,6 +22,7 @@ from cloudddp.cli.actions.follow import (
 )
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
+from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import duration
 from cloudddp.config.options import GlobalOptions
@@ -112,6 +113,8 @@ def logs(
             ended_instances=ended_nodes_query(session, cluster),
             selection=wanted.selection(follow=follow, launcher=launcher),
         )
+        if follow:
+            _report_stall(console, record)
         try:
             with deadlines.warnings(console, cluster if follow else None):
                 finished = follower.run()
@@ -123,6 +126,7 @@ def logs(
         if not follow:
             last.flush()
             _refuse_incomplete(finished)
+            _report_stall(console, record)
             return 0
         report_end(session, cluster, finished, record.seconds or 0.0)
         if finished.leaving:
@@ -167,6 +171,12 @@ def _printer(console: Console, *, as_json: bool, raw: bool, launcher: bool) -> P
             console.print(json.dumps(value))
 
     return show
+
+
+def _report_stall(console: Console, record: JobRecord) -> None:
+    """Report that a job that runs does nothing, which was left alone."""
+    if record.stalled is not None:
+        console.log(*stalled(record.id, record.stalled))
 
 
 def _refuse_incomplete(finished: JobResult) -> None:

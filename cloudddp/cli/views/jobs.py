@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from cloudddp.agent.protocol.pace import Straggler, current
+from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.cli.formats import duration, moment
 from cloudddp.cli.tables import table
+from cloudddp.errors import Command
 from cloudddp.job.status import JobRecord
+
+Sentence = tuple[str | Command, ...]  # of Console.log
 
 STALE = 60.0  # seconds after which the age of the last training report is shown
 
@@ -19,7 +24,7 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
     rows = [
         (
             record.id,
-            record.status,
+            record.status + (", stalled" if record.stalled else ""),
             "-" if record.exit_code is None else str(record.exit_code),
             "-" if record.seconds is None else duration(record.seconds),
             _training(record),
@@ -45,15 +50,45 @@ def ending(known: Sequence[JobRecord]) -> str:
     return ""
 
 
+def troubles(known: Sequence[JobRecord]) -> list[Sentence]:
+    """Return what is wrong with jobs that run, as sentences with the next command: stragglers, and stalls that were left
+    alone."""
+    found: list[Sentence] = []
+    for record in known:
+        if record.stalled is not None:
+            found.append(stalled(record.id, record.stalled))
+        if not record.status.ended:
+            for one in current(record.stragglers):
+                length = duration(time.time() - one.since)
+                found.append((f"job {record.id}: {one.text} on node {one.node}, for {length}",))
+    return found
+
+
+def stalled(job_id: str, stall: LeftStall) -> Sentence:
+    """Return since when a job does nothing, and where its ranks are."""
+    length = duration(time.time() - stall.since)
+    return (
+        f"job {job_id} stalled {length} ago and was left alone (on_stall = leave): {stall.detail}; ",
+        Command("stacks", job_id), " shows where each rank is now, ", Command("cancel", job_id), " ends it",
+    )  # fmt: skip
+
+
 def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
     return [_job_json(record) for record in known]
 
 
 def _training(record: JobRecord) -> str:
-    """Return the progress of the training; for a running job also the age of an old report: the job may hang."""
+    """Return the progress of the training, and the ranks that are slow; for a running job also the age of an old report: the
+    job may hang."""
+    slow = [f"rank {one.rank} ({one.ratio:.1f} x)" for one in current(record.stragglers)]
+    behind = f"straggler{'s' * (len(slow) > 1)}: {', '.join(slow)}" if slow else ""
+    return "; ".join(part for part in (_progress(record), behind) if part) or "-"
+
+
+def _progress(record: JobRecord) -> str:
     training = record.training
     if training is None or not training.text:
-        return "-"
+        return ""
     if training.preempted:
         return f"{training.text}, snapshot saved"
     age = time.time() - training.reported
@@ -75,7 +110,29 @@ def _job_json(record: JobRecord) -> dict[str, Any]:
         "nodes_end": _iso(record.ends),
         "nodes_end_after_seconds": record.poweroff,
         "resumed_from": record.resumed_from or None,
+        "stragglers": [_straggler_json(one) for one in record.stragglers],
+        "stall": _stall_json(record.stall),
     }
+
+
+def _straggler_json(one: Straggler) -> dict[str, Any]:
+    return {
+        "rank": one.rank,
+        "node": one.node,
+        "times_median": round(one.ratio, 2),
+        "seconds_per_step": one.seconds,
+        "median_seconds_per_step": one.median,
+        "measured": "work" if one.own else "interval",
+        "since_step": one.step,
+        "since": _iso(one.since),
+        "until": _iso(one.until),
+    }
+
+
+def _stall_json(stall: LeftStall | None) -> dict[str, Any] | None:
+    if stall is None:
+        return None
+    return {"since": _iso(stall.since), "until": _iso(stall.until), "detail": stall.detail}
 
 
 def _training_json(training: TrainingStatus | None) -> dict[str, Any] | None:

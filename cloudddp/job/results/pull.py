@@ -52,6 +52,8 @@ EVIDENCE = (
     "supervisor.log",
     "verdict.json",
     "status.json",
+    "stragglers.json",
+    "stall.json",
     "stacks",
     "flight-recorder",
 )

@@ -102,14 +102,18 @@ class Activity:
             self._active_at = now
 
     def _list_files(self) -> list[tuple[str, int, int]]:
-        """Return size and time of the logs and of the training status."""
-        paths = [self._folder / store.STATUS_FILE, self._folder / "launcher.log"]
+        """Return size and time of the logs, of the training status and of the ranks' step reports."""
+        logs = phases.rank_files(self._folder, ".log")
+        reports = [
+            self._folder / store.STATUS_FILE,
+            *(store.step_file(self._folder, rank) for rank, _ in logs),
+        ]
         found = []
-        for path in paths + [path for _, path in phases.rank_files(self._folder, ".log")]:
+        for path in [self._folder / "launcher.log", *reports, *(path for _, path in logs)]:
             with contextlib.suppress(OSError):
                 status = os.lstat(path)
                 # The middle of a long log is removed, which changes its time: only its size tells of output.
-                at = status.st_mtime_ns if path.name == store.STATUS_FILE else 0
+                at = status.st_mtime_ns if path in reports else 0
                 found.append((path.name, status.st_size, at))
         return found
 

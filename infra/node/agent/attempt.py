@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Optional
 
-from agent import causes, jobs, launchers, phases, processes
+from agent import causes, jobs, launchers, phases, processes, records, store
 from agent.decision import Seen
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Observed, Report
@@ -178,4 +178,7 @@ def clear(folder: Path) -> None:
     """Remove what the last attempt has left in a job's folder, but for its logs."""
     for path in (folder / "ranks").glob("*.json"):
         path.unlink(missing_ok=True)
+    for path in (folder / store.STEPS_FOLDER).glob("*"):
+        path.unlink(missing_ok=True)
+    records.close(folder)
     (folder / phases.STOPPED_MARK).unlink(missing_ok=True)

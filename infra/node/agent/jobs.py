@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
-from agent import phases, poweroff, store
+from agent import phases, poweroff, records, store
 from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TEXT, has_job_id_format
 from cloudddp.agent.protocol.jobs import MAX_JOBS, JobsReply, JobsRequest, JobState, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
@@ -49,6 +49,8 @@ def state_of(folder: Path) -> JobState:
         stopping=(record is not None or setup is not None) and phases.is_stopping(folder),
         ranks=tuple(rank_records(folder)),
         training=training_status(folder),
+        stragglers=records.stragglers(folder),
+        stall=records.left_stall(folder),
         cancelled=phases.cancelled_at(folder),
         verdict=phases.verdict(folder) if found.phase.ended else None,
     )

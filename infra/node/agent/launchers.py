@@ -55,14 +55,16 @@ def flight_recorder(folder: Path, torch: str, given: Mapping[str, str]) -> dict[
     `given`, under any of the names, stays.
 
     The names changed, and the defaults of the files (pytorch/pytorch#143446). A name that is out of date is still read,
-    but a new torch warns of it in every rank; where the version of torch is not known both are set.
+    but a new torch warns of it in every rank (FlightRecorder.hpp and Utils.hpp of 2.15); where the version of torch is not
+    known both are set. gloo records, too, and has no pipe: its ranks dump only if the script asks for it.
     """
     for name in (DUMPS, PIPES):
         (folder / name).mkdir(mode=0o700, exist_ok=True)
     settings = [
         (("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"), "2000"),
         (("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"), str(folder / DUMPS / "rank_")),
-        (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
+        # ProcessGroupNCCL of a new torch reads the old name only, for which it takes "1" where it is not set.
+        (("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"), "1"),
         (
             ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE",),
             str(folder / PIPES / "rank_"),

@@ -1,8 +1,9 @@
 """The phase of each job, and the running jobs, from the files in the jobs' folders.
 
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
-(RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: rank_log.py), `launcher.log`, `supervisor.log`, `status.json` (by the script). While its setup runs
-it holds `setup.json` (SetupFile). A file `cancel` (with its token) marks that the user cancelled it, an empty file
+(RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: rank_log.py), `launcher.log`, `supervisor.log`, `status.json`
+(by the script), `steps/N.json` (by the ranks: pace.py), `stragglers.json` and `stall.json` (records.py). While its setup
+runs it holds `setup.json` (SetupFile). A file `cancel` (with its token) marks that the user cancelled it, an empty file
 `stopped` that its supervisor ends the ranks.
 """
 

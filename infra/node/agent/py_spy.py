@@ -7,12 +7,14 @@ It reads the memory of another process (ptrace). Ubuntu allows that to the proce
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 from agent import stack_dump, store
+from cloudddp.agent.protocol.stacks import MAX_TOOL
 
 NAME = "py-spy"
 TOOLS = "tools"  # below the agent's folder
@@ -24,6 +26,19 @@ REFUSED = ("Permission", "permission", "Operation not permitted", "root")
 def shipped() -> Path:
     """Return where the laptop puts py-spy."""
     return store.ROOT / TOOLS / NAME
+
+
+def platform() -> str:
+    """Return what kind of program runs on this node, such as linux-x86_64."""
+    return f"linux-{os.uname().machine}"
+
+
+def shipped_digest() -> str:
+    """Return the SHA-256 of what the laptop has put here, '' if that is nothing."""
+    try:
+        return hashlib.sha256(store.read_bytes(shipped(), MAX_TOOL)).hexdigest()
+    except OSError:
+        return ""
 
 
 def find(python: str) -> str:

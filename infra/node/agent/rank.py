@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent import causes, processes, rank_log, store
-from cloudddp.agent.protocol import STATUS_VARIABLE
+from cloudddp.agent.protocol import STATUS_VARIABLE, STEP_VARIABLE
 from cloudddp.agent.protocol.jobs import RankRecord
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -34,7 +34,9 @@ def main(job: str, *argv: str) -> int:
     path = folder / "ranks" / f"{number}.json"
     own = os.getpid()
     errors = str(folder / "ranks" / f"{number}.error.json")
-    reports = {STATUS_VARIABLE: str(folder / store.STATUS_FILE)} if number == 0 else {}
+    reports = {STEP_VARIABLE: str(store.step_file(folder, number))}
+    if number == 0:
+        reports[STATUS_VARIABLE] = str(folder / store.STATUS_FILE)
 
     log_path = folder / "ranks" / f"{number}.log"
     log = open(log_path, "ab")  # noqa: SIM115  as long as this process

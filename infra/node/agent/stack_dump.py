@@ -16,6 +16,11 @@ LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d|^<")
 WRAPPERS = re.compile(r"(^|\.)(wrapper|inner|decorate_context|_fn|wrapped_func)$|<locals>\.")
 # Native functions that wait for the other ranks: ProcessGroup and Work (c10d), gloo, NCCL.
 WAITS_FOR_RANKS = re.compile(r"^(c10d::.*[wW]ait|gloo::.*[wW]ait|nccl[A-Z]|c10d::verify_params)")
+# Collectives that no line of the script calls: functions in whose frames DDP waits for them.
+OF_DDP = {
+    "c10d::Reducer::finalize_backward": "all_reduce of DDP's gradients",
+    "DistributedDataParallel._sync_buffers": "broadcast of DDP's buffers",
+}
 # These return when the GPU has finished: its last kernel may be a collective that waits for other ranks.
 WAITS_FOR_GPU = re.compile(r"^(cuda|cu)(Stream|Device|Event|Ctx)Synchronize")
 
@@ -83,12 +88,13 @@ def _position(rank: int, frames: list[Frame]) -> Position:
     called = [one for one in frames[:own] if one.is_python]  # by the script, the innermost first
     direct = next((one for one in reversed(called) if not WRAPPERS.search(one.name)), None)
     native = [one.name for one in frames[:own] if not one.is_python]
-    waits = ""
-    if any(WAITS_FOR_RANKS.search(name) for name in native) or (
+    waits = next((OF_DDP[one.name] for one in frames[:own] if one.name in OF_DDP), "")
+    for_ranks = any(WAITS_FOR_RANKS.search(name) for name in native) or (
         called and "/torch/distributed/" in called[0].file
-    ):
+    )
+    if not waits and for_ranks:
         waits = direct.name if direct else "a collective"
-    else:
+    elif not waits:
         waits = next((name for name in native if WAITS_FOR_GPU.search(name)), "")
     inside = f"{direct.name} ({direct.short}:{direct.line})" if direct else ""
     return Position(

@@ -25,6 +25,10 @@ from cloudddp.agent.protocol.stacks import (
 REQUEST = StacksRequest
 FOLDER = "stacks"  # in a job's folder
 AT_ONCE = 8  # ranks of which py-spy reads the stack at the same time
+MISSING = (
+    "py-spy is missing, so that stacks are less exact: only the kernel's state of the threads is known; `launch` sends it "
+    "from a computer that has cloudddp[stacks]"
+)
 CANDIDATES = 3  # processes of a rank to try: the script may have been started by a shell
 
 
@@ -33,7 +37,7 @@ def step(request: StacksRequest) -> Union[StacksReply, int]:
     if not phases.was_started(folder):
         sys.stderr.write(f"no job {request.job} on this node\n")
         return int(ExitCode.NO_JOB)
-    platform = f"linux-{os.uname().machine}"
+    platform = py_spy.platform()
     running = _running(folder)
     if not running:
         return StacksReply((), platform=platform)
@@ -100,7 +104,7 @@ def _python_of(record: RankRecord) -> str:
 
 
 def _stack(tool: str, record: RankRecord) -> RankStack:
-    reason = "py-spy is missing on its node"
+    reason = MISSING
     for pid in processes.tree(record.pid or 0)[:CANDIDATES] if tool else ():
         threads, reason = py_spy.dump(tool, pid)
         if threads:

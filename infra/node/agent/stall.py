@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
@@ -18,6 +19,7 @@ from agent.causes import last_lines
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import MAX_AGO, Observed
 from cloudddp.agent.protocol.stacks import Position, elsewhere, summary
+from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.verdict import Cause, Failure
 
 GATHER_SECONDS = 120.0  # for all nodes to report their stacks
@@ -37,6 +39,7 @@ class Stall:
         self._own: Optional[tuple[Position, ...]] = None
         self._positions: dict[int, tuple[Position, ...]] = {}  # by node
         self._concluded = False
+        self._left: Optional[LeftStall] = None
 
     def idle(self) -> float:
         """Return for how many seconds this node's ranks have done nothing."""
@@ -54,6 +57,8 @@ class Stall:
         idle = min([self.idle(), *(self._idle.get(node, 0.0) for node in others)])
         if self._concluded and idle < self._limit:
             self._declared_at, self._concluded = None, False
+            if self._left is not None and self._left.until is None:
+                self._left = replace(self._left, until=max(time.time(), self._left.since))
         return 0 < self._limit <= idle and self._declared_at is None
 
     def gather(self) -> None:
@@ -74,6 +79,19 @@ class Stall:
         found, self._own = self._own, None
         if found is not None:
             self._positions[self._node] = found
+        return found
+
+    def leave(self, detail: str) -> LeftStall:
+        """Return the record of a stall that is left alone."""
+        self._left = LeftStall(time.time(), detail)
+        return self._left
+
+    def over(self) -> Optional[LeftStall]:
+        """Return the record of a stall that was left alone, once, when there was activity again."""
+        found = self._left
+        if found is None or found.until is None:
+            return None
+        self._left = None
         return found
 
     def noted(self) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from agent import phases, poweroff, store
+from agent import phases, poweroff, py_spy, store
 from agent.commands import agent_command
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.gang import Unreachable
@@ -31,6 +31,7 @@ def step(request: StartRequest) -> StartReply:
         poweroff.forget()
         (folder / "ranks").mkdir(parents=True, exist_ok=False)
         os.chmod(folder, 0o700)
+        (folder / store.STEPS_FOLDER).mkdir(mode=0o700)
         supervisor = _start_supervisor(request, folder)
     return _joined(supervisor, folder)  # takes as long as the other nodes need: a cancel must not wait for it
 
@@ -61,7 +62,8 @@ def _joined(supervisor: subprocess.Popen[bytes], folder: Path) -> StartReply:
     while True:
         state = store.read(folder / phases.STATE_FILE, phases.StateFile)
         if state is None or state.state is not JobPhase.STARTING:
-            return StartReply(supervisor.pid, store.read(folder / phases.UNREACHABLE_FILE, Unreachable))
+            unreachable = store.read(folder / phases.UNREACHABLE_FILE, Unreachable)
+            return StartReply(supervisor.pid, unreachable, py_spy.platform(), py_spy.shipped_digest())
         if supervisor.poll() is not None:
             log = (folder / LOG_FILE).read_text(errors="replace")
             raise SystemExit("the job's supervisor crashed: " + log[-2000:])

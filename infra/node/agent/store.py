@@ -25,6 +25,7 @@ T = TypeVar("T")
 ROOT = Path.home() / ".cloudddp"
 RESERVE = "reserve"  # a file in a job's folder: its blocks are for the records that are written when the disk is full
 STATUS_FILE = "status.json"  # in a job's folder: the training status that rank 0 reports
+STEPS_FOLDER = "steps"  # in a job's folder: RANK.json, in which a rank reports its steps
 RESERVE_BYTES = 1 << 16
 MAX_RECORD = 1 << 20  # bytes of a job's record: one with the longest script takes 800 kB
 
@@ -91,6 +92,11 @@ def project_folder(name: str) -> Path:
 def job_folder(job: str) -> Path:
     check_job_id("job", job)
     return ROOT / "jobs" / job
+
+
+def step_file(folder: Path, rank: int) -> Path:
+    """Return the file in a job's folder in which a rank reports its steps."""
+    return folder / STEPS_FOLDER / f"{rank}.json"
 
 
 def create_root() -> None:

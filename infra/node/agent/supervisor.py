@@ -25,8 +25,10 @@ from agent import (
     poweroff,
     preflight,
     processes,
+    records,
     restarts,
     store,
+    stragglers,
 )
 from agent.attempt import Attempt, Look
 from agent.commands import program
@@ -35,7 +37,9 @@ from agent.mesh import Closed, Mesh, Received
 from agent.stall import Stall
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Facts, Kind, Message, Observed, Unreachable
-from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.pace import Straggler
+from cloudddp.agent.protocol.phases import MAX_NODES, JobPhase
+from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE
 from cloudddp.agent.protocol.verdict import MAX_LINE, Cause, Failure, Verdict
@@ -130,6 +134,7 @@ class _Supervisor:
         """Forget what is known of the last attempt."""
         self._attempt = Attempt(self._request, self._folder, number)
         self._stall = Stall(self._node, self._folder, self._request.stall_minutes)
+        self._stragglers = stragglers.Watch(self._node, self._folder, self._request.straggler_seconds)
         self._finished: set[int] = set()  # nodes whose ranks have all exited with 0
         self._finished_at: Optional[float] = None  # when all nodes were
         self._reports: dict[int, Arrived] = {}
@@ -232,7 +237,8 @@ class _Supervisor:
         if now > self._heartbeat_at:
             self._heartbeat_at = now + self._request.gang.silence / HEARTBEATS
             finished = self._node in self._finished
-            self._send(Message(Kind.HEARTBEAT, finished=finished, idle=self._stall.idle()))
+            idle, paces = self._stall.idle(), self._stragglers.paces()
+            self._send(Message(Kind.HEARTBEAT, finished=finished, idle=idle, paces=paces))
         for event in self._mesh.poll(seconds):
             if isinstance(event, Received):
                 self._received(event)
@@ -261,12 +267,17 @@ class _Supervisor:
         """Take a message about the attempt that runs."""
         if message.kind is Kind.HEARTBEAT:
             self._stall.heard_idle(node, message.idle)
+            self._stragglers.heard(node, message.paces)
             if message.finished:
                 self._finished.add(node)
         elif message.kind is Kind.STALLED:
             self._stall.gather()
         elif message.kind is Kind.STACKS:
             self._stall.heard_stacks(node, message.stacks)
+        elif message.kind is Kind.LEFT and message.stall is not None:
+            records.keep_left_stall(self._folder, message.stall)
+        elif message.kind is Kind.STRAGGLERS:
+            self._keep_stragglers(message.stragglers)
         elif message.kind is Kind.STOP:
             self._stop(cancelled=message.cancelled, token=message.token, grace=message.grace)
         elif message.kind is Kind.ENDED and message.report is not None:
@@ -324,6 +335,7 @@ class _Supervisor:
             self._attempt.end(LEFTOVERS_GRACE)
         else:
             self._watch_stall()
+            self._watch_stragglers()
 
     def _watch_stall(self) -> None:
         """Notice that no rank of any node does anything. The first node declares it, and decides what follows."""
@@ -335,14 +347,33 @@ class _Supervisor:
         found = self._stall.gathered()
         if found is not None:
             self._send(Message(Kind.STACKS, stacks=found))
+        if (over := self._stall.over()) is not None:
+            self._keep_stall(over)
         stalled = self._stall.conclusion(nodes) if is_first else None
         if stalled is None:
             return
         _note(self._folder, f"stalled: {stalled.failure.detail}")
         self._stall.noted()
-        if self._request.on_stall is not OnStall.LEAVE:
-            self._attempt.fail(stalled.failure, stalled.last_lines)
-            self._stop(cancelled=False)
+        if self._request.on_stall is OnStall.LEAVE:
+            self._keep_stall(self._stall.leave(stalled.failure.detail))
+            return
+        self._attempt.fail(stalled.failure, stalled.last_lines)
+        self._stop(cancelled=False)
+
+    def _keep_stall(self, left: LeftStall) -> None:
+        records.keep_left_stall(self._folder, left)
+        self._send(Message(Kind.LEFT, stall=left))
+
+    def _watch_stragglers(self) -> None:
+        """Notice ranks that are slower than the others. The first node compares them."""
+        changed = self._stragglers.changed() if self._node < min(self._others, default=MAX_NODES) else None
+        if changed is not None:
+            self._send(Message(Kind.STRAGGLERS, stragglers=changed))
+            self._keep_stragglers(changed)
+
+    def _keep_stragglers(self, known: tuple[Straggler, ...]) -> None:
+        if self._stragglers.keep(known):
+            self._stall.noted()
 
     def _why_asked(self) -> str:
         if os.getppid() != self._guard:

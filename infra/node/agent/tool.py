@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import zlib
 
 from agent import py_spy
-from cloudddp.agent.protocol.stacks import ToolReply, ToolRequest
+from cloudddp.agent.protocol.stacks import MAX_TOOL, ToolReply, ToolRequest
 
 REQUEST = ToolRequest
 
 
 def step(request: ToolRequest) -> ToolReply:
-    data = sys.stdin.buffer.read(request.size)
+    try:
+        data = zlib.decompressobj().decompress(sys.stdin.buffer.read(request.size), MAX_TOOL)
+    except zlib.error:
+        data = b""
     if hashlib.sha256(data).hexdigest() != request.digest:
         raise SystemExit("py-spy did not arrive whole")
     path = py_spy.shipped()

@@ -1,0 +1,100 @@
+"""The pace of ranks: how long a step takes on each, and the stragglers, which hold the others up.
+
+What is compared is the time of a rank's own work: loading its batch, forward and backward. In synchronous data parallelism
+the time from one step to the next says nothing: every rank waits in the all-reduce for the slowest, so that it is the same
+on all of them. Others measure the same: MegaScale (NSDI '24, section 5) times the critical code segments of each rank with
+CUDA events, NVIDIA's resiliency extension (nvidia-resiliency-ext, "Straggler Detection") times sections that the user marks
+and compares a rank with the best one, DDP's own logger separates backward compute from communication
+(torch/csrc/distributed/c10d/logger.cpp). Only the script knows where its work ends and the wait begins, so it has to
+report the time: train/ does, and docs/tour.md shows how in a script of one's own. For ranks that report steps only, the
+interval between them is compared. That finds the slow ones where ranks do not wait for each other at every step.
+
+A rank writes `{"step": 1200, "work_seconds": 0.21}` to the file that CLOUDDDP_STEP_FILE names: the time per step since
+its last report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Optional
+
+from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TIME, check_range
+from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK
+
+SLOW = 1.5  # times the median: a straggler
+RECOVERED = 1.25  # times the median: no longer one
+MAX_STRAGGLERS = 16  # that are kept of a job
+MAX_STEP_SECONDS = 1e6
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The last report of a rank. `work_seconds` is the time of its own work per step, None where it does not report it."""
+
+    step: int
+    work_seconds: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        check_range("step", self.step, -MAX_COUNT, MAX_COUNT)
+        check_range("work_seconds", self.work_seconds, 0, MAX_STEP_SECONDS)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a step took on a rank recently: the median of its last reports. `own`: of its own work, else from one
+    report to the next."""
+
+    rank: int
+    step: int
+    seconds: float
+    own: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("rank", self.rank, 0, MAX_RANK)
+        check_range("step", self.step, -MAX_COUNT, MAX_COUNT)
+        check_range("seconds", self.seconds, 0, MAX_STEP_SECONDS)
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that stayed slower than the others. `seconds` and `median` (of all ranks) are per step, as they were when it
+    was last looked at; `own` as in Pace. `step`, `since`: where the rank was when it became slow, and when, in seconds
+    since the epoch; `until`: when it had caught up, None while it has not."""
+
+    rank: int
+    node: int
+    seconds: float
+    median: float
+    step: int
+    since: float
+    own: bool = False
+    until: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        check_range("rank", self.rank, 0, MAX_RANK)
+        check_range("node", self.node, 0, MAX_NODES)
+        check_range("seconds", self.seconds, 0, MAX_STEP_SECONDS)
+        check_range("median", self.median, 0, MAX_STEP_SECONDS)
+        check_range("step", self.step, -MAX_COUNT, MAX_COUNT)
+        check_range("since", self.since, 0, MAX_TIME)
+        check_range("until", self.until, 0, MAX_TIME)
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as the median a step takes."""
+        return self.seconds / self.median if self.median > 0 else 0.0
+
+    @property
+    def text(self) -> str:
+        """`rank 3 takes 2.1 x as long as the median rank (0.42 s of its own work per step, median 0.2 s)`."""
+        what = "of its own work per step" if self.own else "per step"
+        return (
+            f"rank {self.rank} takes {self.ratio:.1f} x as long as the median rank "
+            f"({self.seconds:.3g} s {what}, median {self.median:.3g} s)"
+        )
+
+
+def current(known: Iterable[Straggler]) -> tuple[Straggler, ...]:
+    """Return those that have not caught up, by rank."""
+    return tuple(sorted((one for one in known if one.until is None), key=lambda one: one.rank))

@@ -1,0 +1,49 @@
+"""The report of each rank's own work, by which a launcher finds stragglers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.training import launch
+
+FLAGS = (
+    "--dataset", "synthetic", "--synthetic-size", 96, "--image-size", 8, "--batch-size", 8, "--epochs", 1,
+    "--no-tensorboard", "--workers", 0,
+)  # fmt: skip
+SLEEP = 0.3  # seconds
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize(
+    ("where", "flags"), [("before", ()), ("inside", ()), ("inside", ("--accumulate", 2))]
+)
+def test_only_the_slow_rank_reports_long_work(
+    slow: int, where: str, flags: tuple[object, ...], tmp_path: Path
+) -> None:
+    """Both take the same time per step; rank 0 sends the buffers of its BatchNorm layers, for which rank 1 waits."""
+    script = launch.CHECKS / "slow_rank.py"
+    words = (slow, where, SLEEP / (1 + len(flags) // 2), *FLAGS, *flags, "--out", tmp_path / "out")
+    launch.run_ranks(2, script, *words, STEP_FOLDER=tmp_path)
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert all(one["step"] > 1 for one in reports)
+    assert reports[slow]["work_seconds"] >= SLEEP
+    assert reports[1 - slow]["work_seconds"] < SLEEP / 1.5
+
+
+@pytest.mark.parametrize("flags", [("--parallel", "fsdp"), ("--parallel", "gpipe", "--microbatches", 2)])
+def test_other_ways_to_parallelize_report_steps_only(flags: tuple[object, ...], tmp_path: Path) -> None:
+    script = launch.CHECKS / "slow_rank.py"
+    launch.run_ranks(
+        2, script, -1, "before", 0, *FLAGS, *flags, "--out", tmp_path / "out", STEP_FOLDER=tmp_path
+    )
+    for rank in range(2):
+        assert list(json.loads((tmp_path / f"{rank}.json").read_text())) == ["step"]
+
+
+def test_report_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "0.json"
+    run = launch.start_train(*FLAGS, "--out", tmp_path / "out", CLOUDDDP_STEP_FILE=file)
+    assert run.wait() == 0, run.stderr
+    assert not file.exists()
