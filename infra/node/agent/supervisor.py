@@ -80,6 +80,7 @@ class _Supervisor:
         self._peers.begin(number)
         self._attempt = Attempt(self._request, self._record.folder, number)
         self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
+        self._is_stopping = False  # the ranks of all nodes are being ended
         self._finished_at: Optional[float] = None  # when the ranks of all nodes were
 
     def run(self) -> int:
@@ -183,9 +184,8 @@ class _Supervisor:
             self._stop(cancelled=False)
         if self._attempt.stopped_at is None:
             self._watch()
-        elif self._attempt.is_over and self._node not in self._peers.reports:
-            cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
-            self._peers.report(self._attempt.report(cancelled))
+        elif self._attempt.is_over:
+            self._watch_others()
         self._decide()
 
     def _watch(self) -> None:
@@ -207,23 +207,35 @@ class _Supervisor:
         else:
             self._watch_stall()
 
+    def _watch_others(self) -> None:
+        """Report the end of this node's ranks. Where they have ended by themselves, watch those of the other nodes."""
+        if self._node not in self._peers.reports:
+            cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
+            self._peers.report(self._attempt.report(cancelled))
+        if not self._is_stopping:
+            if self._record.is_stopping:
+                self._stop(cancelled=self._record.is_cancelled)
+            else:
+                self._watch_stall()
+
     def _watch_stall(self) -> None:
         """Notice that no rank of any node does anything. The first node declares it, and decides what follows."""
         peers = self._peers
-        is_first = self._node == min(peers.nodes)
-        if is_first and not peers.all_finished and self._stall.is_due(peers.others):
+        is_first = self._node == min(peers.left)
+        if is_first and not peers.all_finished and self._stall.is_due(peers.left - {self._node}):
             peers.send(Message(Kind.STALLED))
             self._stall.gather()
         found = self._stall.gathered()
         if found is not None:
             peers.send(Message(Kind.STACKS, stacks=found))
-        stalled = self._stall.conclusion(peers.nodes) if is_first else None
+        stalled = self._stall.conclusion(peers.left) if is_first else None
         if stalled is None:
             return
         self._record.note(f"stalled: {stalled.failure.detail}")
         self._stall.noted()
         if self._request.on_stall is not OnStall.LEAVE:
             self._attempt.fail(stalled.failure, stalled.last_lines)
+            peers.reports.pop(self._node, None)  # it lacks this failure
             self._stop(cancelled=False)
 
     def _why_asked(self) -> str:
@@ -252,10 +264,10 @@ class _Supervisor:
             self._cancelled_at = self._record.time_of_cancel()
         own = self._request.stop_grace
         limit = grace if grace is not None else own if cancelled else min(own, FAILURE_GRACE)
-        stopped = self._attempt.stopped_at is not None
         self._attempt.end(limit, saving=grace is not None)
-        if stopped:
+        if self._is_stopping:
             return
+        self._is_stopping = True
         self._record.mark_stop(cancelled=cancelled, token=token)
         token = phases.cancel_token(self._record.folder)
         self._peers.send(Message(Kind.STOP, cancelled=cancelled, token=token, grace=grace))
