@@ -169,7 +169,23 @@ def _of_verdict(verdict: Verdict, states: Mapping[int, JobState]) -> JobOutcome:
 
 
 def sentence(failure: Failure) -> str:
-    """Return what failed, in words: `rank 2 on node 1 was killed by SIGKILL`."""
+    """Return what failed, in words: `rank 2 on node 1 was killed by SIGKILL`. A rank that had exited with code 0 before
+    comes first where it is the likely cause."""
+    what, exited = _what_failed(failure), failure.exited
+    if exited is None:
+        return what
+    who = f"rank {exited.rank} on node {exited.node}"
+    if exited.others:
+        who += f" and {exited.others} other rank{'s' if exited.others > 1 else ''}"
+    ago = f"{exited.ago:.1f} s" if exited.ago < 60 else f"{exited.ago / 60:.0f} min"
+    if not exited.likely:
+        return f"{what}; {who} had exited with code 0 {ago} before"
+    return (
+        f"{who} exited with code 0 while other ranks were still running, the likely cause: {ago} later {what}"
+    )
+
+
+def _what_failed(failure: Failure) -> str:
     node, rank = f"node {failure.node}", f"rank {failure.rank} on node {failure.node}"
     detail = f": {one_line(failure.detail, LONGEST_DETAIL)}" if failure.detail else ""
     other = "another node" if failure.peer is None else f"node {failure.peer}"

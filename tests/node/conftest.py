@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.agentnode import Node
+from support.gangs import Gangs, Make
 
 
 @pytest.fixture
@@ -21,3 +22,15 @@ def node(tmp_path: Path) -> Iterator[Node]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert left == []
+
+
+@pytest.fixture
+def gangs(tmp_path: Path) -> Iterator[Make]:
+    made: list[Gangs] = []
+
+    def make(nodes: int, **limits: float) -> Gangs:
+        made.append(Gangs(tmp_path / str(len(made)), nodes, **limits))
+        return made[-1]
+
+    yield make
+    assert [pid for one in made for pid in one.end()] == []

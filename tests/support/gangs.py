@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,9 @@ class Gangs:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         return left
+
+
+Make = Callable[..., Gangs]  # number of nodes, limits -> Gangs: the fixture `gangs`
 
 
 class Processes:

@@ -10,7 +10,7 @@ import pytest
 from agent.decision import Arrived, Seen, verdict
 from cloudddp.agent.protocol.gang import Observed, Report
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
+from cloudddp.agent.protocol.verdict import Cause, Exited, Failure, Verdict
 
 RANK_1 = Failure(1, Cause.RANK, 1, 7)
 RANK_2 = Failure(2, Cause.RANK, 2, 3)
@@ -36,6 +36,18 @@ def case(
         expected,
         id=name,
     )
+
+
+RESET = Observed(
+    Failure(1, Cause.RANK, 1, 1), 2.0, ("RuntimeError: Connection closed by peer [10.0.0.7]:4711",)
+)
+OWN = Observed(RANK_1, 2.0, ("ValueError: the loss is nan",))
+KILLED = Failure(2, Cause.RANK, 2, 137, 9)
+STALLED = Failure(0, Cause.STALL, detail="no output")
+
+
+def exited(node: int, rank: int, ago: float) -> Exited:
+    return Exited(node, rank, ago)
 
 
 SUCCEEDED = Verdict(JobPhase.SUCCEEDED, 0, 0)
@@ -97,3 +109,47 @@ def test_verdict(reports: dict[int, Arrived], seen: list[Seen], expected: Verdic
 
 def test_verdict_names_the_node_that_decided() -> None:
     assert verdict(3, {3: Arrived(1.0, report())}, []).decided_by == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "exits", "expected"),
+    [
+        pytest.param(RESET, [], None, id="no rank has exited"),
+        pytest.param(RESET, [exited(0, 0, 5.0)], Exited(0, 0, 3.0, likely=True), id="before a lost connection"),
+        pytest.param(OWN, [exited(0, 0, 5.0)], Exited(0, 0, 3.0), id="before a failure of another kind"),
+        pytest.param(OWN, [exited(0, 0, 1.8)], None, id="after a failure of another kind"),
+        pytest.param(
+            RESET, [exited(0, 0, 1.8)], Exited(0, 0, 0.0, likely=True), id="shortly after the connection that it closed",
+        ),
+        pytest.param(RESET, [exited(0, 0, 0.5)], None, id="long after a lost connection"),
+        pytest.param(
+            RESET, [exited(0, 3, 5.0), exited(0, 0, 6.0), exited(0, 2, 1.0)], Exited(0, 0, 4.0, 1, likely=True), id="several",
+        ),
+        pytest.param(
+            Observed(STALLED, 2.0), [exited(0, 0, 602.0)], Exited(0, 0, 600.0, likely=True), id="before a stall",
+        ),
+        pytest.param(
+            Observed(Failure(1, Cause.STALL, 1), 2.0), [exited(0, 0, 602.0)], Exited(0, 0, 600.0),
+            id="before a stall that another rank explains",
+        ),
+        pytest.param(Observed(SILENT_2, 2.0), [exited(0, 0, 5.0)], None, id="before a node was lost"),
+    ],
+)  # fmt: skip
+def test_rank_that_has_exited_with_0(first: Observed, exits: list[Exited], expected: Exited | None) -> None:
+    reports = {0: Arrived(10, Report(True, exits=tuple(exits))), 1: Arrived(10, Report(False, (first,)))}
+    found = verdict(0, reports, []).first
+    assert found is not None
+    assert found.exited == expected
+
+
+@pytest.mark.parametrize(
+    ("ago", "first"), [(1.9, 2), (1.5, 2), (1.0, 1)], ids=["at once", "within the time to end", "much later"]
+)
+def test_lost_connection_is_a_consequence_of_the_failure_that_follows(ago: float, first: int) -> None:
+    reports = {
+        1: Arrived(10, Report(False, (RESET,))),
+        2: Arrived(10, Report(False, (Observed(KILLED, ago),))),
+    }
+    found = verdict(0, reports, []).first
+    assert found is not None
+    assert found.rank == first

@@ -9,7 +9,7 @@ from support.jobstates import SIGKILL, SIGTERM, agreed, job, killed, rank
 
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
-from cloudddp.agent.protocol.verdict import Cause, Failure
+from cloudddp.agent.protocol.verdict import Cause, Exited, Failure
 from cloudddp.job import outcome
 from cloudddp.job.outcome import JobStatus
 
@@ -120,6 +120,19 @@ def test_outcome(states: tuple[JobState, ...], status: JobStatus, exit_code: int
         (Failure(1, Cause.RANK, 2, 7), "rank 2 on node 1 exited with code 7"),
         (Failure(1, Cause.RANK, 2, 137, 9), "rank 2 on node 1 was killed by SIGKILL"),
         (Failure(1, Cause.RANK, 2, 1, detail="ValueError: x\n\x1b[2J"), "rank 2 on node 1 exited with code 1: ValueError: x"),
+        (
+            Failure(1, Cause.RANK, 2, 1, exited=Exited(0, 0, 3.04)),
+            "rank 2 on node 1 exited with code 1; rank 0 on node 0 had exited with code 0 3.0 s before",
+        ),
+        (
+            Failure(1, Cause.RANK, 2, 1, exited=Exited(0, 0, 120.0, likely=True)),
+            "rank 0 on node 0 exited with code 0 while other ranks were still running, the likely cause: "
+            "2 min later rank 2 on node 1 exited with code 1",
+        ),
+        (
+            Failure(1, Cause.RANK, 2, 1, exited=Exited(0, 0, 0.2, 2)),
+            "rank 2 on node 1 exited with code 1; rank 0 on node 0 and 2 other ranks had exited with code 0 0.2 s before",
+        ),
         (
             Failure(1, Cause.MEMORY, 2, 137, 9),
             "rank 2 on node 1 was killed by the kernel's OOM killer: node 1 has run out of memory",

@@ -16,12 +16,12 @@ from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Pace, Straggler
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
 from cloudddp.agent.protocol.stacks import Position
 from cloudddp.agent.protocol.stall import LeftStall
-from cloudddp.agent.protocol.verdict import MAX_LINE, Failure, Verdict, check_lines
+from cloudddp.agent.protocol.verdict import MAX_AGO as MAX_AGO
+from cloudddp.agent.protocol.verdict import MAX_LINE, Exited, Failure, Verdict, check_lines
 
 MAX_FACT = 300  # characters
 MAX_FAILURES = 300  # in one report: each rank has at most one
 MAX_PROBLEMS = 50
-MAX_AGO = 1e8  # seconds
 LONGEST_MESSAGE = 1 << 20  # bytes
 
 
@@ -42,15 +42,17 @@ class Observed:
 class Report:
     """How the job ended on one node: `failures` that were no consequence of a stop; `succeeded` if every rank exited with
     0. `step` is the last that its script has reported. `cancelled`: seconds since the user cancelled it there. `exit_code` is that of a rank that was stopped and still
-    exited by itself (143: it has saved a snapshot), or of the launcher."""
+    exited by itself (143: it has saved a snapshot), or of the launcher. `exits`: the ranks that have exited with 0 by themselves."""
 
     succeeded: bool
     failures: tuple[Observed, ...] = ()
     cancelled: Optional[float] = None
     exit_code: Optional[int] = None
     step: Optional[int] = None
+    exits: tuple[Exited, ...] = ()
 
     def __post_init__(self) -> None:
+        check_length("exits", self.exits, MAX_RANKS)
         check_range("step", self.step, -MAX_COUNT, MAX_COUNT)
         check_length("failures", self.failures, MAX_FAILURES)
         check_range("cancelled", self.cancelled, 0, MAX_AGO)

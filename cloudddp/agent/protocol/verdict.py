@@ -11,6 +11,7 @@ from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK, MAX_RESTARTS, Jo
 
 MAX_LINES = 50  # of the rank that failed first
 MAX_LINE = 1000  # characters of each
+MAX_AGO = 1e8  # seconds
 
 
 def check_lines(lines: tuple[str, ...]) -> None:
@@ -37,9 +38,27 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True)
+class Exited:
+    """A rank that had exited with code 0, `ago` seconds before the failure or the message that holds this, as the first of
+    several: `others` had, too. `likely`: what the failed rank has written says that it lost a connection, or waited."""
+
+    node: int
+    rank: int
+    ago: float
+    others: int = 0
+    likely: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("node", self.node, 0, MAX_NODES)
+        check_range("rank", self.rank, 0, MAX_RANK)
+        check_range("ago", self.ago, 0, MAX_AGO)
+        check_range("others", self.others, 0, MAX_RANK)
+
+
+@dataclass(frozen=True)
 class Failure:
     """What failed on `node`. `rank`, `exit_code` and `signal` are None where no rank's own end is the cause. `detail` is
-    text that a program wrote; `peer` is the other node of a connection that failed."""
+    text that a program wrote; `peer` is the other node of a connection that failed; `exited` a rank that had left."""
 
     node: int
     cause: Cause
@@ -48,6 +67,7 @@ class Failure:
     signal: Optional[int] = None
     detail: str = ""
     peer: Optional[int] = None
+    exited: Optional[Exited] = None
 
     def __post_init__(self) -> None:
         check_range("node", self.node, 0, MAX_NODES)

@@ -48,6 +48,7 @@ class Attempt:
         self._gone: dict[int, float] = {}  # ranks that have ended without a record, and since when
         self._records: list[RankRecord] = []
         self._records_changed = -1
+        self._failed_at: Optional[float] = None  # when a failed rank was first seen
         self._ending: Optional[threading.Thread] = None
         self._latest = float("inf")  # when the grace of the ranks ends
 
@@ -86,7 +87,7 @@ class Attempt:
         self._notice_killed_wrappers()
         self._notice_launchers()
         launchers.collect_orphans(self._children)
-        if self._failures or (not self._request.max_restarts and causes.failed_ranks(self._records)):
+        if self._failures or (not self._request.max_restarts and self._has_failed_rank()):
             return Look.FAILED
         if self._failed_launchers and not self.succeeded:
             return Look.FAILED
@@ -140,7 +141,21 @@ class Attempt:
         failures += [replace(one.observed, ago=causes.ago_of(one.at)) for one in seen]
         code = next((one.exit_code for one in self._records if one.exit_code), None)
         training = jobs.training_status(self._folder)
-        return Report(self.succeeded, tuple(failures), cancelled, code, training.step if training else None)
+        step = training.step if training else None
+        exits = causes.exits(self._request.node, self._records, stopped)
+        return Report(self.succeeded, tuple(failures), cancelled, code, step, exits)
+
+    def _has_failed_rank(self) -> bool:
+        """Whether a rank has failed. One that has lost another rank is given the time for that one to end, so that it is
+        known which of the two was the first."""
+        failed = causes.failed_ranks(self._records)
+        if not failed:
+            return False
+        self._failed_at = self._failed_at or time.monotonic()
+        if time.monotonic() - self._failed_at > causes.SETTLE:
+            return True
+        found = [causes.of_rank(self._folder, self._request.node, one, self._kernel) for one in failed]
+        return not all(causes.is_consequence(one.failure, one.last_lines) for one in found)
 
     # -- looking -----------------------------------------------------------------------------------------------
 

@@ -18,12 +18,20 @@ from agent.commands import run_quietly
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import MAX_AGO, Observed
 from cloudddp.agent.protocol.jobs import RankRecord
-from cloudddp.agent.protocol.verdict import MAX_LINE, MAX_LINES, Cause, Failure
+from cloudddp.agent.protocol.verdict import MAX_LINE, MAX_LINES, Cause, Exited, Failure
 
 TAIL_BYTES = 1 << 16
+# Seconds for the rank that was lost to end, too: it closes its connections first, and takes a while to end after that.
+SETTLE = 0.7
 FULL = 0.005  # of a disk that are left, or less
 KERNEL_LOG_SECONDS = 2.0
 NO_SPACE = "No space left on device"
+# What gloo, NCCL and the store of torch.distributed write when another rank has gone, or does not take part.
+LOST_PEER = re.compile(
+    r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|timed out|timeout|remote process exited"
+    r"|failed to recv, got 0 bytes|ncclRemoteError|ncclSystemError|Dist(Network|Store|Backend)Error",
+    re.IGNORECASE,
+)
 XID = re.compile(r"NVRM: Xid \(([^)]{1,60})\): (\d{1,4})")
 
 
@@ -134,6 +142,22 @@ def elastic_error(path: str) -> str:
         text = message.get("message") if isinstance(message, dict) else message
         return str(text or "")[:2000]
     return ""
+
+
+def is_consequence(failure: Failure, last_lines: Iterable[str]) -> bool:
+    """Whether a rank or launcher has written that it lost a connection to another one, or waited for it in vain."""
+    if failure.cause not in (Cause.RANK, Cause.LAUNCHER):
+        return False
+    return any(LOST_PEER.search(line) for line in (*last_lines, failure.detail))
+
+
+def exits(node: int, records: Iterable[RankRecord], stopped: float) -> tuple[Exited, ...]:
+    """Return the ranks that had exited with 0 when the others were stopped, by the monotonic clock."""
+    return tuple(
+        Exited(node, one.rank, ago_of(one.at))
+        for one in records
+        if one.exit_code == 0 and not one.asked and one.at is not None and one.at <= stopped
+    )
 
 
 def failed_ranks(records: Iterable[RankRecord]) -> list[RankRecord]:

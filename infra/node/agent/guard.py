@@ -1,7 +1,7 @@
 """The parent of a job's supervisor: where that is killed, it ends the node's ranks and records it.
 
-It also powers the node off after a job that was launched with --down. If the guard is killed, too, the kernel still ends the ranks: each process of the job asked for a signal at the death of
-its parent.
+It also powers the node off after a job that was launched with --down. If the guard is killed, too, the kernel still ends
+the ranks: each process of the job asked for a signal at the death of its parent.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import contextlib
 import os
 import signal
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent import phases, poweroff, processes, store, supervisor
+from agent import job_record, phases, poweroff, processes, store, supervisor
 from cloudddp.agent.protocol.codec import decode
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartRequest
@@ -77,8 +75,4 @@ def _record(folder: Path, request: StartRequest) -> None:
     processes.end(task, min(request.stop_grace, supervisor.FAILURE_GRACE))
     failure = Failure(request.node, Cause.AGENT)
     verdict = Verdict(JobPhase.FAILED, 1, request.node, failure)
-    store.write(folder / phases.VERDICT_FILE, verdict)
-    state = store.read(folder / phases.STATE_FILE, phases.StateFile)
-    if state is not None:
-        ended = replace(state, state=JobPhase.FAILED, ended=time.time(), exit_code=1)
-        store.write(folder / phases.STATE_FILE, ended)
+    job_record.end(folder, store.read(folder / phases.STATE_FILE, phases.StateFile), verdict)

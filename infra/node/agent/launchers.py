@@ -30,7 +30,6 @@ def launch(
 
     Each attempt has a rendezvous id of its own: torchrun would find the members of the last one.
     """
-    own = os.getpid()
     project = store.project_folder(request.project)
     argv = [program(word, project) for word in process.launcher[:1]] + list(process.launcher[1:])
     if attempt:
@@ -46,7 +45,7 @@ def launch(
         return subprocess.Popen(
             argv, cwd=str(project), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: processes.die_with_parent(signal.SIGTERM, own),
+            preexec_fn=processes.death_signal(signal.SIGTERM),
         )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ class JobFile:
     node: int
     ranks: int
     log_mb: int = LOG_MB  # read by the wrappers of the ranks (rank_log.Limit)
+    stop_grace: float = 0.0  # seconds; for the wrappers, too
     poweroff: Optional[float] = None  # seconds after the end of the job at which the node powers off
 
 
@@ -142,6 +143,15 @@ def recorded(folder: Path) -> Optional[StateFile]:
             return replace(state, state=JobPhase.LOST, exit_code=1)
         return again
     return state
+
+
+def agent_runs(folder: Path) -> bool:
+    """Whether the guard or the supervisor of a job runs, also as a frozen process. True if their record is unreadable: a
+    rank may have damaged it."""
+    state = store.read(folder / STATE_FILE, StateFile)
+    if state is None or state.pid is None:
+        return True
+    return processes.runs(state.guard, state.guard_born) or processes.runs(state.pid, state.born)
 
 
 def has_ended(folder: Path) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from agent import store
 from agent.commands import run_quietly
@@ -53,7 +53,22 @@ def die_with_parent(number: int, parent_pid: int) -> None:
     """Get a signal when the parent, `parent_pid`, ends: more exactly, the thread that started this process."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    _die_with_parent(ctypes.CDLL(None), number, parent_pid)
+
+
+def death_signal(number: int) -> Callable[[], None]:
+    """Return a `preexec_fn` with which a child gets a signal when this process ends.
+
+    The library is loaded here: in a child that was forked while another thread held the loader's lock, it never would be.
+    """
+    import ctypes
+
+    library, own = ctypes.CDLL(None), os.getpid()
+    return lambda: _die_with_parent(library, number, own)
+
+
+def _die_with_parent(library: Any, number: int, parent_pid: int) -> None:
+    library.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent_pid:  # it has ended before
         os.kill(os.getpid(), number)
 

@@ -41,7 +41,7 @@ def _start_supervisor(request: StartRequest, folder: Path) -> subprocess.Popen[b
     (folder / store.RESERVE).write_bytes(bytes(store.RESERVE_BYTES))
     store.write(
         folder / phases.JOB_FILE,
-        phases.JobFile(request.node, request.ranks, request.log_mb, request.poweroff),
+        phases.JobFile(request.node, request.ranks, request.log_mb, request.stop_grace, request.poweroff),
     )
     (folder / phases.BEGAN).touch()
     state_file = folder / phases.STATE_FILE

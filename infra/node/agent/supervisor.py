@@ -1,7 +1,7 @@
 """A job on one node: starts its ranks once all nodes are connected, ends them when the gang has to end, records the end.
 
-One thread serves the connections to the other nodes (mesh.py), looks at the ranks, and decides; a second one ends
-processes, which may take as long as the ranks need to save.
+One thread serves the connections to the other nodes (peers.py, mesh.py), looks at the ranks (attempt.py), and decides; a
+second one ends processes, which may take as long as the ranks need to save.
 """
 
 from __future__ import annotations
@@ -9,46 +9,43 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Optional
 
 from agent import (
     attempt,
     causes,
     decision,
+    job_record,
     launchers,
     notices,
     phases,
     poweroff,
-    preflight,
     processes,
     records,
     restarts,
-    store,
     stragglers,
 )
 from agent.attempt import Attempt, Look
-from agent.commands import program
-from agent.decision import Arrived, Seen
-from agent.mesh import Closed, Mesh, Received
+from agent.job_record import JobRecord
+from agent.joining import Joining, failed
+from agent.mesh import Closed, Mesh
+from agent.peers import Peers
 from agent.stall import Stall
-from cloudddp.agent.protocol.codec import MAX_TEXT
-from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Facts, Kind, Message, Observed, Unreachable
+from cloudddp.agent.protocol.gang import Kind, Message
 from cloudddp.agent.protocol.pace import Straggler
-from cloudddp.agent.protocol.phases import MAX_NODES, JobPhase
+from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE
-from cloudddp.agent.protocol.verdict import MAX_LINE, Cause, Failure, Verdict
+from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 PAUSE = 0.05  # seconds between two looks at the ranks
+JOIN_PAUSE = 0.01  # seconds between two looks at the connections
 FAILURE_GRACE = (
     2.0  # seconds between SIGTERM and SIGKILL at most, once a rank has failed: the others cannot go on
 )
-HEARTBEATS = 10  # in the time after which a silent node is lost
 EXIT_BARRIER = 10.0  # seconds that torchrun may wait for the others after every rank of the job has finished
 LEFTOVERS_GRACE = 1.0  # seconds for processes that ranks have left behind
 LAST_WORDS = 2.0  # seconds for the verdict to reach the others
@@ -61,99 +58,51 @@ def run(request: StartRequest) -> int:
     try:
         mesh = Mesh(request.node, request.gang)
     except OSError as error:
-        _refuse(request, f"cannot listen for the other nodes: {error.strerror}")
+        job_record.refuse(request, f"cannot listen for the other nodes: {error.strerror}")
         return 1
     with contextlib.closing(mesh):
         return _Supervisor(request, mesh).run()
-
-
-def _refuse(request: StartRequest, error: str) -> None:
-    """Record that the job cannot be started on this node."""
-    folder = store.job_folder(request.job)
-    state = store.read(folder / phases.STATE_FILE, phases.StateFile)
-    if state is not None:
-        store.write(folder / phases.UNREACHABLE_FILE, Unreachable({}, (), error))
-        first = Failure(request.node, Cause.START, detail=error)
-        _record(folder, replace(state, error=error), Verdict(JobPhase.FAILED, 1, request.node, first))
-
-
-def _record(folder: Path, state: phases.StateFile, verdict: Verdict) -> None:
-    store.write(folder / phases.VERDICT_FILE, verdict)
-    ended = replace(state, state=verdict.phase, ended=time.time(), exit_code=verdict.exit_code)
-    store.write(folder / phases.STATE_FILE, ended)
-
-
-class _Facts:
-    """Collects what this node is like, while its agent connects to the others."""
-
-    def __init__(self, request: StartRequest) -> None:
-        self.found: Optional[Facts] = None
-        if not request.gang.preflight:
-            self.found = Facts()
-            return
-        first = request.processes[0] if request.processes else None
-        word = (first.launcher or first.rank)[0] if first else ""
-        python = program(word, store.project_folder(request.project))
-        threading.Thread(target=self._collect, args=(python,), daemon=True).start()
-
-    def _collect(self, python: str) -> None:
-        try:
-            self.found = preflight.facts(python, Path.home())
-        finally:
-            self.found = self.found or Facts()
 
 
 class _Supervisor:
     def __init__(self, request: StartRequest, mesh: Mesh) -> None:
         self._request = request
         self._node = request.node
-        self._folder = store.job_folder(request.job)
-        self._others = {peer.node for peer in request.gang.peers} - {request.node}
-        self._state = phases.StateFile(
-            request.job, request.node, JobPhase.STARTING, pid=os.getpid(), born=processes.born(os.getpid()),
-            script=request.script, expected=request.ranks, max_restarts=request.max_restarts,
-            resumed_from=request.resumed_from, guard=os.getppid(), guard_born=processes.born(os.getppid()),
-        )  # fmt: skip
-        self._mesh = mesh
-        self._facts: dict[int, Facts] = {}
-        self._skews: dict[int, float] = {}  # seconds by which the clock of another node is ahead
-        self._ready: set[int] = set()  # nodes that are connected to all others
-        self._lost: dict[int, Seen] = {}  # nodes whose agent has ended or is silent
+        self._wake = mesh.wake
+        self._record = JobRecord(request)
+        self._peers = Peers(request, mesh)
         self._verdict: Optional[Verdict] = None
         self._cancelled_at: Optional[float] = None
         self._guard = os.getppid()
         self._asked_to_end = 0  # the signal that asked this process to end
-        self._heartbeat_at = 0.0
-        self._looked_at = 0.0  # for silent nodes
         self._budget = restarts.Budget(request.retries, stalls=request.on_stall is OnStall.RESTART)
         self._notices = notices.Watch(request.deadline, request.save)
-        self._early: list[Received] = []  # messages about an attempt that has not begun here
         self._begin(0)
 
     def _begin(self, number: int) -> None:
         """Forget what is known of the last attempt."""
-        self._attempt = Attempt(self._request, self._folder, number)
-        self._stall = Stall(self._node, self._folder, self._request.stall_minutes)
-        self._stragglers = stragglers.Watch(self._node, self._folder, self._request.straggler_seconds)
-        self._finished: set[int] = set()  # nodes whose ranks have all exited with 0
-        self._finished_at: Optional[float] = None  # when all nodes were
-        self._reports: dict[int, Arrived] = {}
+        self._peers.begin(number)
+        self._attempt = Attempt(self._request, self._record.folder, number)
+        self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
+        self._stragglers = stragglers.Watch(self._node, self._record.folder, self._request.straggler_seconds)
+        self._is_stopping = False  # the ranks of all nodes are being ended
+        self._finished_at: Optional[float] = None  # when the ranks of all nodes were
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         # The end of a launcher is noticed at once: its ranks end because of it, and those of other nodes because of them.
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._mesh.wake.fileno(), warn_on_full_buffer=False)
-        store.write(self._folder / phases.STATE_FILE, self._state)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        self._record.starting()
         if not self._join():
             return 1
         self._launch()
         while self._verdict is None:
             self._turn()
-        _record(self._folder, self._state, self._verdict)
-        self._send(Message(Kind.VERDICT, verdict=self._verdict))
-        self._mesh.flush(LAST_WORDS)
+        self._record.end(self._verdict)
+        self._peers.send(Message(Kind.VERDICT, verdict=self._verdict))
+        self._peers.flush(LAST_WORDS)
         first = self._verdict.first
         if first is not None and first.cause is Cause.STALL and self._request.on_stall is OnStall.DOWN:
             poweroff.power_off()
@@ -165,165 +114,97 @@ class _Supervisor:
     # -- the beginning -----------------------------------------------------------------------------------------
 
     def _join(self) -> bool:
-        """Connect to all other nodes, in both directions; return whether every node is connected to all others."""
-        deadline = time.monotonic() + self._request.gang.join
-        facts = _Facts(self._request)
-        announced = False
-        while self._ready != self._others or not announced:
-            self._poll(0.01)
-            if self._mesh.complete and not announced and (found := facts.found) is not None:
-                announced = True
-                self._facts[self._node] = found
-                self._send(Message(Kind.READY, facts=found, clock=time.time()))
-            stopped = phases.is_stopping(self._folder) or self._attempt.stopped_at is not None
-            if stopped or self._lost or self._asked_to_end or time.monotonic() > deadline:
-                self._give_up(cancelled=(self._folder / phases.CANCEL_MARK).exists())
+        """Connect to all other nodes, in both directions; return whether the ranks can start."""
+        joining = Joining(self._request, self._peers)
+        while not joining.is_done:
+            self._receive(JOIN_PAUSE)
+            joining.announce()
+            stopped = self._record.is_stopping or self._attempt.stopped_at is not None
+            if stopped or self._peers.lost or self._asked_to_end or joining.is_late:
+                self._give_up(cancelled=self._record.is_cancelled)
                 return False
-        if not self._request.gang.preflight:
-            return True
-        problems = preflight.problems(self._node, self._facts, self._skews)
+        problems = joining.problems()
         if problems:
-            self._give_up(cancelled=False, problems=tuple(one[:MAX_LINE] for one in problems[:MAX_PROBLEMS]))
+            self._give_up(cancelled=False, problems=problems)
         return not problems
 
     def _give_up(self, *, cancelled: bool, problems: tuple[str, ...] = ()) -> None:
         """End before any rank was started."""
-        missing = replace(self._mesh.missing, problems=problems)
-        self._send(Message(Kind.STOP, cancelled=cancelled))
-        self._mesh.flush(LAST_WORDS)
+        missing, verdict = failed(self._node, self._peers.missing, problems)
+        self._peers.send(Message(Kind.STOP, cancelled=cancelled))
+        self._peers.flush(LAST_WORDS)
         if cancelled:
             verdict = Verdict(JobPhase.CANCELLED, decision.CANCELLED, self._node)
-            _record(self._folder, self._state, verdict)
-            return
-        store.write(self._folder / phases.UNREACHABLE_FILE, missing)
-        peer = next(iter(missing.to), next(iter(missing.by), None))
-        detail = missing.to.get(peer, "") if peer is not None else ""
-        first = Failure(self._node, Cause.UNREACHABLE, detail=detail, peer=peer)
-        if problems:
-            first = Failure(self._node, Cause.PREFLIGHT, detail="; ".join(problems)[:MAX_TEXT])
-        _record(self._folder, self._state, Verdict(JobPhase.FAILED, 1, self._node, first))
+        else:
+            self._record.unreachable(missing)
+        self._record.end(verdict)
 
     def _launch(self) -> None:
-        started = self._state.started or time.time()
-        self._state = replace(
-            self._state, state=JobPhase.RUNNING, started=started, restarts=self._attempt.number
-        )
-        store.write(self._folder / phases.STATE_FILE, self._state)
-        own = self._facts.get(self._node)
+        self._record.running(self._attempt.number)
+        own = self._peers.facts.get(self._node)
         self._attempt.launch(torch=own.torch if own else "")
         if self._attempt.error:
-            self._state = replace(self._state, error=self._attempt.error[:MAX_TEXT])
+            self._record.cannot_start(self._attempt.error)
 
-    # -- while it runs -----------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------
 
-    def _turn(self) -> None:
-        """One turn of the loop: messages, silence, the ranks, the end."""
-        self._poll(PAUSE)
-        self._notice_silence()
-        if self._attempt.stopped_at is None:
-            self._watch()
-        elif self._attempt.is_over and self._node not in self._reports:
-            cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
-            report = self._attempt.report(cancelled)
-            self._reports[self._node] = Arrived(time.monotonic(), report)
-            self._send(Message(Kind.ENDED, report=report))
-        self._decide()
-
-    def _send(self, message: Message) -> None:
-        self._mesh.send(replace(message, attempt=self._attempt.number))
-
-    def _poll(self, seconds: float) -> None:
-        now = time.monotonic()
-        if now > self._heartbeat_at:
-            self._heartbeat_at = now + self._request.gang.silence / HEARTBEATS
-            finished = self._node in self._finished
-            idle, paces = self._stall.idle(), self._stragglers.paces()
-            self._send(Message(Kind.HEARTBEAT, finished=finished, idle=idle, paces=paces))
-        for event in self._mesh.poll(seconds):
-            if isinstance(event, Received):
-                self._received(event)
+    def _receive(self, seconds: float) -> None:
+        """Wait for messages for up to `seconds`, and act on them."""
+        if self._peers.is_heartbeat_due:
+            self._peers.send_heartbeat(self._stall.idle(), self._stragglers.paces())
+        for event in self._peers.poll(seconds):
+            if isinstance(event, Closed):
+                self._stop(cancelled=False)
             else:
-                self._closed(event)
+                self._act(event.node, event.message)
 
-    def _received(self, event: Received) -> None:
-        node, message = event.node, event.message
-        if message.attempt > self._attempt.number and message.kind is not Kind.RESTART:
-            self._early.append(event)
-        elif message.kind is Kind.READY:
-            self._ready.add(node)
-            if message.facts is not None:
-                self._facts[node] = message.facts
-            if message.clock is not None:
-                self._skews[node] = message.clock - time.time()
-        elif message.kind is Kind.RESTART and message.verdict is not None:
-            if message.attempt == self._attempt.number + 1:
-                self._restart(message.verdict)
-        elif message.kind is Kind.VERDICT and message.verdict is not None and node not in self._lost:
-            self._heard_verdict(message.verdict)
-        elif message.attempt == self._attempt.number:
-            self._heard(node, message)
-
-    def _heard(self, node: int, message: Message) -> None:
-        """Take a message about the attempt that runs."""
+    def _act(self, node: int, message: Message) -> None:
+        """Do what a message of another node asks for."""
         if message.kind is Kind.HEARTBEAT:
             self._stall.heard_idle(node, message.idle)
             self._stragglers.heard(node, message.paces)
-            if message.finished:
-                self._finished.add(node)
         elif message.kind is Kind.STALLED:
             self._stall.gather()
         elif message.kind is Kind.STACKS:
             self._stall.heard_stacks(node, message.stacks)
         elif message.kind is Kind.LEFT and message.stall is not None:
-            records.keep_left_stall(self._folder, message.stall)
+            records.keep_left_stall(self._record.folder, message.stall)
         elif message.kind is Kind.STRAGGLERS:
             self._keep_stragglers(message.stragglers)
         elif message.kind is Kind.STOP:
             self._stop(cancelled=message.cancelled, token=message.token, grace=message.grace)
-        elif message.kind is Kind.ENDED and message.report is not None:
-            self._reports[node] = Arrived(time.monotonic(), message.report)
+        elif message.kind is Kind.RESTART and message.verdict is not None:
+            self._restart(message.verdict)
+        elif message.kind is Kind.VERDICT and message.verdict is not None:
+            self._accept(message.verdict)
 
-    def _heard_verdict(self, verdict: Verdict) -> None:
-        """Accept it: the other nodes have ended. Processes may be left here, if this node was frozen."""
-        if self._node not in self._reports:
+    def _accept(self, verdict: Verdict) -> None:
+        """Accept a verdict: the other nodes have ended. Processes may be left here, if this node was frozen."""
+        if self._node not in self._peers.reports:
             self._stop(cancelled=verdict.phase is JobPhase.CANCELLED)
             self._attempt.join()
         self._verdict = self._verdict or verdict
 
-    def _closed(self, event: Closed) -> None:
-        failure = Failure(event.node, Cause.AGENT)
-        self._lose(event.node, Seen(time.monotonic(), Observed(failure, 0.0)))
+    # -- while it runs -----------------------------------------------------------------------------------------
 
-    def _notice_silence(self) -> None:
-        """Lose the nodes that are silent. A node that was itself frozen waits for them once more: the others may have sent
-        it their verdict, which the network delivers after a while."""
-        now = time.monotonic()
-        if now - self._looked_at > self._request.gang.silence / 2:
-            self._mesh.heard = dict.fromkeys(self._mesh.heard, now)
-        self._looked_at = now
-        for node in self._others - self._lost.keys():
-            since = self._mesh.heard[node]
-            if now - since > self._request.gang.silence:
-                failure = Failure(node, Cause.SILENT, peer=self._node)
-                self._lose(node, Seen(since, Observed(failure, 0.0)))
-
-    def _lose(self, node: int, seen: Seen) -> None:
-        if node in self._lost:
-            return
-        if node in self._reports:  # its ranks have ended, and the others have its report, too
-            self._lost[node] = replace(seen, at=float("inf"))
-            return
-        self._lost[node] = seen
-        self._stop(cancelled=False)
+    def _turn(self) -> None:
+        """One turn of the loop: messages, silence, the ranks, the end."""
+        self._receive(PAUSE)
+        if self._peers.lose_silent():
+            self._stop(cancelled=False)
+        if self._attempt.stopped_at is None:
+            self._watch()
+        elif self._attempt.is_over:
+            self._watch_others()
+        self._decide()
 
     def _watch(self) -> None:
         """Notice what ends the job on this node: a failure, a cancel, or that all ranks and launchers have ended."""
         look = self._attempt.look()
-        if self._attempt.succeeded and self._node not in self._finished:
-            self._finished.add(self._node)
-            self._heartbeat_at = 0.0
-        if phases.is_stopping(self._folder):
-            self._stop(cancelled=(self._folder / phases.CANCEL_MARK).exists())
+        if self._attempt.succeeded:
+            self._peers.finish()
+        if self._record.is_stopping:
+            self._stop(cancelled=self._record.is_cancelled)
         elif self._asked_to_end:
             self._attempt.fail(Failure(self._node, Cause.AGENT, detail=self._why_asked()))
             self._stop(cancelled=False)
@@ -337,38 +218,50 @@ class _Supervisor:
             self._watch_stall()
             self._watch_stragglers()
 
+    def _watch_others(self) -> None:
+        """Report the end of this node's ranks. Where they have ended by themselves, watch those of the other nodes."""
+        if self._node not in self._peers.reports:
+            cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
+            self._peers.report(self._attempt.report(cancelled))
+        if not self._is_stopping:
+            if self._record.is_stopping:
+                self._stop(cancelled=self._record.is_cancelled)
+            else:
+                self._watch_stall()
+
     def _watch_stall(self) -> None:
         """Notice that no rank of any node does anything. The first node declares it, and decides what follows."""
-        nodes = self._others | {self._node}
-        is_first = self._node == min(nodes)
-        if is_first and not nodes <= self._finished and self._stall.is_due(self._others):
-            self._send(Message(Kind.STALLED))
+        peers = self._peers
+        is_first = self._node == min(peers.left)
+        if is_first and not peers.all_finished and self._stall.is_due(peers.left - {self._node}):
+            peers.send(Message(Kind.STALLED))
             self._stall.gather()
         found = self._stall.gathered()
         if found is not None:
-            self._send(Message(Kind.STACKS, stacks=found))
+            peers.send(Message(Kind.STACKS, stacks=found))
         if (over := self._stall.over()) is not None:
             self._keep_stall(over)
-        stalled = self._stall.conclusion(nodes) if is_first else None
+        stalled = self._stall.conclusion(peers.left) if is_first else None
         if stalled is None:
             return
-        _note(self._folder, f"stalled: {stalled.failure.detail}")
+        self._record.note(f"stalled: {stalled.failure.detail}")
         self._stall.noted()
         if self._request.on_stall is OnStall.LEAVE:
             self._keep_stall(self._stall.leave(stalled.failure.detail))
             return
         self._attempt.fail(stalled.failure, stalled.last_lines)
+        peers.reports.pop(self._node, None)  # it lacks this failure
         self._stop(cancelled=False)
 
     def _keep_stall(self, left: LeftStall) -> None:
-        records.keep_left_stall(self._folder, left)
-        self._send(Message(Kind.LEFT, stall=left))
+        records.keep_left_stall(self._record.folder, left)
+        self._peers.send(Message(Kind.LEFT, stall=left))
 
     def _watch_stragglers(self) -> None:
         """Notice ranks that are slower than the others. The first node compares them."""
-        changed = self._stragglers.changed() if self._node < min(self._others, default=MAX_NODES) else None
+        changed = self._stragglers.changed() if self._node == min(self._peers.left) else None
         if changed is not None:
-            self._send(Message(Kind.STRAGGLERS, stragglers=changed))
+            self._peers.send(Message(Kind.STRAGGLERS, stragglers=changed))
             self._keep_stragglers(changed)
 
     def _keep_stragglers(self, known: tuple[Straggler, ...]) -> None:
@@ -382,7 +275,7 @@ class _Supervisor:
 
     def _waits_at_exit_barrier(self) -> bool:
         """Whether torchrun still waits for its peers although every rank of the job has finished."""
-        if not self._others | {self._node} <= self._finished:
+        if not self._peers.all_finished:
             return False
         self._finished_at = self._finished_at or time.monotonic()
         return time.monotonic() - self._finished_at > EXIT_BARRIER
@@ -398,43 +291,33 @@ class _Supervisor:
     def _stop(self, *, cancelled: bool, token: str = "", grace: Optional[float] = None) -> None:
         """End the ranks here and on all other nodes. `grace`: seconds in which they may save."""
         if cancelled and self._cancelled_at is None:
-            self._cancelled_at = self._time_of_cancel()
+            self._cancelled_at = self._record.time_of_cancel()
         own = self._request.stop_grace
         limit = grace if grace is not None else own if cancelled else min(own, FAILURE_GRACE)
-        stopped = self._attempt.stopped_at is not None
         self._attempt.end(limit, saving=grace is not None)
-        if stopped:
+        if self._is_stopping:
             return
-        self._mark(cancelled=cancelled, token=token)
-        token = phases.cancel_token(self._folder)
-        self._send(Message(Kind.STOP, cancelled=cancelled, token=token, grace=grace))
-
-    def _mark(self, *, cancelled: bool, token: str) -> None:
-        """Mark that this process ends the ranks. The time of a cancel that is marked already is kept."""
-        with contextlib.suppress(OSError):
-            (self._folder / phases.STOPPED_MARK).touch()
-            mark = self._folder / phases.CANCEL_MARK
-            if cancelled and not mark.exists():
-                store.write_private(mark, token.encode())
-
-    def _time_of_cancel(self) -> float:
-        """Return when the job was cancelled. `kill` sets its mark first, and may have ended launchers since."""
-        marked = phases.cancelled_at(self._folder)
-        return time.monotonic() - (0.0 if marked is None else max(time.time() - marked, 0.0))
+        self._is_stopping = True
+        self._record.mark_stop(cancelled=cancelled, token=token)
+        token = phases.cancel_token(self._record.folder)
+        self._peers.send(Message(Kind.STOP, cancelled=cancelled, token=token, grace=grace))
 
     def _decide(self) -> None:
         """Decide if this is the first node that is left, and all that are left have reported."""
-        left = (self._others | {self._node}) - self._lost.keys()
-        if self._verdict is not None or self._node != min(left) or not left <= self._reports.keys():
+        peers = self._peers
+        if (
+            self._verdict is not None
+            or self._node != min(peers.left)
+            or not peers.left <= peers.reports.keys()
+        ):
             return
-        seen = [one for one in self._lost.values() if one.at != float("inf")]
-        verdict = decision.verdict(self._node, self._reports, seen)
+        verdict = decision.verdict(self._node, peers.reports, peers.losses)
         verdict = replace(verdict, restarts=self._attempt.number)
-        if verdict.phase is JobPhase.FAILED and not self._lost:
-            steps = [one.report.step for one in self._reports.values() if one.report.step is not None]
+        if verdict.phase is JobPhase.FAILED and not peers.lost:
+            steps = [one.report.step for one in peers.reports.values() if one.report.step is not None]
             refusal = self._budget.refusal(verdict, max(steps, default=None))
             if refusal is None:
-                self._mesh.send(Message(Kind.RESTART, attempt=self._attempt.number + 1, verdict=verdict))
+                peers.send_restart(Message(Kind.RESTART, verdict=verdict))
                 self._restart(verdict)
                 return
             verdict = replace(verdict, refusal=refusal)
@@ -443,21 +326,10 @@ class _Supervisor:
     def _restart(self, verdict: Verdict) -> None:
         """Start the ranks again, after no process of the last attempt is left on any node."""
         number = self._attempt.number + 1
-        attempt.clear(self._folder)
+        attempt.clear(self._record.folder)
         why = ""
         if verdict.first is not None and verdict.first.rank is not None:
             why = f": rank {verdict.first.rank} on node {verdict.first.node} failed"
-        _note(self._folder, f"restart {number}{why}")
+        self._record.note(f"restart {number}{why}")
         self._begin(number)
         self._launch()
-        early, self._early = self._early, []
-        for event in early:
-            self._received(event)
-
-
-def _note(folder: Path, text: str) -> None:
-    """Write into every log of this node what the agents do with the job."""
-    line = f"--- cloudddp: {text} ---\n".encode(errors="replace")
-    for path in [folder / "launcher.log", *(path for _, path in phases.rank_files(folder, ".log"))]:
-        with contextlib.suppress(OSError), open(path, "ab") as log:
-            log.write(line)

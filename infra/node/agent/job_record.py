@@ -1,0 +1,104 @@
+"""What the supervisor of a job writes into its folder: the state, the verdict, the marks of a stop, notes in the logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Optional
+
+from agent import phases, processes, store
+from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.gang import Unreachable
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import StartRequest
+from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
+
+
+class JobRecord:
+    """The record of a job that runs on this node. Created by its supervisor, whose parent is the guard."""
+
+    def __init__(self, request: StartRequest) -> None:
+        self.folder = store.job_folder(request.job)
+        self._state = phases.StateFile(
+            request.job, request.node, JobPhase.STARTING, pid=os.getpid(), born=processes.born(os.getpid()),
+            script=request.script, expected=request.ranks, max_restarts=request.max_restarts,
+            resumed_from=request.resumed_from, guard=os.getppid(), guard_born=processes.born(os.getppid()),
+        )  # fmt: skip
+
+    def starting(self) -> None:
+        self._write()
+
+    def running(self, restarts: int) -> None:
+        started = self._state.started or time.time()
+        self._state = replace(self._state, state=JobPhase.RUNNING, started=started, restarts=restarts)
+        self._write()
+
+    def cannot_start(self, error: str) -> None:
+        """Keep why the ranks could not be started; it is written with the end."""
+        self._state = replace(self._state, error=error[:MAX_TEXT])
+
+    def unreachable(self, missing: Unreachable) -> None:
+        """Record why no rank is started, for the reply of `start`."""
+        store.write(self.folder / phases.UNREACHABLE_FILE, missing)
+
+    def end(self, verdict: Verdict) -> None:
+        end(self.folder, self._state, verdict)
+
+    def _write(self) -> None:
+        store.write(self.folder / phases.STATE_FILE, self._state)
+
+    # -- a stop ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_cancelled(self) -> bool:
+        return (self.folder / phases.CANCEL_MARK).exists()
+
+    @property
+    def is_stopping(self) -> bool:
+        return phases.is_stopping(self.folder)
+
+    def mark_stop(self, *, cancelled: bool, token: str) -> None:
+        """Mark that the supervisor ends the ranks. The time of a cancel that is marked already is kept."""
+        with contextlib.suppress(OSError):
+            (self.folder / phases.STOPPED_MARK).touch()
+            mark = self.folder / phases.CANCEL_MARK
+            if cancelled and not mark.exists():
+                store.write_private(mark, token.encode())
+
+    def time_of_cancel(self) -> float:
+        """Return when the job was cancelled, by the monotonic clock. `kill` sets its mark first, and may have ended
+        launchers since."""
+        marked = phases.cancelled_at(self.folder)
+        return time.monotonic() - (0.0 if marked is None else max(time.time() - marked, 0.0))
+
+    # -- the logs ----------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Write into every log of this node what the agents do with the job."""
+        line = f"--- cloudddp: {text} ---\n".encode(errors="replace")
+        ranks = [path for _, path in phases.rank_files(self.folder, ".log")]
+        for path in [self.folder / "launcher.log", *ranks]:
+            with contextlib.suppress(OSError), open(path, "ab") as log:
+                log.write(line)
+
+
+def end(folder: Path, state: Optional[phases.StateFile], verdict: Verdict) -> None:
+    """Record how a job has ended: first the verdict, so that every state that has ended has one. `state`: the last one,
+    None if it is unreadable."""
+    store.write(folder / phases.VERDICT_FILE, verdict)
+    if state is not None:
+        ended = replace(state, state=verdict.phase, ended=time.time(), exit_code=verdict.exit_code)
+        store.write(folder / phases.STATE_FILE, ended)
+
+
+def refuse(request: StartRequest, error: str) -> None:
+    """Record that the job cannot be started on this node."""
+    folder = store.job_folder(request.job)
+    state = store.read(folder / phases.STATE_FILE, phases.StateFile)
+    if state is not None:
+        store.write(folder / phases.UNREACHABLE_FILE, Unreachable({}, (), error))
+        first = Failure(request.node, Cause.START, detail=error)
+        end(folder, replace(state, error=error), Verdict(JobPhase.FAILED, 1, request.node, first))

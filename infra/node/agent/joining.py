@@ -1,0 +1,76 @@
+"""The beginning of a job on a node: connect to all other nodes, compare what they are like, or give up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Optional
+
+from agent import preflight, store
+from agent.commands import program
+from agent.peers import Peers
+from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Facts, Kind, Message, Unreachable
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import StartRequest
+from cloudddp.agent.protocol.verdict import MAX_LINE, Cause, Failure, Verdict
+
+
+class Joining:
+    """Connects this node to all others. What the node is like is collected meanwhile, by a thread."""
+
+    def __init__(self, request: StartRequest, peers: Peers) -> None:
+        self._request = request
+        self._peers = peers
+        self._announced = False
+        self._found: Optional[Facts] = None
+        self.deadline = time.monotonic() + request.gang.join
+        if not request.gang.preflight:
+            self._found = Facts()
+            return
+        first = request.processes[0] if request.processes else None
+        word = (first.launcher or first.rank)[0] if first else ""
+        python = program(word, store.project_folder(request.project))
+        threading.Thread(target=self._collect, args=(python,), daemon=True).start()
+
+    def _collect(self, python: str) -> None:
+        try:
+            self._found = preflight.facts(python, Path.home())
+        finally:
+            self._found = self._found or Facts()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every node is connected to all others, and has said what it is like."""
+        return self._announced and self._peers.ready == self._peers.others
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def announce(self) -> None:
+        """Tell the others, once, that this node is connected to all of them, and what it is like."""
+        if self._announced or self._found is None or not self._peers.is_connected:
+            return
+        self._announced = True
+        self._peers.facts[self._request.node] = self._found
+        self._peers.send(Message(Kind.READY, facts=self._found, clock=time.time()))
+
+    def problems(self) -> tuple[str, ...]:
+        """Return why the ranks should not start although all nodes are connected."""
+        if not self._request.gang.preflight:
+            return ()
+        found = preflight.problems(self._request.node, self._peers.facts, self._peers.skews)
+        return tuple(one[:MAX_LINE] for one in found[:MAX_PROBLEMS])
+
+
+def failed(node: int, missing: Unreachable, problems: tuple[str, ...]) -> tuple[Unreachable, Verdict]:
+    """Return why no rank was started on this node: for the reply of `start`, and as a verdict. Pure."""
+    peer = next(iter(missing.to), next(iter(missing.by), None))
+    detail = missing.to.get(peer, "") if peer is not None else ""
+    first = Failure(node, Cause.UNREACHABLE, detail=detail, peer=peer)
+    if problems:
+        first = Failure(node, Cause.PREFLIGHT, detail="; ".join(problems)[:MAX_TEXT])
+    return replace(missing, problems=problems), Verdict(JobPhase.FAILED, 1, node, first)

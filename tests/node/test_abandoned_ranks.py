@@ -1,0 +1,137 @@
+"""Ranks whose agent (guard and supervisor) was killed: their wrappers, which are all that is left of cloudddp, end them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from support.agentnode import FOREVER, HANG_GUARD, Node, alive, processes_of, until
+from support.gangs import Processes, kill
+
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import Process
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+IGNORING = """
+import signal
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+print('ready', flush=True)
+"""
+STUBBORN = IGNORING + FOREVER
+SAVING = """
+import signal, sys, time
+def save(*_):
+    time.sleep(1)
+    open('saved', 'w').close()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print('ready', flush=True)
+"""
+
+
+def ready(node: Node, rank: int = 0) -> bool:
+    path = node.folder() / "ranks" / f"{rank}.log"
+    return path.exists() and b"ready" in path.read_bytes()
+
+
+def launched(launcher: str, node: Node, code: str) -> list[Process]:
+    """A rank below a launcher, which is a shell script whose arguments are the command of the rank."""
+    rank = (sys.executable, node.script(code))
+    return [Process(("sh", "-c", launcher, "sh"), rank, {"RANK": "0"})]
+
+
+def test_rank_that_ignores_sigterm_is_killed_after_the_grace(node: Node) -> None:
+    node.start(STUBBORN, STUBBORN, grace=0.5)
+    until(lambda: ready(node, 0) and ready(node, 1))
+    found = Processes(node)
+    kill(found.guard, found.supervisor)
+    until(lambda: not processes_of(node.home))
+    state = node.state()
+    assert [rank.signal for rank in state.ranks] == [signal.SIGKILL] * 2
+    assert state.phase is JobPhase.LOST
+
+
+def test_rank_may_save_within_the_grace(node: Node) -> None:
+    node.start(SAVING + FOREVER, grace=30.0)
+    until(lambda: ready(node))
+    found = Processes(node)
+    kill(found.guard, found.supervisor)
+    until(lambda: not processes_of(node.home))
+    assert (node.project / "saved").exists()
+    assert [rank.exit_code for rank in node.state().ranks] == [143]
+
+
+def test_children_of_a_rank_end_with_it(node: Node) -> None:
+    """A shell script that runs Python, for example: only the shell gets the signal of its wrapper."""
+    inner = node.script(STUBBORN)
+    process = Process((), ("sh", "-c", f"trap '' TERM; {sys.executable} {inner}; exit 0"), {"RANK": "0"})
+    node.start(processes=[process], grace=0.5)
+    until(lambda: ready(node))
+    found = Processes(node)
+    kill(found.guard, found.supervisor)
+    until(lambda: not processes_of(node.home))
+
+
+def test_children_of_a_rank_that_ended_before_them_end(node: Node) -> None:
+    inner = node.script(STUBBORN)
+    node.start(
+        processes=[Process((), ("sh", "-c", f"{sys.executable} {inner}; exit 0"), {"RANK": "0"})], grace=0.5
+    )
+    until(lambda: ready(node))
+    found = Processes(node)
+    kill(found.guard, found.supervisor)
+    until(lambda: not processes_of(node.home))
+
+
+@pytest.mark.parametrize("code", [FOREVER, STUBBORN], ids=["obeys", "ignores SIGTERM"])
+def test_rank_ends_although_its_launcher_does_not(node: Node, code: str) -> None:
+    """The launcher ignores SIGTERM, so nobody signals the wrapper: it has to notice by itself."""
+    ignoring = "trap '' TERM; \"$@\"; exec sleep 1000"
+    node.start(processes=launched(ignoring, node, "print('ready', flush=True)\n" + code), grace=0.5)
+    until(lambda: ready(node))
+    found = Processes(node)
+    kill(found.guard, found.supervisor)
+    until(lambda: not any(map(alive, [*found.ranks, *found.wrappers])))
+    kill(*found.launchers, *(pid for pid in processes_of(node.home) if pid not in found.launchers))
+
+
+def test_rank_whose_launcher_ended_while_its_wrapper_started_is_not_run(node: Node) -> None:
+    """The wrapper cannot get a signal for the death of a parent that ended before: it looks whether the agent runs."""
+    node.start(FOREVER)
+    found = Processes(node)
+    kill(found.guard, found.supervisor, *found.wrappers)
+    until(lambda: not processes_of(node.home))
+    wrapper = node.popen("rank", node.id(), sys.executable, "-c", "open('ran', 'w')", cwd=node.project)
+    wrapper.communicate(timeout=HANG_GUARD)
+    assert wrapper.returncode != 0
+    assert not (node.project / "ran").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", '{"pid": 1}'])
+def test_rank_goes_on_if_the_record_of_the_agent_is_damaged(node: Node, text: str, tmp_path: Path) -> None:
+    """A rank may write any file of its user."""
+    code = (
+        "import os, time\n"
+        f"path = os.path.expanduser('~/.cloudddp/jobs/{node.id()}/state.json')\n"
+        f"open(path + '.x', 'w').write({text!r}); os.replace(path + '.x', path)\n"
+        "time.sleep(4)\nopen('finished', 'w').close()\n"
+    )
+    node.start(code, grace=0.0)
+    until((node.project / "finished").exists)
+    assert node.follow().ended
+
+
+def test_frozen_agent_is_not_mistaken_for_a_dead_one(node: Node) -> None:
+    node.start("import time\nprint('ready', flush=True)\ntime.sleep(4)", grace=0.0)
+    found = Processes(node)
+    os.kill(found.guard, signal.SIGSTOP)
+    os.kill(found.supervisor, signal.SIGSTOP)
+    until(lambda: [rank.exit_code for rank in node.state().ranks] == [0])
+    os.kill(found.supervisor, signal.SIGCONT)
+    os.kill(found.guard, signal.SIGCONT)
+    assert node.follow().state.phase is JobPhase.SUCCEEDED

@@ -1,0 +1,79 @@
+"""The beginning of a job on several nodes: no rank starts before all agents are connected to each other."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import replace
+
+import pytest
+from support.agentnode import FOREVER, HANG_GUARD
+from support.gangs import Gangs, Make
+
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.verdict import Cause
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+
+def assert_no_rank_has_started(job: Gangs, *nodes: int) -> None:
+    for number in nodes:
+        assert list((job[number].folder() / "ranks").iterdir()) == []
+    job.gone()
+
+
+def test_no_rank_starts_without_a_node_that_never_joins(gangs: Make) -> None:
+    job = gangs(3, join=2.0)
+    replies = job.start(FOREVER, FOREVER, FOREVER, only=(0, 1))
+    for number in (0, 1):
+        missing = replies[number].unreachable
+        assert missing is not None
+        assert (missing.to, missing.by) == ({2: "Connection refused"}, (2,))
+    assert_no_rank_has_started(job, 0, 1)
+    for state in job.states(0, 1):
+        assert state.verdict is not None
+        assert state.verdict.first is not None
+        assert (state.phase, state.verdict.first.cause, state.verdict.first.peer) == (
+            JobPhase.FAILED, Cause.UNREACHABLE, 2,
+        )  # fmt: skip
+
+
+def test_node_without_the_secret_is_refused(gangs: Make) -> None:
+    job = gangs(2, join=2.0)
+    other = replace(job.gang, secret="0" * 64)
+    replies = job.start_requests(
+        {
+            job[0]: job[0].starting(FOREVER, gang=job.gang),
+            job[1]: job[1].starting(FOREVER, first_rank=1, gang=other),
+        }
+    )
+    for number in range(2):
+        missing = replies[number].unreachable
+        assert missing is not None
+        assert (list(missing.to), missing.by) == ([1 - number], (1 - number,))
+    assert_no_rank_has_started(job, 0, 1)
+
+
+def test_port_that_is_taken_is_named_and_no_rank_starts(gangs: Make) -> None:
+    job = gangs(2, join=2.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", job.gang.peers[1].port))
+        taken.listen()
+        replies = job.start(FOREVER, FOREVER)
+    found = replies[1].unreachable
+    assert found is not None
+    assert "Address already in use" in found.error
+    assert replies[0].unreachable is not None
+    assert_no_rank_has_started(job, 0, 1)
+
+
+def test_cancel_while_the_nodes_join_starts_no_rank(gangs: Make) -> None:
+    job = gangs(2, join=60.0)
+    process = job[0].begin(job[0].starting(FOREVER, gang=job.gang))
+    try:
+        job[0].supervisor_pid()
+        assert job[0].cancel().phase is JobPhase.CANCELLED
+        assert process.wait(HANG_GUARD) == 0
+    finally:
+        process.communicate()
+    assert_no_rank_has_started(job, 0)

@@ -1,0 +1,191 @@
+"""What others can do to the agents of a job on the same network: strangers on their ports, and the secret they lack."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.agentnode import FOREVER, HANG_GUARD, WAITING, alive, free_port, gang_of, until
+from support.gangs import Gangs, Make
+
+from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.gang import Gang, Peer
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.verdict import Verdict
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+
+def hello(sender: int, to: int, nonce: str = "0" * 32) -> bytes:
+    return json.dumps({"from": sender, "to": to, "nonce": nonce}).encode() + b"\n"
+
+
+STRANGERS = {
+    "garbage": os.urandom(4096),
+    "garbage with line breaks": os.urandom(64) + b"\n\n\n" + os.urandom(64) + b"\n",
+    "nothing": b"",
+    "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "10 MB": b"x" * (10 << 20),
+    "10 MB of lines": b"{}\n" * ((10 << 20) // 3),
+    "nested JSON": b"[" * 1000 + b"\n",
+    "nested JSON in an object": b'{"a":' * 200 + b"\n",
+    "no object": b"7\n",
+    "a hello without proof": hello(0, 1),
+    "a hello with a wrong proof": hello(0, 1) + json.dumps({"proof": "0" * 64}).encode() + b"\n",
+    "a hello with a proof of another type": hello(0, 1) + b'{"proof": {"a": []}}\n',
+    "a proof that is no text": hello(0, 1) + b'{"proof": "\\ud800"}\n',
+    "a hello of an unknown node": hello(7, 1),
+    "a hello of the node itself": hello(1, 1),
+    "a hello of no node": b'{"from": null, "to": 1, "nonce": "x"}\n',
+    "a nonce with a colon": hello(0, 1, ":") + b'{"proof": ""}\n',
+    "a message without a hello": b'%s {"kind": "stop"}\n' % (b"0" * 64),
+}
+
+
+def visit(peer: Peer, data: bytes, *, stay: bool) -> socket.socket:
+    """Connect to an agent's port and send it data. With `stay` the connection is left open."""
+    connection = socket.create_connection((peer.address, peer.port), timeout=HANG_GUARD)
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(data)
+    if not stay:
+        connection.close()
+    return connection
+
+
+@pytest.mark.parametrize("stay", [False, True], ids=["closes", "stays"])
+def test_stranger_does_no_harm(gangs: Make, stay: bool) -> None:
+    job = gangs(2, silence=5.0)
+    job.start(WAITING, WAITING)
+    pids = [job.pids(number) for number in range(2)]
+    with contextlib.ExitStack() as open_ones:
+        for name, data in STRANGERS.items():
+            for peer in job.gang.peers:
+                open_ones.enter_context(visit(peer, data, stay=stay))
+            assert all(alive(one.supervisor) for one in pids), name
+        time.sleep(0.5)
+        for number, node in enumerate(job.nodes):
+            assert node.state().phase is JobPhase.RUNNING
+            assert alive(pids[number].supervisor)
+            (node.project / "go").touch()
+        assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
+
+
+def test_strangers_that_are_there_first_do_not_keep_the_nodes_apart(gangs: Make) -> None:
+    """They occupy every place that an agent has for connections that have not proved anything yet."""
+    job = gangs(2, join=40.0)
+    process = job[0].begin(job[0].starting("pass", gang=job.gang))
+    job[0].supervisor_pid()
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(100):
+            open_ones.enter_context(visit(job.gang.peers[0], b"", stay=True))
+        reply = job[1].call(job[1].starting("pass", first_rank=1, gang=job.gang))
+        assert reply.unreachable is None
+        process.communicate(timeout=HANG_GUARD)
+        assert job.verdict().phase is JobPhase.SUCCEEDED
+
+
+class Recorder:
+    """Forwards one connection to an agent and records what the other side sent."""
+
+    def __init__(self, to: Peer) -> None:
+        self.port = free_port()
+        self.recorded = bytearray()
+        self._to = to
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+                server = socket.create_connection((self._to.address, self._to.port))
+            except ConnectionRefusedError:
+                client.close()
+                continue
+            except OSError:
+                return
+            for one, other, record in ((client, server, True), (server, client, False)):
+                threading.Thread(target=self._forward, args=(one, other, record), daemon=True).start()
+
+    def _forward(self, one: socket.socket, other: socket.socket, record: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                if record:
+                    self.recorded += data
+                other.sendall(data)
+        for side in (one, other):
+            with contextlib.suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_replayed_connection_does_no_harm(gangs: Make) -> None:
+    """Everything that node 0 has sent to node 1 is sent again, by a stranger: node 1 has another nonce now."""
+    job = gangs(2)
+    recorder = Recorder(job.gang.peers[1])
+    seen_by_0 = replace(job.gang, peers=(job.gang.peers[0], Peer(1, "127.0.0.1", recorder.port)))
+    try:
+        job.start_requests(
+            {
+                job[0]: job[0].starting(WAITING, gang=seen_by_0),
+                job[1]: job[1].starting(WAITING, first_rank=1, gang=job.gang),
+            }
+        )
+        pids = [job.pids(number) for number in range(2)]
+        until(lambda: recorder.recorded.count(b"heartbeat") > 1)
+        lines = bytes(recorder.recorded)
+        assert b'"proof"' in lines
+        with visit(job.gang.peers[1], lines, stay=True) as connection:
+            with contextlib.suppress(ConnectionError):
+                while connection.recv(1 << 16):  # until the agent closes it
+                    pass
+            assert all(alive(one.supervisor) for one in pids)
+        for node in job.nodes:
+            (node.project / "go").touch()
+        assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
+    finally:
+        recorder.close()
+
+
+# -- the secret --------------------------------------------------------------------------------------------------
+
+
+def secrets_on_disk(job: Gangs) -> list[Path]:
+    secret = job.gang.secret.encode()
+    files = [path for node in job.nodes for path in node.home.rglob("*") if path.is_file()]
+    return [path for path in files if secret in path.read_bytes()]
+
+
+def test_secret_of_the_gang_is_in_no_file_and_no_command_line_nor_the_environment_of_a_rank(
+    gangs: Make,
+) -> None:
+    job = gangs(2)
+    job.start(FOREVER, FOREVER)
+    ranks = [pid for number in range(2) for pid in job.pids(number).ranks]
+    assert secrets_on_disk(job) == []
+    secret, lines = job.gang.secret.encode(), []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            lines.append((entry / "cmdline").read_bytes())
+    assert any(b"guard" in line for line in lines)
+    assert not any(secret in line for line in lines)
+    assert not any(secret in Path(f"/proc/{pid}/environ").read_bytes() for pid in ranks)
+    job[0].cancel()
+    job.verdict()
+    assert secrets_on_disk(job) == []
+
+
+def test_gang_that_names_a_node_twice_is_refused() -> None:
+    peer = gang_of().peers[0]
+    with pytest.raises(ProtocolError, match="twice"):
+        Gang((peer, peer), "0" * 64)
