@@ -17,6 +17,7 @@ from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, NodeError
 from cloudddp.job.ranks import NodePlan
+from cloudddp.job.results.s3_place import destination
 from cloudddp.text import one_line
 
 _LISTED_PAIRS = 4
@@ -41,6 +42,7 @@ def start(
     """
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
+    results = destination(config, job_id)
     requests = {
         plan.node: StartRequest(
             job=job_id,
@@ -61,6 +63,7 @@ def start(
             deadline=deadline,
             poweroff=None if poweroff is None else poweroff * timing.current().minute,
             resumed_from=resumed_from,
+            results=results,
         )
         for plan in plans
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsRequest, JobState
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.errors import CloudDDPError, Command
@@ -37,6 +38,7 @@ class JobRecord:
     poweroff: float | None = None  # seconds after its end at which its nodes end; None: they do not
     ends: float | None = None  # when its nodes will end, once it has ended
     resumed_from: str = ""  # the job that it continues
+    copied: tuple[tuple[int, Copied], ...] = ()  # what each node has copied to S3
 
     @property
     def seconds(self) -> float | None:
@@ -76,14 +78,19 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         poweroff=max((one.poweroff for one in reported if one.poweroff is not None), default=None),
         ends=min((one.ends for one in reported if one.ends is not None), default=None),
         resumed_from=next((one.resumed_from for one in reported if one.resumed_from), ""),
+        copied=tuple((node, one.copied) for node, one in sorted(states.items()) if one.copied is not None),
     )
+
+
+class UnknownJob(CloudDDPError):
+    """The nodes of a cluster do not know a job."""
 
 
 def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
     """Return the job of that id (or of its unique beginning), or the newest: of those that run, if any does. Raises
-    CloudDDPError for none."""
+    UnknownJob for none, CloudDDPError for several."""
     if not jobs:
-        raise CloudDDPError(
+        raise UnknownJob(
             "no job has been launched on this cluster", hint=("start one: ", Command("launch", "SCRIPT"))
         )
     if wanted is None:
@@ -93,5 +100,6 @@ def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
     found = exact or matching
     if len(found) != 1:
         what = f"job id {wanted!r} is ambiguous" if found else f"job {wanted!r} not found on this cluster"
-        raise CloudDDPError(what, hint="jobs: " + ", ".join(one.id for one in found or jobs))
+        kind = CloudDDPError if found else UnknownJob
+        raise kind(what, hint="jobs: " + ", ".join(one.id for one in found or jobs))
     return found[0]

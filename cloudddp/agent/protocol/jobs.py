@@ -14,6 +14,7 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     has_job_id_format,
 )
+from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.phases import MAX_NODES as MAX_NODES
 from cloudddp.agent.protocol.phases import MAX_RANK as MAX_RANK
 from cloudddp.agent.protocol.phases import MAX_RESTARTS as MAX_RESTARTS
@@ -61,7 +62,8 @@ class JobState:
     while it is being stopped; `cancelled` is when the user first asked for that; `error` is why its processes could not
     be started. `verdict` is that of all nodes, once they have agreed on it. `restarts`: how
     often the whole job was started again. `poweroff`: seconds after the end of the job at which the node powers off; None:
-    it does not. `ends`: when it will, once the job has ended. `resumed_from`: the job that it continues, '' for none."""
+    it does not. `ends`: when it will, once the job has ended. `resumed_from`: the job that it continues, '' for none.
+    `copied`: what the node has copied to S3; None where it was not asked to, or has not begun."""
 
     job: str
     phase: JobPhase
@@ -82,6 +84,7 @@ class JobState:
     poweroff: Optional[float] = None
     ends: Optional[float] = None
     resumed_from: str = ""
+    copied: Optional[Copied] = None
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)

@@ -81,10 +81,11 @@ def start_and_follow(
             console.log(
                 "next: ", Command("logs", "-f", job_id), "   (", Command("cancel", job_id), " ends it)"
             )
-            deadlines.report_leaving(console, cluster, session.settings, poweroff=poweroff)
+            deadlines.report_leaving(console, cluster, session.settings, job_id, poweroff=poweroff)
             return None
         finished, seconds = foreground(session, runner, cluster, job_id)
     report_end(session, cluster, finished, seconds)
+    deadlines.report_copies(console, session.settings, job_id)
     if finished.leaving:
         _pull_before_the_end(session, runner, finished)
     elif not finished.lost:

@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 from agent import phases, poweroff, store
 from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TEXT, has_job_id_format
+from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.jobs import MAX_JOBS, JobsReply, JobsRequest, JobState, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
@@ -51,6 +52,7 @@ def state_of(folder: Path) -> JobState:
         training=training_status(folder),
         cancelled=phases.cancelled_at(folder),
         verdict=phases.verdict(folder) if found.phase.ended else None,
+        copied=store.read(folder / phases.COPIED_FILE, Copied) if found.phase.ended else None,
     )
 
 

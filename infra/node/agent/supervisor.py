@@ -18,11 +18,11 @@ from typing import Any, Optional
 from agent import (
     attempt,
     causes,
+    copies,
     decision,
     launchers,
     notices,
     phases,
-    poweroff,
     preflight,
     processes,
     restarts,
@@ -34,7 +34,7 @@ from agent.decision import Arrived, Seen
 from agent.mesh import Closed, Mesh, Received
 from agent.stall import Stall
 from cloudddp.agent.protocol.codec import MAX_TEXT
-from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Facts, Kind, Message, Observed, Unreachable
+from cloudddp.agent.protocol.gang import MAX_FACT, MAX_PROBLEMS, Facts, Kind, Message, Observed, Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE
@@ -84,6 +84,7 @@ class _Facts:
 
     def __init__(self, request: StartRequest) -> None:
         self.found: Optional[Facts] = None
+        self._request = request
         if not request.gang.preflight:
             self.found = Facts()
             return
@@ -93,8 +94,15 @@ class _Facts:
         threading.Thread(target=self._collect, args=(python,), daemon=True).start()
 
     def _collect(self, python: str) -> None:
+        problems: list[str] = []
+        copying = threading.Thread(target=lambda: problems.append(copies.check(self._request)), daemon=True)
+        copying.start()
         try:
-            self.found = preflight.facts(python, Path.home())
+            found = preflight.facts(python, Path.home())
+            copying.join()
+            self.found = replace(
+                found, defects=(*found.defects, *(one[:MAX_FACT] for one in problems if one))
+            )
         finally:
             self.found = self.found or Facts()
 
@@ -149,9 +157,6 @@ class _Supervisor:
         _record(self._folder, self._state, self._verdict)
         self._send(Message(Kind.VERDICT, verdict=self._verdict))
         self._mesh.flush(LAST_WORDS)
-        first = self._verdict.first
-        if first is not None and first.cause is Cause.STALL and self._request.on_stall is OnStall.DOWN:
-            poweroff.power_off()
         return 0
 
     def _on_signal(self, number: int, _: Any) -> None:
