@@ -91,6 +91,16 @@ def known_clusters() -> list[ClusterRecord]:
     return [record for record in records if record is not None]
 
 
+def folders_of(name: str, endpoint: str) -> list[ClusterFolder]:
+    """Return the folders of all clusters of that name that were created on this computer, also of those that are gone."""
+    found = []
+    for folder in _folders():
+        record = folder.record()
+        if record is not None and (record.name, record.endpoint) == (name, endpoint):
+            found.append(folder)
+    return found
+
+
 def created_instances() -> frozenset[str]:
     """Return the ids of all instances that were created on this computer, according to its journals."""
     found: set[str] = set()

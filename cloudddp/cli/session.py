@@ -22,6 +22,9 @@ from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
+from cloudddp.job import launch_record
+from cloudddp.job.launch_record import LaunchRecord
+from cloudddp.job.results.s3_place import place_of
 from cloudddp.sim import control
 from cloudddp.tags import iso
 
@@ -105,10 +108,32 @@ class Session:
     def cluster(self) -> Cluster:
         """Return the caller's live cluster of that name. Raises CloudDDPError where there is none."""
         aws = self.aws()
-        found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
+        try:
+            found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
+        except inspect.NoCluster as error:
+            raise self._with_copies(error) from None
         for warning in found.warnings:
             self.console.warn(warning)
         return found
+
+    def copied_job(self, wanted: str | None = None) -> LaunchRecord | None:
+        """Return the newest job of a cluster of that name, or the one of this id, whose nodes were told to copy its results
+        to S3, as far as this computer knows."""
+        folders = local_state.folders_of(self.settings.cluster.name, self.aws().endpoint)
+        return launch_record.in_s3(folders, wanted)
+
+    def _with_copies(self, error: inspect.NoCluster) -> inspect.NoCluster:
+        """Return the error with a hint at the results that the nodes of the last cluster have copied to S3, if any."""
+        record = self.copied_job()
+        place = place_of(record.config, record.job) if record is not None else None
+        if record is None or place is None:
+            return error
+        hint = (
+            f"job {record.job} was told to copy its results to {place.url}: ",
+            Command("pull", "--job", record.job),
+            " reads them",
+        )
+        return inspect.NoCluster(error.message, hint=hint)
 
     @contextlib.contextmanager
     def connect(self, *, whole: bool = False, partly: bool = False) -> Iterator[tuple[Cluster, Runner]]:

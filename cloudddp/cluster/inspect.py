@@ -139,14 +139,18 @@ def _ended_by(instance: Instance, cluster: Cluster) -> str:
     return reason
 
 
+class NoCluster(CloudDDPError):
+    """No cluster of that name has nodes."""
+
+
 def get(aws: AWS, name: str, ownership: Ownership | None = None) -> Cluster:
-    """Return the caller's live cluster of that name. Raises CloudDDPError if there is none, or more than one."""
+    """Return the caller's live cluster of that name. Raises NoCluster if there is none, CloudDDPError for more than one."""
     ownership = ownership or Ownership(aws)
     known = find(aws, name)
     usable = [cluster for cluster in known if cluster.nodes]
     own = [cluster for cluster in usable if ownership.owns(cluster)]
     if not usable:
-        raise CloudDDPError(
+        raise NoCluster(
             "; ".join([f"there is no cluster {name!r} in {aws.region}", *_last_deadline(known)]),
             hint=("create one: ", Command("up")),
         )

@@ -186,6 +186,7 @@ def resolve(layers: Sequence[Layer]) -> Config:
                 chosen[section][key] = checked
     connection.check(cluster := ClusterSpec(**chosen["cluster"]))
     _check_stall(job := JobSpec(**chosen["job"]))
+    _check_results(cluster, job)
     return Config(
         cluster=cluster,
         job=job,
@@ -206,6 +207,15 @@ def _check_stall(job: JobSpec) -> None:
         raise UsageError(
             'job.on_stall = "restart" needs job.retries, and those are 0',
             hint="give --retries N, or choose kill, leave or down",
+        )
+
+
+def _check_results(cluster: ClusterSpec, job: JobSpec) -> None:
+    """Raise UsageError where nodes are to write to S3 and have no role that may allow it."""
+    if job.results_s3 is not None and cluster.instance_profile is None:
+        raise UsageError(
+            f"job.results_s3 = {job.results_s3} needs cluster.instance_profile: the nodes write there with its role",
+            hint="give --instance-profile PROFILE to `up` (infra/iam/README.md has its policy), or remove results_s3",
         )
 
 

@@ -37,6 +37,9 @@ class Timing:
     join: float = 20.0  # for the agents of a job to connect to each other, before ranks start
     straggler: float = 30.0  # for which a rank stays slower than the others, until it is reported
 
+    copy: float = 3600.0  # in which a node copies results to S3, before it powers off
+    copy_stalled: float = 60.0  # without progress until it gives up
+
     # SSH (ssh/).
     connect: float = 10.0  # for one attempt to connect, verify the host key and log in
     key: float = 120.0  # of refused keys until `up` gives up: cloud-init may still be writing the key

@@ -7,7 +7,8 @@ given again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -112,6 +113,21 @@ def find(folder: ClusterFolder, wanted: str | None) -> LaunchRecord:
             hint="jobs: " + ", ".join(found or ids[-10:]),
         )
     return _read(folder, found[0])
+
+
+def in_s3(folders: Iterable[ClusterFolder], wanted: str | None) -> LaunchRecord | None:
+    """Return the job of that id (or of its unique beginning), or the newest, whose nodes were told to copy its results to
+    S3; None if there is none. Records that cannot be read are skipped."""
+    found: dict[str, LaunchRecord] = {}
+    for folder in folders:
+        for job_id in folder.jobs():
+            if has_job_id_format(job_id) and job_id.startswith(wanted or ""):
+                with contextlib.suppress(CloudDDPError, OSError):
+                    found[job_id] = _read(folder, job_id)
+    if wanted is not None and len(found) > 1 and wanted not in found:
+        return None
+    copied = {job_id: one for job_id, one in found.items() if one.config.job.results_s3 is not None}
+    return copied.get(wanted or "") or copied.get(max(copied, default=""))
 
 
 def _read(folder: ClusterFolder, job_id: str) -> LaunchRecord:

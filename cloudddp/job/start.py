@@ -18,6 +18,7 @@ from cloudddp.config.spec import Config
 from cloudddp.errors import Command, NodeError
 from cloudddp.job.new_job import NewJob
 from cloudddp.job.ranks import NodePlan
+from cloudddp.job.results.s3_place import destination
 from cloudddp.text import one_line
 
 _LISTED_PAIRS = 4
@@ -35,6 +36,7 @@ def start(
     """Start the ranks on every node; return the replies by node. Raises NodeError; then ranks may run on some nodes."""
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
+    results = destination(config, job.id)
     requests = {
         plan.node: StartRequest(
             job=job.id,
@@ -56,6 +58,7 @@ def start(
             deadline=deadline,
             poweroff=None if job.poweroff is None else job.poweroff * timing.current().minute,
             resumed_from=job.resumed_from,
+            results=results,
         )
         for plan in plans
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsRequest, JobState
 from cloudddp.agent.protocol.pace import Straggler
 from cloudddp.agent.protocol.stall import LeftStall
@@ -42,6 +43,7 @@ class JobRecord:
     resumed_from: str = ""  # the job that it continues
     stragglers: tuple[Straggler, ...] = ()  # ranks that are slow, or were
     stall: LeftStall | None = None  # the last one that was left alone (on_stall = "leave")
+    copied: tuple[tuple[int, Copied], ...] = ()  # what each node has copied to S3
 
     @property
     def stalled(self) -> LeftStall | None:
@@ -89,6 +91,7 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         resumed_from=next((one.resumed_from for one in reported if one.resumed_from), ""),
         stragglers=_stragglers(reported),
         stall=_stall(reported),
+        copied=tuple((node, one.copied) for node, one in sorted(states.items()) if one.copied is not None),
     )
 
 
@@ -110,11 +113,15 @@ def _stall(states: Iterable[JobState]) -> LeftStall | None:
     return found and replace(found, detail=one_line(found.detail, LONGEST_DETAIL))
 
 
+class UnknownJob(CloudDDPError):
+    """The nodes of a cluster do not know a job."""
+
+
 def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
     """Return the job of that id (or of its unique beginning), or the newest: of those that run, if any does. Raises
-    CloudDDPError for none."""
+    UnknownJob for none, CloudDDPError for several."""
     if not jobs:
-        raise CloudDDPError(
+        raise UnknownJob(
             "no job has been launched on this cluster", hint=("start one: ", Command("launch", "SCRIPT"))
         )
     if wanted is None:
@@ -124,5 +131,6 @@ def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
     found = exact or matching
     if len(found) != 1:
         what = f"job id {wanted!r} is ambiguous" if found else f"job {wanted!r} not found on this cluster"
-        raise CloudDDPError(what, hint="jobs: " + ", ".join(one.id for one in found or jobs))
+        kind = CloudDDPError if found else UnknownJob
+        raise kind(what, hint="jobs: " + ", ".join(one.id for one in found or jobs))
     return found[0]

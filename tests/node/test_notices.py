@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 from support.agentnode import FOREVER, Node, until
+from support.imds import Metadata
 
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.start import Deadline
@@ -29,53 +27,12 @@ while True: time.sleep(0.05)
 IGNORE = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('ready', 'w').close()\nwhile True: time.sleep(0.05)\n"
 
 
-class Metadata(ThreadingHTTPServer):
-    """A metadata service of version 2: `found` maps names to texts."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        self.found: dict[str, str] = {"events/maintenance/scheduled": "[]"}
-        self.looks = 0
-        super().__init__(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Metadata
-
-    def do_PUT(self) -> None:
-        self._answer(
-            200 if self.headers["X-aws-ec2-metadata-token-ttl-seconds"] == "21600" else 400, "secret"
-        )
-
-    def do_GET(self) -> None:
-        text = self.server.found.get(self.path.removeprefix("/latest/meta-data/"))
-        known = self.headers["X-aws-ec2-metadata-token"] == "secret"
-        self._answer(401 if not known else 404 if text is None else 200, text or "")
-        self.server.looks += 1
-
-    def _answer(self, status: int, text: str) -> None:
-        self.send_response(status)  # with the Date
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def metadata(node: Node) -> Iterator[Metadata]:
     server = Metadata()
     node.metadata = server.address
     yield server
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 def end(node: Node) -> tuple[JobState, Verdict]:

@@ -134,6 +134,7 @@ class Node:
         self.python = python
         self.agent = agent or agent_file()
         self.metadata = ""  # host:port of the metadata service
+        self.variables: dict[str, str] = {}  # of the login session
         self.project = home / "p"
         self.project.mkdir(parents=True)
         self._numbers = itertools.count(1)
@@ -153,7 +154,7 @@ class Node:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("CLOUDDDP_")}
         return subprocess.Popen(
             [self.python, "-IS", "-X", "utf8", str(self.agent), step, *arguments],
-            env={**environment, "HOME": str(self.home), "CLOUDDDP_METADATA": self.metadata},
+            env={**environment, **self.variables, "HOME": str(self.home), "CLOUDDDP_METADATA": self.metadata},
             **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )
 

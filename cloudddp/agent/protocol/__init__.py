@@ -24,6 +24,7 @@ Each module holds one topic, so that a step of the agent loads only what it need
     stall     LeftStall
     frames    follow
     results   new_files, pulled
+    copies    Destination, Copied: results that a node copies to S3
     stacks    stacks, tool
     snapshots snapshot, restore
     version   VersionConflict

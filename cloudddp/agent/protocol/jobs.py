@@ -14,6 +14,7 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     has_job_id_format,
 )
+from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Straggler
 from cloudddp.agent.protocol.phases import MAX_NODES as MAX_NODES
 from cloudddp.agent.protocol.phases import MAX_RANK as MAX_RANK
@@ -64,7 +65,8 @@ class JobState:
     be started. `verdict` is that of all nodes, once they have agreed on it. `restarts`: how
     often the whole job was started again. `poweroff`: seconds after the end of the job at which the node powers off; None:
     it does not. `ends`: when it will, once the job has ended. `resumed_from`: the job that it continues, '' for none.
-    `stragglers`, of all nodes: ranks that are slow, or were. `stall`: the last one that was left alone, None for none."""
+    `stragglers`, of all nodes: ranks that are slow, or were. `stall`: the last one that was left alone, None for none.
+    `copied`: what the node has copied to S3; None where it was not asked to, or has not begun."""
 
     job: str
     phase: JobPhase
@@ -87,6 +89,7 @@ class JobState:
     resumed_from: str = ""
     stragglers: tuple[Straggler, ...] = ()
     stall: Optional[LeftStall] = None
+    copied: Optional[Copied] = None
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)

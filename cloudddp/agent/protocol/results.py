@@ -16,6 +16,18 @@ from cloudddp.agent.protocol.codec import (
 )
 
 MAX_PLACES = 20  # that a reply names
+# Of a job's folder on a node: what explains how it ended. Not the records of the agent's own.
+EVIDENCE = (
+    "ranks",
+    "launcher.log",
+    "supervisor.log",
+    "verdict.json",
+    "status.json",
+    "stragglers.json",
+    "stall.json",
+    "stacks",
+    "flight-recorder",
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from cloudddp.agent.protocol.codec import (
     check_project,
     check_range,
 )
+from cloudddp.agent.protocol.copies import Destination
 from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
 
@@ -131,7 +132,8 @@ class StartRequest:
     is common to all processes; it may hold secrets. A job that fails is started again `retries` times in an hour. None of it is written to the disk.
 
     `save`: seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to save and
-    end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not."""
+    end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not. `results`: where the
+    node copies its results then; None: nowhere."""
 
     job: str
     node: int
@@ -152,6 +154,7 @@ class StartRequest:
     save: float = 180.0
     deadline: Optional[Deadline] = None
     poweroff: Optional[float] = None
+    results: Optional[Destination] = None
 
     STEP = "start"
     REPLY = StartReply

@@ -14,6 +14,8 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command
+from cloudddp.job.new_job import NewJob
+from cloudddp.job.results.s3_place import place_of
 
 NEAR = 1800.0  # seconds before the deadline from which a launch warns of it
 WARNINGS = (30.0, 10.0, 3.0)  # minutes before the deadline
@@ -59,9 +61,14 @@ def _timers(console: Console, cluster: Cluster) -> list[threading.Timer]:
     ]
 
 
-def report_leaving(console: Console, cluster: Cluster, settings: Config, *, poweroff: float | None) -> None:
-    """Report what happens to the nodes of a job that nobody follows, and what they cost. `poweroff`: minutes for which
-    they stay after the job; None: until the deadline."""
+def report_leaving(console: Console, cluster: Cluster, settings: Config, job: NewJob) -> None:
+    """Report what happens to the nodes of a job that nobody follows, and what they cost."""
+    poweroff, place = job.poweroff, place_of(settings, job.id)
+    if place is not None:
+        console.log(
+            f"when the job has ended, each node copies its outputs and logs to {place.url}, also before the deadline and after a "
+            f"spot notice; a node that powers off waits for that, at most {duration(timing.current().copy)}"
+        )
     if poweroff is not None:
         console.log(
             f"the nodes end by themselves {duration(60 * poweroff)} after the job; until then ", Command("pull"),
@@ -82,8 +89,18 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, *, powe
     console.log(
         f"the deadline is at {moment(cluster.expires)}: "
         + (f"at {moment(saved)} the ranks are told to save (job.save_minutes = {early:g}); " if early else "")
-        + "then the nodes terminate, and results that were not pulled are lost"
+        + "then the nodes terminate, and results that were not pulled"
+        + (" are lost" if place is None else " or copied are lost")
     )
+
+
+def report_copies(console: Console, settings: Config, job_id: str) -> None:
+    """Report where the nodes copy the results of a job that has ended, if they do."""
+    place = place_of(settings, job_id)
+    if place is not None:
+        console.log(
+            f"the nodes copy outputs and logs to {place.url}; ", Command("jobs"), " shows how far they are"
+        )
 
 
 def report_if_passed(
@@ -92,9 +109,12 @@ def report_if_passed(
     """Report that the deadline ended a job, if it did, and which results are lost."""
     if not ended or not cluster.past_deadline or cluster.expires is None:
         return
+    place = place_of(settings, job_id)
     console.log(
         f"the deadline of cluster {cluster.name}, {moment(cluster.expires)}, ended job {job_id}; results in "
         f"{toml(settings.job.outputs)} that were not pulled are lost"
+        + ("" if place is None else f", but for what the nodes have copied to {place.url}: "),
+        *([Command("pull", "--job", job_id)] if place is not None else []),
     )
     console.log(
         "next time: ", Command("up", "--max-hours", "HOURS"), ", and ", Command("pull"), " while the job runs"

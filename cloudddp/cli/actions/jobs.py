@@ -23,6 +23,8 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
                 console.log(*sentence)
             if ending := views.ending(known):
                 console.log(ending)
+            for line in views.copies(known):
+                console.log(line)
         else:
             console.log("no jobs")
 

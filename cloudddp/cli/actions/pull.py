@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudddp.cli import session as sessions
+from cloudddp.cli.actions.pull_from_s3 import pull_from_s3
 from cloudddp.cli.actions.results import collect_logs, report_held
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, toml
+from cloudddp.cli.session import Session
+from cloudddp.cluster import inspect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError
@@ -31,9 +34,29 @@ def pull(
     to: Path | None,
 ) -> None:
     session = sessions.start(console, options, anyone=anyone)
-    job = session.settings.job
     pulling.check_names(paths)
     pulling.check_target(to or session.root / project_files.RESULTS)
+    try:
+        _pull(console, session, paths=paths, job_id=job_id, node=node, all_nodes=all_nodes, to=to)
+    except (inspect.NoCluster, status.UnknownJob):
+        record = session.copied_job(job_id)
+        if record is None:
+            raise
+        pull_from_s3(console, session, record, paths=paths, node=node, all_nodes=all_nodes, to=to)
+
+
+def _pull(
+    console: Console,
+    session: Session,
+    *,
+    paths: Sequence[str],
+    job_id: str | None,
+    node: int | None,
+    all_nodes: bool,
+    to: Path | None,
+) -> None:
+    """Copy results from the nodes."""
+    job = session.settings.job
     with session.connect() as (cluster, runner):
         known = status.list_jobs(runner)
         record = status.find(known, job_id)

@@ -78,10 +78,11 @@ def start_and_follow(
             console.log(
                 "next: ", Command("logs", "-f", job.id), "   (", Command("cancel", job.id), " ends it)"
             )
-            deadlines.report_leaving(console, cluster, session.settings, poweroff=job.poweroff)
+            deadlines.report_leaving(console, cluster, session.settings, job)
             return None
         finished, seconds = foreground(session, runner, cluster, job.id)
     report_end(session, cluster, finished, seconds)
+    deadlines.report_copies(console, session.settings, job.id)
     if finished.leaving:
         _pull_before_the_end(session, runner, finished)
     elif not finished.lost:

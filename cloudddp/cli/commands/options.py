@@ -180,6 +180,11 @@ JOB_PARAMETERS = (
         "told to save and end (SIGTERM).",
     ),
     SettingOption(
+        "job", "results_s3", "--results-s3", metavar="URL",
+        description="Where the nodes copy outputs and logs when a job has ended, with the role of cluster.instance_profile: an S3 bucket "
+        "and a prefix. `pull` reads them there once the cluster has gone. Default: nowhere.",
+    ),
+    SettingOption(
         "job", "preflight", "--no-preflight", is_flag=True, flag_value="false",
         description="Check, before ranks start, that all nodes have the same GPUs, driver, Python, torch, CUDA and NCCL, space "
         "on their disks and clocks within 2 s.",

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from cloudddp.agent.protocol.copies import Copied, CopyPhase
 from cloudddp.agent.protocol.pace import Straggler, current
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
-from cloudddp.cli.formats import duration, moment
+from cloudddp.cli.formats import counted, duration, moment
 from cloudddp.cli.tables import table
 from cloudddp.errors import Command
 from cloudddp.job.status import JobRecord
+from cloudddp.text import one_line, size_of
 
 Sentence = tuple[str | Command, ...]  # of Console.log
 
@@ -73,6 +75,27 @@ def stalled(job_id: str, stall: LeftStall) -> Sentence:
     )  # fmt: skip
 
 
+def copies(known: Sequence[JobRecord]) -> list[str]:
+    """Return what the nodes have copied to S3 of the newest job that has ended, one line per node."""
+    newest = next((one for one in reversed(known) if one.copied), None)
+    if newest is None:
+        return []
+    return [f"job {newest.id}, node {node}: {copied_text(copied)}" for node, copied in newest.copied]
+
+
+def copied_text(copied: Copied) -> str:
+    """Return what a node has copied to S3, in words. A node wrote the text."""
+    url = one_line(copied.url, 1200)
+    if copied.phase is CopyPhase.COPYING:
+        of = f"{copied.files} of {copied.expected} files" if copied.expected else "results"
+        return f"copying {of} to {url}"
+    what = f"{counted(copied.files, 'file')}, {size_of(copied.size)}, copied to {url}"
+    if copied.phase is CopyPhase.COMPLETE:
+        return what
+    why = copied.error or "; ".join(copied.notes)
+    return f"not all results were copied: {copied.files} of {copied.expected} files to {url}: {one_line(why, 500)}"
+
+
 def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
     return [_job_json(record) for record in known]
 
@@ -112,6 +135,20 @@ def _job_json(record: JobRecord) -> dict[str, Any]:
         "resumed_from": record.resumed_from or None,
         "stragglers": [_straggler_json(one) for one in record.stragglers],
         "stall": _stall_json(record.stall),
+        "copied": [
+            {
+                "node": node,
+                "url": one.url,
+                "state": one.phase.value,
+                "files": one.files,
+                "bytes": one.size,
+                "expected_files": one.expected,
+                "left_out": one.left_out,
+                "error": one.error or None,
+                "notes": list(one.notes),
+            }
+            for node, one in record.copied
+        ],
     }
 
 

@@ -136,6 +136,19 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             "`run` terminates nodes that hold them."
         ),
     ] = ()
+    results_s3: (
+        Annotated[
+            str,
+            limited(
+                "Where the nodes copy outputs and logs when a job has ended, with the role of cluster.instance_profile: an S3 bucket "
+                "and a prefix. `pull` reads them there once the cluster has gone. Default: nowhere.",
+                allowed="s3://BUCKET or s3://BUCKET/PREFIX, of at most 512 letters, digits and !-_.*'()=+@/",
+                pattern=r"^s3://(?!xn--)(?!\d+\.\d+\.\d+\.\d+(/|\Z))(?!.{0,63}\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/(?!/)(?!(.*/)?\.{1,2}(/|\Z))"
+                r"(?!.*//)[A-Za-z0-9!_.*'()=+@/-]{0,440})?\Z",
+            ),
+        ]
+        | None
+    ) = None
     env: Annotated[dict[str, str], limited("Environment variables of every rank.")] = {}
 
 

@@ -20,6 +20,7 @@ from cloudddp import local_state
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.files import PackRequest
+from cloudddp.agent.protocol.results import EVIDENCE
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import Command, NodeError, UsageError
 from cloudddp.job.results import safe_names, untar
@@ -45,18 +46,6 @@ class Pulled:
     notes: tuple[str, ...]
 
 
-# Of a job's folder on a node: what explains how it ended. Not the records of the agent's own.
-EVIDENCE = (
-    "ranks",
-    "launcher.log",
-    "supervisor.log",
-    "verdict.json",
-    "status.json",
-    "stragglers.json",
-    "stall.json",
-    "stacks",
-    "flight-recorder",
-)
 LOGS = "logs"  # the folder for it, in that of a job's results
 
 
@@ -83,11 +72,11 @@ def _pull(
     roots = check_names(names)
     check_target(to)
     notes = Notes()
-    with _target(to) as target, _incoming(target) as incoming:
-        _receive(runner, roots, node, incoming, notes, job)
+    with target_folder(to) as target, incoming(target) as arrived:
+        _receive(runner, roots, node, arrived, notes, job)
         moved = Move(notes, since=int(since or 0))
         try:
-            moved.contents(incoming, target)
+            moved.contents(arrived, target)
         except OSError as error:
             raise cannot_write(to, error) from None
     return Pulled(moved.files, moved.size, moved.older, notes.lines())
@@ -138,7 +127,7 @@ def _exists(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _target(to: Path) -> Iterator[Folder]:
+def target_folder(to: Path) -> Iterator[Folder]:
     """Yield the folder `to`, open. Folders that were created for it and are empty in the end are removed again."""
     missing = [path for path in (to, *to.parents) if not _exists(path)]
     try:
@@ -156,7 +145,7 @@ def _target(to: Path) -> Iterator[Folder]:
 
 
 @contextlib.contextmanager
-def _incoming(target: Folder) -> Iterator[Folder]:
+def incoming(target: Folder) -> Iterator[Folder]:
     """Yield a new folder in the target; remove it, with what is left in it, in the end."""
     name = f".cloudddp-incoming-{secrets.token_hex(6)}"
     try:

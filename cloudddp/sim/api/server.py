@@ -179,6 +179,7 @@ def _build(
         )
 
         from cloudddp.sim.api.access_control import GuardedServer  # slow to import: werkzeug
+        from cloudddp.sim.api.node_s3 import NodeS3Server
 
         install.install()
         dispatch.install_in_server()
@@ -202,7 +203,9 @@ def _build(
         GuardedServer(application, one, of, with_clock(MotoRequestHandler, CONDITIONS)) for one, of in sockets
     ]
     if backend.router:
-        servers.append(MetadataServer(Metadata(lifecycle.instance_at, admin.notices)))
+        metadata = Metadata(lifecycle.instance_at, admin.notices)
+        servers.append(MetadataServer(metadata))
+        servers.append(NodeS3Server(moto, metadata.is_instance, MotoRequestHandler))
     return servers, lifecycle
 
 

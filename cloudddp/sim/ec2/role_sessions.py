@@ -31,11 +31,12 @@ def has_ended(access_key: str) -> bool:
         for backend in list(account.values()):
             for session in list(backend.assumed_roles):
                 if session.access_key_id == access_key:
-                    return _end(session) <= datetime.now(UTC)
+                    return end_of(session) <= datetime.now(UTC)
     return False
 
 
-def _end(session: Any) -> datetime:
+def end_of(session: Any) -> datetime:
+    """Return when the session of a role ends."""
     seconds = CONDITIONS.role(session.role_arn).seconds
     ends: datetime = session.expiration.replace(tzinfo=UTC)
     if seconds is None:

@@ -24,6 +24,7 @@ from cloudddp.sim.hosts.machine import memory, overlay, process, rootfs
 from cloudddp.sim.hosts.node_folder import nodes_folder
 from cloudddp.sim.hosts.node_spec import NodeSpec
 from cloudddp.sim.linux import kernel, processes
+from cloudddp.sim.net.policy import S3, S3_PORT
 from cloudddp.sim.net.router import Router, node_commands
 
 _ENDINGS = {status: ending for ending, status in on_node.EXIT_STATUS.items()}
@@ -229,7 +230,11 @@ class NamespaceHosts:
             base_prefix=Path(sys.base_prefix),
             shared_memory=memory.shared_memory_size(),
             network_commands="\n".join(commands),
-            environment={"PATH": _PATH, "PYTHONPATH": f"{_SITE_PACKAGES}:/{rootfs.PYTHON_STARTUP}"},
+            environment={
+                "PATH": _PATH,
+                "PYTHONPATH": f"{_SITE_PACKAGES}:/{rootfs.PYTHON_STARTUP}",
+                "AWS_ENDPOINT_URL_S3": f"http://{S3}:{S3_PORT}",
+            },
             as_root=self._as_root,
         )
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from cloudddp.sim.ec2 import node_roles, role_sessions
+
 _VERSION = re.compile(r"latest|1\.0|\d{4}-\d\d-\d\d")
 _VERSIONS = ("1.0", "2021-07-15", "latest")
 _LISTING = ""  # key of a folder's listing, where it differs from the list of its names
@@ -83,12 +85,39 @@ def _metadata(instance: Any) -> Tree:
         "services": {"domain": "amazonaws.com", "partition": "aws"},
         "system": "nitro",
     }
+    if (profile := node_roles.profile_of(instance)) is not None:
+        tree["iam"] = _iam(instance, profile)
     if instance.public_ip:
         tree |= {"public-hostname": instance.public_dns_name, "public-ipv4": instance.public_ip}
     if key := _public_key(instance):
         tree["public-keys"] = {_LISTING: f"0={instance.key_name}", "0": {"openssh-key": key}}
     if instance.metadata_options.instance_metadata_tags == "enabled":
         tree["tags"] = {"instance": {tag["key"]: tag["value"] for tag in instance.get_tags()}}
+    return tree
+
+
+def _iam(instance: Any, profile: Any) -> Tree:
+    """Return the instance profile, and the credentials of its role if it has one."""
+    now = _iso(datetime.now(UTC))
+    info = {
+        "Code": "Success",
+        "LastUpdated": now,
+        "InstanceProfileArn": profile.arn,
+        "InstanceProfileId": profile.id,
+    }
+    tree: Tree = {"info": json.dumps(info, indent=2)}
+    if (role := node_roles.role_of(instance)) is not None:
+        session = node_roles.session_of(instance, role)
+        credentials = {
+            "Code": "Success",
+            "LastUpdated": now,
+            "Type": "AWS-HMAC",
+            "AccessKeyId": session.access_key_id,
+            "SecretAccessKey": session.secret_access_key,
+            "Token": session.session_token,
+            "Expiration": _iso(role_sessions.end_of(session)),
+        }
+        tree["security-credentials"] = {role.name: json.dumps(credentials, indent=2)}
     return tree
 
 

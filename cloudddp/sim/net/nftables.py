@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from cloudddp.sim.net.faults import Faults
-from cloudddp.sim.net.policy import LAPTOP, Member, Policy, Rule
+from cloudddp.sim.net.policy import LAPTOP, S3, S3_PORT, Member, Policy, Rule
 
 METADATA = "169.254.169.254"  # the instance metadata service
 
@@ -112,7 +112,9 @@ def _filter_chains(vpn: Mapping[str, str]) -> list[str]:
                 'iifname "lo" accept',
                 f"ip daddr {METADATA} tcp dport 80 accept",
                 "jump faults",
+                f"ip daddr {S3} ip saddr != @outgoing drop",
                 _ESTABLISHED,
+                f"ip daddr {S3} tcp dport {S3_PORT} ip saddr vmap @egress",
             ],
         ),
     ]

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LAPTOP = "203.0.113.10"  # TEST-NET-3, reserved for documentation by RFC 5737
+S3 = "192.0.2.80"  # TEST-NET-1: the address of Amazon S3, as nodes reach it
+S3_PORT = 443  # what rules of security groups allow; the simulator's S3 is not encrypted
 PUBLIC = "198.51.100.0/24"  # TEST-NET-2: the public addresses of nodes and NAT gateways
 
 

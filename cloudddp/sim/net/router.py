@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cloudddp.sim.net.faults import Faults
 from cloudddp.sim.net.nftables import METADATA, ruleset
-from cloudddp.sim.net.policy import LAPTOP, PUBLIC, Policy
+from cloudddp.sim.net.policy import LAPTOP, PUBLIC, S3, Policy
 
 MTU = 9001  # as inside a VPC
 _BLACKHOLE = "void0"  # an interface whose packets vanish
@@ -46,6 +46,7 @@ class Router:
             "link set lo up",
             f"addr add {LAPTOP}/32 dev lo",
             f"addr add {METADATA}/32 dev lo",
+            f"addr add {S3}/32 dev lo",
             f"link add {_BLACKHOLE} type veth peer name void1",
             f"link set {_BLACKHOLE} arp off up",
             "link set void1 up",

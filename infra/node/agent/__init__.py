@@ -20,6 +20,6 @@ Each step is the module of its name with `REQUEST`, the type of its request, and
     snapshot   find the newest valid snapshot in the project
     restore    write a snapshot of another node, from stdin
 
-`supervisor` and `rank` are the processes of a job. Every module imports what it needs at its top, so that a running
+`guard`, `supervisor` and `rank` are the processes of a job; `upload` copies its results to S3. Every module imports what it needs at its top, so that a running
 step does not read the .pyz again, which may be replaced.
 """

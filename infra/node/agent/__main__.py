@@ -1,4 +1,4 @@
-"""The command line of the agent: `STEP [REQUEST]`, `guard JOB`, `rank JOB COMMAND...`."""
+"""The command line of the agent: `STEP [REQUEST]`, `guard JOB`, `rank JOB COMMAND...`, `upload`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = (
 def main() -> int:
     command, arguments = sys.argv[1], sys.argv[2:]
     try:
-        if command in ("guard", "rank"):
+        if command in ("guard", "rank", "upload"):
             return int(import_module(f"agent.{command}").main(*arguments))
         if command not in STEPS:
             raise SystemExit(f"not a step: {command!r}")

@@ -1,7 +1,8 @@
 """The parent of a job's supervisor: where that is killed, it ends the node's ranks and records it.
 
-It also powers the node off after a job that was launched with --down. If the guard is killed, too, the kernel still ends
-the ranks: each process of the job asked for a signal at the death of its parent.
+It also copies the results to S3 when the job has ended, if that was asked for, and powers the node off after a job that was
+launched with --down, or that has stalled (on_stall = "down"). If the guard is killed, too, the kernel still ends the ranks:
+each process of the job asked for a signal at the death of its parent.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from agent import job_record, phases, poweroff, processes, store, supervisor
+from agent import copies, job_record, phases, poweroff, processes, store, supervisor
 from cloudddp.agent.protocol.codec import decode
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.start import StartRequest
+from cloudddp.agent.protocol.start import OnStall, StartRequest
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 ENDED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -26,6 +28,7 @@ def main(job: str) -> int:
     """Run the job whose StartRequest is on stdin."""
     request = decode(sys.stdin.buffer.read(), StartRequest)
     folder = store.job_folder(job)
+    began = time.monotonic()
     processes.adopt_orphans()
     own = os.getpid()
     child = os.fork()
@@ -37,25 +40,49 @@ def main(job: str) -> int:
         finally:
             sys.stderr.flush()
             os._exit(code)
-    _forward(child)
+    asked_to_end = _forward(child)
     _wait(child)
     if not phases.has_ended(folder):
         _record(folder, request)
     state = phases.recorded(folder)
-    if request.poweroff is not None and state is not None and state.started is not None:
-        poweroff.after(job, request.poweroff)
+    if state is None or state.started is None:
+        return 0
+    copy = None
+    if request.results is not None and not asked_to_end:
+        for number in ENDED_BY:
+            signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for the copy
+        left = request.deadline.left if request.deadline is not None else float("inf")
+        copy = copies.Copy(request, request.results, began + left).start()
+    if _ends_the_node(folder, request):
+        if copy is not None:
+            copy.join()
+        poweroff.power_off()
+    elif request.poweroff is not None:
+        poweroff.after(job, request.poweroff, lambda: copy is not None and copy.runs)
+    if copy is not None:  # of a node that another job has taken
+        copy.join()
     return 0
 
 
-def _forward(child: int) -> None:
-    """Forward a request to end: the machine may be shutting down."""
+def _ends_the_node(folder: Path, request: StartRequest) -> bool:
+    """Whether the job has stalled, and that is to end its nodes."""
+    verdict = phases.verdict(folder)
+    first = verdict.first if verdict is not None else None
+    return request.on_stall is OnStall.DOWN and first is not None and first.cause is Cause.STALL
+
+
+def _forward(child: int) -> list[int]:
+    """Forward a request to end: the machine may be shutting down. Return a list that the signals are added to."""
+    asked: list[int] = []
 
     def forward(number: int, _: Any) -> None:
+        asked.append(number)
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
     for number in ENDED_BY:
         signal.signal(number, forward)
+    return asked
 
 
 def _wait(child: int) -> None:

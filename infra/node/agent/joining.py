@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from agent import preflight, store
+from agent import copies, preflight, store
 from agent.commands import program
 from agent.peers import Peers
 from cloudddp.agent.protocol.codec import MAX_TEXT
-from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Facts, Kind, Message, Unreachable
+from cloudddp.agent.protocol.gang import MAX_FACT, MAX_PROBLEMS, Facts, Kind, Message, Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartRequest
 from cloudddp.agent.protocol.verdict import MAX_LINE, Cause, Failure, Verdict
@@ -36,8 +36,14 @@ class Joining:
         threading.Thread(target=self._collect, args=(python,), daemon=True).start()
 
     def _collect(self, python: str) -> None:
+        problems: list[str] = []
+        copying = threading.Thread(target=lambda: problems.append(copies.check(self._request)), daemon=True)
+        copying.start()
         try:
-            self._found = preflight.facts(python, Path.home())
+            found = preflight.facts(python, Path.home())
+            copying.join()
+            defects = [one[:MAX_FACT] for one in problems if one]
+            self._found = replace(found, defects=(*found.defects, *defects))
         finally:
             self._found = self._found or Facts()
 

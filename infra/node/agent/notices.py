@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import threading
 import time
 from dataclasses import dataclass
@@ -18,16 +17,10 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Optional
 
+from agent import imds
 from cloudddp.agent.protocol.start import Deadline
 
-ADDRESS = "169.254.169.254"
-VARIABLE = (
-    "CLOUDDDP_METADATA"  # another address of the metadata service; empty: there is none. For simulated nodes
-)
 INTERVAL = 5.0  # seconds between two looks
-TIMEOUT = 2.0  # seconds for an answer
-TOKEN_SECONDS = 21600  # for which a token is valid: the longest time that the service allows
-MAX_ANSWER = 1 << 16  # bytes
 MARGIN = 10.0  # seconds before the end of a node at which ranks that still save are killed
 MAX_WORD = 60  # characters of a word of the service
 
@@ -62,9 +55,9 @@ class Watch:
             early = min(save, deadline.left / 2)
             detail = f"the cluster's deadline is at {deadline.at}"
             self._deadline.append(Notice(time.monotonic() + deadline.left, early, detail))
-        address = os.environ.get(VARIABLE, ADDRESS)
+        address = imds.address()
         if address:
-            self._metadata = _Metadata(address)
+            self._metadata = _Notices(address)
             threading.Thread(target=self._look, daemon=True).start()
 
     def due(self) -> Optional[Notice]:
@@ -81,13 +74,11 @@ class Watch:
             time.sleep(INTERVAL)
 
 
-class _Metadata:
-    """The instance metadata service, version 2."""
+class _Notices:
+    """The notices in the instance metadata."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
-        self._token = ""
-        self._token_until = 0.0
+        self._get = imds.Metadata(address).get
 
     def interruption(self) -> Optional[Notice]:
         """Return the notice of a spot instance. Raises OSError, HTTPException, ValueError, LookupError, TypeError."""
@@ -108,29 +99,6 @@ class _Metadata:
             return None
         begins, code = min(coming)
         return _notice(begins, now, save, "interrupts", f"scheduled maintenance: {code}")
-
-    def _get(self, name: str) -> tuple[str, datetime]:
-        """Return what has this name, '' for nothing, and the time by the clock of the service."""
-        if time.monotonic() > self._token_until:
-            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
-            self._token, _ = self._call("PUT", "/latest/api/token", headers)
-            self._token_until = time.monotonic() + TOKEN_SECONDS / 2
-        return self._call("GET", f"/latest/meta-data/{name}", {"X-aws-ec2-metadata-token": self._token})
-
-    def _call(self, method: str, path: str, headers: dict[str, str]) -> tuple[str, datetime]:
-        connection = http.client.HTTPConnection(self._address, timeout=TIMEOUT)  # without any proxy
-        try:
-            connection.request(method, path, headers=headers)
-            answer = connection.getresponse()
-            body = answer.read(MAX_ANSWER).decode()
-            if answer.status not in (200, 404):
-                self._token_until = 0.0
-                raise OSError(f"{path}: {answer.status}")
-            date = answer.getheader("Date")
-            now = parsedate_to_datetime(date) if date else datetime.now(timezone.utc)
-            return (body if answer.status == 200 else ""), now
-        finally:
-            connection.close()
 
 
 def _notice(ends: datetime, now: datetime, early: float, verb: str, why: str) -> Notice:

@@ -33,7 +33,7 @@ def step(request: PackRequest) -> None:
         packer = Packer(stream, folder, roots, notes)
         for root in roots:
             if os.path.lexists(folder / root):
-                for path in _below(folder / root, folder, notes):
+                for path in below(folder / root, folder, notes):
                     packer.add(path)
             else:
                 sys.stderr.write(f"missing {on_one_line(root)}\n")
@@ -61,7 +61,7 @@ def on_one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _below(path: Path, folder: Path, notes: Notes) -> Iterator[Path]:
+def below(path: Path, folder: Path, notes: Notes) -> Iterator[Path]:
     """Yield a path and, if it is a folder, everything below it except `.git` folders."""
     yield path
     if not path.is_dir() or path.is_symlink():

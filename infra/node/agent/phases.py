@@ -27,6 +27,7 @@ JOB_FILE = "job.json"
 STATE_FILE = "state.json"
 SETUP_FILE = "setup.json"
 VERDICT_FILE = "verdict.json"
+COPIED_FILE = "copied.json"
 UNREACHABLE_FILE = "unreachable.json"
 BEGAN = "began"  # an empty file: its ctime is when the job started, by the file system's clock
 CANCEL_MARK = "cancel"  # its mtime is the time of the first cancel

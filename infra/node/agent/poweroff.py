@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Optional
 
@@ -52,8 +53,8 @@ def forget() -> None:
         PLAN.unlink()
 
 
-def after(job: str, seconds: float) -> None:
-    """Power off in `seconds`, unless another job is started until then."""
+def after(job: str, seconds: float, busy: Callable[[], bool] = lambda: False) -> None:
+    """Power off in `seconds`, and not while the node is `busy`, unless another job is started until then."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for this process
     with store.locked("jobs"):
@@ -63,10 +64,10 @@ def after(job: str, seconds: float) -> None:
             store.write(PLAN, Plan(job, time.time() + seconds))
     written = planned(job) is not None
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while (left := end - time.monotonic()) > 0 or busy():
         if _is_taken(job, written):
             return
-        time.sleep(min(PAUSE, max(end - time.monotonic(), 0.0)))
+        time.sleep(min(PAUSE, left) if left > 0 else PAUSE)
     for attempt in range(ROUNDS * len(COMMANDS)):
         if _is_taken(job, written):
             return

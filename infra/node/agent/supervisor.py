@@ -21,7 +21,6 @@ from agent import (
     launchers,
     notices,
     phases,
-    poweroff,
     processes,
     records,
     restarts,
@@ -103,9 +102,6 @@ class _Supervisor:
         self._record.end(self._verdict)
         self._peers.send(Message(Kind.VERDICT, verdict=self._verdict))
         self._peers.flush(LAST_WORDS)
-        first = self._verdict.first
-        if first is not None and first.cause is Cause.STALL and self._request.on_stall is OnStall.DOWN:
-            poweroff.power_off()
         return 0
 
     def _on_signal(self, number: int, _: Any) -> None:

@@ -1,0 +1,81 @@
+"""`pull` of a job whose cluster has gone: the results that its nodes have copied to Amazon S3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cloudddp.agent.protocol.copies import CopyPhase
+from cloudddp.cli.console import Console
+from cloudddp.cli.formats import counted
+from cloudddp.cli.session import Session
+from cloudddp.errors import CloudDDPError
+from cloudddp.job import project_files
+from cloudddp.job.launch_record import LaunchRecord
+from cloudddp.job.results import s3_pull
+from cloudddp.job.results.pull import LOGS, Pulled
+from cloudddp.job.results.s3_place import place_of
+from cloudddp.job.results.s3_pull import NodeObjects
+from cloudddp.text import one_line, size_of
+
+
+def pull_from_s3(
+    console: Console,
+    session: Session,
+    record: LaunchRecord,
+    *,
+    paths: Sequence[str],
+    node: int | None,
+    all_nodes: bool,
+    to: Path | None,
+) -> None:
+    """Copy the outputs of a job, and without `paths` its logs. Raises CloudDDPError if there is nothing."""
+    place = place_of(record.config, record.job)
+    if place is None:
+        raise CloudDDPError(f"the nodes of job {record.job} were not told to copy its results to S3")
+    console.log(f"the nodes of job {record.job} have gone: reading {place.url}")
+    aws = session.aws()
+    found = s3_pull.find(aws, place)
+    _report_state(console, found)
+    reports = {number: one.report for number, one in found.items() if one.report is not None}
+    zero = next((number for number, one in reports.items() if one.rank_zero), min(found, default=0))
+    first = zero if node is None else node
+    base = to or session.root / project_files.RESULTS / record.job
+    targets = {k: base / f"node{k}" for k in found} if all_nodes else {first: base}
+    names, files = paths or record.config.job.outputs, 0
+    for number, target in targets.items():
+        objects = found[number].outputs if number in found else {}
+        pulled = s3_pull.fetch(aws, place, objects, names, node=number, to=target)
+        files += _report(console, number, pulled, target)
+    for number, one in found.items() if not paths else ():
+        logs = base / LOGS / f"node{number}"
+        below = sorted({name.split("/")[0] for name in one.logs if not name.startswith(("/", "."))})
+        if below:
+            pulled = s3_pull.fetch(aws, place, one.logs, below, node=number, to=logs)
+            files += _report(console, number, pulled, logs)
+    if not files:
+        raise CloudDDPError(
+            f"nothing to pull: no {' or '.join(names)} of node {first} in {place.url}",
+            hint="--all-nodes copies those of all nodes"
+            if len(found) > 1 and not all_nodes
+            else f"look with `aws s3 ls --recursive {place.url}`",
+        )
+
+
+def _report_state(console: Console, found: dict[int, NodeObjects]) -> None:
+    """Warn of nodes that have not copied everything, as they have reported it."""
+    for number, one in found.items():
+        if one.report is None:
+            console.warn(f"node {number} ended before it had copied everything")
+        elif one.report.phase is not CopyPhase.COMPLETE:
+            why = one.report.error or "; ".join(one.report.notes)
+            of = f"{one.report.files} of {one.report.expected} files"
+            console.warn(f"node {number} has copied {of}: {one_line(why, 500)}")
+
+
+def _report(console: Console, node: int, pulled: Pulled, target: Path) -> int:
+    for line in pulled.notes:
+        console.warn(f"node {node}: {line}")
+    if pulled.files:
+        console.print(f"node {node}: {counted(pulled.files, 'file')}, {size_of(pulled.size)} -> {target}")
+    return pulled.files

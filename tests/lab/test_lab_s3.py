@@ -1,0 +1,140 @@
+"""Amazon S3 as nodes reach it: credentials of their role in the metadata, its permissions, routes and security groups."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import paramiko
+import pytest
+from support.buckets import make_bucket, make_profile, policy
+from support.labnode import LabLaptop, shell
+from support.simlab import client_of
+
+from cloudddp.sim import control
+
+BUCKET = "results-of-a-test"
+# Runs on the node, with the boto3 of its Python: prints what the call returns, or AWS's error code.
+CALL = """
+import boto3, json, sys
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+config = Config(connect_timeout=2, retries={"total_max_attempts": 1})
+s3 = boto3.client("s3", region_name=sys.argv[1], config=config)
+try:
+    answer = getattr(s3, sys.argv[2])(**json.loads(sys.argv[3]))
+    print("ok")
+except ClientError as error:
+    print(error.response["Error"]["Code"], error.response["Error"].get("Message", ""))
+except BotoCoreError as error:
+    print(type(error).__name__)
+"""
+
+
+@dataclass
+class Node:
+    """A node, on which calls are made."""
+
+    client: paramiko.SSHClient
+
+    def s3(self, method: str, region: str = "us-east-1", **params: Any) -> str:
+        words = ["/opt/pytorch/bin/python", "-c", CALL, region, method, json.dumps(params)]
+        return shell(self.client, f"env $(cat /tmp/env 2> /dev/null) {shlex.join(words)}").strip()
+
+    def metadata(self, path: str) -> str:
+        token = 'curl -sX PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" http://169.254.169.254/latest/api/token'
+        return shell(
+            self.client,
+            f'curl -sw "\\n%{{http_code}}" -H "X-aws-ec2-metadata-token: $({token})" '
+            f"http://169.254.169.254/latest/meta-data/{path}",
+        )
+
+
+@pytest.fixture(scope="module")
+def bucket(lab: control.Simulator) -> Iterator[str]:
+    yield from make_bucket(client_of(lab, "s3"), BUCKET)
+
+
+@pytest.fixture(scope="module")
+def profile(lab: control.Simulator) -> Iterator[str]:
+    yield from make_profile(client_of(lab, "iam"), "writer", policy(BUCKET, "allowed/"))
+
+
+@pytest.fixture(scope="module")
+def node(shared_lab_laptop: LabLaptop, bucket: str, profile: str) -> Node:
+    instance = shared_lab_laptop.launch(IamInstanceProfile={"Name": profile})[0]
+    return Node(shared_lab_laptop.login(instance))
+
+
+def test_metadata_has_the_credentials_of_the_role(node: Node) -> None:
+    assert node.metadata("iam/security-credentials/").split() == ["writer", "200"]
+    found = json.loads(node.metadata("iam/security-credentials/writer").rpartition("\n")[0])
+    assert found["Code"] == "Success"
+    assert found["AccessKeyId"].startswith("ASIA")
+    assert found.keys() == {
+        "Code", "LastUpdated", "Type", "AccessKeyId", "SecretAccessKey", "Token", "Expiration",
+    }  # fmt: skip
+
+
+def test_node_without_profile_has_no_credentials(lab_laptop: LabLaptop, bucket: str) -> None:
+    node = Node(lab_laptop.login(lab_laptop.launch()[0]))
+    assert node.metadata("iam/security-credentials/").split()[-1] == "404"
+    assert node.s3("put_object", Bucket=BUCKET, Key="allowed/a", Body="x") == "NoCredentialsError"
+
+
+def test_role_may_write_where_its_policy_allows(node: Node, lab: control.Simulator) -> None:
+    assert node.s3("put_object", Bucket=BUCKET, Key="allowed/a b+%é", Body="written") == "ok"
+    answer = client_of(lab, "s3").get_object(Bucket=BUCKET, Key="allowed/a b+%é")
+    assert answer["Body"].read() == b"written"
+
+
+def test_role_may_not_write_or_read_elsewhere(node: Node) -> None:
+    denied = node.s3("put_object", Bucket=BUCKET, Key="other/a", Body="x")
+    assert denied.startswith("AccessDenied User: arn:aws:sts::123456789012:assumed-role/writer/i-"), denied
+    assert f"s3:PutObject on resource: arn:aws:s3:::{BUCKET}/other/a" in denied
+    assert node.s3("get_object", Bucket=BUCKET, Key="allowed/a").startswith("AccessDenied")
+
+
+def test_unknown_bucket(node: Node, lab: control.Simulator) -> None:
+    iam = client_of(lab, "iam")
+    iam.put_role_policy(RoleName="writer", PolicyName="more", PolicyDocument=policy("not-there", ""))
+    assert node.s3("put_object", Bucket="not-there", Key="a", Body="x").startswith("NoSuchBucket")
+    iam.delete_role_policy(RoleName="writer", PolicyName="more")
+
+
+def test_bucket_of_another_region_is_named(node: Node, lab: control.Simulator) -> None:
+    """301 with the region in a header, which clients follow."""
+    iam, name = client_of(lab, "iam"), "results-in-oregon"
+    iam.put_role_policy(RoleName="writer", PolicyName="more", PolicyDocument=policy(name, ""))
+    for _ in make_bucket(client_of(lab, "s3", region_name="us-west-2"), name, "us-west-2"):
+        assert node.s3("put_object", region="us-west-2", Bucket=name, Key="a", Body="x") == "ok"
+        assert node.s3("put_object", Bucket=name, Key="a", Body="x").startswith(("ok", "PermanentRedirect"))
+    iam.delete_role_policy(RoleName="writer", PolicyName="more")
+
+
+def test_other_keys_are_unknown(node: Node) -> None:
+    shell(node.client, "echo AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY=b > /tmp/env")
+    try:
+        assert node.s3("put_object", Bucket=BUCKET, Key="allowed/a", Body="x").startswith(
+            "InvalidAccessKeyId"
+        )
+    finally:
+        shell(node.client, "rm /tmp/env")
+
+
+def test_closed_egress_makes_s3_unreachable(lab_laptop: LabLaptop, profile: str) -> None:
+    group = lab_laptop.make_group("no-egress")
+    everything = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+    node = Node(
+        lab_laptop.login(lab_laptop.launch(IamInstanceProfile={"Name": profile}, SecurityGroupIds=[group])[0])
+    )
+    request = {"Bucket": BUCKET, "Key": "allowed/egress", "Body": "x"}
+    assert node.s3("put_object", **request) == "ok"
+    lab_laptop.ec2.revoke_security_group_egress(GroupId=group, IpPermissions=everything)
+    assert node.s3("put_object", **request) == "ConnectTimeoutError"
+    https = [{"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+    lab_laptop.ec2.authorize_security_group_egress(GroupId=group, IpPermissions=https)
+    assert node.s3("put_object", **request) == "ok"

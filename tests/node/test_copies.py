@@ -1,0 +1,361 @@
+"""Copies of a job's results to S3, as the agent makes them: against moto's S3, with the boto3 of the ranks' Python."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from support.agentnode import Node, free_port, gang_of, until
+from support.buckets import objects
+from support.imds import Metadata
+
+from cloudddp.agent.protocol.copies import Copied, CopyPhase, Destination
+from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.start import Deadline, Process
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+BUCKET, PREFIX = "results", "team a/runs/c/job"
+DONE = (CopyPhase.COMPLETE, CopyPhase.INCOMPLETE)
+WRITE = "import os; os.makedirs('runs', exist_ok=True)\n"
+
+
+class S3:
+    """moto's S3 on a port of 127.0.0.1. `answer` may answer a request instead: it gets the environ."""
+
+    def __init__(self) -> None:
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
+        moto: Any = DomainDispatcherApplication(create_backend_app)
+        self.answer: Callable[[dict[str, Any]], tuple[str, bytes] | None] = lambda _: None
+        self.requests: list[str] = []
+
+        def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            self.requests.append(
+                f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}?{environ['QUERY_STRING']}"
+            )
+            found = self.answer(environ)
+            if found is None:
+                return list(moto(environ, start_response))
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response(
+                found[0], [("Content-Type", "application/xml"), ("Content-Length", str(len(found[1])))]
+            )
+            return [found[1]]
+
+        self._server = make_server("127.0.0.1", 0, serve, threaded=True)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.client = boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            region_name="us-east-1",
+            aws_access_key_id="a",
+            aws_secret_access_key="b",
+        )
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def s3() -> Iterator[S3]:
+    server = S3()
+    server.client.create_bucket(Bucket=BUCKET)
+    yield server
+    server.answer = lambda _: None
+    for key in objects(server.client, BUCKET):
+        server.client.delete_object(Bucket=BUCKET, Key=key)
+    server.client.delete_bucket(Bucket=BUCKET)
+    server.close()
+
+
+@pytest.fixture
+def node(node: Node, s3: S3) -> Iterator[Node]:
+    """A node with a role, whose S3 is that server."""
+    credentials = {
+        "Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "ASIAROLE", "SecretAccessKey": "s3cret-of-the-role",
+        "Token": "token-of-the-role", "LastUpdated": "2026-01-01T00:00:00Z",
+        "Expiration": f"{datetime.now(UTC) + timedelta(hours=6):%Y-%m-%dT%H:%M:%SZ}",
+    }  # fmt: skip
+    metadata = Metadata()
+    metadata.found |= {
+        "placement/region": "us-east-1",
+        "iam/security-credentials/": "role",
+        "iam/security-credentials/role": json.dumps(credentials),
+    }
+    node.metadata = metadata.address
+    node.variables["AWS_ENDPOINT_URL_S3"] = s3.url
+    yield node
+    metadata.close()
+
+
+def to(**changes: Any) -> Destination:
+    fields = {
+        "bucket": BUCKET,
+        "prefix": PREFIX,
+        "outputs": ("runs",),
+        "limit": 120.0,
+        "patience": 60.0,
+        **changes,
+    }
+    return Destination(**fields)
+
+
+def ended(node: Node) -> JobState:
+    return until(lambda: (found := node.state()).copied is not None and found.copied.phase in DONE and found)
+
+
+def copied(node: Node, *scripts: str, **changes: Any) -> Copied:
+    """Run a job, and return what was copied when it has ended."""
+    node.start(*scripts, **{"results": to(), **changes})
+    found = ended(node).copied
+    assert found is not None
+    return found
+
+
+def keys(s3: S3) -> dict[str, int]:
+    """What is in S3, by the path below the node's prefix."""
+    beginning = f"{PREFIX}/node-0/"
+    found = objects(s3.client, BUCKET)
+    assert all(key.startswith(beginning) for key in found)
+    return {key.removeprefix(beginning): size for key, size in found.items()}
+
+
+def body(s3: S3, name: str) -> bytes:
+    return bytes(s3.client.get_object(Bucket=BUCKET, Key=f"{PREFIX}/node-0/{name}")["Body"].read())
+
+
+def test_outputs_logs_and_verdict_are_copied(node: Node, s3: S3) -> None:
+    found = copied(
+        node, WRITE + "print('hello'); open('runs/model.pt', 'w').write('weights'); open('other', 'w')"
+    )
+    assert (found.phase, found.error, found.notes) == (CopyPhase.COMPLETE, "", ())
+    assert found.url == f"s3://{BUCKET}/{PREFIX}/node-0/"
+    assert found.rank_zero
+    until(lambda: "copied.json" in keys(s3))
+    assert body(s3, "outputs/runs/model.pt") == b"weights"
+    assert body(s3, "logs/ranks/0.log").startswith(b"hello")
+    assert json.loads(body(s3, "logs/verdict.json"))["phase"] == "succeeded"
+    assert json.loads(body(s3, "logs/state.json"))["state"] == "succeeded"
+    assert json.loads(body(s3, "copied.json"))["phase"] == "complete"
+    assert not any("other" in name for name in keys(s3))
+    assert found.files == found.expected == len(keys(s3)) - 1
+
+
+def test_results_of_a_failed_job_are_copied(node: Node, s3: S3) -> None:
+    found = copied(node, "print('before'); raise SystemExit(3)")
+    assert found.phase is CopyPhase.COMPLETE
+    assert node.state().exit_code == 3
+    assert body(s3, "logs/ranks/0.log").startswith(b"before")
+    assert b'"exit_code": 3' in body(s3, "logs/verdict.json")
+
+
+def test_names_that_need_escaping(node: Node, s3: S3) -> None:
+    names = [
+        "a b",
+        "a+b",
+        "a%20b",
+        "é",
+        "a&b=c?d#e",
+        "'quoted\"",
+        "~x",
+        "日本",
+        "a;b,c:d@e",
+        "back\\slash",
+    ]
+    code = WRITE + f"for number, name in enumerate({names!r}): open('runs/' + name, 'w').write(str(number))\n"
+    code += "open(b'runs/\\xff', 'w').write('bytes'); open('runs/a\\nb', 'w').write('line')\n"
+    assert copied(node, code).phase is CopyPhase.COMPLETE
+    for number, name in enumerate(names):
+        assert body(s3, f"outputs/runs/{name}") == str(number).encode(), name
+    assert body(s3, "outputs/runs/\\udcff") == b"bytes"
+    assert body(s3, "outputs/runs/a\\nb") == b"line"
+
+
+def test_large_file_is_sent_in_parts(node: Node, s3: S3) -> None:
+    size = (40 << 20) + 3
+    code = WRITE + f"open('runs/large', 'wb').write(bytes(range(256)) * ({size} // 256) + b'end')\n"
+    found = copied(node, code)
+    assert found.phase is CopyPhase.COMPLETE
+    assert found.size > size
+    assert keys(s3)["outputs/runs/large"] == size
+    assert body(s3, "outputs/runs/large") == bytes(range(256)) * (size // 256) + b"end"
+    assert sum("partNumber=" in one for one in s3.requests) == 3
+
+
+def test_links_are_kept_inside_the_outputs_and_left_out_elsewhere(node: Node, s3: S3) -> None:
+    (node.home / "secret").write_text("secret")
+    code = WRITE + (
+        "open('runs/step-1', 'w').write('one'); os.symlink('step-1', 'runs/last'); os.symlink('../../secret', 'runs/out')\n"
+        "os.symlink('/etc/passwd', 'runs/passwd'); os.symlink('../..', 'runs/folder'); os.mkfifo('runs/pipe')\n"
+    )
+    found = copied(node, code)
+    assert found.phase is CopyPhase.COMPLETE  # `pull` would not bring them either
+    assert found.left_out == 4
+    assert any(note == "runs/out: a link to ../../secret" for note in found.notes), found.notes
+    assert sorted(name for name in keys(s3) if "outputs" in name) == [
+        "outputs/runs/last",
+        "outputs/runs/step-1",
+    ]
+    link = s3.client.head_object(Bucket=BUCKET, Key=f"{PREFIX}/node-0/outputs/runs/last")
+    assert link["ContentLength"] == 0
+    assert link["Metadata"]["link"] == "step-1"
+
+
+def denied(_: dict[str, Any]) -> tuple[str, bytes]:
+    return (
+        "403 Forbidden",
+        b"<Error><Code>AccessDenied</Code><Message>User: x is not authorized</Message></Error>",
+    )
+
+
+def test_denied_copy_is_reported_and_ends_at_once(node: Node, s3: S3) -> None:
+    s3.answer = denied
+    found = copied(node, "pass")
+    assert found.phase is CopyPhase.INCOMPLETE
+    assert found.error == "AccessDenied: User: x is not authorized"
+    assert len(s3.requests) < 10
+
+
+def test_missing_permission_is_known_before_ranks_start(node: Node, s3: S3) -> None:
+    s3.answer = denied
+    reply = node.call(node.starting("open('ran', 'w')", results=to(), gang=gang_of(1, preflight=True)))
+    assert reply.unreachable is not None
+    (problem,) = reply.unreachable.problems
+    assert (
+        problem
+        == f"node 0: results cannot be copied to s3://{BUCKET}/{PREFIX}/: AccessDenied: User: x is not authorized"
+    )
+    assert not (node.project / "ran").exists()
+
+
+def test_upload_is_tried_before_ranks_start(node: Node, s3: S3) -> None:
+    node.start("open('ran', 'w')", results=to(), gang=gang_of(1, preflight=True))
+    assert ended(node).copied.phase is CopyPhase.COMPLETE  # type: ignore[union-attr]
+    assert s3.requests[1] == f"PUT /{BUCKET}/{PREFIX}/node-0/logs/state.json?", s3.requests[:3]
+
+
+def test_missing_bucket_is_reported(node: Node) -> None:
+    found = copied(node, "pass", results=to(bucket="no-such-bucket"))
+    assert found.phase is CopyPhase.INCOMPLETE
+    assert found.error.startswith("NoSuchBucket")
+
+
+def test_node_without_role_is_reported(node: Node) -> None:
+    other = Metadata()
+    other.found["placement/region"] = "us-east-1"
+    node.metadata = other.address
+    found = copied(node, "pass")
+    other.close()
+    assert found.error == "the node has no credentials: no instance profile with a role is attached to it"
+
+
+def test_unreachable_endpoint_is_given_up(node: Node, s3: S3) -> None:
+    node.variables["AWS_ENDPOINT_URL_S3"] = f"http://127.0.0.1:{free_port()}"
+    found = copied(node, "pass", results=to(patience=2.0))
+    assert found.phase is CopyPhase.INCOMPLETE
+    assert "files were not copied in time" in found.error
+    assert "Could not connect to the endpoint URL" in found.error
+
+
+def hang(wait: threading.Event) -> None:
+    wait.wait(60)
+
+
+def test_server_that_does_not_answer_is_given_up(node: Node, s3: S3) -> None:
+    wait = threading.Event()
+    s3.answer = lambda _: hang(wait)
+    found = copied(node, "pass", results=to(patience=2.0))
+    wait.set()
+    assert found.phase is CopyPhase.INCOMPLETE
+    assert "not copied in time" in found.error
+
+
+def test_failed_requests_are_repeated(node: Node, s3: S3) -> None:
+    """More often than boto3 repeats them by itself; what has arrived is not sent again."""
+    failures = 6
+
+    def busy(environ: dict[str, Any]) -> tuple[str, bytes] | None:
+        nonlocal failures
+        if not environ["PATH_INFO"].endswith("/model.pt") or failures == 0:
+            return None
+        failures -= 1
+        return (
+            "503 Slow Down",
+            b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>",
+        )
+
+    s3.answer = busy
+    found = copied(node, WRITE + "open('runs/model.pt', 'w').write('weights'); open('runs/a', 'w')")
+    assert (found.phase, failures) == (CopyPhase.COMPLETE, 0)
+    assert body(s3, "outputs/runs/model.pt") == b"weights"
+    assert sum("/outputs/runs/a?" in one for one in s3.requests) == 1
+
+
+def test_bucket_of_another_region(node: Node, s3: S3) -> None:
+    def elsewhere(environ: dict[str, Any]) -> tuple[str, bytes] | None:
+        if "/eu-central-1/s3/" in environ["HTTP_AUTHORIZATION"]:
+            return None
+        text = b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>wrong</Message><Region>eu-central-1</Region></Error>"
+        return "400 Bad Request", text
+
+    s3.answer = elsewhere
+    assert copied(node, "print(1)").phase is CopyPhase.COMPLETE
+    assert body(s3, "logs/ranks/0.log").startswith(b"1")
+
+
+def test_credentials_are_those_of_the_role_and_stay_in_the_upload(node: Node, s3: S3) -> None:
+    """Not those of the user's environment; and no other process and no file has them."""
+    node.variables |= {"AWS_ACCESS_KEY_ID": "AKIAUSER", "AWS_SECRET_ACCESS_KEY": "user"}
+    seen: list[str] = []
+    exposed: list[str] = []
+
+    def look(environ: dict[str, Any]) -> None:
+        seen.append(environ["HTTP_AUTHORIZATION"])
+        for path in [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
+            with contextlib.suppress(OSError):
+                data = path.read_bytes()
+                if b"s3cret-of-the-role" in data or b"token-of-the-role" in data:
+                    exposed.append(str(path))
+
+    s3.answer = look
+    copied(node, "print(1)")
+    assert seen
+    assert all("Credential=ASIAROLE/" in one for one in seen if "Credential=a/" not in one)
+    assert exposed == []
+    files = [path for path in node.home.rglob("*") if path.is_file()]
+    assert not any(b"s3cret-of-the-role" in path.read_bytes() for path in files)
+
+
+def test_copy_ends_before_the_deadline(node: Node, s3: S3) -> None:
+    wait = threading.Event()
+    s3.answer = lambda _: hang(wait)
+    found = copied(node, "pass", deadline=Deadline(9.0, "12:00"), save=0.0)
+    wait.set()
+    assert "the time is over" in found.error
+
+
+def test_python_without_boto3_is_reported(node: Node, tmp_path: Path) -> None:
+    """The last candidate is the system's Python: this test needs one that lacks it."""
+    without = tmp_path / "python3"
+    without.write_text("#!/bin/sh\nexit 0\n")
+    without.chmod(0o755)
+    node.variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    if Path("/opt/pytorch/bin/python").exists():
+        pytest.skip("this computer has a Python in /opt/pytorch")
+    found = copied(node, processes=[Process((), ("/bin/true",), {"RANK": "0"})])
+    assert found.error.startswith(
+        "no Python on the node has boto3 (looked at /bin/true, /opt/pytorch/bin/python, python3)"
+    )

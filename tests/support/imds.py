@@ -1,0 +1,50 @@
+"""A metadata service on 127.0.0.1, for agents that a test runs on this computer."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Metadata(ThreadingHTTPServer):
+    """A metadata service of version 2: `found` maps names to texts."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {"events/maintenance/scheduled": "[]"}
+        self.looks = 0
+        super().__init__(("127.0.0.1", 0), _Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Metadata
+
+    def do_PUT(self) -> None:
+        ttl = self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+        self._answer(200 if ttl == "21600" else 400, "secret")
+
+    def do_GET(self) -> None:
+        text = self.server.found.get(self.path.removeprefix("/latest/meta-data/"))
+        known = self.headers["X-aws-ec2-metadata-token"] == "secret"
+        self._answer(401 if not known else 404 if text is None else 200, text or "")
+        self.server.looks += 1
+
+    def _answer(self, status: int, text: str) -> None:
+        self.send_response(status)  # with the Date
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
