@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
+from cloudddp import timings
 from cloudddp.agent import build
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import ExitCode
@@ -161,17 +162,18 @@ def run_step(
     message = encode(request)
 
     def run(command: str, data: bytes | Iterable[bytes]) -> Result:
-        return runner.run(
-            node,
-            command,
-            stdin=data,
-            command_timeout=timeout,
-            limit=limit,
-            on_stdout=on_stdout,
-            on_stderr=on_stderr,
-            # A reply must arrive completely within the time limit; a stream has no limit.
-            total_timeout=timeout if on_stdout is None and body is None else None,
-        )
+        with timings.span(f"agent: {request.STEP}", node) if on_stdout is None else timings.NOTHING:
+            return runner.run(
+                node,
+                command,
+                stdin=data,
+                command_timeout=timeout,
+                limit=limit,
+                on_stdout=on_stdout,
+                on_stderr=on_stderr,
+                # A reply must arrive completely within the time limit; a stream has no limit.
+                total_timeout=timeout if on_stdout is None and body is None else None,
+            )
 
     if ship:
         result = run(_ship(_run_agent(request.STEP, message.decode())), build.agent())

@@ -22,7 +22,6 @@ from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
-from cloudddp.sim import control
 from cloudddp.tags import iso
 
 
@@ -117,7 +116,8 @@ class Session:
         `whole`: refuse a cluster that has lost a node. `partly`: continue without the nodes that do not answer, and
         raise NodeError, naming them, at the end.
         """
-        found = self.cluster()
+        with connect.loaded_meanwhile():  # while AWS answers
+            found = self.cluster()
         if found.missing:
             _report_missing(self.console, found, refuse=whole)
         silent: dict[int, Exception] = {}
@@ -223,6 +223,8 @@ def _report_other_region(
 
 def _enter_simulator(console: Console) -> None:
     """Start the simulator unless it runs, and point this process at it."""
+    from cloudddp.sim import control  # 20 ms, which AWS does not need
+
     found = control.find(local_state.home())
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")

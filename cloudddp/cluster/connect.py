@@ -16,9 +16,11 @@ from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import NodeError
 from cloudddp.local_state import USUAL_USER, ClusterFolder
+from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.connection import Target
 from cloudddp.ssh.fleet import Fleet, Outcome
 
+loaded_meanwhile = paramiko_fixes.loaded_meanwhile
 PROJECT = "project"  # the folder with the user's files, in a node's home
 _PROBE_SECONDS = 60.0  # for everything but the boot and the GPUs
 
