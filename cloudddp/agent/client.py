@@ -29,6 +29,8 @@ from cloudddp.text import one_line
 T = TypeVar("T")
 Reply = TypeVar("Reply", covariant=True)
 
+# Isolated from the user's variables and folders, and without site-packages, whose .pth files may take long.
+_PYTHON = "python3 -IS -X utf8"
 _LONGEST_REASON = 500  # characters of a node's error text in a message
 
 
@@ -125,18 +127,20 @@ def _intact() -> str:
 
 
 def _run_agent(*words: str) -> str:
-    return f'exec python3 -IS -X utf8 "$HOME"/{agent_path()} {shlex.join(words)}'
+    return f'exec {_PYTHON} "$HOME"/{agent_path()} {shlex.join(words)}'
 
 
 def _ship(then: str) -> str:
     """Return the command that takes the agent from stdin and puts it in place whole, then runs `then`.
 
-    An intact agent is kept: a node whose disk is full can still be queried.
+    An intact agent is kept: a node whose disk is full can still be queried. A new one is compiled, which saves each later
+    step a third of its start; if that fails, it runs from its sources.
     """
     path = f'"$HOME"/{agent_path()}'
+    install = f"cat > {path}.$$ && mv -f {path}.$$ {path} && {{ {_PYTHON} {path} compile > /dev/null 2>&1 || true; }}"
     return (
         'umask 077; mkdir -p "$HOME"/.cloudddp && '
-        f"if {_intact()}; then cat > /dev/null; else cat > {path}.$$ && mv -f {path}.$$ {path}; fi && {then}"
+        f"if {_intact()}; then cat > /dev/null; else {install}; fi && {then}"
     )
 
 

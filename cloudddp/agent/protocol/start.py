@@ -17,8 +17,8 @@ from cloudddp.agent.protocol.codec import (
 )
 from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
+from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MIN_LOG_MB
 
-LOG_MB, MIN_LOG_MB, MAX_LOG_MB = 1024, 1, 1 << 20  # MiB of one rank's log
 MAX_LEFT = 1e8  # seconds until a deadline
 MAX_SAVE = 900.0  # seconds; the wrapper of a rank that was asked to end kills it after that time
 MAX_MOMENT = 40  # characters

@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent import phases, poweroff, processes, store, supervisor
-from cloudddp.agent.protocol.codec import decode
+from agent import phases, poweroff, prctl, processes, store, supervisor
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartRequest
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
@@ -24,17 +23,16 @@ from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 ENDED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def main(job: str) -> int:
-    """Run the job whose StartRequest is on stdin."""
-    request = decode(sys.stdin.buffer.read(), StartRequest)
-    folder = store.job_folder(job)
-    processes.adopt_orphans()
+def run(request: StartRequest) -> None:
+    """Run a job on this node to its end, in this process and a child."""
+    folder = store.job_folder(request.job)
+    prctl.adopt_orphans()
     own = os.getpid()
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            processes.die_with_parent(signal.SIGTERM, own)
+            prctl.die_with_parent(signal.SIGTERM, own)
             code = supervisor.run(request)
         finally:
             sys.stderr.flush()
@@ -45,8 +43,7 @@ def main(job: str) -> int:
         _record(folder, request)
     state = phases.recorded(folder)
     if request.poweroff is not None and state is not None and state.started is not None:
-        poweroff.after(job, request.poweroff)
-    return 0
+        poweroff.after(request.job, request.poweroff)
 
 
 def _forward(child: int) -> None:

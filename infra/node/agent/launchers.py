@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent import processes, store
+from agent import prctl, processes, store
 from agent.commands import activated, agent_command, program
 from cloudddp.agent.protocol import ATTEMPT_VARIABLE, TASK_VARIABLE
 from cloudddp.agent.protocol.start import Process, StartRequest
@@ -46,7 +46,7 @@ def launch(
         return subprocess.Popen(
             argv, cwd=str(project), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
-            preexec_fn=lambda: processes.die_with_parent(signal.SIGTERM, own),
+            preexec_fn=lambda: prctl.die_with_parent(signal.SIGTERM, own),
         )  # fmt: skip
 
 

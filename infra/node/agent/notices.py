@@ -8,14 +8,12 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-no
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from typing import Optional
 
 from cloudddp.agent.protocol.start import Deadline
@@ -25,6 +23,7 @@ VARIABLE = (
     "CLOUDDDP_METADATA"  # another address of the metadata service; empty: there is none. For simulated nodes
 )
 INTERVAL = 5.0  # seconds between two looks
+FIRST = 0.5  # seconds until the first one
 TIMEOUT = 2.0  # seconds for an answer
 TOKEN_SECONDS = 21600  # for which a token is valid: the longest time that the service allows
 MAX_ANSWER = 1 << 16  # bytes
@@ -72,6 +71,9 @@ class Watch:
         return next((one for one in (*self._given, *self._deadline) if one.is_due), None)
 
     def _look(self) -> None:
+        time.sleep(FIRST)
+        import http.client  # 20 ms, in which the ranks can start; likewise below
+
         while True:
             try:
                 given = (self._metadata.interruption(), self._metadata.maintenance(self._save))
@@ -100,6 +102,8 @@ class _Metadata:
 
     def maintenance(self, save: float) -> Optional[Notice]:
         """Return the notice of the next scheduled maintenance. Raises as `interruption`."""
+        from email.utils import parsedate_to_datetime
+
         text, now = self._get("events/maintenance/scheduled")
         events = [one for one in json.loads(text or "[]") if one.get("State") == "active"]
         moments = [(parsedate_to_datetime(one["NotBefore"]), str(one["Code"])[:MAX_WORD]) for one in events]
@@ -118,6 +122,9 @@ class _Metadata:
         return self._call("GET", f"/latest/meta-data/{name}", {"X-aws-ec2-metadata-token": self._token})
 
     def _call(self, method: str, path: str, headers: dict[str, str]) -> tuple[str, datetime]:
+        import http.client
+        from email.utils import parsedate_to_datetime
+
         connection = http.client.HTTPConnection(self._address, timeout=TIMEOUT)  # without any proxy
         try:
             connection.request(method, path, headers=headers)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 GIVE_UP_SECONDS = 10.0  # of SIGKILL without effect
 PAUSE = 0.05  # seconds between two polls
 NO_PID = -1  # no process has this pid
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -40,22 +38,6 @@ class Task:
 
     mark: str
     record: Path
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of orphans, so that those with a cleared environment are found, too."""
-    import ctypes  # 2 ms, which the other steps need not take
-
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def die_with_parent(number: int, parent_pid: int) -> None:
-    """Get a signal when the parent, `parent_pid`, ends: more exactly, the thread that started this process."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent_pid:  # it has ended before
-        os.kill(os.getpid(), number)
 
 
 def find(task: Task) -> list[int]:

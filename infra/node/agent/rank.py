@@ -1,20 +1,20 @@
-"""The wrapper of one rank: its output goes to a file named by its global rank; its end is recorded with the time."""
+"""The wrapper of one rank: its output goes to a file named by its global rank; its end is recorded with the time.
+
+Between the launcher and the user's script, every rank waits for the start of this process. So it imports the rest of the
+agent only once the rank runs.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-import time
-from dataclasses import replace
-from typing import Any
+from typing import Any, BinaryIO, Union
 
-from agent import causes, processes, rank_log, store
+from agent import prctl
 from cloudddp.agent.protocol import STATUS_VARIABLE
-from cloudddp.agent.protocol.jobs import RankRecord
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-NOT_STARTED = 127
 ERROR_FILE = (
     "TORCHELASTIC_ERROR_FILE"  # in which torch.distributed.elastic records an exception; torchrun sets it
 )
@@ -28,54 +28,45 @@ def main(job: str, *argv: str) -> int:
     each signal once, from here, so that its data-loader workers do not get it before the rank has saved.
     """
     parent = os.getppid()
-    folder = store.job_folder(job)
     number = int(os.environ.get("RANK", "0"))
-    record = RankRecord(number, None, None)
-    path = folder / "ranks" / f"{number}.json"
-    own = os.getpid()
-    errors = str(folder / "ranks" / f"{number}.error.json")
-    reports = {STATUS_VARIABLE: str(folder / store.STATUS_FILE)} if number == 0 else {}
+    ranks = os.path.join(os.path.expanduser("~"), ".cloudddp", "jobs", job, "ranks")  # store.job_folder
+    log = open(os.path.join(ranks, f"{number}.log"), "ab")  # noqa: SIM115  as long as this process
+    errors = os.path.join(ranks, f"{number}.error.json")
+    status = os.path.join(os.path.dirname(ranks), "status.json")  # store.STATUS_FILE
+    reports = {STATUS_VARIABLE: status} if number == 0 else {}
+    child = _start(argv, log, {ERROR_FILE: errors, **os.environ, **reports})
+    forwarded: set[int] = set()
+    if not isinstance(child, OSError):
+        _forward_signals(child, forwarded)
+        prctl.die_with_parent(signal.SIGTERM, parent)  # of the launcher: its ranks would train on without it
+    from agent import rank_end
 
-    log_path = folder / "ranks" / f"{number}.log"
-    log = open(log_path, "ab")  # noqa: SIM115  as long as this process
-    keeper = rank_log.Keeper(log, log_path, rank_log.limit_of(folder))
-    try:
-        child = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            preexec_fn=lambda: processes.die_with_parent(signal.SIGKILL, own),
-            env={ERROR_FILE: errors, **os.environ, **reports},
-        )  # fmt: skip
-    except OSError as error:
-        log.write(f"cannot start {argv[0]}: {error.strerror}\n".encode())
-        log.close()
-        store.write(path, replace(record, ended=time.time(), at=time.monotonic(), exit_code=NOT_STARTED))
-        return NOT_STARTED
-    record = replace(record, pid=child.pid)
-    forwarded = _forward_signals(child)
-    store.write(path, record)
-    keeper.start(FORWARDED)
-    processes.die_with_parent(signal.SIGTERM, parent)  # of the launcher: its ranks would train on without it
-    code = child.wait()
-    at = time.monotonic()
-    killed_by = -code if code < 0 else None
-    ended = replace(
-        record, ended=time.time(), at=at, asked=bool(forwarded), signal=killed_by,
-        exit_code=128 - code if code < 0 else code,
-        error=causes.elastic_error(os.environ.get(ERROR_FILE, errors)) if code else "",
-    )  # fmt: skip
-    store.write(path, ended)
-    keeper.finish()
-    if killed_by is not None:
-        _exit_by_signal(killed_by)
+    if isinstance(child, OSError):
+        return rank_end.not_started(job, number, log, f"cannot start {argv[0]}: {child.strerror}\n")
+    code = rank_end.wait(job, number, log, child, forwarded, os.environ.get(ERROR_FILE, errors))
+    if code < 0:
+        _exit_by_signal(-code)
     return code
 
 
-def _forward_signals(child: subprocess.Popen[bytes]) -> set[int]:
-    """Forward each signal to the child, once. Return the set of those that were.
+def _start(
+    argv: tuple[str, ...], log: BinaryIO, env: dict[str, str]
+) -> Union[subprocess.Popen[bytes], OSError]:
+    own = os.getpid()
+    try:
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=env,
+            preexec_fn=lambda: prctl.die_with_parent(signal.SIGKILL, own),
+        )  # fmt: skip
+    except OSError as error:
+        return error
+
+
+def _forward_signals(child: subprocess.Popen[bytes], forwarded: set[int]) -> None:
+    """Forward each signal to the child, once, and add it to `forwarded`.
 
     A child that has not ended a while after it was asked is killed: where the agent was killed, too, nobody else would.
     """
-    forwarded: set[int] = set()
 
     def forward(received: int, _: Any) -> None:
         if received not in forwarded:
@@ -86,7 +77,6 @@ def _forward_signals(child: subprocess.Popen[bytes]) -> set[int]:
     for number in FORWARDED:
         signal.signal(number, forward)
     signal.signal(signal.SIGALRM, lambda *_: child.kill())
-    return forwarded
 
 
 def _exit_by_signal(number: int) -> None:

@@ -23,6 +23,7 @@ from agent import (
     notices,
     phases,
     poweroff,
+    prctl,
     preflight,
     processes,
     restarts,
@@ -52,7 +53,7 @@ LAST_WORDS = 2.0  # seconds for the verdict to reach the others
 
 def run(request: StartRequest) -> int:
     """Run the job on this node to its verdict. Return the exit code of this process."""
-    processes.adopt_orphans()
+    prctl.adopt_orphans()
     launchers.raise_limits()
     try:
         mesh = Mesh(request.node, request.gang)
