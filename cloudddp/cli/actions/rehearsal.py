@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudddp.agent import client
+from cloudddp.agent import build, client
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.files import ApplyReply, ApplyRequest
 from cloudddp.agent.protocol.machine import ProbeReply
@@ -105,7 +105,14 @@ class Nodes:
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
         elif data:
-            yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"
+            what = (
+                "infra/node/host-key.sh"
+                if not step
+                else "the agent"
+                if data == build.agent()
+                else "the request"
+            )
+            yield f"  < {len(data)} bytes: {what}"
 
     def _answer(self, step: str) -> bytes:
         replies: dict[str, ProbeReply | ApplyReply | SetupReply | StartReply] = {

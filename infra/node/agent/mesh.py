@@ -317,6 +317,7 @@ class Mesh:
                 raise ProtocolError("a second connection of this node")
             link.key = bytes.fromhex(self._proof("key", *names))
             self._in[link.node] = link
+            self._retry_at[link.node] = 0.0  # it listens by now
             self._strangers.remove(link)
             self.heard[link.node] = time.monotonic()
 
