@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.gang import Gang, Peer, Unreachable
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.start import MAX_LEFT, Deadline, OnStall, StartRequest
+from cloudddp.agent.protocol.start import MAX_LEFT, Deadline, OnStall, StartReply, StartRequest
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
@@ -20,6 +22,11 @@ from cloudddp.job.ranks import NodePlan
 from cloudddp.text import one_line
 
 _LISTED_PAIRS = 4
+_LAPS = {
+    "supervisor": ("step", "supervisor"),
+    "mesh": ("supervisor", "mesh"),
+    "preflight": ("supervisor", "preflight"),
+}  # name -> the laps at which it begins and ends
 _LISTED_PROBLEMS = 6
 
 
@@ -65,9 +72,20 @@ def start(
         for plan in plans
     }
     replies = client.call_all(runner, lambda node: requests[node])
+    _record_laps(replies)
     unreachable = {node: reply.unreachable for node, reply in replies.items() if reply.unreachable}
     if unreachable:
         raise _not_connected(unreachable, gang, cluster)
+
+
+def _record_laps(replies: Mapping[int, StartReply]) -> None:
+    """Record the parts of the start that the agents have reported, as spans: each one until the next, but for mesh and
+    preflight, which run at the same time."""
+    now = time.monotonic()
+    for node, reply in replies.items():
+        for name, (begin, end) in _LAPS.items():
+            if begin in reply.laps and end in reply.laps:
+                timings.add(f"  on the node: {name}", now - reply.laps[begin], now - reply.laps[end], node)
 
 
 def _deadline(cluster: Cluster) -> Deadline | None:

@@ -23,6 +23,7 @@ def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:
     assert "begin" not in done.stdout
     found = spans(done.stderr)
     assert {"start of Python", "imports: launch"} <= set(found)
+    assert {"on the node: mesh", "on the node: preflight"} <= {name.strip() for name in found}
     steps = ["AWS ec2 describe_instances", "SSH connect", "agent: probe", "agent: start", "first line"]
     assert [name for name in found if name in steps] == steps
 

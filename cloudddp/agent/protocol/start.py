@@ -22,8 +22,7 @@ from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MIN_LOG_MB
 MAX_LEFT = 1e8  # seconds until a deadline
 MAX_SAVE = 900.0  # seconds; the wrapper of a rank that was asked to end kills it after that time
 MAX_MOMENT = 40  # characters
-
-
+MAX_LAPS, MAX_LAP = 16, 40  # parts of a start, and characters of the name of one
 MAX_STALL = 1e5  # minutes
 
 
@@ -99,13 +98,18 @@ class SetupRequest:
 @dataclass(frozen=True)
 class StartReply:
     """The job's supervisor runs. `unreachable`: the job was not started, because this node or another one is not connected
-    to all others."""
+    to all others. `laps`: how many seconds ago the agent reached the parts of the start, by name."""
 
     pid: int
     unreachable: Optional[Unreachable] = None
+    laps: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_range("pid", self.pid, 1, MAX_PID)
+        check_length("laps", self.laps, MAX_LAPS)
+        for name, seconds in self.laps.items():
+            check_length("laps", name, MAX_LAP)
+            check_range("laps", seconds, 0, MAX_LEFT)
 
 
 @dataclass(frozen=True)

@@ -104,15 +104,10 @@ class Nodes:
             yield f"  < {len(apply.manifest)} files, {len(data)} bytes as a tar stream; deletes {len(apply.delete)}"
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
+        elif data and data != build.agent() and step:
+            yield f"  < {message.decode()}"
         elif data:
-            what = (
-                "infra/node/host-key.sh"
-                if not step
-                else "the agent"
-                if data == build.agent()
-                else "the request"
-            )
-            yield f"  < {len(data)} bytes: {what}"
+            yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"
 
     def _answer(self, step: str) -> bytes:
         replies: dict[str, ProbeReply | ApplyReply | SetupReply | StartReply] = {

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from agent import laps
 from agent.causes import XID
 from agent.commands import run_quietly, started
 from cloudddp.agent.protocol.gang import MAX_FACT, Facts
@@ -48,6 +49,7 @@ def facts(python: str, home: Path) -> Facts:
     versions: dict[str, str] = {}
     with contextlib.suppress(ValueError):
         versions = {str(key): str(value)[:MAX_FACT] for key, value in json.loads(asked() or "{}").items()}
+    laps.mark("preflight")
     return Facts(
         gpus=gpus, driver=driver, python=versions.get("python", ""), torch=versions.get("torch", ""),
         cuda=versions.get("cuda", ""), nccl=versions.get("nccl", ""), defects=defects,

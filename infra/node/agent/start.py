@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from agent import guard, phases, poweroff, store
+from agent import guard, laps, phases, poweroff, store
 from cloudddp.agent.protocol.gang import Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartReply, StartRequest
@@ -20,6 +20,7 @@ PAUSE = 0.01  # seconds between two polls of the supervisor
 
 
 def step(request: StartRequest) -> StartReply:
+    laps.begin()
     folder = store.job_folder(request.job)
     with store.locked("jobs"):
         running = phases.running_jobs()
@@ -68,6 +69,7 @@ def _be_guard(request: StartRequest, log: int) -> NoReturn:
         for number, source in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
             os.dup2(source, number)
         _close_others()
+        laps.mark("supervisor")
         guard.run(request)
         code = 0
     except BaseException:
@@ -89,7 +91,8 @@ def _joined(guard_pid: int, folder: Path) -> StartReply:
     while True:
         state = store.read(folder / phases.STATE_FILE, phases.StateFile)
         if state is None or state.state is not JobPhase.STARTING:
-            return StartReply(guard_pid, store.read(folder / phases.UNREACHABLE_FILE, Unreachable))
+            unreachable = store.read(folder / phases.UNREACHABLE_FILE, Unreachable)
+            return StartReply(guard_pid, unreachable, laps.seconds_ago())
         if os.waitpid(guard_pid, os.WNOHANG) != (0, 0):
             log = (folder / LOG_FILE).read_text(errors="replace")
             raise SystemExit("the job's supervisor crashed: " + log[-2000:])
