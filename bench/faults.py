@@ -63,7 +63,7 @@ def processes(job: str) -> list[Proc]:
             )
             net = str((entry / "ns" / "net").readlink())
             text = " ".join(words)
-            if f".pyz guard {job}" in text:
+            if _job_of_agent(entry) == job:
                 kind = "agent"
             elif not variables.get("CLOUDDDP_TASK", "").startswith(f"{job}/"):
                 continue
@@ -185,13 +185,13 @@ def _kill_sshd(node: int) -> Callable[[Lab, list[Proc]], None]:
 
 
 def _job_of(found: list[Proc]) -> str:
-    words = (
-        Path(f"/proc/{next(p.pid for p in found if p.kind == 'agent')}/cmdline")
-        .read_bytes()
-        .decode()
-        .split("\0")
-    )
-    return words[words.index("guard") + 1]
+    return _job_of_agent(Path("/proc", str(next(one.pid for one in found if one.kind == "agent"))))
+
+
+def _job_of_agent(process: Path) -> str:
+    """Return the job of a guard or a supervisor, '' for any other process: their stdout is a file in its folder."""
+    log = (process / "fd" / "1").readlink()
+    return log.parent.name if log.name == "supervisor.log" else ""
 
 
 def _sim(*words: str) -> Callable[[Lab, list[Proc]], None]:
@@ -295,9 +295,8 @@ def _running_job() -> str:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if "guard" in words and any(word.endswith(".pyz") for word in words):
-                    return words[words.index("guard") + 1]
+                if job := _job_of_agent(entry):
+                    return job
     return ""
 
 

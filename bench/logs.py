@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from cloudddp.agent import build
+from cloudddp.agent.protocol import SUPERVISOR_VARIABLE
 
 LINES = 10_000_000
 RUNS = 5
@@ -38,10 +39,16 @@ def rates(code: str, lines: int) -> dict[str, list[float]]:
     return found
 
 
+def _born() -> str:
+    """Return when this process started, as the agent records it of a supervisor."""
+    return Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]
+
+
 def _seconds(folder: Path, code: str, limit: int | None) -> float:
     """Run the script, without the wrapper if `limit` is None."""
     result = folder / "seconds"
     own = {**os.environ, "HOME": str(folder), "RANK": "0", "BENCH_RESULT": str(result)}
+    own[SUPERVISOR_VARIABLE] = f"{os.getpid()}:{_born()}"
     command = [sys.executable, "-c", code]
     if limit is not None:
         agent, job = folder / "agent.pyz", folder / ".cloudddp" / "jobs" / JOB

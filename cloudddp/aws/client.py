@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from cloudddp import __version__
+from cloudddp import __version__, timings
 from cloudddp.aws import answers
 from cloudddp.aws.explain import EXPIRED, action, explain
 from cloudddp.config.schema import nearest
@@ -50,7 +50,8 @@ class AWS:
         ask: Callable[[str], str | None] = lambda _: None,
         finishing: bool = False,
     ) -> None:
-        import boto3  # 0.1 s, which commands that call no AWS do not need; likewise below
+        with timings.span("imports: boto3"):
+            import boto3  # 0.1 s, which commands that call no AWS do not need; likewise below
         import botocore.session
         from botocore.exceptions import BotoCoreError, ProfileNotFound
 
@@ -134,7 +135,10 @@ class AWS:
         return answer
 
     def _call(self, service: str, method: str, params: Mapping[str, Any]) -> Any:
-        with explain(action(service, method), self.region, self.renewal, self._decode):
+        with (
+            explain(action(service, method), self.region, self.renewal, self._decode),
+            timings.span(f"AWS {service} {method}"),
+        ):
             return getattr(self.client(service), method)(**params)
 
     def _decode(self, encoded: str) -> str:

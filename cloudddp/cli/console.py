@@ -5,6 +5,7 @@ It writes the commands in messages as this user has to type them. It does not de
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import click
 
+from cloudddp import timings
 from cloudddp.cli.progress import Progress
 from cloudddp.cli.wrap import wrapped
 from cloudddp.config.options import GlobalOptions
@@ -72,6 +74,12 @@ class Console:
     def print_text(self, text: str, *, err: bool = False) -> None:
         """Write sentences for people: as `print`, but on a terminal lines break at words."""
         self.print(wrapped(text, sys.stderr if err else sys.stdout), err=err)
+
+    def print_timings(self) -> None:
+        """Write where the time went to stderr, if that was recorded. It never fails, as `log`."""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            if text := timings.finish():
+                self.print(text, err=True)
 
     def print_json(self, value: Any) -> None:
         self.print(json.dumps(value, indent=2))

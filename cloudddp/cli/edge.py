@@ -38,9 +38,11 @@ _CAUSED_BY_FILES = (
 def run(arguments: Sequence[str]) -> int:
     """Run a command line, without the program's name, and return the exit code."""
     streams.guard()
+    console = Console()
     try:
-        return _run(Console(), arguments)
+        return _run(console, arguments)
     finally:
+        console.print_timings()
         signals.ignore()  # until the process has ended: Python resets its own handlers when the interpreter exits
         streams.flush()  # now: a stream that cannot be written when the interpreter exits means exit code 120
 

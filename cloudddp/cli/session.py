@@ -142,7 +142,8 @@ class Session:
         `whole`: refuse a cluster that has lost a node. `partly`: continue without the nodes that do not answer, and
         raise NodeError, naming them, at the end.
         """
-        found = self.cluster()
+        with connect.loaded_meanwhile():  # while AWS answers
+            found = self.cluster()
         if found.missing:
             _report_missing(self.console, found, refuse=whole)
         silent: dict[int, Exception] = {}
@@ -248,6 +249,7 @@ def _report_other_region(
 
 def _enter_simulator(console: Console) -> None:
     """Start the simulator unless it runs, and point this process at it."""
+
     found = control.find(local_state.home())
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from cloudddp import timings
 from cloudddp.cli.console import Console
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import UsageError
@@ -97,6 +98,7 @@ def global_options(*, after_verb: bool) -> list[GlobalOption]:
         option("--profile", metavar="PROFILE", envvar="CLOUDDDP_PROFILE", help="AWS profile."),
         option("--sim", is_flag=True, envvar="CLOUDDDP_SIM", help="Use the simulator on this computer instead of AWS."),
         option("-v", "--verbose", is_flag=True, help="Show more output."),
+        option("--timings", is_flag=True, help="Show where the time went, at the end, on stderr."),
     ]  # fmt: skip
 
 
@@ -143,7 +145,11 @@ class Verb(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         console = _console(ctx)
-        return load(self.action)(console, console.options, **self.arguments(ctx.params))
+        if console.options.timings:
+            timings.enable()
+        with timings.span(f"imports: {self.name}"):
+            action = load(self.action)
+        return action(console, console.options, **self.arguments(ctx.params))
 
     def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of the function for the parsed parameters."""

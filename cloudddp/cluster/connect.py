@@ -16,9 +16,11 @@ from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import NodeError
 from cloudddp.local_state import USUAL_USER, ClusterFolder
+from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.connection import Target
 from cloudddp.ssh.fleet import Fleet, Outcome
 
+loaded_meanwhile = paramiko_fixes.loaded_meanwhile
 PROJECT = "project"  # the folder with the user's files, in a node's home
 _PROBE_SECONDS = 60.0  # for everything but the boot and the GPUs
 
@@ -129,17 +131,18 @@ def probe(
     python: str = "",
     wait_boot: float = 0.0,
     gpus: int = 0,
-    use_torch: bool = False,
+    new: bool = False,
     efa: int = 0,
 ) -> dict[int, ProbeReply]:
-    """Ship the agent and return its probe reply for each node. Raises NodeError if no interface has the node's address.
+    """Return the agent's probe reply for each node. Raises NodeError if no interface has the node's address.
 
     The boot may take `wait_boot` seconds; after it, a node has Timing.gpus seconds to show all `gpus` GPUs. 0 does not
-    wait for any. With `use_torch`, each node imports torch and uses each GPU, for up to Timing.torch seconds. EFA devices
-    are counted where `efa`, the number expected, is not 0.
+    wait for any. `new` nodes get the agent with the request; others only if it turns out that they do not have it. They
+    look at the timer of their deadline, import torch and use each GPU, for up to Timing.torch seconds. EFA devices are
+    counted where `efa`, the number expected, is not 0.
     """
     gpu_seconds = timing.current().gpus if gpus else 0.0
-    torch_seconds = timing.current().torch if use_torch else 0.0
+    torch_seconds = timing.current().torch if new else 0.0
 
     def request(rank: int) -> ProbeRequest:
         return ProbeRequest(
@@ -152,12 +155,13 @@ def probe(
             gpu_seconds=gpu_seconds,
             torch_seconds=torch_seconds,
             efa=efa,
+            deadline=new,
         )
 
     replies = client.call_all(
         runner,
         request,
-        ship=True,
+        ship=new,
         timeout=_PROBE_SECONDS + wait_boot + gpu_seconds + torch_seconds,
         limit=MAX_MANIFEST if manifest else MAX_REPLY,
     )

@@ -117,7 +117,7 @@ def make_ready(
             f"checking GPUs, interfaces and the deadline on every node: waits until it has booted{_gpu_wait(expected)}"
         )
         left = max(patience - (time.monotonic() - began), _LEAST_BOOT_SECONDS)
-        found = probe(runner, cluster, wait_boot=left, gpus=expected.gpus, use_torch=True, efa=expected.efa)
+        found = probe(runner, cluster, wait_boot=left, gpus=expected.gpus, new=True, efa=expected.efa)
     finally:
         runner.close()
     for rank, reply in found.items():

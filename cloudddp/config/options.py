@@ -25,6 +25,7 @@ class GlobalOptions:
     profile: str | None = None
     sim: bool = False
     verbose: bool = False
+    timings: bool = False
 
     def command_line(self, command: Command) -> str:
         """Return a command as this user has to type it: with the options that choose the cluster.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
+from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.gang import Gang, Peer, Unreachable
@@ -22,6 +24,11 @@ from cloudddp.job.results.s3_place import destination
 from cloudddp.text import one_line
 
 _LISTED_PAIRS = 4
+_LAPS = {
+    "supervisor": ("step", "supervisor"),
+    "mesh": ("supervisor", "mesh"),
+    "preflight": ("supervisor", "preflight"),
+}  # name -> the laps at which it begins and ends
 _LISTED_PROBLEMS = 6
 
 
@@ -63,10 +70,21 @@ def start(
         for plan in plans
     }
     replies = client.call_all(runner, lambda node: requests[node])
+    _record_laps(replies)
     unreachable = {node: reply.unreachable for node, reply in replies.items() if reply.unreachable}
     if unreachable:
         raise _not_connected(unreachable, gang, cluster)
     return replies
+
+
+def _record_laps(replies: Mapping[int, StartReply]) -> None:
+    """Record the parts of the start that the agents have reported, as spans: each one until the next, but for mesh and
+    preflight, which run at the same time."""
+    now = time.monotonic()
+    for node, reply in replies.items():
+        for name, (begin, end) in _LAPS.items():
+            if begin in reply.laps and end in reply.laps:
+                timings.add(f"  on the node: {name}", now - reply.laps[begin], now - reply.laps[end], node)
 
 
 def _deadline(cluster: Cluster) -> Deadline | None:

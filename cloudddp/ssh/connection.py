@@ -101,7 +101,8 @@ class Connection:
 
     @classmethod
     def _open(cls, target: Target, host_key: str, connect_timeout: float) -> Connection:
-        import paramiko  # 0.1 s, which commands without SSH do not need; likewise below
+        paramiko_fixes.load()  # 0.1 s, which commands without SSH do not need; likewise below
+        import paramiko
 
         paramiko_fixes.silence_log()
         limits = timing.current()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Generic, TypeVar
 
+from cloudddp import timings
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError
 from cloudddp.ssh.connection import DEFAULT_WINDOW, MAX_OUTPUT, STREAM_WINDOW, Connection, Result, Target
@@ -189,7 +190,8 @@ class Fleet:
                 attempt = time.monotonic()
                 remaining = max(began + within - attempt, 0.0) if within else connect_timeout
                 limit = min(connect_timeout, max(remaining, 1.0))
-                connection = Connection.open(self.targets[node], connect_timeout=limit)
+                with timings.span("SSH connect", node):
+                    connection = Connection.open(self.targets[node], connect_timeout=limit)
                 self._silent_since.pop(node, None)
                 self._failures.pop(node, None)
                 break

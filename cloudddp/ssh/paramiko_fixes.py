@@ -19,16 +19,53 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import paramiko
 
+from cloudddp import timings
+
 # SSH_MSG_CHANNEL_...
 _DATA, _EXTENDED_DATA, _EOF, _CLOSE = 94, 95, 96, 97
 _NOT_AFTER_EOF = (_DATA, _EXTENDED_DATA, _EOF)
+
+
+_loading = threading.Lock()
+
+
+def load() -> None:
+    """Import paramiko, without invoke, which paramiko needs only for `Match exec` in SSHConfig: user_config refuses that.
+
+    invoke and its copy of PyYAML are almost half of the import.
+    """
+    with _loading:
+        if "paramiko" in sys.modules:
+            return
+        is_loaded = "invoke" in sys.modules
+        if not is_loaded:
+            sys.modules["invoke"] = None  # type: ignore[assignment]  # an import of it raises ImportError
+        try:
+            with timings.span("imports: paramiko"):
+                import paramiko  # noqa: F401
+        finally:
+            if not is_loaded:
+                del sys.modules["invoke"]
+
+
+@contextlib.contextmanager
+def loaded_meanwhile() -> Iterator[None]:
+    """Import paramiko while the body waits for something else; return when both have ended."""
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def apply(transport: paramiko.Transport) -> None:

@@ -11,6 +11,7 @@ import pytest
 from support.agentnode import FOREVER, HANG_GUARD, Node, alive, processes_of, until
 from support.gangs import Processes, kill
 
+from cloudddp.agent.protocol import SUPERVISOR_VARIABLE
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
 
@@ -104,6 +105,8 @@ def test_rank_whose_launcher_ended_while_its_wrapper_started_is_not_run(node: No
     """The wrapper cannot get a signal for the death of a parent that ended before: it looks whether the agent runs."""
     node.start(FOREVER)
     found = Processes(node)
+    born = Path(f"/proc/{found.supervisor}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    node.variables[SUPERVISOR_VARIABLE] = f"{found.supervisor}:{born}"
     kill(found.guard, found.supervisor, *found.wrappers)
     until(lambda: not processes_of(node.home))
     wrapper = node.popen("rank", node.id(), sys.executable, "-c", "open('ran', 'w')", cwd=node.project)

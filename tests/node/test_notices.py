@@ -65,7 +65,7 @@ def test_spot_notice_lets_ranks_save(node: Node, metadata: Metadata) -> None:
 
 
 def test_rank_that_does_not_end_is_killed_before_its_node_ends(node: Node, metadata: Metadata) -> None:
-    node.start(IGNORE)
+    node.start(IGNORE, grace=1.0)
     until((node.project / "ready").exists)
     ends = after(17)
     metadata.found["spot/instance-action"] = json.dumps(

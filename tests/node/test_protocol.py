@@ -68,7 +68,7 @@ MESSAGES: list[Any] = [
     NewFilesReply(1 << 60, True, False, (JOB_ID,), (JobFiles(JOB_ID, NewFiles(1, 2, (NewPath("a/", 1, 2),)), NewFiles(0, 0, ())),)),
     KillReply(3, 0, 1, JobPhase.CANCELLED, TRAINING),
     JobsReply((STATE,)),
-    StartReply(1, Unreachable({1: "refused"}, (1,), "x")),
+    StartReply(1, Unreachable({1: "refused"}, (1,), "x"), "linux-x86_64", "", {"mesh": 0.5}),
     Message(Kind.ENDED, report=Report(False, (Observed(FAILURE, 0.5, ("x",)),), 1.5, 143)),
     Message(Kind.VERDICT, verdict=VERDICT),
     Message(Kind.HEARTBEAT, finished=True),

@@ -45,7 +45,7 @@ def test_secret_is_in_no_command_line(node: Node) -> None:
             lines.append((entry / "cmdline").read_bytes())
         except OSError:
             continue
-    assert any(str(node.agent).encode() in line and b"guard" in line for line in lines)
+    assert any(str(node.agent).encode() in line and b"start" in line for line in lines)
     assert not any(SECRET.encode() in line for line in lines)
 
 

@@ -8,7 +8,13 @@ from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import Command, ToolCommand, render
 
 GIVEN = GlobalOptions(
-    cluster="a b", config="x.toml", region="us-east-1", profile="work", sim=True, verbose=True
+    cluster="a b",
+    config="x.toml",
+    region="us-east-1",
+    profile="work",
+    sim=True,
+    verbose=True,
+    timings=True,
 )
 
 

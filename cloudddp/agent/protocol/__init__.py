@@ -42,6 +42,7 @@ LAUNCHER_RANK = -1  # the rank number of the launcher's (torchrun's) own log
 
 TASK_VARIABLE = "CLOUDDDP_TASK"  # marks every process of a job on a node; children inherit it
 ATTEMPT_VARIABLE = "CLOUDDDP_ATTEMPT"  # of every rank: how often the job was started again
+SUPERVISOR_VARIABLE = "CLOUDDDP_SUPERVISOR"  # of every rank: the process that ends it (kernel.name)
 STATUS_VARIABLE = "CLOUDDDP_STATUS_FILE"  # the file in which rank 0 may report its training status
 STEP_VARIABLE = "CLOUDDDP_STEP_FILE"  # the file in which each rank may report its steps
 

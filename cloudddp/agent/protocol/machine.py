@@ -45,7 +45,7 @@ class ProbeReply:
     agent_port: int
     time: float  # seconds since the epoch, by the node's clock
     disk_free: int  # bytes
-    timer_state: str  # systemd's ActiveState of the deadline timer
+    timer_state: str  # systemd's ActiveState of the deadline timer, '' unless it was asked for
     timer_next: str  # systemd's NextElapseUSecRealtime, '' where none is planned
     running: tuple[str, ...]
     manifest: Optional[dict[str, Entry]] = None
@@ -88,7 +88,7 @@ class ProbeRequest:
     the node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the instance type
     has; while nvidia-smi lists fewer, it is called again for up to `gpu_seconds`. `torch_seconds` limits the import of
     torch and the use of each GPU, 0 for neither. `efa` is how many EFA devices it should have; they are counted if that
-    is not 0."""
+    is not 0. `deadline`: look at the timer of the node's deadline."""
 
     project: str
     private_ip: str
@@ -99,6 +99,7 @@ class ProbeRequest:
     gpu_seconds: float = 0.0
     torch_seconds: float = 0.0
     efa: int = 0
+    deadline: bool = False
 
     STEP = "probe"
     REPLY = ProbeReply

@@ -8,6 +8,7 @@ MAX_NODES = 1 << 10
 MAX_RANK = 1 << 16
 MAX_RESTARTS = 1 << 16
 MAX_TOKEN = 64  # characters that tell one cancel from another
+LOG_MB, MIN_LOG_MB, MAX_LOG_MB = 1024, 1, 1 << 20  # MiB of one rank's log
 MAX_RUNNING = 20  # jobs that a node reports as running; it runs one at a time
 
 

@@ -18,13 +18,12 @@ from cloudddp.agent.protocol.codec import (
 from cloudddp.agent.protocol.copies import Destination
 from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
+from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MIN_LOG_MB
 
-LOG_MB, MIN_LOG_MB, MAX_LOG_MB = 1024, 1, 1 << 20  # MiB of one rank's log
 MAX_LEFT = 1e8  # seconds until a deadline
 MAX_SAVE = 900.0  # seconds; the wrapper of a rank that was asked to end kills it after that time
 MAX_MOMENT = 40  # characters
-
-
+MAX_LAPS, MAX_LAP = 16, 40  # parts of a start, and characters of the name of one
 MAX_STALL = 1e5  # minutes
 
 
@@ -101,17 +100,22 @@ class SetupRequest:
 class StartReply:
     """The job's supervisor runs. `unreachable`: the job was not started, because this node or another one is not connected
     to all others. `platform` is the node's, such as linux-x86_64; `tool` the SHA-256 of the py-spy that was sent there, ''
-    for none."""
+    for none. `laps`: how many seconds ago the agent reached the parts of the start, by name."""
 
     pid: int
     unreachable: Optional[Unreachable] = None
     platform: str = ""
     tool: str = ""
+    laps: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_length("platform", self.platform, MAX_MOMENT)
         check_length("tool", self.tool, 64)
         check_range("pid", self.pid, 1, MAX_PID)
+        check_length("laps", self.laps, MAX_LAPS)
+        for name, seconds in self.laps.items():
+            check_length("laps", name, MAX_LAP)
+            check_range("laps", seconds, 0, MAX_LEFT)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import NoReturn, ParamSpec
 
 import click
 
-from cloudddp import signals
+from cloudddp import signals, timings
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.cli.actions import deadlines
@@ -93,6 +93,7 @@ def _after(first: Callable[[], None], then: Callable[P, None]) -> Callable[P, No
     """Return a function that calls both: a spinner must end before other output."""
 
     def both(*args: P.args, **kwargs: P.kwargs) -> None:
+        timings.mark("first line")
         first()
         then(*args, **kwargs)
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import rehearsal, resume
 from cloudddp.cli.actions.follow import Detached, JobStopped
 from cloudddp.cli.actions.starting import checked_script, start_and_follow
 from cloudddp.cli.console import Console
@@ -58,6 +57,9 @@ def launch(
     )
     wanted = checked_script(session, Script(script, tuple(args), module))
     if dry_run:
+        # 0.1 s, as long as all other imports together: it needs all that `up` needs. Likewise below.
+        from cloudddp.cli.actions import rehearsal
+
         rehearsal.launch(console, session.settings, wanted, session.root)
         return 0
     job = NewJob(wanted, poweroff)
@@ -95,4 +97,6 @@ def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
     retries = session.settings.job.retries
     if finished is None or not retries:
         return finished
+    from cloudddp.cli.actions import resume
+
     return resume.keep_resuming(session, cluster, finished, retries)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudddp.agent import client
+from cloudddp.agent import build, client
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.files import ApplyReply, ApplyRequest
 from cloudddp.agent.protocol.machine import ProbeReply
@@ -105,6 +105,8 @@ class Nodes:
             yield f"  < {len(apply.manifest)} files, {len(data)} bytes as a tar stream; deletes {len(apply.delete)}"
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
+        elif data and data != build.agent() and step:
+            yield f"  < {message.decode()}"
         elif data:
             yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudddp.errors import UsageError
+from cloudddp.ssh import paramiko_fixes
 from cloudddp.text import one_line
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def _config_file() -> Path:
 
 
 def _lookup(host: str) -> dict[str, Any]:
+    paramiko_fixes.load()
     import paramiko
 
     path = _config_file()

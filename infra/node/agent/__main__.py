@@ -1,57 +1,25 @@
-"""The command line of the agent: `STEP [REQUEST]`, `guard JOB`, `rank JOB COMMAND...`, `upload`."""
+"""The command line of the agent: `STEP [REQUEST]`, `rank JOB COMMAND...`, `upload`, `compile`."""
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
-from importlib import import_module
-from typing import Any
-
-from agent import version
-from cloudddp.agent.protocol import ExitCode
-from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, encode, encode_utf8
-
-STEPS = (
-    "probe", "apply", "setup", "start", "follow", "kill", "jobs", "new_files", "pulled", "pack", "stacks", "tool",
-    "snapshot", "restore",
-)  # fmt: skip
 
 
 def main() -> int:
+    """Imports are here: each takes milliseconds, and none of these commands needs those of another one."""
     command, arguments = sys.argv[1], sys.argv[2:]
-    try:
-        if command in ("guard", "rank", "upload"):
-            return int(import_module(f"agent.{command}").main(*arguments))
-        if command not in STEPS:
-            raise SystemExit(f"not a step: {command!r}")
-        return run(command, arguments)
-    except BrokenPipeError:  # the laptop disconnected: the job continues
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        text = "no space is left on this node's disk: `df -h` and `du -xh` there show what uses it"
-        raise SystemExit(text) from None
+    if command == "rank":
+        from agent import rank
 
+        return rank.main(*arguments)
+    if command == "upload":
+        from agent import upload
 
-def run(step: str, arguments: Any) -> int:
-    """Read a step's request, do it, write its reply; return the exit code."""
-    module = import_module(f"agent.{step}")
-    data = arguments[0].encode() if arguments else sys.stdin.buffer.readline(MAX_REQUEST + 1)
-    try:
-        request = decode(data, module.REQUEST)
-    except ProtocolError as error:
-        raise SystemExit(f"bad request: {error}") from None
-    conflict = version.conflict(step)
-    if conflict is not None:
-        sys.stderr.write(encode(conflict).decode() + "\n")
-        return int(ExitCode.OTHER_VERSION)
-    reply = module.step(request)
-    if isinstance(reply, int):
-        return reply
-    if reply is not None:
-        sys.stdout.buffer.write(encode_utf8(reply) + b"\n")
-        sys.stdout.buffer.flush()
-    return 0
+        return upload.main(*arguments)
+    if command == "compile":
+        from agent import compiled
+
+        return compiled.main()
+    from agent import steps
+
+    return steps.main(command, *arguments)

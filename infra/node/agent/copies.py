@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from agent import imds, pack, phases, processes, store
+from agent import imds, kernel, pack, phases, store
 from agent.commands import program, run_quietly
 from cloudddp.agent.protocol.copies import (
     LINK,
@@ -289,11 +289,10 @@ def _send(request: StartRequest, destination: Destination, batch: _Batch, ends: 
     for number in numbers:
         one = batch.files[number]
         lines.append(json.dumps({"path": one.path, "key": one.key, "metadata": one.metadata}))
-    own = os.getpid()
     process = subprocess.Popen(
         [python, "-E", "-X", "utf8", os.path.abspath(sys.argv[0]), "upload"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env=_environment(), cwd="/", start_new_session=True,
-        preexec_fn=lambda: processes.die_with_parent(signal.SIGKILL, own),
+        preexec_fn=kernel.death_signal(signal.SIGKILL),
     )  # fmt: skip
     try:
         threading.Thread(target=_feed, args=(process, "\n".join(lines) + "\n"), daemon=True).start()

@@ -13,6 +13,7 @@ from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log, e
 
 REQUEST = FollowRequest
 PAUSE = 0.1  # seconds between two polls
+FIRST_PAUSE = 0.03  # likewise, until a rank has written something: the user waits for it
 # Bytes of each log that are sent between two polls. Without a limit, a rank that writes faster than the network would hide
 # the failure of another rank.
 MAX_AT_ONCE = 1 << 20
@@ -29,6 +30,7 @@ def step(request: FollowRequest) -> int:
         out.write(encode_frame(Log(rank, offsets[rank], b"")))
     last_state = b""
     last_heartbeat = time.monotonic()
+    pause = FIRST_PAUSE
     while True:
         if time.monotonic() - last_heartbeat > request.heartbeat:
             last_heartbeat = time.monotonic()
@@ -48,6 +50,7 @@ def step(request: FollowRequest) -> int:
                 out.write(encode_frame(piece))
                 offsets[rank] = piece.end
                 sent += len(piece.data) if isinstance(piece, Log) else 0
+                pause = PAUSE if rank != LAUNCHER_RANK else pause
             behind = behind or sent == MAX_AT_ONCE
         if last:
             out.write(encode_frame(End()))
@@ -55,7 +58,7 @@ def step(request: FollowRequest) -> int:
             return 0
         out.flush()
         if not behind:
-            time.sleep(PAUSE)
+            time.sleep(pause)
 
 
 def _log_files(request: FollowRequest, folder: Path) -> list[tuple[int, Path]]:

@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent import copies, job_record, phases, poweroff, processes, store, supervisor
-from cloudddp.agent.protocol.codec import decode
+from agent import job_record, kernel, phases, poweroff, processes, store, supervisor
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
@@ -24,18 +23,17 @@ from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 ENDED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def main(job: str) -> int:
-    """Run the job whose StartRequest is on stdin."""
-    request = decode(sys.stdin.buffer.read(), StartRequest)
-    folder = store.job_folder(job)
+def run(request: StartRequest) -> None:
+    """Run a job on this node to its end, in this process and a child."""
+    folder = store.job_folder(request.job)
     began = time.monotonic()
-    processes.adopt_orphans()
+    kernel.adopt_orphans()
     own = os.getpid()
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            processes.die_with_parent(signal.SIGTERM, own)
+            kernel.die_with_parent(signal.SIGTERM, own)
             code = supervisor.run(request)
         finally:
             sys.stderr.flush()
@@ -46,9 +44,11 @@ def main(job: str) -> int:
         _record(folder, request)
     state = phases.recorded(folder)
     if state is None or state.started is None:
-        return 0
+        return
     copy = None
     if request.results is not None and not asked_to_end:
+        from agent import copies  # as in joining.py
+
         for number in ENDED_BY:
             signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for the copy
         left = request.deadline.left if request.deadline is not None else float("inf")
@@ -58,10 +58,9 @@ def main(job: str) -> int:
             copy.join()
         poweroff.power_off()
     elif request.poweroff is not None:
-        poweroff.after(job, request.poweroff, lambda: copy is not None and copy.runs)
+        poweroff.after(request.job, request.poweroff, lambda: copy is not None and copy.runs)
     if copy is not None:  # of a node that another job has taken
         copy.join()
-    return 0
 
 
 def _ends_the_node(folder: Path, request: StartRequest) -> bool:

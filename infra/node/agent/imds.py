@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import time
 from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 
 ADDRESS = "169.254.169.254"
 VARIABLE = (
@@ -40,6 +38,9 @@ class Metadata:
         return self._call("GET", f"/latest/meta-data/{name}", {"X-aws-ec2-metadata-token": self._token})
 
     def _call(self, method: str, path: str, headers: dict[str, str]) -> tuple[str, datetime]:
+        import http.client  # 20 ms, in which the ranks of a job can start
+        from email.utils import parsedate_to_datetime
+
         connection = http.client.HTTPConnection(self._host, timeout=TIMEOUT)  # without any proxy
         try:
             connection.request(method, path, headers=headers)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from agent import copies, preflight, store
+from agent import preflight, store
 from agent.commands import program
 from agent.peers import Peers
 from cloudddp.agent.protocol.codec import MAX_TEXT
@@ -37,7 +37,7 @@ class Joining:
 
     def _collect(self, python: str) -> None:
         problems: list[str] = []
-        copying = threading.Thread(target=lambda: problems.append(copies.check(self._request)), daemon=True)
+        copying = threading.Thread(target=lambda: problems.append(self._cannot_copy()), daemon=True)
         copying.start()
         try:
             found = preflight.facts(python, Path.home())
@@ -46,6 +46,13 @@ class Joining:
             self._found = replace(found, defects=(*found.defects, *defects))
         finally:
             self._found = self._found or Facts()
+
+    def _cannot_copy(self) -> str:
+        if self._request.results is None:
+            return ""
+        from agent import copies  # 20 ms, which a job without results in S3 need not take
+
+        return copies.check(self._request)
 
     @property
     def is_done(self) -> bool:

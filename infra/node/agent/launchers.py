@@ -11,9 +11,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent import processes, store
+from agent import kernel, processes, store
 from agent.commands import activated, agent_command, program
-from cloudddp.agent.protocol import ATTEMPT_VARIABLE, TASK_VARIABLE
+from cloudddp.agent.protocol import ATTEMPT_VARIABLE, SUPERVISOR_VARIABLE, TASK_VARIABLE
 from cloudddp.agent.protocol.start import Process, StartRequest
 
 DUMPS, PIPES = "flight-recorder", "pipes"  # in a job's folder
@@ -41,11 +41,12 @@ def launch(
     recorder = flight_recorder(store.job_folder(request.job), torch, given)
     env = {**given, **recorder, TASK_VARIABLE: task.mark}
     env[ATTEMPT_VARIABLE] = str(attempt)
+    env[SUPERVISOR_VARIABLE] = kernel.name(os.getpid())
     with open(store.job_folder(request.job) / "launcher.log", "ab") as log:
         return subprocess.Popen(
             argv, cwd=str(project), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             start_new_session=True,
-            preexec_fn=processes.death_signal(signal.SIGTERM),
+            preexec_fn=kernel.death_signal(signal.SIGTERM),
         )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Optional, Union
 
+from agent import laps
 from cloudddp.agent.protocol.codec import ProtocolError, decode, encode
 from cloudddp.agent.protocol.gang import LONGEST_MESSAGE, Gang, Message, Unreachable
 
@@ -301,6 +302,7 @@ class Mesh:
             self._check(str(found["proof"]), "accept", *names)
             self._write_line(link, {"proof": self._proof("connect", *names)})
             link.key = bytes.fromhex(self._proof("key", *names))
+            self._note_completion()
         elif link.node is None:
             node, to, theirs = found["from"], found["to"], str(found["nonce"])[:64]
             if to != self._node or type(node) is not int or node not in self._peers:
@@ -317,8 +319,14 @@ class Mesh:
                 raise ProtocolError("a second connection of this node")
             link.key = bytes.fromhex(self._proof("key", *names))
             self._in[link.node] = link
+            self._retry_at[link.node] = 0.0  # it listens by now
+            self._note_completion()
             self._strangers.remove(link)
             self.heard[link.node] = time.monotonic()
+
+    def _note_completion(self) -> None:
+        if self.complete:
+            laps.mark("mesh")
 
     def _proof(self, role: str, *names: Union[int, str, None]) -> str:
         text = json.dumps([role, *names]).encode()

@@ -8,19 +8,18 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-no
 
 from __future__ import annotations
 
-import http.client
 import json
 import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from typing import Optional
 
 from agent import imds
 from cloudddp.agent.protocol.start import Deadline
 
 INTERVAL = 5.0  # seconds between two looks
+FIRST = 0.5  # seconds until the first one
 MARGIN = 10.0  # seconds before the end of a node at which ranks that still save are killed
 MAX_WORD = 60  # characters of a word of the service
 
@@ -65,6 +64,9 @@ class Watch:
         return next((one for one in (*self._given, *self._deadline) if one.is_due), None)
 
     def _look(self) -> None:
+        time.sleep(FIRST)
+        import http.client  # 20 ms, in which the ranks can start; likewise below
+
         while True:
             try:
                 given = (self._metadata.interruption(), self._metadata.maintenance(self._save))
@@ -93,6 +95,8 @@ class _Notices:
         """Return the notice of the next scheduled maintenance. Raises as `interruption`."""
         text, now = self._get("events/maintenance/scheduled")
         events = [one for one in json.loads(text or "[]") if one.get("State") == "active"]
+        from email.utils import parsedate_to_datetime
+
         moments = [(parsedate_to_datetime(one["NotBefore"]), str(one["Code"])[:MAX_WORD]) for one in events]
         coming = [one for one in moments if one[0] > now]
         if not coming:

@@ -19,8 +19,7 @@ from agent import processes, store
 from agent.processes import Task
 from cloudddp.agent.protocol.codec import MAX_TIME, check_range, has_job_id_format
 from cloudddp.agent.protocol.jobs import MAX_NODES, MAX_RANK, MAX_RANKS, MAX_RESTARTS
-from cloudddp.agent.protocol.phases import MAX_RUNNING, MAX_TOKEN, JobPhase
-from cloudddp.agent.protocol.start import LOG_MB
+from cloudddp.agent.protocol.phases import LOG_MB, MAX_RUNNING, MAX_TOKEN, JobPhase
 from cloudddp.agent.protocol.verdict import Verdict
 
 JOB_FILE = "job.json"

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from agent import laps
 from agent.causes import XID
-from agent.commands import run_quietly
+from agent.commands import run_quietly, started
 from cloudddp.agent.protocol.gang import MAX_FACT, Facts
 
 SECONDS = 20.0  # for each program that is asked
@@ -42,14 +43,16 @@ print(json.dumps(found))
 
 def facts(python: str, home: Path) -> Facts:
     """Return what this node is like. Missing programs and packages give ''."""
+    asked = started([python, "-I", "-c", VERSIONS], SECONDS) if python else str
+    gpus, driver = _gpus()
+    defects = _defects(home)
     versions: dict[str, str] = {}
     with contextlib.suppress(ValueError):
-        found = json.loads(run_quietly([python, "-I", "-c", VERSIONS], SECONDS) or "{}") if python else {}
-        versions = {str(key): str(value)[:MAX_FACT] for key, value in found.items()}
-    gpus, driver = _gpus()
+        versions = {str(key): str(value)[:MAX_FACT] for key, value in json.loads(asked() or "{}").items()}
+    laps.mark("preflight")
     return Facts(
         gpus=gpus, driver=driver, python=versions.get("python", ""), torch=versions.get("torch", ""),
-        cuda=versions.get("cuda", ""), nccl=versions.get("nccl", ""), defects=_defects(home),
+        cuda=versions.get("cuda", ""), nccl=versions.get("nccl", ""), defects=defects,
     )  # fmt: skip
 
 

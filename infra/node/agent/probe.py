@@ -24,7 +24,7 @@ def step(request: ProbeRequest) -> ProbeReply:
     store.create_root()
     if request.boot_seconds:
         machine.wait_for_boot(request.boot_seconds)
-    timer = _deadline_timer()
+    timer = _deadline_timer() if request.deadline else {}
     gpus = machine.count_gpus(request.gpus, request.gpu_seconds)
     python = machine.find_python(request.python, folder)
     running = tuple(phases.running_jobs())

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 from agent import store
 from agent.commands import run_quietly
+from agent.kernel import born as born
+from agent.kernel import stat
 from cloudddp.agent.protocol import TASK_VARIABLE
 
 if TYPE_CHECKING:
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 GIVE_UP_SECONDS = 10.0  # of SIGKILL without effect
 PAUSE = 0.05  # seconds between two polls
 NO_PID = -1  # no process has this pid
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -40,37 +40,6 @@ class Task:
 
     mark: str
     record: Path
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of orphans, so that those with a cleared environment are found, too."""
-    import ctypes  # 2 ms, which the other steps need not take
-
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def die_with_parent(number: int, parent_pid: int) -> None:
-    """Get a signal when the parent, `parent_pid`, ends: more exactly, the thread that started this process."""
-    import ctypes
-
-    _die_with_parent(ctypes.CDLL(None), number, parent_pid)
-
-
-def death_signal(number: int) -> Callable[[], None]:
-    """Return a `preexec_fn` with which a child gets a signal when this process ends.
-
-    The library is loaded here: in a child that was forked while another thread held the loader's lock, it never would be.
-    """
-    import ctypes
-
-    library, own = ctypes.CDLL(None), os.getpid()
-    return lambda: _die_with_parent(library, number, own)
-
-
-def _die_with_parent(library: Any, number: int, parent_pid: int) -> None:
-    library.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent_pid:  # it has ended before
-        os.kill(os.getpid(), number)
 
 
 def find(task: Task) -> list[int]:
@@ -124,7 +93,7 @@ def _parents() -> dict[int, int]:
     """Return pid -> parent of all processes that run."""
     parents = {}
     for entry in os.listdir("/proc"):
-        fields = _stat(int(entry)) if entry.isdigit() else []
+        fields = stat(int(entry)) if entry.isdigit() else []
         if len(fields) > 1 and fields[0] not in ("Z", "X"):
             parents[int(entry)] = int(fields[1])
     return parents
@@ -138,29 +107,13 @@ def _marked(pids: Iterable[int], mark: bytes, *, whole: bool = True) -> Iterable
                 yield pid
 
 
-def _stat(pid: int) -> list[str]:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
-        # The name may be cut in the middle of a character; only what follows it matters.
-        return stat.read().rsplit(b")", 1)[1].decode().split()
-    return []
-
-
-def born(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot, so that a reused pid is not mistaken for it.
-
-    '' if it has ended, also while it is a zombie (a container without an init).
-    """
-    fields = _stat(pid)
-    return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
-
-
 def runs(pid: Optional[int], born_at: str) -> bool:
     """Return whether the process runs that was recorded with this pid and this `born`. An empty one names none."""
     return pid is not None and bool(born_at) and born(pid) == born_at
 
 
 def parent(pid: int) -> Optional[int]:
-    fields = _stat(pid)
+    fields = stat(pid)
     return int(fields[1]) if len(fields) > 1 else None
 
 

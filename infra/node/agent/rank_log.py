@@ -25,7 +25,7 @@ from typing import BinaryIO, Optional, Union
 from agent import store
 from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_range
 from cloudddp.agent.protocol.frames import MAX_PIECE, Dropped, Log
-from cloudddp.agent.protocol.start import LOG_MB, MAX_LOG_MB, MIN_LOG_MB
+from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MIN_LOG_MB
 
 INTERVAL = 0.5  # seconds between two looks at the log
 BLOCK = 4096  # holes begin and end at a multiple of it

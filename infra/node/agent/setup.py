@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agent import files, machine, phases, processes, store
+from agent import files, kernel, machine, phases, processes, store
 from agent.commands import activated
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import MAX_TEXT
@@ -50,7 +50,7 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
     folder = store.job_folder(request.job)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     task = phases.setup_task(folder, request.node)
-    processes.adopt_orphans()
+    kernel.adopt_orphans()
     # Where job.python does not exist yet, because a command creates it: the Python that the image has.
     active = activated(machine.find_python(request.python, project) or machine.find_python("", project))
     env = {**os.environ, **active, **request.env, TASK_VARIABLE: task.mark}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
-from agent import phases, poweroff, py_spy, store
-from agent.commands import agent_command
-from cloudddp.agent.protocol.codec import encode
+from agent import guard, laps, phases, poweroff, py_spy, store
 from cloudddp.agent.protocol.gang import Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartReply, StartRequest
@@ -21,6 +20,7 @@ PAUSE = 0.01  # seconds between two polls of the supervisor
 
 
 def step(request: StartRequest) -> StartReply:
+    laps.begin()
     folder = store.job_folder(request.job)
     with store.locked("jobs"):
         running = phases.running_jobs()
@@ -32,39 +32,70 @@ def step(request: StartRequest) -> StartReply:
         (folder / "ranks").mkdir(parents=True, exist_ok=False)
         os.chmod(folder, 0o700)
         (folder / store.STEPS_FOLDER).mkdir(mode=0o700)
-        supervisor = _start_supervisor(request, folder)
-    return _joined(supervisor, folder)  # takes as long as the other nodes need: a cancel must not wait for it
+        _record(request, folder)
+    # Without the lock: a child would share it.
+    return _joined(_start_guard(request, folder), folder)
 
 
-def _start_supervisor(request: StartRequest, folder: Path) -> subprocess.Popen[bytes]:
-    """The request may hold the user's secrets: it goes through a pipe, never to the disk."""
+def _record(request: StartRequest, folder: Path) -> None:
+    """Record that the job starts. The request may hold the user's secrets: it is never written to the disk."""
     (folder / store.RESERVE).write_bytes(bytes(store.RESERVE_BYTES))
     store.write(
         folder / phases.JOB_FILE,
         phases.JobFile(request.node, request.ranks, request.log_mb, request.stop_grace, request.poweroff),
     )
     (folder / phases.BEGAN).touch()
-    state_file = folder / phases.STATE_FILE
-    store.write(state_file, phases.StateFile(request.job, request.node, JobPhase.STARTING))
-    with open(folder / LOG_FILE, "ab") as log:
-        supervisor = subprocess.Popen(
-            agent_command("guard", request.job), stdin=subprocess.PIPE, stdout=log, stderr=log,
-            start_new_session=True, close_fds=True, cwd="/",
-        )  # fmt: skip
-    if supervisor.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), supervisor.stdin:  # a crash is reported below
-            supervisor.stdin.write(encode(request))
-    return supervisor
+    store.write(folder / phases.STATE_FILE, phases.StateFile(request.job, request.node, JobPhase.STARTING))
 
 
-def _joined(supervisor: subprocess.Popen[bytes], folder: Path) -> StartReply:
+def _start_guard(request: StartRequest, folder: Path) -> int:
+    """Start the guard as a daemon and return its pid.
+
+    It is a fork: another interpreter would need as long as this one to start and to import the same modules.
+    """
+    log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    guard_pid = os.fork()
+    if guard_pid == 0:
+        _be_guard(request, log)
+    os.close(log)
+    return guard_pid
+
+
+def _be_guard(request: StartRequest, log: int) -> NoReturn:
+    """Run the job, detached from the SSH session, whose channel stays open as long as a process has its end."""
+    code = 1
+    try:
+        os.setsid()
+        os.chdir("/")
+        for number, source in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+            os.dup2(source, number)
+        _close_others()
+        laps.mark("supervisor")
+        guard.run(request)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _close_others() -> None:
+    """Close every descriptor but stdin, stdout and stderr."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(int(name))
+
+
+def _joined(guard_pid: int, folder: Path) -> StartReply:
     """Wait until the nodes are connected or have given up."""
     while True:
         state = store.read(folder / phases.STATE_FILE, phases.StateFile)
         if state is None or state.state is not JobPhase.STARTING:
             unreachable = store.read(folder / phases.UNREACHABLE_FILE, Unreachable)
-            return StartReply(supervisor.pid, unreachable, py_spy.platform(), py_spy.shipped_digest())
-        if supervisor.poll() is not None:
+            platform, tool = py_spy.platform(), py_spy.shipped_digest()
+            return StartReply(guard_pid, unreachable, platform, tool, laps.seconds_ago())
+        if os.waitpid(guard_pid, os.WNOHANG) != (0, 0):
             log = (folder / LOG_FILE).read_text(errors="replace")
             raise SystemExit("the job's supervisor crashed: " + log[-2000:])
         time.sleep(PAUSE)

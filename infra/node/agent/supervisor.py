@@ -18,10 +18,10 @@ from agent import (
     causes,
     decision,
     job_record,
+    kernel,
     launchers,
     notices,
     phases,
-    processes,
     records,
     restarts,
     stragglers,
@@ -52,7 +52,7 @@ LAST_WORDS = 2.0  # seconds for the verdict to reach the others
 
 def run(request: StartRequest) -> int:
     """Run the job on this node to its verdict. Return the exit code of this process."""
-    processes.adopt_orphans()
+    kernel.adopt_orphans()
     launchers.raise_limits()
     try:
         mesh = Mesh(request.node, request.gang)

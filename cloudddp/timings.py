@@ -1,0 +1,145 @@
+"""Where the seconds of a command go: spans of time, which `--timings` prints as a waterfall.
+
+The code that takes the time opens a span; the edge switches the recording on and prints it. While it is off, a span is
+an empty context manager that all callers share. Standard library only, and no names of nodes or files: every layer may
+use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_LOADED = time.monotonic()  # the edge imports this module first
+_MOST = 1000  # spans that are kept: `watch` and `logs -f` may run for days
+_ROWS = 60  # of a waterfall
+_WIDTH = 40  # characters of a bar
+
+NOTHING = contextlib.nullcontext()
+_spans: list[Span] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What happened from `began` to `ended`, by the monotonic clock; `node` where it happened on several at once."""
+
+    name: str
+    began: float
+    ended: float
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the waterfall: one span, or those of the same name that several nodes had at the same time."""
+
+    name: str
+    began: float
+    ended: float
+    nodes: int = 0
+    slowest: int | None = None
+
+
+def enable() -> None:
+    """Record from now on, and what has passed since the process was started."""
+    global _spans
+    now = time.monotonic()
+    _spans = [
+        Span("start of Python", _process_began(), _LOADED),
+        Span("imports: command line", _LOADED, now),
+    ]
+
+
+def span(name: str, node: int | None = None) -> contextlib.AbstractContextManager[None]:
+    """Return a context manager that records how long its block takes. Any thread may use it."""
+    return NOTHING if _spans is None else _recorded(name, node)
+
+
+@contextlib.contextmanager
+def _recorded(name: str, node: int | None) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        add(name, began, time.monotonic(), node)
+
+
+def add(name: str, began: float, ended: float, node: int | None = None) -> None:
+    """Record a span that was measured elsewhere, by the monotonic clock of this computer."""
+    if _spans is not None and len(_spans) < _MOST:
+        _spans.append(Span(name, began, ended, node))
+
+
+def mark(name: str) -> None:
+    """Record the first moment of that name."""
+    if _spans is not None and all(one.name != name for one in _spans):
+        now = time.monotonic()
+        add(name, now, now)
+
+
+def finish() -> str:
+    """Return the waterfall of what was recorded, '' if nothing was, and switch the recording off."""
+    global _spans
+    found, _spans = _spans, None
+    return waterfall(rows(found or []))
+
+
+def rows(spans: Sequence[Span]) -> list[Row]:
+    """Return the lines of a waterfall, by their beginning. The spans of several nodes make one line each time. Pure."""
+    found: list[Row] = []
+    rounds: dict[tuple[str, int], list[Span]] = {}
+    counts: dict[tuple[str, int], int] = {}
+    for one in spans:
+        if one.node is None:
+            found.append(Row(one.name, one.began, one.ended))
+            continue
+        number = counts[one.name, one.node] = counts.get((one.name, one.node), 0) + 1
+        rounds.setdefault((one.name, number), []).append(one)
+    found += [_row(group) for group in rounds.values()]
+    return sorted(found, key=lambda row: (row.began, -row.ended))
+
+
+def _row(group: Sequence[Span]) -> Row:
+    slowest = max(group, key=lambda one: one.ended - one.began)
+    began, ended = min(one.began for one in group), max(one.ended for one in group)
+    return Row(slowest.name, began, ended, len(group), slowest.node)
+
+
+def waterfall(found: Sequence[Row]) -> str:
+    """Return the lines as text: when each began, how long it took, what it was, and a bar to scale. Pure.
+
+    Seconds, from the beginning of the first line.
+    """
+    if not found:
+        return ""
+    zero, end = found[0].began, max(row.ended for row in found)
+    scale = _WIDTH / max(end - zero, 1e-9)
+    lines = [" begin   took  (seconds)"]
+    for row in found[:_ROWS]:
+        left = min(round((row.began - zero) * scale), _WIDTH - 1)
+        length = max(1, round((row.ended - row.began) * scale))
+        bar = (" " * left + "#" * length)[:_WIDTH]
+        lines.append(
+            f"{row.began - zero:6.3f} {row.ended - row.began:6.3f}  {_label(row):<44} {bar}".rstrip()
+        )
+    if len(found) > _ROWS:
+        lines.append(f"and {len(found) - _ROWS} more")
+    return "\n".join(lines)
+
+
+def _label(row: Row) -> str:
+    return f"{row.name} ({row.nodes} nodes, slowest {row.slowest})" if row.nodes > 1 else row.name
+
+
+def _process_began() -> float:
+    """Return when this process was started, by the monotonic clock, to 10 ms; where there is no /proc, when this module
+    was imported."""
+    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123  pathlib takes longer to import than this to read
+            ticks = int(file.read().rsplit(b")", 1)[1].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return min(_LOADED, time.monotonic() - age)
+    return _LOADED

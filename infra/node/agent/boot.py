@@ -1,0 +1,75 @@
+"""Starts the agent: it is the `__main__.py` of the .pyz, and is compiled by each process.
+
+Python compiles the modules of a zip each time. So the agent has a file beside it with the same modules, compiled by and for
+one version of Python (`agent compile`, once, when it is installed). It is used if it belongs to this user, nobody else may
+write to it, and its checksum is right; otherwise the sources are.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import stat
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import source_hash, spec_from_loader  # runpy has imported both
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Optional
+
+    Codes = dict[str, tuple[bool, bytes]]  # module -> (whether it is a package, its marshalled code)
+
+HASH_BYTES = 8
+
+
+def compiled_path() -> str:
+    """Return where the modules are that this version of Python has compiled."""
+    return f"{os.path.abspath(sys.argv[0])}.{sys.implementation.cache_tag}-{sys.hexversion:x}"
+
+
+class Compiled:
+    """Imports modules whose code is in memory."""
+
+    def __init__(self, codes: Codes) -> None:
+        self._codes = codes
+
+    def find_spec(
+        self, name: str, _path: Optional[Sequence[str]] = None, _target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
+        if name not in self._codes:
+            return None
+        loader: Any = self
+        return spec_from_loader(name, loader, is_package=self._codes[name][0])
+
+    def create_module(self, _spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(marshal.loads(self._codes[module.__name__][1]), module.__dict__)  # noqa: S102, S302  checked by `read`
+
+
+def read(path: str) -> Codes:
+    """Return the compiled modules in a file; {} for one that does not exist or may not be trusted."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o022:
+                return {}
+            data = file.read()
+    except OSError:
+        return {}
+    digest, codes = data[:HASH_BYTES], data[HASH_BYTES:]
+    if source_hash(codes) != digest:
+        return {}
+    found: Codes = marshal.loads(codes)  # noqa: S302  only this user can have written it
+    return found
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, Compiled(read(compiled_path())))
+    from agent.__main__ import main
+
+    raise SystemExit(main())

@@ -1,0 +1,39 @@
+"""`compile`: writes the agent's modules, compiled for this version of Python, to the file that boot.py reads."""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import sys
+import zipfile
+from importlib.util import source_hash
+
+from agent import boot
+
+PACKAGE = "/__init__.py"
+
+
+def main() -> int:
+    """Compile the agent that runs. It is replaced atomically: other processes may be reading it."""
+    archive = os.path.abspath(sys.argv[0])
+    codes = {}
+    with zipfile.ZipFile(archive) as modules:
+        for name in modules.namelist():
+            if "/" in name and name.endswith(".py"):
+                is_package = name.endswith(PACKAGE)
+                module = name[: -len(PACKAGE) if is_package else -len(".py")].replace("/", ".")
+                code = compile(modules.read(name), f"{archive}/{name}", "exec", dont_inherit=True)
+                codes[module] = (is_package, marshal.dumps(code))
+    data = marshal.dumps(codes)
+    path = boot.compiled_path()
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(source_hash(data) + data)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return 0

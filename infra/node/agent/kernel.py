@@ -1,0 +1,55 @@
+"""What a process asks of the kernel about itself and others. It imports little: the wrapper of a rank needs it before the
+rank starts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+# Loaded here: in a child that was forked while another thread held the loader's lock, it never would be.
+_LIBRARY = ctypes.CDLL(None)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of orphans, so that those with a cleared environment are found, too."""
+    _LIBRARY.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(number: int, parent_pid: int) -> None:
+    """Get a signal when the parent, `parent_pid`, ends: more exactly, the thread that started this process."""
+    _LIBRARY.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it has ended before
+        os.kill(os.getpid(), number)
+
+
+def death_signal(number: int) -> Callable[[], None]:
+    """Return a `preexec_fn` with which a child gets a signal when this process ends."""
+    own = os.getpid()
+    return lambda: die_with_parent(number, own)
+
+
+def stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name; [] where the process has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name may be cut in the middle of a character; only what follows it matters.
+            return file.read().rsplit(b")", 1)[1].decode().split()
+    except OSError:
+        return []
+
+
+def born(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot, so that a reused pid is not mistaken for it.
+
+    '' if it has ended, also while it is a zombie (a container without an init).
+    """
+    fields = stat(pid)
+    return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
+
+
+def name(pid: int) -> str:
+    """Return what names a process, also after its pid was given to another one."""
+    return f"{pid}:{born(pid)}"

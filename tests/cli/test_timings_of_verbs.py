@@ -1,0 +1,40 @@
+"""`--timings`: where the seconds of a command went, on stderr."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.jobs import direct
+
+
+def spans(text: str) -> list[str]:
+    """Return what the lines of the waterfall are about, in order."""
+    lines = text.splitlines()
+    (head,) = (number for number, line in enumerate(lines) if line.split() == ["begin", "took", "(seconds)"])
+    return [line[15:].rstrip(" #").partition(" (")[0] for line in lines[head + 1 :]]
+
+
+def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=1)
+    cli.write("hello.py", "print('hello')")
+    cli.ok("launch", "hello.py")
+    done = cli("--timings", "launch", "hello.py")
+    assert done.returncode == 0
+    assert "begin" not in done.stdout
+    found = spans(done.stderr)
+    assert {"start of Python", "imports: launch"} <= set(found)
+    assert {"on the node: mesh", "on the node: preflight"} <= {name.strip() for name in found}
+    steps = ["AWS ec2 describe_instances", "SSH connect", "agent: probe", "agent: start", "first line"]
+    assert [name for name in found if name in steps] == steps
+
+
+def test_timings_of_a_command_that_fails(cli: Any) -> None:
+    done = cli("status", "--timings", "-c", "absent")
+    assert "AWS ec2 describe_instances" in spans(done.stderr)
+    failed = cli("exec", "--timings", "-c", "absent", "--", "true")
+    assert failed.returncode == 1
+    assert "AWS ec2 describe_instances" in spans(failed.stderr)
+
+
+def test_nothing_is_shown_without_the_option(cli: Any) -> None:
+    assert "begin   took" not in cli("status").stderr

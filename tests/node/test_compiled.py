@@ -1,0 +1,141 @@
+"""The agent's compiled modules beside its .pyz: when they are used, and when its sources are."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import source_hash
+from pathlib import Path
+
+import pytest
+from support.agentnode import Node, agent_file
+
+MODULE = "agent.version"
+MARKED = "import sys\nsys.stderr.write('compiled\\n')\ndef conflict(step): raise SystemExit('stop')\n"
+
+
+@pytest.fixture
+def installed(node: Node) -> Node:
+    """A node whose agent has been compiled, with a module that reports that it runs."""
+    folder = node.home / "agent"
+    folder.mkdir()
+    node.agent = Path(shutil.copy(agent_file(), folder / "agent.pyz"))
+    assert node.send("compile", b"").returncode == 0
+    write(
+        compiled(node), {**read(compiled(node)), MODULE: (False, marshal.dumps(compile(MARKED, "", "exec")))}
+    )
+    return node
+
+
+def compiled(node: Node) -> Path:
+    (path,) = (path for path in node.agent.parent.iterdir() if path != node.agent)
+    return path
+
+
+def read(path: Path) -> dict[str, tuple[bool, bytes]]:
+    found: dict[str, tuple[bool, bytes]] = marshal.loads(path.read_bytes()[8:])  # noqa: S302
+    return found
+
+
+def write(path: Path, codes: dict[str, tuple[bool, bytes]]) -> None:
+    data = marshal.dumps(codes)
+    path.write_bytes(source_hash(data) + data)
+
+
+def uses_it(node: Node) -> bool:
+    done = node.send("jobs", b"{}\n")
+    assert done.returncode == (1 if b"stop" in done.stderr else 0), done.stderr
+    return done.stderr.startswith(b"compiled\n")
+
+
+def test_compiled_modules_are_used(installed: Node) -> None:
+    assert uses_it(installed)
+    codes = read(compiled(installed))
+    assert {"agent", "agent.supervisor", "agent.rank", "cloudddp.agent.protocol.codec"} <= codes.keys()
+    assert codes["agent"][0]
+    assert not codes["agent.rank"][0]
+
+
+def test_agent_that_is_compiled_again_is_whole(installed: Node) -> None:
+    assert installed.send("compile", b"").returncode == 0
+    assert not uses_it(installed)
+    assert installed.jobs() == ()
+    assert compiled(installed).stat().st_mode & 0o777 == 0o600
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def damaged(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def writable_by_others(path: Path) -> None:
+    path.chmod(0o622)
+
+
+def a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def of_another_version(path: Path) -> None:
+    path.rename(path.with_name(path.name.replace(f"-{sys.hexversion:x}", "-3080000")))
+
+
+def of_another_user(path: Path) -> None:
+    if os.getuid():
+        pytest.skip("only root can give files away")
+    os.chown(path, 12345, -1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        truncated,
+        empty,
+        damaged,
+        writable_by_others,
+        a_link,
+        a_folder,
+        a_pipe,
+        of_another_version,
+        of_another_user,
+    ],
+)
+def test_sources_are_used_instead_of_a_file_that_may_not_be_trusted(
+    installed: Node, change: Callable[[Path], None]
+) -> None:
+    change(compiled(installed))
+    assert not uses_it(installed)
+
+
+def test_failed_compilation_leaves_nothing(node: Node) -> None:
+    folder = node.home / "agent"
+    folder.mkdir()
+    node.agent = Path(shutil.copy(agent_file(), folder / "agent.pyz"))
+    limited = ["prlimit", "--fsize=4096", sys.executable, "-IS", str(node.agent), "compile"]
+    assert subprocess.run(limited, capture_output=True, check=False).returncode
+    assert list(folder.iterdir()) == [node.agent]
+    assert node.jobs() == ()
