@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloudddp import local_state
 from cloudddp.agent.client import Runner
@@ -22,11 +23,11 @@ from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
-from cloudddp.job import launch_record
-from cloudddp.job.launch_record import LaunchRecord
-from cloudddp.job.results.s3_place import place_of
 from cloudddp.sim import control
 from cloudddp.tags import iso
+
+if TYPE_CHECKING:
+    from cloudddp.job.launch_record import LaunchRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,17 @@ class Session:
     def copied_job(self, wanted: str | None = None) -> LaunchRecord | None:
         """Return the newest job of a cluster of that name, or the one of this id, whose nodes were told to copy its results
         to S3, as far as this computer knows."""
+        from cloudddp.job import (
+            launch_record,  # 30 ms, which only a cluster that has gone costs; likewise below
+        )
+
         folders = local_state.folders_of(self.settings.cluster.name, self.aws().endpoint)
         return launch_record.in_s3(folders, wanted)
 
     def _with_copies(self, error: inspect.NoCluster) -> inspect.NoCluster:
         """Return the error with a hint at the results that the nodes of the last cluster have copied to S3, if any."""
+        from cloudddp.job.results.s3_place import place_of
+
         record = self.copied_job()
         place = place_of(record.config, record.job) if record is not None else None
         if record is None or place is None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[2]
 
 
 def policy(bucket: str, prefix: str) -> str:
     """The policy of a role that may write below a prefix, as infra/iam/results.json has it."""
-    statement = {
-        "Sid": "WriteResults",
-        "Effect": "Allow",
-        "Action": ["s3:PutObject", "s3:AbortMultipartUpload"],
-        "Resource": f"arn:aws:s3:::{bucket}/{prefix}*",
-    }
-    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    document = (ROOT / "infra" / "iam" / "results.json").read_text()
+    return document.replace("BUCKET/PREFIX/", f"{bucket}/{prefix}")
 
 
 def make_profile(iam: Any, name: str, document: str) -> Iterator[str]:
