@@ -120,15 +120,15 @@ class Session:
     def copied_job(self, wanted: str | None = None) -> LaunchRecord | None:
         """Return the newest job of a cluster of that name, or the one of this id, whose nodes were told to copy its results
         to S3, as far as this computer knows."""
-        from cloudddp.job import (
-            launch_record,  # 30 ms, which only a cluster that has gone costs; likewise below
-        )
+        # 30 ms, which only a cluster that has gone costs. Likewise below.
+        from cloudddp.job import launch_record
 
         folders = local_state.folders_of(self.settings.cluster.name, self.aws().endpoint)
         return launch_record.in_s3(folders, wanted)
 
     def _with_copies(self, error: inspect.NoCluster) -> inspect.NoCluster:
         """Return the error with a hint at the results that the nodes of the last cluster have copied to S3, if any."""
+        # As above.
         from cloudddp.job.results.s3_place import place_of
 
         record = self.copied_job()
