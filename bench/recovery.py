@@ -52,7 +52,7 @@ signals.exit_silently_on_sigint()
 exit_process(main())
 """
 FLAGS = (
-    "--dataset", "synthetic", "--image-size", "8", "--synthetic-size", "1280", "--batch-size", "16", "--epochs", "6",
+    "--dataset", "synthetic", "--image-size", "8", "--synthetic-size", "1280", "--batch-size", "16", "--epochs", "3",
     "--save-every", "5", "--snapshot-per-node", "--device", "cpu", "--no-tensorboard",
 )  # fmt: skip
 
@@ -105,7 +105,8 @@ def measure(lab: Lab, *, verbose: bool = False) -> tuple[list[Moment], float]:
         if watch.process.poll() is None:
             watch.process.kill()
     if verbose or code:
-        print("\n".join(f"    {at - lost:7.2f}  {line}" for at, line in watch.lines if at > lost), flush=True)
+        shown = [(at - lost, line) for at, line in watch.lines if at > lost and not line.startswith("[rank")]
+        print("\n".join(f"    {at:7.2f}  {line}" for at, line in shown), flush=True)
     if code:
         raise RuntimeError(f"watch has exited with {code}")
     for start, what in STEPS.items():
