@@ -164,7 +164,10 @@ def _wait_gone(run: Run, row: Row, before: set[int], began: float, ignored: str)
             one for one in _ranks(run.lab.processes(run.job)) if one.net != ignored and one.pid in before
         ]
         row.seconds = time.monotonic() - began
-        if not alive or row.seconds > GONE:
+        if row.seconds > GONE:
+            run.lab.run("cancel", run.job)
+            raise TimeoutError(f"{len(alive)} ranks were alive {GONE:g} s later")
+        if not alive:
             return
         time.sleep(0.02)
 

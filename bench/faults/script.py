@@ -31,7 +31,8 @@ for step in range(100000):
     if mode == "error" and rank == 2 and step == 20:
         raise RuntimeError("an error of the script")
     if mode == "disk" and step % 5 == 0:
-        Path(f"snapshot-{rank}").write_bytes(bytes(1 << 20) * (1 + step % 2))
+        with Path(f"snapshot-{rank}").open("ab") as file:
+            file.write(bytes(1 << 20))
     if mode == "memory" and "cloudddp-bench" in Path("/proc/self/cgroup").read_text():
         kept.append(b"x" * (32 << 20))
     time.sleep(0.1)
