@@ -1,7 +1,7 @@
 """Measure cloudddp and its example trainer, compared with other programs where they are given.
 
     python -m bench                                              every benchmark, ours only
-    python -m bench models                                       one of them: help status models up sync window logs lab routes launch faults training trainer
+    python -m bench models                                       one of them: help status models up sync window logs lab routes launch faults recovery training trainer
     python -m bench help status --peers VENV                     compared with torchx and flintrock
     python -m bench trainer --peers EXAMPLES                     compared with pytorch/examples
 
@@ -26,25 +26,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RUNS = 11
+from bench.common import ROOT, compare, environment, line, script, simulator, timed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peers:
-    """The folders given with --peers, by kind."""
+class Options:
+    """`venv` and `examples` are the folders given with --peers, by kind."""
 
     venv: Path | None = None
     examples: Path | None = None
+    fault: str = ""
+    write: bool = False
+    seed: int = 0
 
 
-def find_peers(folders: Sequence[Path]) -> Peers:
+def find_peers(folders: Sequence[Path]) -> dict[str, Path]:
     """Return the folders by kind. Exits with code 2 for a folder that is neither."""
     found: dict[str, Path] = {}
     for folder in folders:
@@ -59,84 +60,27 @@ def find_peers(folders: Sequence[Path]) -> Peers:
                 file=sys.stderr,
             )
             raise SystemExit(2)
-    return Peers(**found)
+    return found
 
 
-def timed(command: Sequence[str], env: dict[str, str]) -> float:
-    """Return the wall seconds of one run, from start to exit."""
-    started = time.perf_counter()
-    done = subprocess.run(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    seconds = time.perf_counter() - started
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: exit {done.returncode}")
-    return seconds
-
-
-def compare(ours: Sequence[str], theirs: Sequence[str] | None, env: dict[str, str]) -> None:
-    """Run two commands in turns and print the median of each, and of the ratio of each pair."""
-    commands = [list(ours)] + ([list(theirs)] if theirs else [])
-    rows: list[list[float]] = [[] for _ in commands]
-    for run in range(RUNS + 1):
-        for row, command in zip(rows, commands, strict=True):
-            seconds = timed(command, env)
-            if run:
-                row.append(seconds)
-    for row, command in zip(rows, commands, strict=True):
-        name = " ".join([Path(command[0]).name, *command[1:]])
-        line("  " + name, statistics.median(row), min(row), max(row), "s")
-    if theirs:
-        ratios = [a / b for a, b in zip(*rows, strict=True)]
-        line("  ratio", statistics.median(ratios), min(ratios), max(ratios), "")
-
-
-def line(name: str, middle: float, low: float, high: float, unit: str) -> None:
-    print(f"{name:<52} {middle:8.3f} {unit:<2} ({low:.3f} to {high:.3f})", flush=True)
-
-
-def script(name: str) -> str:
-    return str(Path(sys.executable).with_name(name))
-
-
-def environment(home: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "CLOUDDDP_"))}
-    return {**kept, "CLOUDDDP_HOME": home}
-
-
-@contextmanager
-def simulator(nodes: str = "process") -> Iterator[tuple[Any, dict[str, str]]]:
-    """Yield (a running simulator, the environment in which AWS clients and cloudddp use it).
-
-    This process can reach nodes of kind `process`; `namespace` nodes are reachable only from what `cloudddp sim exec`
-    runs.
-    """
-    from cloudddp.sim import control
-
-    with tempfile.TemporaryDirectory(prefix="cloudddp-bench-") as home:
-        found = control.start(Path(home), nodes=nodes)
-        try:
-            yield found, {**environment(home), **control.environment(found)}
-        finally:
-            control.stop(Path(home))
-
-
-def bench_help(peers: Peers) -> None:
+def bench_help(options: Options) -> None:
     """`cloudddp --help`, compared with `torchx --help`."""
     print("help: whole process")
-    theirs = [str(peers.venv / "bin" / "torchx"), "--help"] if peers.venv else None
+    theirs = [str(options.venv / "bin" / "torchx"), "--help"] if options.venv else None
     compare([script("cloudddp"), "--help"], theirs, environment("/nonexistent"))
 
 
-def bench_status(peers: Peers) -> None:
+def bench_status(options: Options) -> None:
     """`cloudddp status` of 2 nodes on the simulator, compared with `flintrock describe`."""
     print("status: whole process, 2 nodes on the simulator")
     with simulator() as (_, env):
         subprocess.run([script("cloudddp"), "up", "-y", "-n", "2"], env=env, check=True, capture_output=True)
         region = ["--ec2-region", "us-east-1"]
-        theirs = [str(peers.venv / "bin" / "flintrock"), "describe", *region] if peers.venv else None
+        theirs = [str(options.venv / "bin" / "flintrock"), "describe", *region] if options.venv else None
         compare([script("cloudddp"), "status"], theirs, env)
 
 
-def bench_models(_: Peers) -> None:
+def bench_models(_: Options) -> None:
     """`cloudddp status` with our loader of botocore's service models against botocore's own loader."""
     print(
         "models: `cloudddp status`, 2 nodes on the simulator; our loader of service models, then botocore's"
@@ -149,7 +93,7 @@ def bench_models(_: Peers) -> None:
         compare(ours, stock, env)
 
 
-def bench_up(_: Peers) -> None:
+def bench_up(_: Options) -> None:
     """`up` of 8 simulated nodes: in total, and from the moment when every node responds."""
     print("up: 8 simulated nodes, in this process")
     whole, after = [], []
@@ -185,7 +129,7 @@ def _one_up(found: Any, name: str) -> tuple[float, float]:
     return ready - started, ready - responding[0]
 
 
-def bench_sync(_: Peers) -> None:
+def bench_sync(_: Options) -> None:
     """Sync of 2,000 files to one simulated node, the first time and unchanged: round trips and seconds."""
     from cloudddp.aws.client import AWS
     from cloudddp.cluster import connect, up
@@ -221,7 +165,7 @@ def bench_sync(_: Peers) -> None:
                 print(f"  {name:<12} {len(commands)} round trips, {seconds:.3f} s", flush=True)
 
 
-def bench_window(_: Peers) -> None:
+def bench_window(_: Options) -> None:
     """A stream from OpenSSH at a round trip of 100 ms, with paramiko's window and with ours."""
     from bench import window
 
@@ -230,7 +174,7 @@ def bench_window(_: Peers) -> None:
         line(f"  window of {size >> 20} MiB", statistics.median(row), min(row), max(row), "MB/s")
 
 
-def bench_logs(_: Peers) -> None:
+def bench_logs(_: Options) -> None:
     """Lines per second that a rank can write, into a plain file and under the agent's wrapper; and of `launch`."""
     from bench import logs
 
@@ -253,7 +197,7 @@ def bench_logs(_: Peers) -> None:
         print(f"  launch: {count} of {lines} lines printed in {seconds:.1f} s, from the command to its end")
 
 
-def bench_lab(_: Peers) -> None:
+def bench_lab(_: Options) -> None:
     """Namespace nodes: from RunInstances until SSH responds on all, and from TerminateInstances until all are gone."""
     from bench import lab
 
@@ -271,7 +215,7 @@ def bench_lab(_: Peers) -> None:
     print(f"  [{before:.1f}, {os.getloadavg()[0]:.1f}]")
 
 
-def bench_routes(_: Peers) -> None:
+def bench_routes(_: Options) -> None:
     """SSH to a namespace node: directly, through a jump host, by proxy commands."""
     from bench import routes
 
@@ -287,37 +231,28 @@ def bench_routes(_: Peers) -> None:
         )
 
 
-def bench_launch(_: Peers) -> None:
+def bench_launch(options: Options) -> None:
     """From the command to the first line of a rank: `launch`, and the same torchrun typed by hand on both nodes."""
     from bench import first_line
 
-    print("launch: 2 namespace nodes x 2 ranks, from the command to the first line of a rank, in turns")
-    with simulator("namespace") as (found, env), tempfile.TemporaryDirectory() as folder:
-        inside = {**env, "CLOUDDDP_HOME": str(found.home), "CLOUDDDP_YES": "1", "OMP_NUM_THREADS": "1"}
-        done = list(first_line.rows(script("cloudddp"), inside, Path(folder)))
-    for name, row in zip(
-        ("cloudddp launch", "by hand, one ssh per node"), zip(*done, strict=True), strict=True
-    ):
-        line(f"  {name}", statistics.median(row), min(row), max(row), "s")
-    ratios = [ours / theirs for ours, theirs in done]
-    line("  ratio", statistics.median(ratios), min(ratios), max(ratios), "")
+    first_line.bench(write=options.write)
 
 
-def bench_faults(_: Peers) -> None:
-    """Faults of a job on 2 x 2 and 4 x 1 ranks, in the foreground and detached. FAULT in the environment chooses some."""
+def bench_faults(options: Options) -> None:
+    """Every fault of a job, in the foreground and detached (--fault TEXT: those whose name contains it)."""
     from bench import faults
 
-    print("faults: gloo on namespace nodes; seconds from the fault to the last rank gone, and the exit code")
-    with simulator("namespace") as (found, env), tempfile.TemporaryDirectory() as folder:
-        inside = {**env, "CLOUDDDP_HOME": str(found.home), "CLOUDDDP_YES": "1", "OMP_NUM_THREADS": "1"}
-        done = []
-        for row in faults.rows(script("cloudddp"), inside, Path(folder), os.environ.get("FAULT", "")):
-            print(f"  {row}", flush=True)
-            done.append(row)
-        print(faults.table(done))
+    faults.bench(options.fault, write=options.write, seed=options.seed)
 
 
-def bench_training(_: Peers) -> None:
+def bench_recovery(options: Options) -> None:
+    """From the loss of a node to the next training step, in parts, with `cloudddp watch`."""
+    from bench import recovery
+
+    recovery.bench(write=options.write)
+
+
+def bench_training(_: Options) -> None:
     """`cloudddp launch` of a small DDP training on 2 namespace nodes with 2 ranks each, compared with plain torchrun."""
     print("training: 2 namespace nodes x 2 ranks, gloo, 200 steps of a small model; `cloudddp launch`")
     with simulator("namespace") as (found, env), tempfile.TemporaryDirectory() as folder:
@@ -352,16 +287,16 @@ def bench_training(_: Peers) -> None:
     line("  ratio", statistics.median(ratios), min(ratios), max(ratios), "")
 
 
-def bench_trainer(peers: Peers) -> None:
+def bench_trainer(options: Options) -> None:
     """Training steps of `train/` (`python -m train.bench`), compared with pytorch/examples."""
     print("trainer: samples per second, one process")
-    given = ["--peers", str(peers.examples.resolve())] if peers.examples else []
+    given = ["--peers", str(options.examples.resolve())] if options.examples else []
     done = subprocess.run([sys.executable, "-m", "train.bench", *given], cwd=ROOT, check=False)
     if done.returncode:
         raise SystemExit(done.returncode)
 
 
-BENCHES: dict[str, Callable[[Peers], None]] = {
+BENCHES: dict[str, Callable[[Options], None]] = {
     "help": bench_help,
     "status": bench_status,
     "models": bench_models,
@@ -373,6 +308,7 @@ BENCHES: dict[str, Callable[[Peers], None]] = {
     "routes": bench_routes,
     "launch": bench_launch,
     "faults": bench_faults,
+    "recovery": bench_recovery,
     "training": bench_training,
     "trainer": bench_trainer,
 }
@@ -394,11 +330,20 @@ def main() -> None:
         default=[],
         help="a virtual environment with torchx and flintrock, or a checkout of pytorch/examples (see above)",
     )
-    options = parser.parse_args()
-    peers = find_peers(options.peers)
+    parser.add_argument(
+        "--fault", metavar="TEXT", default="", help="of `faults`: only those whose name contains it"
+    )
+    parser.add_argument("--seed", type=int, default=20261123, help="of `faults`: of its random moments")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="of `faults`, `recovery` and `launch`: write their tables into docs/",
+    )
+    given = parser.parse_args()
+    options = Options(**find_peers(given.peers), fault=given.fault, write=given.write, seed=given.seed)
     print(f"python {sys.version.split()[0]}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
-    for name in options.names or BENCHES:
-        BENCHES[name](peers)
+    for name in given.names or BENCHES:
+        BENCHES[name](options)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,17 @@ Both run on the same two namespace nodes, in turns. By hand means one OpenSSH cl
 from __future__ import annotations
 
 import json
+import os
+import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-RUNS = 5
+from bench.common import ROOT, line, replace_between, script, simulator
+
+RUNS = 7
 SCRIPT = "import torch.distributed as d\nd.init_process_group('gloo')\nprint('first line', flush=True)\nd.barrier()\n"
 
 
@@ -88,3 +93,33 @@ def _torchrun(head: str, own: str, node: int, port: int) -> str:
         f"/opt/pytorch/bin/python -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --local-addr={own} "
         f"--rdzv-backend=c10d --rdzv-id={port} --rdzv-endpoint={head}:{port} --rdzv-conf=is_host={is_host} first.py"
     )
+
+
+def bench(*, write: bool) -> None:
+    """Print the medians of both; exit with 1 if `launch` takes longer than the goal: 1.1 x by hand + 0.5 s."""
+    print("launch: 2 namespace nodes x 2 ranks, from the command to the first line of a rank, in turns")
+    load = os.getloadavg()[0]
+    with simulator("namespace") as (found, env), tempfile.TemporaryDirectory() as folder:
+        inside = {**env, "CLOUDDDP_HOME": str(found.home), "CLOUDDDP_YES": "1", "OMP_NUM_THREADS": "1"}
+        done = list(rows(script("cloudddp"), inside, Path(folder)))
+    ours, by_hand = (list(row) for row in zip(*done, strict=True))
+    table = ["| | median | minimum | maximum |", "|---|---|---|---|"]
+    for name, row in (("cloudddp launch", ours), ("by hand, one ssh per node", by_hand)):
+        line(f"  {name}", statistics.median(row), min(row), max(row), "s")
+        table.append(f"| {name} | {statistics.median(row):.2f} s | {min(row):.2f} s | {max(row):.2f} s |")
+    ratios = [one / other for one, other in done]
+    line("  ratio", statistics.median(ratios), min(ratios), max(ratios), "")
+    table.append(
+        f"| ratio of a turn | {statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f} |"
+    )
+    more = statistics.median(ours) - 1.1 * statistics.median(by_hand)
+    where = (
+        f"{RUNS} turns, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, on a machine that was not idle: load average "
+        f"{load:.1f} before and {os.getloadavg()[0]:.1f} after."
+    )
+    print(f"  launch - 1.1 x by hand: {more:+.2f} s (goal: at most +0.5 s). {where}")
+    if write:
+        page = ROOT / "docs" / "benchmarks.md"
+        page.write_text(replace_between(page.read_text(), "python -m bench launch", [where, "", *table]))
+    if more > 0.5:
+        raise SystemExit(1)

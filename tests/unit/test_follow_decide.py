@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.jobstates import agreed, followed, lost, rank, update
 
+from cloudddp.agent.protocol.verdict import Cause, Failure
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import (
@@ -38,6 +39,7 @@ FAILED = [update(0, "running", rank(0, 7)), update(1, "running", rank(1))]
 SUCCEEDED = [update(0, "running", rank(0, 0)), update(1, "running", rank(1, 0))]
 FINISHED = [NodeFinished(0), NodeFinished(1)]
 AGREED = [update(0, "failed", rank(0, 7), verdict=agreed()), NodeFinished(0)]
+NAMED = [update(0, "failed", verdict=agreed(first=Failure(1, Cause.AGENT))), NodeFinished(0)]
 FAULTY = NodeLost(1, "junk", 1.0, error=NodeError("junk"))
 
 
@@ -67,6 +69,13 @@ def case(
         case("AWS is asked about it", [*RUNNING, *AGREED, NodeQuiet(1), AwsAsked()], Continue(), after=1e6),
         case("AWS knows nothing about it", [*RUNNING, *AGREED, NodeQuiet(1), AwsAsked(), AwsReport()], Done()),
         case("the quiet node responds again", [*RUNNING, *AGREED, NodeQuiet(1), NodeResponding(1)], Continue()),
+
+        # The others have lost a node, and this computer has not noticed it: its connection says nothing.
+        case("the verdict names a node as lost", [*RUNNING, *NAMED], AskAws(frozenset({1}))),
+        case("AWS says that it runs", [*RUNNING, *NAMED, AwsAsked(), AwsReport()], Continue()),
+        case("AWS is soon asked again", [*RUNNING, *NAMED, AwsAsked(), AwsReport()], AskAws(frozenset({1})), after=T.ask_soon),
+        case("AWS says that it has ended", [*RUNNING, *NAMED, AwsAsked(), AwsReport((lost(1, ended=True),))], Done()),
+        case("the node that the verdict names has finished", [*RUNNING, *NAMED, NodeFinished(1)], Done()),
 
         # A node is lost.
         case("a node is lost", [*RUNNING, lost(1)], Continue()),

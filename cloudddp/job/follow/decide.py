@@ -48,7 +48,7 @@ def decide(state: FollowState, policy: Policy, now: float) -> Action:
     asked = state.aws_asked_at is not None and not state.aws_pending
     if state.agreed is not None and state.followed <= state.quiet and asked:
         return Done()
-    doubtful = state.quiet | state.disconnected.keys()
+    doubtful = state.quiet | state.disconnected.keys() | _named(state)
     if (
         doubtful
         and not state.aws_pending
@@ -58,9 +58,17 @@ def decide(state: FollowState, policy: Policy, now: float) -> Action:
     return Continue()
 
 
+def _named(state: FollowState) -> frozenset[int]:
+    """Return the node that the others have lost, by their verdict, while it is followed. When an instance ends, it may close
+    no connection, and would be quiet only much later."""
+    return state.followed & frozenset(() if state.suspect is None else (state.suspect,))
+
+
 def _interval(state: FollowState, policy: Policy, now: float) -> float:
     """Return how long to wait for the next query. An instance that has just broken its connection is about to end, or has
     only lost the network."""
+    if _named(state):
+        return policy.timing.ask_soon
     latest = max(state.disconnected.values(), default=None)
     if _elapsed(latest, now) < policy.timing.ask_again:
         return policy.timing.ask_soon

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from cloudddp.agent.protocol import LAUNCHER_RANK
 from cloudddp.agent.protocol.jobs import JobState
-from cloudddp.agent.protocol.verdict import Verdict
+from cloudddp.agent.protocol.verdict import Cause, Verdict
 from cloudddp.errors import NodeError
 from cloudddp.job import outcome
 from cloudddp.job.follow import lines
@@ -114,6 +114,12 @@ class FollowState:
     def agreed(self) -> Verdict | None:
         """The verdict of the nodes, once any of them has reported it."""
         return outcome.agreed(self.jobs)
+
+    @property
+    def suspect(self) -> int | None:
+        """The node that the others have lost, by their verdict: AWS may know why."""
+        first = self.agreed.first if self.agreed is not None else None
+        return first.node if first is not None and first.cause in (Cause.AGENT, Cause.SILENT) else None
 
     @property
     def all_lost(self) -> bool:

@@ -68,7 +68,7 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         ranks=outcome.ranks_ended(state.jobs.values()),
         lost=tuple(sorted(state.lost)),
         lost_reasons=tuple(state.lost[node].reason for node in sorted(state.lost)),
-        suspect=_suspect(state),
+        suspect=state.suspect,
         unverified=tuple(sorted(state.followed)),
         training=found.training if found else None,
         leaving=_first_cause(state) is Cause.NOTICE,
@@ -77,11 +77,6 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
 
 def _first_cause(state: FollowState) -> Cause | None:
     return state.agreed.first.cause if state.agreed is not None and state.agreed.first else None
-
-
-def _suspect(state: FollowState) -> int | None:
-    first = state.agreed.first if state.agreed is not None else None
-    return first.node if first is not None and first.cause in (Cause.AGENT, Cause.SILENT) else None
 
 
 def _faulty_ending(state: FollowState) -> _Ending | None:
