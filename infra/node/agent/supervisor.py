@@ -317,7 +317,7 @@ class _Supervisor:
                 self._restart(verdict)
                 return
             verdict = replace(verdict, refusal=refusal)
-        self._verdict = verdict
+        self._verdict = replace(verdict, at=time.time())
 
     def _restart(self, verdict: Verdict) -> None:
         """Start the ranks again, after no process of the last attempt is left on any node."""
