@@ -40,7 +40,7 @@ class Attempt:
         self.error = ""  # why the ranks could not be started
         self._request = request
         self._folder = folder
-        self._task = phases.task(folder, request.node)
+        self._task = phases.task(folder, request.node, own=True)
         self._kernel = causes.Kernel.now()
         self._children: list[launchers.Child[bytes]] = []
         self._failures: list[Seen] = []  # that are no rank's own end

@@ -97,7 +97,7 @@ def _wait(child: int) -> None:
 
 def _record(folder: Path, request: StartRequest) -> None:
     """End the ranks, and record that the supervisor was killed. The others have seen its connections close."""
-    task = phases.task(folder, request.node)
+    task = phases.task(folder, request.node, own=True)
     processes.end(task, min(request.stop_grace, supervisor.FAILURE_GRACE))
     failure = Failure(request.node, Cause.AGENT)
     verdict = Verdict(JobPhase.FAILED, 1, request.node, failure)
