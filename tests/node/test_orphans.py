@@ -62,7 +62,7 @@ def test_guard_ends_them_after_its_supervisor_was_killed(node: Node, project: Pa
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_supervisor_ends_them_although_its_record_is_damaged(node: Node, project: Path, code: int) -> None:
-    end = "while not os.path.exists('go'): time.sleep(0.02)\nraise SystemExit(%d)\n" % code
+    end = "while not os.path.exists('go'): time.sleep(0.02)\n" + f"raise SystemExit({code})\n"
     node.start(DAEMON + DAMAGE.format(job=node.id()) + end, grace=0.2)
     pid = daemon(project)
     guard = until(lambda: parent_of(parent_of(parent_of(node.rank_pid()))))

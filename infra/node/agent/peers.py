@@ -18,7 +18,11 @@ from cloudddp.agent.protocol.start import StartRequest
 from cloudddp.agent.protocol.verdict import Cause, Failure
 
 HEARTBEATS = 10  # in the time after which a silent node is lost
+MAX_EARLY = (
+    32  # messages of one node about the next attempt: it sends a heartbeat, and how its ranks have ended
+)
 NEVER = float("inf")
+STUCK = "it did not take part in the end of the job"
 
 
 class Peers:
@@ -113,10 +117,16 @@ class Peers:
                 if self._lose(event.node, Seen(time.monotonic(), Observed(failure, 0.0))):
                     yield event
             elif event.message.attempt > self.attempt and event.message.kind is not Kind.RESTART:
-                self._early.append(event)
+                self._keep_early(event)
             elif self._is_valid(event):
                 self._keep(event.node, event.message)
                 yield event
+
+    def _keep_early(self, event: Received) -> None:
+        """Keep a message about the next attempt. A node that works sends few of them before it begins here."""
+        known = sum(one.node == event.node for one in self._early)
+        if event.message.attempt == self.attempt + 1 and known < MAX_EARLY:
+            self._early.append(event)
 
     def _is_valid(self, event: Received) -> bool:
         """Whether a message is about what runs here."""
@@ -161,6 +171,16 @@ class Peers:
                 failure = Failure(node, Cause.SILENT, peer=self._node)
                 lost |= self._lose(node, Seen(since, Observed(failure, 0.0)))
         return lost
+
+    def lose_stuck(self) -> None:
+        """Lose nodes that send heartbeats and do not take part in the end: those that have not reported how their ranks have
+        ended, although they should have by now; or else the first one, which has not decided."""
+        now = time.monotonic()
+        stuck = self.left - self.reports.keys() or {min(self.left)}
+        for node in stuck - {self._node}:
+            failure = Failure(node, Cause.SILENT, peer=self._node, detail=STUCK)
+            self.reports.pop(node, None)
+            self._lose(node, Seen(now, Observed(failure, 0.0)))
 
     def _lose(self, node: int, seen: Seen) -> bool:
         """Keep that a node is lost; return whether it matters: its ranks had not ended."""

@@ -22,6 +22,7 @@ from agent import (
     launchers,
     notices,
     phases,
+    processes,
     records,
     restarts,
     stragglers,
@@ -85,6 +86,7 @@ class _Supervisor:
         self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
         self._stragglers = stragglers.Watch(self._node, self._record.folder, self._request.straggler_seconds)
         self._is_stopping = False  # the ranks of all nodes are being ended
+        self._over_by = float("inf")  # when that is over on all nodes at the latest, by the monotonic clock
         self._finished_at: Optional[float] = None  # when the ranks of all nodes were
 
     def run(self) -> int:
@@ -192,6 +194,9 @@ class _Supervisor:
             self._watch()
         elif self._attempt.is_over:
             self._watch_others()
+            if time.monotonic() > self._over_by:
+                self._over_by = time.monotonic() + self._request.gang.silence
+                self._peers.lose_stuck()
         self._decide()
 
     def _watch(self) -> None:
@@ -294,6 +299,8 @@ class _Supervisor:
         if self._is_stopping:
             return
         self._is_stopping = True
+        slowest = limit + processes.GIVE_UP_SECONDS + self._request.gang.silence
+        self._over_by = time.monotonic() + slowest
         self._record.mark_stop(cancelled=cancelled, token=token)
         token = phases.cancel_token(self._record.folder)
         self._peers.send(Message(Kind.STOP, cancelled=cancelled, token=token, grace=grace))
