@@ -38,6 +38,7 @@ class Peers:
         self.skews: dict[int, float] = {}  # seconds by which the clock of another node is ahead
         self.ready: set[int] = set()  # nodes that are connected to all others
         self.lost: dict[int, Seen] = {}  # nodes whose agent has ended or is silent
+        self._errors: dict[int, str] = {}  # of agents that are about to end because of them
         self._heartbeat_at = 0.0
         self._looked_at = 0.0  # for silent nodes
         self._events: deque[Event] = deque()
@@ -112,8 +113,10 @@ class Peers:
         self._events.extend(self._mesh.poll(0.0 if self._events else seconds))
         while self._events:
             event = self._events.popleft()
-            if isinstance(event, Closed):
-                failure = Failure(event.node, Cause.AGENT)
+            if isinstance(event, Received) and event.message.kind is Kind.CRASHED:
+                self._errors[event.node] = event.message.error
+            elif isinstance(event, Closed):
+                failure = Failure(event.node, Cause.AGENT, detail=self._errors.get(event.node, ""))
                 if self._lose(event.node, Seen(time.monotonic(), Observed(failure, 0.0))):
                     yield event
             elif event.message.attempt > self.attempt and event.message.kind is not Kind.RESTART:

@@ -16,6 +16,7 @@ from typing import Any, Optional
 from agent import (
     attempt,
     causes,
+    crash,
     decision,
     job_record,
     kernel,
@@ -90,6 +91,15 @@ class _Supervisor:
         self._finished_at: Optional[float] = None  # when the ranks of all nodes were
 
     def run(self) -> int:
+        """Run the job to its verdict. An error of this process is sent to the others before it ends the process."""
+        try:
+            return self._run()
+        except Exception as error:
+            self._peers.send(Message(Kind.CRASHED, error=crash.last_line(error)))
+            self._peers.flush(LAST_WORDS)
+            raise
+
+    def _run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         # The end of a launcher is noticed at once: its ranks end because of it, and those of other nodes because of them.
