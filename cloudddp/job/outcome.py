@@ -232,7 +232,8 @@ def _what_failed(failure: Failure) -> str:
     other = "another node" if failure.peer is None else f"node {failure.peer}"
     match failure.cause:
         case Cause.MEMORY:
-            return f"{rank} was killed by the kernel's OOM killer: {node} has run out of memory{detail}"
+            who = rank if failure.rank is not None else f"the launcher (torchrun) on {node}"
+            return f"{who} was killed by the kernel's OOM killer: {node} has run out of memory{detail}"
         case Cause.DISK:
             return f"{rank} failed{_code(failure)}: no space is left on a disk of {node}{detail}"
         case Cause.LAUNCHER:

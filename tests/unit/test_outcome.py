@@ -149,6 +149,10 @@ def test_outcome(states: tuple[JobState, ...], status: JobStatus, exit_code: int
             Failure(1, Cause.MEMORY, 2, 137, 9),
             "rank 2 on node 1 was killed by the kernel's OOM killer: node 1 has run out of memory",
         ),
+        (
+            Failure(1, Cause.MEMORY, None, 137, 9),
+            "the launcher (torchrun) on node 1 was killed by the kernel's OOM killer: node 1 has run out of memory",
+        ),
         (Failure(0, Cause.DISK, 0, 1), "rank 0 on node 0 failed with code 1: no space is left on a disk of node 0"),
         (
             Failure(0, Cause.LAUNCHER, exit_code=137, signal=9),
