@@ -91,7 +91,7 @@ def launch(
     sync.update(runner, probes, config, files, progress)
     _set_up(runner, probes, config, job, progress)
     if job.resumed_from:
-        snapshots.spread(runner, config.job.snapshots, progress)
+        snapshots.spread(runner, config.job.snapshots, files.manifest, progress)
     hosts = _hosts(cluster, probes, config.job.python)
     plans = ranks.plan(
         config.job, hosts, job.script, job_id=job.id, cluster=cluster.name, require_efa=require_efa

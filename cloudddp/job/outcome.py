@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
-from cloudddp.agent.protocol.jobs import JobState
+from cloudddp.agent.protocol.jobs import JobState, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
@@ -125,7 +125,7 @@ def outcome(states: Mapping[int, JobState]) -> JobOutcome:
     A job is not cancelled but failed if a rank failed before the cancel.
     """
     states = {node: checked(state) for node, state in states.items()}
-    verdict = agreed(states)
+    verdict = concluded(states)
     if verdict is not None:
         return _of_verdict(verdict, states)
     reported = {JobStatus.of(state.phase) for state in states.values()}
@@ -145,10 +145,11 @@ def outcome(states: Mapping[int, JobState]) -> JobOutcome:
 def agreed(states: Mapping[int, JobState]) -> Verdict | None:
     """Return the verdict that the nodes have agreed on; None while there is none.
 
-    Nodes that could not reach each other have decided apart: the verdict of the first node counts. A success that a
-    node's own ranks contradict is none: a rank can write any file of its user.
+    Nodes that could not reach each other have decided apart: the verdict of the first node counts. That of a guard, which
+    knows only that its supervisor was killed, counts where there is no other. A success that a node's own ranks contradict is
+    none: a rank can write any file of its user.
     """
-    for _, state in sorted(states.items()):
+    for _, state in sorted(states.items(), key=lambda item: (_is_of_guard(item[1].verdict), item[0])):
         if state.verdict is not None:
             if state.verdict.phase is JobPhase.SUCCEEDED and any(
                 one.phase.ended and one.phase is not JobPhase.SUCCEEDED for one in states.values()
@@ -156,6 +157,46 @@ def agreed(states: Mapping[int, JobState]) -> Verdict | None:
                 continue
             return state.verdict
     return None
+
+
+def _is_of_guard(verdict: Verdict | None) -> bool:
+    first = verdict.first if verdict is not None else None
+    return (
+        verdict is not None
+        and first is not None
+        and (first.cause, first.node) == (Cause.AGENT, verdict.decided_by)
+    )
+
+
+def concluded(states: Mapping[int, JobState]) -> Verdict | None:
+    """Return the verdict of a job: the one that the nodes have agreed on; or, where none is left that could give one, that the
+    agent of the first such node has ended. None while a node may still decide, and for a job whose records are unreadable.
+
+    A rank that failed before its agent ended is the cause, and no verdict is needed to know it. One that was killed by SIGKILL may
+    have been killed with the agent.
+    """
+    verdict = agreed(states)
+    lost = [node for node, state in sorted(states.items()) if _is_abandoned(state)]
+    if verdict is not None or not lost:
+        return verdict
+    known = any(
+        state.phase is JobPhase.CANCELLED
+        or state.cancelled is not None
+        or any(map(_failed_alone, state.ranks))
+        for state in states.values()
+    )
+    if known or not all(state.phase.ended for state in states.values()):
+        return None
+    return Verdict(JobPhase.FAILED, 1, lost[0], Failure(lost[0], Cause.AGENT))
+
+
+def _is_abandoned(state: JobState) -> bool:
+    """Whether the agent of a node has ended without recording the end of the job."""
+    return state.phase is JobPhase.LOST and state.node is not None
+
+
+def _failed_alone(rank: RankRecord) -> bool:
+    return bool(rank.exit_code) and not rank.asked and rank.signal != signal.SIGKILL
 
 
 def _of_verdict(verdict: Verdict, states: Mapping[int, JobState]) -> JobOutcome:
@@ -191,7 +232,8 @@ def _what_failed(failure: Failure) -> str:
     other = "another node" if failure.peer is None else f"node {failure.peer}"
     match failure.cause:
         case Cause.MEMORY:
-            return f"{rank} was killed by the kernel's OOM killer: {node} has run out of memory{detail}"
+            who = rank if failure.rank is not None else f"the launcher (torchrun) on {node}"
+            return f"{who} was killed by the kernel's OOM killer: {node} has run out of memory{detail}"
         case Cause.DISK:
             return f"{rank} failed{_code(failure)}: no space is left on a disk of {node}{detail}"
         case Cause.LAUNCHER:

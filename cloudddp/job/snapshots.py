@@ -6,30 +6,37 @@ sends its snapshot to all ranks by itself, as train/ does, needs none of this.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.snapshots import RestoreReply, RestoreRequest, SnapshotReply, SnapshotRequest
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.errors import NodeError
+from cloudddp.errors import Command, NodeError
 from cloudddp.job.results.pull import pull
 from cloudddp.job.sync import PIECE, Progress
 from cloudddp.text import one_line, size_of
 
 _SECONDS = 600.0  # to find and check snapshots, and to write one
+_LATEST = 86400.0  # seconds by which the clock of a node may be ahead of this one
 
 
-def spread(runner: Runner, patterns: Sequence[str], progress: Progress) -> None:
-    """Copy the newest snapshot to the nodes whose newest one is another. Raises NodeError."""
+def spread(runner: Runner, patterns: Sequence[str], files: Collection[str], progress: Progress) -> None:
+    """Copy the newest snapshot to the nodes whose newest one is another. `files` are those of the project on this computer,
+    which are no snapshots. Raises NodeError."""
     if not patterns:
         return
-    request = SnapshotRequest(PROJECT, tuple(patterns))
+    own = {name for name in files if matches(name, patterns)}
+    sendable = tuple(sorted(name for name in own if name.isprintable()))
+    request = SnapshotRequest(PROJECT, tuple(patterns), sendable)
     found = client.call_all(runner, lambda _: request, timeout=_SECONDS)
     for node, reply in found.items():
+        _check(node, reply, patterns, files)
         for name in reply.skipped:
             progress(f"warning: node {node}: {one_line(name, 200)} is damaged; an older snapshot is used")
     source = newest(found)
@@ -49,7 +56,7 @@ def spread(runner: Runner, patterns: Sequence[str], progress: Progress) -> None:
     with tempfile.TemporaryDirectory(prefix="cloudddp-") as folder:
         pulled = pull(runner, [wanted.path], node=source, to=Path(folder) / "pulled")
         path = Path(folder) / "pulled" / wanted.path
-        if not path.is_file() or _digest(path) != wanted.digest:
+        if not path.is_file() or path.stat().st_size != wanted.size or _digest(path) != wanted.digest:
             why = "; ".join(pulled.notes) or "it has changed"
             raise NodeError(f"node {source}: its snapshot {one_line(wanted.path, 200)} was not copied: {why}")
         restore = RestoreRequest(PROJECT, wanted.path, wanted.mtime_ns, wanted.size)
@@ -63,6 +70,49 @@ def spread(runner: Runner, patterns: Sequence[str], progress: Progress) -> None:
     for node, written in replies.items():
         if written is not None and written.digest != wanted.digest:
             raise NodeError(f"node {node}: the snapshot was damaged on its way", hint="repeat the command")
+
+
+def _check(node: int, reply: SnapshotReply, patterns: Sequence[str], files: Collection[str]) -> None:
+    """Raise NodeError for a snapshot that no agent reports. It would be written on the other nodes: a program on one of them
+    must not choose which file, nor make it the newest for ever."""
+    if not reply.path:
+        return
+    why = ""
+    if not matches(reply.path, patterns):
+        why = f"which no pattern of job.snapshots matches ({', '.join(patterns)})"
+    elif reply.path in files:
+        why = "which is a file of the project"
+    elif reply.mtime_ns > (time.time() + _LATEST) * 1e9:
+        why = "whose time is more than a day in the future"
+    if why:
+        raise NodeError(
+            f"node {node} reports {one_line(reply.path, 200)} as its newest snapshot, {why}; nothing was copied",
+            hint=("look at the node with ", Command("ssh", str(node))),
+        )
+
+
+def matches(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a path in the project matches one of the patterns, as pathlib's glob does. Pure."""
+    return any(_matches(path.split("/"), pattern) for pattern in patterns)
+
+
+def _matches(parts: Sequence[str], pattern: str) -> bool:
+    words = [word for word in pattern.split("/") if word not in ("", ".")]
+
+    def closed(reached: Iterable[int]) -> set[int]:
+        """Return the positions in the pattern that are reached without another part of the path."""
+        found = set(reached)
+        for at, word in enumerate(words):
+            if at in found and word == "**":
+                found.add(at + 1)
+        return found
+
+    reached = closed([0])
+    for part in parts:
+        stay = [at for at in reached if at < len(words) and words[at] == "**"]
+        go = [at + 1 for at in reached if at < len(words) and fnmatch.fnmatchcase(part, words[at])]
+        reached = closed([*stay, *go])
+    return len(words) in reached
 
 
 def newest(found: Mapping[int, SnapshotReply]) -> int | None:

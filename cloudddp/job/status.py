@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +12,12 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsRequest, JobState
 from cloudddp.agent.protocol.pace import Straggler
+from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
-from cloudddp.errors import CloudDDPError, Command
-from cloudddp.job.outcome import JobStatus, outcome
+from cloudddp.agent.protocol.verdict import ConcludeRequest
+from cloudddp.errors import CloudDDPError, Command, NodeError
+from cloudddp.job.outcome import JobStatus, agreed, outcome
 from cloudddp.job.ranks import LONGEST_SCRIPT
 from cloudddp.text import one_line
 
@@ -65,21 +68,37 @@ def list_jobs(runner: Runner) -> list[JobRecord]:
     for node, reply in replies.items():
         for state in reply.jobs:
             jobs.setdefault(state.job, {})[node] = state
+    for job_id, states in jobs.items():
+        _conclude(runner, job_id, states)
     return [record(job_id, states) for job_id, states in sorted(jobs.items())]
+
+
+def _conclude(runner: Runner, job_id: str, states: Mapping[int, JobState]) -> None:
+    """Record the verdict of a job on nodes whose agent ended without one: the nodes that know it may be gone later."""
+    verdict = agreed(states)
+    lost = {node for node, state in states.items() if state.phase is JobPhase.LOST}
+    if verdict is None or not lost:
+        return
+
+    def conclude(node: int) -> None:
+        if node in lost:
+            with contextlib.suppress(NodeError):  # tried again by the next command
+                client.call(runner, node, ConcludeRequest(job_id, verdict))
+
+    runner.each(conclude).all()
 
 
 def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
     """Return a job, from its state on each node. Pure."""
     found = outcome(states)
     reported = states.values()
-    ends = [one.ended for one in reported if one.ended is not None]
     return JobRecord(
         id=job_id,
         status=found.status,
         exit_code=found.exit_code,
         script=one_line(next(iter(reported)).script, LONGEST_SCRIPT),
         started=min((one.started for one in reported if one.started is not None), default=None),
-        ended=max(ends, default=None) if found.status.ended else None,
+        ended=_ended(states) if found.status.ended else None,
         nodes=tuple(sorted(states)),
         rank_zero=next(
             (node for node, one in states.items() if any(rank.rank == 0 for rank in one.ranks)), None
@@ -93,6 +112,14 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         stall=_stall(reported),
         copied=tuple((node, one.copied) for node, one in sorted(states.items()) if one.copied is not None),
     )
+
+
+def _ended(states: Mapping[int, JobState]) -> float | None:
+    """Return when a job ended: at the moment of its verdict, whichever nodes answer; else when the last of them ended."""
+    verdict = agreed(states)
+    if verdict is not None and verdict.at is not None:
+        return verdict.at
+    return max((one.ended for one in states.values() if one.ended is not None), default=None)
 
 
 def _stragglers(states: Iterable[JobState]) -> tuple[Straggler, ...]:

@@ -16,7 +16,7 @@ from support.gangs import Gangs, Make, freeze, kill, thaw
 
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
-from cloudddp.agent.protocol.verdict import MAX_LINES, Cause, Failure, Verdict
+from cloudddp.agent.protocol.verdict import MAX_LINES, Cause, ConcludeRequest, Failure, Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -72,6 +72,7 @@ def test_rank_that_ignores_sigterm_is_killed(gangs: Make) -> None:
     job = gangs(2)
     job.start(STUBBORN, FOREVER, grace=600.0)
     until(lambda: b"ready" in job.log(0, 0))
+    job.pids(0)
     os.kill(job.pid(1, 1), signal.SIGKILL)
     assert job.verdict().first == Failure(1, Cause.RANK, 1, 137, signal.SIGKILL)
     assert job.states(0)[0].ranks[0].signal == signal.SIGKILL
@@ -156,10 +157,19 @@ def test_ranks_end_where_nothing_of_the_agent_is_left(gangs: Make, killed: int, 
     pids = [job.pids(number) for number in range(3)]
     kill(*(pids[killed].of_cloudddp if wrappers else [pids[killed].guard, pids[killed].supervisor]))
     left = [number for number in range(3) if number != killed]
-    assert job.verdict(*left) == Verdict(JobPhase.FAILED, 1, left[0], Failure(killed, Cause.AGENT))
+    found = job.verdict(*left)
+    assert found == Verdict(JobPhase.FAILED, 1, left[0], Failure(killed, Cause.AGENT))
     job.gone()
     assert not any(alive(pid) for one in pids for pid in one.ranks)
     assert job[killed].state().phase is JobPhase.LOST
+    request = ConcludeRequest(job[killed].id(), found)
+    assert [job[number].call(request).recorded for number in (*left, killed, killed)] == [
+        *[False] * len(left), True, False,
+    ]  # fmt: skip
+    assert job.verdict() == found
+    assert {(state.ended, state.verdict and state.verdict.at) for state in job.states()} == {
+        (found.at, found.at)
+    }
 
 
 def test_agent_that_the_machine_asks_to_end_ends_all_ranks(gangs: Make) -> None:
@@ -236,6 +246,7 @@ def test_frozen_node_is_lost_and_ends_with_the_same_verdict_when_thawed(gangs: M
     thaw(*there)
     assert job.verdict() == found
     assert not any(map(alive, there))
+    assert {state.ended for state in job.states()} == {found.at}, "the end is when the verdict was given"
 
 
 def test_node_that_is_frozen_for_a_moment_goes_on(gangs: Make) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -16,10 +17,11 @@ import pytest
 from support.agentnode import FOREVER, HANG_GUARD, WAITING, alive, free_port, gang_of, until
 from support.gangs import Gangs, Make
 
+from agent.mesh import Mesh
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.gang import Gang, Peer
+from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Peer, Report
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import Verdict
+from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -129,6 +131,52 @@ class Recorder:
         self._listener.close()
 
 
+class Silent(Recorder):
+    """Accepts the first connection and never answers; forwards the later ones."""
+
+    def _serve(self) -> None:
+        self._held, _ = self._listener.accept()
+        super()._serve()
+
+
+def test_connection_that_is_never_answered_is_opened_again(gangs: Make) -> None:
+    job = gangs(2, join=40.0)
+    silent = Silent(job.gang.peers[1])
+    seen_by_0 = replace(job.gang, peers=(job.gang.peers[0], Peer(1, "127.0.0.1", silent.port)))
+    try:
+        job.start_requests(
+            {
+                job[0]: job[0].starting("pass", gang=seen_by_0),
+                job[1]: job[1].starting("pass", first_rank=1, gang=job.gang),
+            }
+        )
+        assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
+    finally:
+        silent.close()
+
+
+def test_node_that_accepts_and_never_answers_is_named(gangs: Make) -> None:
+    job = gangs(2, join=7.0)
+    with socket.create_server(("127.0.0.1", job.gang.peers[1].port)):
+        reply = job[0].call(job[0].starting("pass", gang=job.gang))
+    assert reply.unreachable is not None
+    assert reply.unreachable.to == {1: "it accepts connections, and does not answer"}
+
+
+def test_node_of_another_job_is_named(gangs: Make) -> None:
+    job = gangs(2, join=3.0)
+    other = replace(job.gang, secret="x" * 64)
+    replies = job.start_requests(
+        {
+            job[0]: job[0].starting("pass", gang=job.gang),
+            job[1]: job[1].starting("pass", first_rank=1, gang=other),
+        }
+    )
+    for number, reply in replies.items():
+        assert reply.unreachable is not None
+        assert reply.unreachable.to == {1 - number: "it proves another secret: it belongs to another job"}
+
+
 def test_replayed_connection_does_no_harm(gangs: Make) -> None:
     """Everything that node 0 has sent to node 1 is sent again, by a stranger: node 1 has another nonce now."""
     job = gangs(2)
@@ -155,6 +203,107 @@ def test_replayed_connection_does_no_harm(gangs: Make) -> None:
         assert job.verdict() == Verdict(JobPhase.SUCCEEDED, 0, 0)
     finally:
         recorder.close()
+
+
+# -- a node of the job that is broken, or was taken over ---------------------------------------------------------
+
+
+class Broken:
+    """A node that takes part in the gang, and then sends what a test wants."""
+
+    def __init__(self, gang: Gang, node: int) -> None:
+        self._mesh = Mesh(node, gang)
+        self._stop = threading.Event()
+        self._sent: Message | None = None
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        heartbeat = 0.0
+        while not self._stop.is_set():
+            connected, flood = self._mesh.complete, self._sent
+            self._mesh.poll(0.0 if flood else 0.02)
+            if connected and time.monotonic() > heartbeat:
+                heartbeat = time.monotonic() + 0.3
+                self._mesh.send(Message(Kind.READY))
+            for _ in range(20 if flood else 0):
+                self._mesh.send(flood)  # type: ignore[arg-type]
+            self._mesh.flush(1.0)
+
+    def flood(self, message: Message) -> None:
+        self._sent = message
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._mesh.close()
+
+
+def memory(pid: int) -> int:
+    """Return the resident memory of a process in MB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) >> 10
+
+
+LINES = ("x" * 1000,) * 50
+FLOODS = {
+    "of the next attempt": Message(
+        Kind.ENDED, attempt=1, report=Report(False, (Observed(Failure(1, Cause.RANK), 0.0, LINES),))
+    ),
+    "of a far attempt": Message(Kind.HEARTBEAT, attempt=1 << 20, token="x" * 64),
+    "of this attempt": Message(Kind.HEARTBEAT, finished=True, token="x" * 64),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_broken_node_does_not_keep_the_others_from_ending(gangs: Make, name: str) -> None:
+    """It sends without a pause, and never reports that its ranks have ended."""
+    job = gangs(3, silence=3.0)
+    broken = Broken(job.gang, 1)
+    try:
+        job.start(FOREVER, "", FOREVER, only=(0, 2), grace=0.5)
+        for number in (0, 2):
+            job.pids(number)
+        broken.flood(FLOODS[name])
+        time.sleep(3)
+        os.kill(job.pid(2, 2), signal.SIGKILL)
+        found = job.verdict(0, 2)
+        assert found == Verdict(JobPhase.FAILED, 137, 0, Failure(2, Cause.RANK, 2, 137, signal.SIGKILL))
+    finally:
+        broken.close()
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_memory_of_an_agent_is_bounded(gangs: Make, name: str) -> None:
+    job = gangs(2, silence=3.0)
+    broken = Broken(job.gang, 1)
+    try:
+        job.start(FOREVER, "", only=(0,), grace=0.5)
+        supervisor = job.pids(0).supervisor
+        before = memory(supervisor)
+        broken.flood(FLOODS[name])
+        for _ in range(40):
+            time.sleep(0.1)
+            assert memory(supervisor) < before + 60
+        assert job[0].state().phase is JobPhase.RUNNING
+    finally:
+        broken.close()
+
+
+def test_first_node_that_never_decides_is_left_out(gangs: Make) -> None:
+    job = gangs(3, silence=3.0)
+    broken = Broken(job.gang, 0)
+    try:
+        job.start("", FOREVER, FOREVER, only=(1, 2), grace=0.5)
+        for number in (1, 2):
+            job.pids(number)
+        broken.flood(Message(Kind.ENDED, report=Report(True)))
+        os.kill(job.pid(1, 1), signal.SIGKILL)
+        assert job.verdict(1, 2) == Verdict(
+            JobPhase.FAILED, 137, 1, Failure(1, Cause.RANK, 1, 137, signal.SIGKILL)
+        )
+    finally:
+        broken.close()
 
 
 # -- the secret --------------------------------------------------------------------------------------------------

@@ -126,3 +126,34 @@ def test_agent_and_laptop_accept_the_same_links(name: list[str], target: str, ro
     end = safe_names.link_end(tuple(name), target)
     taken = end is not None and safe_names.covers(safe_names.requested(roots), end)
     assert link_leads_to("/".join(name), target, roots) == taken
+
+
+def evidence(node: Node) -> tuple[dict[str, tuple[str, str | bytes]], list[str]]:
+    done = node.run(PackRequest("p", ("ranks", "flight-recorder"), node.id()))
+    assert done.returncode == 0, done.stderr
+    return Names(done.stdout).found, done.stderr.decode().splitlines()
+
+
+def test_sparse_file_in_the_folder_of_a_job_is_left_out_and_named(node: Node) -> None:
+    """1 TiB that takes no space on the node would fill this computer's disk."""
+    (node.folder() / "ranks").mkdir(parents=True)
+    (node.folder() / "flight-recorder").mkdir()
+    (node.folder() / "ranks" / "0.log").write_bytes(b"a line\n")
+    with (node.folder() / "flight-recorder" / "rank_0").open("wb") as file:
+        file.truncate(1 << 40)
+    found, notes = evidence(node)
+    assert found["ranks/0.log"] == ("file", b"a line\n")
+    assert "flight-recorder/rank_0" not in found
+    assert notes == ["left out flight-recorder/rank_0: 1048576 MiB, of which 0 MiB were written"]
+
+
+def test_log_whose_middle_was_dropped_is_sent_without_the_hole(node: Node) -> None:
+    (node.folder() / "ranks").mkdir(parents=True)
+    with (node.folder() / "ranks" / "0.log").open("wb") as file:
+        file.write(b"a" * 4096)
+        file.seek(1 << 40)
+        file.write(b"b" * 10_000)
+    found, notes = evidence(node)
+    middle = b"\n[cloudddp: %d bytes of this log were dropped here]\n" % ((1 << 40) - 4096)
+    assert found["ranks/0.log"] == ("file", b"a" * 4096 + middle + b"b" * 10_000)
+    assert notes == ["missing flight-recorder"]

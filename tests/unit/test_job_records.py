@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from support.jobstates import job, rank
+from dataclasses import replace
+
+from support.jobstates import agreed, job, rank
 
 from cloudddp.cli.views.jobs import jobs_json, jobs_table
 from cloudddp.job.status import find, record
@@ -20,6 +22,13 @@ def test_job_ends_when_it_has_ended_on_every_node() -> None:
     states = {0: job("failed", started=1000.0, ended=1010.0), 1: job("failed", started=1001.0, ended=1030.0)}
     found = record("j", states)
     assert (found.started, found.ended, found.seconds) == (1000.0, 1030.0, 30.0)
+
+
+def test_job_ends_with_its_verdict_whichever_nodes_answer() -> None:
+    """A node that was frozen learns of it later."""
+    verdict = replace(agreed(), at=1020.0)
+    states = {number: job("failed", started=1000.0, ended=1099.0, verdict=verdict) for number in range(2)}
+    assert record("j", states).seconds == record("j", {1: states[1]}).seconds == 20.0
 
 
 def test_job_that_runs_is_preferred_to_a_newer_one_that_has_ended() -> None:

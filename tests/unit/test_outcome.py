@@ -67,6 +67,18 @@ def case(name: str, *states: JobState, status: str, code: int | None) -> Any:
         ),
         case("the launcher failed", job("failed", exit_code=1), status="failed", code=1),
         case("a supervisor was lost", job("lost", exit_code=1), job("failed", rank(1, 7)), status="lost", code=1),
+        case("an agent was killed", job("lost", rank(0), node=0, exit_code=1), status="failed", code=1),
+        case("an agent was killed with its rank", job("lost", killed(0, SIGKILL), node=0, exit_code=1), status="failed", code=1),
+        case("an agent was killed, another node runs", job("lost", node=0, exit_code=1), job("running"), status="running", code=None),
+        case(
+            "an agent was killed while its job was cancelled",
+            job("lost", node=0, exit_code=1), job("cancelled", cancelled=10.0, exit_code=130), status="lost", code=1,
+        ),
+        case(
+            "the nodes agree on what failed before an agent was killed",
+            job("failed", exit_code=1, node=0, verdict=agreed("failed", Failure(0, Cause.AGENT))),
+            job("failed", rank(1, 7), verdict=agreed("failed", Failure(1, Cause.RANK, 1, 7), 7)), status="failed", code=7,
+        ),
         case(
             "cancelled",
             job("cancelled", killed(0, SIGTERM, 11.0), cancelled=10.0, exit_code=130, stopping=True),
@@ -136,6 +148,10 @@ def test_outcome(states: tuple[JobState, ...], status: JobStatus, exit_code: int
         (
             Failure(1, Cause.MEMORY, 2, 137, 9),
             "rank 2 on node 1 was killed by the kernel's OOM killer: node 1 has run out of memory",
+        ),
+        (
+            Failure(1, Cause.MEMORY, None, 137, 9),
+            "the launcher (torchrun) on node 1 was killed by the kernel's OOM killer: node 1 has run out of memory",
         ),
         (Failure(0, Cause.DISK, 0, 1), "rank 0 on node 0 failed with code 1: no space is left on a disk of node 0"),
         (

@@ -17,7 +17,7 @@ Each module holds one topic, so that a step of the agent loads only what it need
     jobs      JobState; jobs
     start     setup, start
     gang      what the agents of one job tell each other
-    verdict   Verdict, Failure
+    verdict   Verdict, Failure; conclude
     kill      kill
     training  TrainingStatus
     pace      StepReport, Straggler

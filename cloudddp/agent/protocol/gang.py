@@ -90,6 +90,7 @@ class Kind(Enum):
     ENDED = "ended"  # no process of the job is left here
     RESTART = "restart"  # of the first node that is left: start the ranks again
     VERDICT = "verdict"
+    CRASHED = "crashed"  # this agent ends by an error of its own
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,11 @@ class Message:
     verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
     facts: Optional[Facts] = None  # of READY
     clock: Optional[float] = None  # of READY: seconds since the epoch
+    error: str = ""  # of CRASHED
 
     def __post_init__(self) -> None:
         check_length("token", self.token, MAX_TOKEN)
+        check_length("error", self.error, MAX_LINE)
         check_range("idle", self.idle, 0, MAX_AGO)
         check_length("paces", self.paces, MAX_RANKS)
         check_length("stacks", self.stacks, MAX_RANKS)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
-    MAX_SIZE,
     ProtocolError,
     check_length,
     check_project,
@@ -14,6 +13,8 @@ from cloudddp.agent.protocol.codec import (
 )
 
 MAX_PATTERNS = 100
+MAX_SNAPSHOT = 1 << 44  # bytes
+MAX_EXCLUDED = 100_000  # paths, as many as a project may have
 MAX_NS = 1 << 63
 
 
@@ -38,7 +39,7 @@ class SnapshotReply:
     def __post_init__(self) -> None:
         _check_path(self.path)
         check_range("mtime_ns", self.mtime_ns, 0, MAX_NS)
-        check_range("size", self.size, 0, MAX_SIZE)
+        check_range("size", self.size, 0, MAX_SNAPSHOT)
         check_length("digest", self.digest, 64)
         check_length("skipped", self.skipped, MAX_PATTERNS)
         for one in self.skipped:
@@ -47,11 +48,12 @@ class SnapshotReply:
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """Look for files that match one of the `patterns`, which are relative to the project. A file whose name ends in .pt has
-    to be a valid zip archive, as torch.save writes it."""
+    """Look for files that match one of the `patterns`, which are relative to the project, but for those in `exclude`: files of
+    the project itself. A file whose name ends in .pt has to be a valid zip archive, as torch.save writes it."""
 
     project: str
     patterns: tuple[str, ...]
+    exclude: tuple[str, ...] = ()
 
     STEP = "snapshot"
     REPLY = SnapshotReply
@@ -59,6 +61,7 @@ class SnapshotRequest:
     def __post_init__(self) -> None:
         check_project(self.project)
         check_length("patterns", self.patterns, MAX_PATTERNS)
+        check_length("exclude", self.exclude, MAX_EXCLUDED)
         for one in self.patterns:
             _check_path(one)
 
@@ -89,6 +92,6 @@ class RestoreRequest:
         check_project(self.project)
         _check_path(self.path)
         check_range("mtime_ns", self.mtime_ns, 0, MAX_NS)
-        check_range("size", self.size, 0, MAX_SIZE)
+        check_range("size", self.size, 0, MAX_SNAPSHOT)
         if not self.path:
             raise ProtocolError("path is empty")

@@ -1,12 +1,20 @@
-"""The verdict: how a job ended on all its nodes, and what failed first. Every node keeps the same one."""
+"""The verdict: how a job ended on all its nodes, and what failed first. Every node keeps the same one; `conclude` gives it to
+a node that could not take part."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Optional
 
-from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError, check_length, check_range
+from cloudddp.agent.protocol.codec import (
+    MAX_TEXT,
+    MAX_TIME,
+    ProtocolError,
+    check_job_id,
+    check_length,
+    check_range,
+)
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_RANK, MAX_RESTARTS, JobPhase
 
 MAX_LINES = 50  # of the rank that failed first
@@ -25,7 +33,7 @@ class Cause(Enum):
     """Why a job failed."""
 
     RANK = "rank"  # a rank exited with a code other than 0, or was ended by a signal
-    MEMORY = "memory"  # the kernel's OOM killer ended a rank
+    MEMORY = "memory"  # the kernel's OOM killer ended a rank, or its launcher
     DISK = "disk"  # a rank failed, and the node's disk is full
     LAUNCHER = "launcher"  # torchrun ended although no rank had failed
     START = "start"  # a process could not be started
@@ -82,7 +90,8 @@ class Failure:
 class Verdict:
     """How a job ended on all its nodes: the same on each of them. `first` is what failed first, with the `last_lines` of
     its rank or launcher. `decided_by` is the node that decided: the first one that was left.
-    `restarts` is how often the job was started again, and `refusal` why not once more, '' where it was not asked for."""
+    `restarts` is how often the job was started again, and `refusal` why not once more, '' where it was not asked for. `at` is
+    when it was given, by the clock of the node that decided: the end of the job, also for a node that learns of it later."""
 
     phase: JobPhase
     exit_code: int
@@ -91,8 +100,10 @@ class Verdict:
     last_lines: tuple[str, ...] = ()
     restarts: int = 0
     refusal: str = ""
+    at: Optional[float] = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        check_range("at", self.at, 0, MAX_TIME)
         check_range("restarts", self.restarts, 0, MAX_RESTARTS)
         check_length("refusal", self.refusal, MAX_LINE)
         if self.phase not in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED):
@@ -100,3 +111,24 @@ class Verdict:
         check_range("exit_code", self.exit_code, 0, 255)
         check_range("decided_by", self.decided_by, 0, MAX_NODES)
         check_lines(self.last_lines)
+
+
+@dataclass(frozen=True)
+class ConcludeReply:
+    """Whether the verdict was recorded. It is not where the node has recorded an end, or where processes of the job run."""
+
+    recorded: bool
+
+
+@dataclass(frozen=True)
+class ConcludeRequest:
+    """Record the verdict of the other nodes on one whose agent ended without a record."""
+
+    job: str
+    verdict: Verdict
+
+    STEP = "conclude"
+    REPLY = ConcludeReply
+
+    def __post_init__(self) -> None:
+        check_job_id("job", self.job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -57,7 +58,7 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
     first = found.failures[0] if found and found.failures else None
     ending = (
         _faulty_ending(state) or _agreed_ending(state) or _connection_ending(state, first, wall)
-        or _job_ending(state, found, first)
+        or _abandoned_ending(jobs) or _job_ending(state, found, first)
     )  # fmt: skip
     return JobResult(
         job,
@@ -123,6 +124,14 @@ def _connection_ending(state: FollowState, first: RankFailure | None, wall: floa
     lost = state.lost[node]
     cause = f"node {node} was lost: not responding for {wall - lost.since:.0f} s ({lost.reason})"
     return _Ending(JobStatus.FAILED, 1, cause)
+
+
+def _abandoned_ending(jobs: Mapping[int, JobState]) -> _Ending | None:
+    """Return how the job ended if no node is left that could give a verdict."""
+    verdict = outcome.concluded(jobs)
+    if verdict is None or verdict.first is None:
+        return None
+    return _Ending(JobStatus.FAILED, verdict.exit_code, outcome.sentence(verdict.first))
 
 
 def _job_ending(state: FollowState, found: JobOutcome | None, first: RankFailure | None) -> _Ending:

@@ -40,7 +40,7 @@ class Attempt:
         self.error = ""  # why the ranks could not be started
         self._request = request
         self._folder = folder
-        self._task = phases.task(folder, request.node)
+        self._task = phases.task(folder, request.node, own=True)
         self._kernel = causes.Kernel.now()
         self._children: list[launchers.Child[bytes]] = []
         self._failures: list[Seen] = []  # that are no rank's own end
@@ -172,12 +172,8 @@ class Attempt:
         for child in self._children:
             code = child.poll()
             if code and child.pid not in self._failed_launchers:
-                failure = Failure(
-                    self._request.node, Cause.LAUNCHER, exit_code=128 - code if code < 0 else code,
-                    signal=-code if code < 0 else None,
-                )  # fmt: skip
-                lines = causes.last_lines(self._folder / "launcher.log")
-                self._failed_launchers[child.pid] = Seen(time.monotonic(), Observed(failure, 0.0, lines))
+                found = causes.of_launcher(self._folder, self._request.node, code, self._kernel)
+                self._failed_launchers[child.pid] = Seen(time.monotonic(), found)
 
     def _notice_killed_wrappers(self) -> None:
         """Record the end of a rank whose wrapper was killed with it. An intact wrapper records it within milliseconds."""

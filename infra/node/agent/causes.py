@@ -85,6 +85,27 @@ def of_rank(folder: Path, node: int, record: RankRecord, before: Kernel) -> Obse
     return Observed(failure, ago_of(record.at), lines)
 
 
+def of_launcher(folder: Path, node: int, code: int, before: Kernel) -> Observed:
+    """Return the failure of a launcher, by its exit code as subprocess returns it. One that was killed has written nothing:
+    the last lines are then those of the rank on this node that has written last."""
+    number = -code if code < 0 else None
+    cause = Cause.LAUNCHER
+    if number == signal.SIGKILL and _oom_kills() > before.oom_kills:
+        cause = Cause.MEMORY
+    failure = Failure(node, cause, exit_code=128 - code if code < 0 else code, signal=number)
+    lines = last_lines(folder / "launcher.log")
+    if not lines and number is not None:
+        lines = last_lines(max((folder / "ranks").glob("*.log"), key=_written, default=folder))
+    return Observed(failure, 0.0, lines)
+
+
+def _written(path: Path) -> float:
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
 def ago_of(at: Optional[float]) -> float:
     """Return how many seconds ago a moment of the monotonic clock was."""
     return 0.0 if at is None else min(max(time.monotonic() - at, 0.0), MAX_AGO)

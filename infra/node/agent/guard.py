@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import job_record, kernel, phases, poweroff, processes, store, supervisor
+from agent.crash import SharedText
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
@@ -28,20 +29,23 @@ def run(request: StartRequest) -> None:
     folder = store.job_folder(request.job)
     began = time.monotonic()
     kernel.adopt_orphans()
-    own = os.getpid()
+    own, crashed = os.getpid(), SharedText()
     child = os.fork()
     if child == 0:
         code = 1
         try:
             kernel.die_with_parent(signal.SIGTERM, own)
             code = supervisor.run(request)
+        except Exception as error:
+            crashed.keep(error)
         finally:
-            sys.stderr.flush()
+            with contextlib.suppress(OSError):  # a full disk
+                sys.stderr.flush()
             os._exit(code)
     asked_to_end = _forward(child)
     _wait(child)
     if not phases.has_ended(folder):
-        _record(folder, request)
+        _record(folder, request, crashed.text)
     state = phases.recorded(folder)
     if state is None or state.started is None:
         return
@@ -95,10 +99,10 @@ def _wait(child: int) -> None:
             return
 
 
-def _record(folder: Path, request: StartRequest) -> None:
-    """End the ranks, and record that the supervisor was killed. The others have seen its connections close."""
-    task = phases.task(folder, request.node)
+def _record(folder: Path, request: StartRequest, error: str) -> None:
+    """End the ranks, and record that the supervisor was killed, or its `error`. The others have seen its connections close."""
+    task = phases.task(folder, request.node, own=True)
     processes.end(task, min(request.stop_grace, supervisor.FAILURE_GRACE))
-    failure = Failure(request.node, Cause.AGENT)
+    failure = Failure(request.node, Cause.AGENT, detail=error)
     verdict = Verdict(JobPhase.FAILED, 1, request.node, failure)
     job_record.end(folder, store.read(folder / phases.STATE_FILE, phases.StateFile), verdict)

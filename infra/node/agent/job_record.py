@@ -88,9 +88,10 @@ class JobRecord:
 def end(folder: Path, state: Optional[phases.StateFile], verdict: Verdict) -> None:
     """Record how a job has ended: first the verdict, so that every state that has ended has one. `state`: the last one,
     None if it is unreadable."""
+    verdict = verdict if verdict.at is not None else replace(verdict, at=time.time())
     store.write(folder / phases.VERDICT_FILE, verdict)
     if state is not None:
-        ended = replace(state, state=verdict.phase, ended=time.time(), exit_code=verdict.exit_code)
+        ended = replace(state, state=verdict.phase, ended=verdict.at, exit_code=verdict.exit_code)
         store.write(folder / phases.STATE_FILE, ended)
 
 

@@ -28,6 +28,10 @@ from cloudddp.agent.protocol.gang import LONGEST_MESSAGE, Gang, Message, Unreach
 
 RETRY = 0.1  # seconds until a refused connection is tried again: the other agent may not have started
 HELLO_SECONDS = 10.0  # for a connection to prove that it belongs to the job
+ANSWER_SECONDS = 5.0  # for the other side to answer, before its connection is opened again
+OTHER_JOB = "it proves another secret: it belongs to another job"
+ACCEPTED = 16  # new connections at a time: those that are open must be served, too
+PIECE = 1 << 16  # bytes that are read of one connection at a time, likewise
 MAX_STRANGERS = 64  # connections that have not proved it, at a time
 HELLO_BYTES = 1024
 BACKLOG = 1 << 26  # bytes that a peer may leave unread
@@ -51,7 +55,7 @@ class Closed:
 Event = Union[Received, Closed]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Link:
     """One connection. `node` is the other side, None until it has proved who it is."""
 
@@ -172,17 +176,17 @@ class Mesh:
         node = link.node
         if node is None:
             return
-        self._refusals[node] = os.strerror(code)
+        if self._refusals.get(node) != OTHER_JOB:  # which has given up since
+            self._refusals[node] = os.strerror(code)
         self._retry_at[node] = time.monotonic() + RETRY
         self._forget(link)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
-            while True:
+            for _ in range(ACCEPTED):
                 accepted, _ = self._listener.accept()
                 if len(self._strangers) >= MAX_STRANGERS + len(self._peers):
-                    accepted.close()
-                    continue
+                    self._forget(self._strangers[0])  # the oldest: a node of the job proves itself at once
                 accepted.setblocking(False)
                 link = _Link(accepted, False, None, time.monotonic(), connected=True)
                 self._strangers.append(link)
@@ -192,6 +196,10 @@ class Mesh:
         now = time.monotonic()
         for link in [one for one in self._strangers if now - one.opened > HELLO_SECONDS]:
             self._forget(link)
+        for node, link in list(self._out.items()):
+            if link.connected and not link.key and now - link.opened > ANSWER_SECONDS:
+                self._refusals[node] = "it accepts connections, and does not answer"
+                self._forget(link)
 
     def _forget(self, link: _Link) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -230,6 +238,7 @@ class Mesh:
                 link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 link.socket.getpeername()
                 link.connected = True
+                link.opened = time.monotonic()
             if not link.connected:
                 return
             self._write_line(link, {"from": self._node, "to": link.node, "nonce": link.nonce})
@@ -240,14 +249,9 @@ class Mesh:
     def _read(self, link: _Link) -> None:
         ended = False
         try:
-            while True:
-                data = link.socket.recv(1 << 16)
-                if not data:
-                    ended = True
-                    break
-                link.received += data
-                if len(link.received) > (LONGEST_MESSAGE if link.key else HELLO_BYTES):
-                    break
+            data = link.socket.recv(PIECE)
+            ended = not data
+            link.received += data
         except BlockingIOError:
             pass
         except OSError:
@@ -260,9 +264,8 @@ class Mesh:
             self._lost(link)
 
     def _lines(self, link: _Link) -> None:
-        while b"\n" in link.received:
-            line, _, rest = bytes(link.received).partition(b"\n")
-            link.received = bytearray(rest)
+        *lines, link.received = link.received.split(b"\n")
+        for line in map(bytes, lines):
             if not link.key:
                 self._hello(link, line)
             elif not link.outgoing:
@@ -299,7 +302,11 @@ class Mesh:
         if link.outgoing:
             theirs = str(found["nonce"])[:64]
             names = (link.nonce, theirs, self._node, link.node)
-            self._check(str(found["proof"]), "accept", *names)
+            try:
+                self._check(str(found["proof"]), "accept", *names)
+            except ProtocolError:
+                self._refusals[link.node or 0] = OTHER_JOB
+                raise
             self._write_line(link, {"proof": self._proof("connect", *names)})
             link.key = bytes.fromhex(self._proof("key", *names))
             self._note_completion()

@@ -10,13 +10,15 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Union
 
 from agent import store
 from cloudddp.agent.protocol.files import PackRequest
 
 REQUEST = PackRequest
 MAX_NOTES = 1000
+EMPTY = 1 << 26  # bytes of holes that may be sent as zeros
+MAX_PARTS = 10_000  # of a file with holes
 REPOSITORY = ".git"  # the laptop would not take it
 
 
@@ -30,7 +32,7 @@ def step(request: PackRequest) -> None:
         fileobj=sys.stdout.buffer, mode="w|", format=tarfile.GNU_FORMAT, encoding="utf-8",
         errors="surrogateescape",
     ) as stream:  # fmt: skip
-        packer = Packer(stream, folder, roots, notes)
+        packer = Packer(stream, folder, roots, notes, of_job=bool(request.job))
         for root in roots:
             if os.path.lexists(folder / root):
                 for path in below(folder / root, folder, notes):
@@ -80,10 +82,13 @@ def below(path: Path, folder: Path, notes: Notes) -> Iterator[Path]:
 
 
 class Packer:
-    """Adds paths of a project to a tar stream. `roots` are the paths that were asked for."""
+    """Adds paths of a project to a tar stream, or `of_job` those of its own folder. `roots` are the paths that were asked for."""
 
-    def __init__(self, stream: tarfile.TarFile, folder: Path, roots: list[str], notes: Notes) -> None:
+    def __init__(
+        self, stream: tarfile.TarFile, folder: Path, roots: list[str], notes: Notes, *, of_job: bool = False
+    ) -> None:
         self._stream, self._folder, self._roots, self._notes = stream, folder, roots, notes
+        self._of_job = of_job
 
     def add(self, path: Path) -> None:
         name = os.path.normpath(str(path.relative_to(self._folder)))
@@ -105,7 +110,22 @@ class Packer:
             # The name may be something else by now: opening a pipe would block, and a link may lead anywhere.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb") as source:
-                self._stream.addfile(member, FixedSize(source, member.size))  # type: ignore[arg-type]
+                self._add_file(member, source, is_log=path.parent.name == "ranks" and path.suffix == ".log")
+
+    def _add_file(self, member: tarfile.TarInfo, source: BinaryIO, *, is_log: bool) -> None:
+        """Send a file. Holes of a job's own files are not sent: a file of 1 TiB may take no space on the node's disk."""
+        parts = data_of(source.fileno(), member.size) if self._of_job else [(0, member.size)]
+        filled = sum(end - begin for begin, end in parts)
+        source.seek(0)
+        if is_log and filled < member.size:
+            without_holes = WithoutHoles(source, member.size, parts)
+            member.size = without_holes.size
+            self._stream.addfile(member, without_holes)  # type: ignore[arg-type]
+        elif member.size - filled > max(filled, EMPTY):
+            why = f"{member.size >> 20} MiB, of which {filled >> 20} MiB were written"
+            self._notes.left_out(member.name, why)
+        else:
+            self._stream.addfile(member, FixedSize(source, member.size))  # type: ignore[arg-type]
 
     def _add_link(self, member: tarfile.TarInfo, path: Path) -> None:
         """Send a link to something that was requested. An absolute one into the project becomes relative."""
@@ -129,6 +149,60 @@ def link_leads_to(name: str, target: str, roots: list[str]) -> bool:
         return False
     end = "/".join([*above[: len(above) - up], *words[up:]])
     return any(root == "." or end == root or end.startswith(root + "/") for root in roots)
+
+
+def data_of(descriptor: int, size: int) -> list[tuple[int, int]]:
+    """Return where a file has data, up to `size`: begin and end of each part between two holes. Of a file with very many
+    holes the rest counts as data."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    while at < size and len(found) < MAX_PARTS:
+        try:
+            begin = os.lseek(descriptor, at, os.SEEK_DATA)
+            at = min(os.lseek(descriptor, begin, os.SEEK_HOLE), size)
+        except OSError:  # no data until the end
+            return found
+        if begin < size:
+            found.append((begin, at))
+    return found if at >= size else [*found, (at, size)]
+
+
+class WithoutHoles:
+    """A log without the part that rank_log.py has removed, which would be sent as zeros: a line says how long it was."""
+
+    def __init__(self, file: BinaryIO, size: int, parts: list[tuple[int, int]]) -> None:
+        self._file = file
+        self._pieces: list[Union[bytes, tuple[int, int]]] = []
+        last = 0
+        for begin, end in [*parts, (size, size)]:
+            if begin > last:
+                self._pieces.append(
+                    b"\n[cloudddp: %d bytes of this log were dropped here]\n" % (begin - last)
+                )
+            if end > begin:
+                self._pieces.append((begin, end))
+            last = end
+        self.size = sum(len(one) if isinstance(one, bytes) else one[1] - one[0] for one in self._pieces)
+
+    def read(self, count: int) -> bytes:
+        """Return `count` bytes, fewer only at the end: tarfile takes less for the end of the file."""
+        found = bytearray()
+        while self._pieces and len(found) < count:
+            found += self._next(count - len(found))
+        return bytes(found)
+
+    def _next(self, count: int) -> bytes:
+        piece = self._pieces.pop(0)
+        if isinstance(piece, bytes):
+            data, rest = piece[:count], piece[count:]
+            self._pieces[:0] = [rest] if rest else []
+            return data
+        begin, end = piece
+        wanted = min(count, end - begin)
+        data = os.pread(self._file.fileno(), wanted, begin) or bytes(wanted)  # it has become shorter
+        begin += len(data)
+        self._pieces[:0] = [(begin, end)] if begin < end else []
+        return data
 
 
 class FixedSize:

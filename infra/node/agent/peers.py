@@ -18,7 +18,11 @@ from cloudddp.agent.protocol.start import StartRequest
 from cloudddp.agent.protocol.verdict import Cause, Failure
 
 HEARTBEATS = 10  # in the time after which a silent node is lost
+MAX_EARLY = (
+    32  # messages of one node about the next attempt: it sends a heartbeat, and how its ranks have ended
+)
 NEVER = float("inf")
+STUCK = "it did not take part in the end of the job"
 
 
 class Peers:
@@ -34,6 +38,7 @@ class Peers:
         self.skews: dict[int, float] = {}  # seconds by which the clock of another node is ahead
         self.ready: set[int] = set()  # nodes that are connected to all others
         self.lost: dict[int, Seen] = {}  # nodes whose agent has ended or is silent
+        self._errors: dict[int, str] = {}  # of agents that are about to end because of them
         self._heartbeat_at = 0.0
         self._looked_at = 0.0  # for silent nodes
         self._events: deque[Event] = deque()
@@ -108,15 +113,23 @@ class Peers:
         self._events.extend(self._mesh.poll(0.0 if self._events else seconds))
         while self._events:
             event = self._events.popleft()
-            if isinstance(event, Closed):
-                failure = Failure(event.node, Cause.AGENT)
+            if isinstance(event, Received) and event.message.kind is Kind.CRASHED:
+                self._errors[event.node] = event.message.error
+            elif isinstance(event, Closed):
+                failure = Failure(event.node, Cause.AGENT, detail=self._errors.get(event.node, ""))
                 if self._lose(event.node, Seen(time.monotonic(), Observed(failure, 0.0))):
                     yield event
             elif event.message.attempt > self.attempt and event.message.kind is not Kind.RESTART:
-                self._early.append(event)
+                self._keep_early(event)
             elif self._is_valid(event):
                 self._keep(event.node, event.message)
                 yield event
+
+    def _keep_early(self, event: Received) -> None:
+        """Keep a message about the next attempt. A node that works sends few of them before it begins here."""
+        known = sum(one.node == event.node for one in self._early)
+        if event.message.attempt == self.attempt + 1 and known < MAX_EARLY:
+            self._early.append(event)
 
     def _is_valid(self, event: Received) -> bool:
         """Whether a message is about what runs here."""
@@ -161,6 +174,16 @@ class Peers:
                 failure = Failure(node, Cause.SILENT, peer=self._node)
                 lost |= self._lose(node, Seen(since, Observed(failure, 0.0)))
         return lost
+
+    def lose_stuck(self) -> None:
+        """Lose nodes that send heartbeats and do not take part in the end: those that have not reported how their ranks have
+        ended, although they should have by now; or else the first one, which has not decided."""
+        now = time.monotonic()
+        stuck = self.left - self.reports.keys() or {min(self.left)}
+        for node in stuck - {self._node}:
+            failure = Failure(node, Cause.SILENT, peer=self._node, detail=STUCK)
+            self.reports.pop(node, None)
+            self._lose(node, Seen(now, Observed(failure, 0.0)))
 
     def _lose(self, node: int, seen: Seen) -> bool:
         """Keep that a node is lost; return whether it matters: its ranks had not ended."""

@@ -125,9 +125,9 @@ def job_file(folder: Path) -> Optional[JobFile]:
     return None if state is None else JobFile(state.node, state.expected or 0)
 
 
-def task(folder: Path, node: int) -> Task:
-    """Return the processes that a job's supervisor started."""
-    return Task(f"{folder.name}/{node}", folder / STATE_FILE)
+def task(folder: Path, node: int, *, own: bool = False) -> Task:
+    """Return the processes that a job's supervisor started. `own`: for the supervisor and its guard themselves."""
+    return Task(f"{folder.name}/{node}", folder / STATE_FILE, own)
 
 
 def setup_task(folder: Path, node: int) -> Task:

@@ -36,10 +36,12 @@ class Leader:
 @dataclass(frozen=True)
 class Task:
     """A job on this node, or its setup. `mark` is in the environment of its processes; `record` is the file that
-    names its Leader."""
+    names its Leader. `own`: all descendants of this process belong to it, too. A rank can damage the record, and after the
+    death of the supervisor its guard adopts the orphans."""
 
     mark: str
     record: Path
+    own: bool = False
 
 
 def find(task: Task) -> list[int]:
@@ -52,7 +54,7 @@ def find(task: Task) -> list[int]:
     parents = _parents()
     marked = set(_marked(parents, f"{TASK_VARIABLE}={task.mark}".encode()))
     leader = _leader(task)
-    roots = marked | {leader}
+    roots = marked | {leader} | ({os.getpid()} if task.own else set())
     found = set(marked)
     fresh = roots
     while fresh:

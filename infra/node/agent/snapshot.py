@@ -19,6 +19,7 @@ PIECE = 1 << 20  # bytes
 
 def step(request: SnapshotRequest) -> SnapshotReply:
     project = store.project_folder(request.project)
+    excluded = set(request.exclude)
     found: dict[str, tuple[int, int]] = {}
     for pattern in request.patterns:
         for path in project.glob(pattern):
@@ -26,7 +27,7 @@ def step(request: SnapshotRequest) -> SnapshotReply:
             with contextlib.suppress(OSError, UnicodeEncodeError):
                 name.encode()
                 info = os.lstat(path)
-                if stat.S_ISREG(info.st_mode) and len(name) <= MAX_PATH:
+                if stat.S_ISREG(info.st_mode) and len(name) <= MAX_PATH and name not in excluded:
                     found[name] = (max(info.st_mtime_ns, 0), info.st_size)
     skipped: list[str] = []
     for name, (mtime_ns, size) in sorted(found.items(), key=lambda item: item[1], reverse=True):

@@ -16,12 +16,14 @@ from typing import Any, Optional
 from agent import (
     attempt,
     causes,
+    crash,
     decision,
     job_record,
     kernel,
     launchers,
     notices,
     phases,
+    processes,
     records,
     restarts,
     stragglers,
@@ -85,9 +87,19 @@ class _Supervisor:
         self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
         self._stragglers = stragglers.Watch(self._node, self._record.folder, self._request.straggler_seconds)
         self._is_stopping = False  # the ranks of all nodes are being ended
+        self._over_by = float("inf")  # when that is over on all nodes at the latest, by the monotonic clock
         self._finished_at: Optional[float] = None  # when the ranks of all nodes were
 
     def run(self) -> int:
+        """Run the job to its verdict. An error of this process is sent to the others before it ends the process."""
+        try:
+            return self._run()
+        except Exception as error:
+            self._peers.send(Message(Kind.CRASHED, error=crash.last_line(error)))
+            self._peers.flush(LAST_WORDS)
+            raise
+
+    def _run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         # The end of a launcher is noticed at once: its ranks end because of it, and those of other nodes because of them.
@@ -192,6 +204,9 @@ class _Supervisor:
             self._watch()
         elif self._attempt.is_over:
             self._watch_others()
+            if time.monotonic() > self._over_by:
+                self._over_by = time.monotonic() + self._request.gang.silence
+                self._peers.lose_stuck()
         self._decide()
 
     def _watch(self) -> None:
@@ -294,6 +309,8 @@ class _Supervisor:
         if self._is_stopping:
             return
         self._is_stopping = True
+        slowest = limit + processes.GIVE_UP_SECONDS + self._request.gang.silence
+        self._over_by = time.monotonic() + slowest
         self._record.mark_stop(cancelled=cancelled, token=token)
         token = phases.cancel_token(self._record.folder)
         self._peers.send(Message(Kind.STOP, cancelled=cancelled, token=token, grace=grace))
@@ -317,7 +334,7 @@ class _Supervisor:
                 self._restart(verdict)
                 return
             verdict = replace(verdict, refusal=refusal)
-        self._verdict = verdict
+        self._verdict = replace(verdict, at=time.time())
 
     def _restart(self, verdict: Verdict) -> None:
         """Start the ranks again, after no process of the last attempt is left on any node."""

@@ -1,0 +1,77 @@
+"""Jobs whose agent (guard and supervisor) was killed on a node: every later client gets the verdict of the other nodes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.gangs import kill
+from support.harness import TIMEOUT, wait_for
+from support.jobs import direct, processes
+
+WAIT = "import time\nprint('began', flush=True)\ntime.sleep(600)\n"
+
+
+def newest(cli: Any) -> dict[str, Any]:
+    return dict(json.loads(cli.ok("jobs", "--json"))[-1])
+
+
+def agent(cli: Any, job: str, node: int) -> list[int]:
+    """Return the guard and the supervisor of a job on a node."""
+    shown = cli.ok("exec", "--node", str(node), f"cat ~/.cloudddp/jobs/{job}/state.json").split("] ", 1)[1]
+    state = json.loads(shown)
+    return [state["guard"], state["pid"]]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_verdict_stays_when_the_node_that_gave_it_is_gone(cli: Any, ec2: Any, killed: int) -> None:
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nstop_grace = 1\n')
+    cli.write("wait.py", WAIT)
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    wait_for(lambda: cli.ok("logs").count("began") == 2, "both ranks run")
+    kill(*agent(cli, job, killed))
+    wait_for(lambda: processes(cli) == 0, "no process is left")
+    before, said = newest(cli), cli("logs", "-f")
+    assert (before["state"], before["exit_code"], said.returncode) == ("failed", 1, 1)
+    assert f"node {killed}: the agent of cloudddp has ended there" in said.stderr
+    nodes = json.loads(cli.ok("status", "--json"))[0]["nodes"]
+    ec2.terminate_instances(InstanceIds=[nodes[1 - killed]["instance_id"]])
+    wait_for(lambda: newest(cli)["nodes"] == [killed], "the other node has terminated")
+    after, said_after = newest(cli), cli("logs", "-f")
+    same = ("state", "exit_code", "started", "ended")
+    assert [after[key] for key in same] == [before[key] for key in same]
+    assert said_after.stderr.splitlines()[-1:] == said.stderr.splitlines()[-1:]
+    assert (said_after.returncode, "the agent of cloudddp has ended there" in said_after.stderr) == (1, True)
+
+
+def test_client_that_follows_and_one_that_asks_later_get_the_same_verdict(cli: Any) -> None:
+    """The only node: nobody else can give a verdict."""
+    direct(cli)
+    cli.write("wait.py", WAIT)
+    process = cli.start("launch", "wait.py")
+    assert process.stdout is not None
+    assert "began" in process.stdout.readline()
+    job = newest(cli)["id"]
+    kill(*agent(cli, job, 0))
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, "node 0: the agent of cloudddp has ended there" in err) == (1, True), err
+    wait_for(lambda: processes(cli) == 0, "no process is left")
+    found = newest(cli)
+    assert (found["state"], found["exit_code"]) == ("failed", 1)
+    done = cli("logs", "-f")
+    assert (done.returncode, "node 0: the agent of cloudddp has ended there" in done.stderr) == (1, True)
+
+
+def test_rank_that_was_killed_with_its_agent_is_not_the_cause(cli: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", WAIT)
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    wait_for(lambda: "began" in cli.ok("logs"), "the rank runs")
+    shown = cli.ok("exec", "--node", "0", f"cat ~/.cloudddp/jobs/{job}/ranks/0.json").split("] ", 1)[1]
+    kill(*agent(cli, job, 0), json.loads(shown)["pid"])
+    wait_for(lambda: processes(cli) == 0, "no process is left")
+    done = cli("logs", "-f")
+    assert (done.returncode, "node 0: the agent of cloudddp has ended there" in done.stderr) == (1, True)
+    assert newest(cli)["state"] == "failed"
