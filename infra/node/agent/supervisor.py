@@ -22,6 +22,7 @@ from agent import (
     launchers,
     notices,
     phases,
+    poweroff,
     records,
     restarts,
     stragglers,
@@ -141,6 +142,8 @@ class _Supervisor:
         self._attempt.launch(torch=own.torch if own else "")
         if self._attempt.error:
             self._record.cannot_start(self._attempt.error)
+        elif not self._attempt.number:
+            poweroff.begin(self._request.job, self._request.poweroff)
 
     # -- messages ----------------------------------------------------------------------------------------------
 
