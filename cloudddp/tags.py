@@ -29,6 +29,7 @@ TAG_NODES = "cloudddp:nodes"  # the number of nodes that the cluster was created
 TAG_GPUS = "cloudddp:gpus"  # of each node, by its instance type
 TAG_EFA = "cloudddp:efa"  # EFA devices of each node, as its launch requested them
 TAG_REQUIRE_EFA = "cloudddp:require-efa"  # `yes` on the nodes of a cluster that requires EFA
+TAG_IDLE = "cloudddp:idle-minutes"  # of the nodes of a cluster with idle_minutes
 TAG_PRICE = "cloudddp:usd-per-node-hour"  # disk and public address included
 
 # [0-9], not \d: that matches the digits of every script, and str.isdigit() accepts '²', which int() rejects.
@@ -36,6 +37,7 @@ _ID = re.compile(r"c-[0-9a-f]{10}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _COUNT = re.compile(r"[0-9]{1,4}")
 _PRICE = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?")
+_MINUTES = re.compile(r"[0-9]{1,5}(\.[0-9]{1,6})?")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 _ISO = "%Y-%m-%dT%H:%M:%SZ"
 _YEARS = range(2020, 2200)  # rejects invalid years, which would give a wrong but plausible cost
@@ -61,6 +63,7 @@ class Tags:
     price: float | None = None  # USD per node and hour; finite, above 0
     efa: int | None = None  # EFA devices of each node, as requested
     require_efa: bool = False
+    idle_minutes: float | None = None  # finite, above 0
     # For example "tag cloudddp:node-rank = '²' cannot be read ..."; the caller's warning names the resource.
     unreadable: tuple[str, ...] = ()
 
@@ -99,6 +102,7 @@ def decode(pairs: Iterable[Mapping[str, Any]]) -> Tags:
         price=read(TAG_PRICE, parse_price),
         efa=read(TAG_EFA, parse_count),
         require_efa=read(TAG_REQUIRE_EFA, lambda text: text == "yes" or None) or False,
+        idle_minutes=read(TAG_IDLE, parse_minutes),
         unreadable=tuple(unreadable),
     )
 
@@ -133,6 +137,11 @@ def parse_gpus(text: str) -> int | None:
 def parse_price(text: str) -> float | None:
     """Return USD, above 0 and below 100,000, or None: EC2 has no price of 0, so that would be a mistake."""
     return (float(text) or None) if _PRICE.fullmatch(text) else None
+
+
+def parse_minutes(text: str) -> float | None:
+    """Return minutes, above 0 and below 100,000, or None."""
+    return (float(text) or None) if _MINUTES.fullmatch(text) else None
 
 
 def iso(time: datetime) -> str:

@@ -6,7 +6,7 @@ import secrets
 
 from cloudddp import payload
 from cloudddp.cluster.user_data import Identity, IdleGuard
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config import timing
 from cloudddp.ssh import keys
 
 
@@ -24,11 +24,10 @@ def units() -> tuple[str, str]:
     return timer, service
 
 
-def idle_guard(spec: ClusterSpec) -> IdleGuard | None:
-    """Return what ends nodes that are idle, or None where that is switched off."""
-    if not spec.idle_minutes:
-        return None
+def idle_guard(minutes: float, ssh_port: int) -> IdleGuard:
+    """Return what ends nodes that are idle for so many minutes (0: never), or whose job was launched with --down."""
     timer, service, check = (
         payload.text(f"infra/node/cloudddp-idle.{kind}") for kind in ("timer", "service", "sh")
     )
-    return IdleGuard(spec.idle_minutes, spec.ssh_port, timer, service, check)
+    minute = timing.current().minute
+    return IdleGuard(minute * minutes, minute, ssh_port, timer, service, check)

@@ -89,6 +89,11 @@ class Cluster:
         return bool(most_common(i.tags.require_efa for i in self.nodes.values()))
 
     @property
+    def idle_minutes(self) -> float:
+        """Minutes without a job and an SSH connection after which each node ends; 0: it does not."""
+        return most_common(i.tags.idle_minutes for i in self._all) or 0.0
+
+    @property
     def efa(self) -> int:
         """EFA devices that each node was launched with; 0 if that is unknown."""
         return most_common(i.tags.efa for i in self._all) or 0

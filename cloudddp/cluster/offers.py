@@ -44,7 +44,14 @@ class Offer:
     def plan(self, spec: ClusterSpec, identity: Identity) -> Plan:
         """Return the plan for a cluster whose lifetime begins now."""
         context = replace(self.context, now=datetime.now(UTC))
-        return plan(spec, context, identity, self.price, units=units(), idle=idle_guard(spec))
+        return plan(
+            spec,
+            context,
+            identity,
+            self.price,
+            units=units(),
+            idle=idle_guard(spec.idle_minutes, spec.ssh_port),
+        )
 
     def only(self, zones: Sequence[str]) -> Offer:
         """Return the offer without any other zone."""

@@ -27,6 +27,7 @@ from cloudddp.tags import (
     TAG_EXPIRES,
     TAG_GPUS,
     TAG_ID,
+    TAG_IDLE,
     TAG_NODES,
     TAG_OWNER,
     TAG_PRICE,
@@ -147,6 +148,7 @@ def plan(
             TAG_EFA: str(interfaces.efa_devices(context.interfaces)),
             TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
             **({TAG_REQUIRE_EFA: "yes"} if spec.require_efa else {}),
+            **({TAG_IDLE: f"{spec.idle_minutes:.2f}"} if spec.idle_minutes else {}),
             "Name": f"cloudddp-{spec.name}",
             **spec.tags,  # may replace Name, which is for the user's eyes only; cloudddp:* is refused before
         }.items()

@@ -22,7 +22,7 @@ from cloudddp.cluster import addresses, inspect, known, replacement
 from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
-from cloudddp.cluster.identity import units
+from cloudddp.cluster.identity import idle_guard, units
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.reach import remembered
@@ -189,7 +189,7 @@ def _launch(
         now = datetime.now(UTC).replace(microsecond=0)
         plan = replacement.plan(
             launch, identity, rank=waiting[0], zone=zone, region=aws.region, attempt=number, now=now,
-            expires=expires, units=units(),
+            expires=expires, units=units(), idle=idle_guard(cluster.idle_minutes, spec.ssh_port),
         )  # fmt: skip
         progress(
             f"launching node {plan.rank}: {launch['InstanceType']} in {zone}, until {expires:%Y-%m-%d %H:%M} UTC"

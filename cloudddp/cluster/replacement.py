@@ -15,7 +15,7 @@ from typing import Any
 from cloudddp.cluster.plan import SHORTEST, Launch
 from cloudddp.cluster.requests import Request
 from cloudddp.cluster.run_instances import client_token
-from cloudddp.cluster.user_data import Identity, user_data
+from cloudddp.cluster.user_data import Identity, IdleGuard, user_data
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import TAG_NODE_RANK
@@ -74,6 +74,7 @@ def plan(
     now: datetime,
     expires: datetime,
     units: tuple[str, str],
+    idle: IdleGuard | None = None,
 ) -> Replacement:
     """Return the launch of the node of that rank, in the subnet of the others and with their deadline.
 
@@ -90,7 +91,7 @@ def plan(
         "MinCount": 1,
         "MaxCount": 1,
         "TagSpecifications": [_with_rank(one, rank) for one in launch["TagSpecifications"]],
-        "UserData": user_data(identity, now, expires, units),
+        "UserData": user_data(identity, now, expires, units, idle),
     }
     params["ClientToken"] = client_token(identity.cluster_id, attempt, zone, params)
     return Replacement(

@@ -14,7 +14,6 @@ BOOT_CHECK = "/var/lib/cloud/scripts/per-boot/cloudddp-deadline"
 IDLE_TIMER = "/etc/systemd/system/cloudddp-idle.timer"
 IDLE_SERVICE = "/etc/systemd/system/cloudddp-idle.service"
 IDLE_CHECK = "/etc/cloudddp/idle.sh"
-IDLE_INTERVAL = 60.0  # seconds between two checks, or a quarter of the limit
 APT_SETTINGS = "/etc/apt/apt.conf.d/99cloudddp"
 USER_DATA_LIMIT = 16 * 1024  # bytes, before base64 (EC2)
 
@@ -40,9 +39,11 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class IdleGuard:
-    """What ends a node that has been idle for `minutes`: the texts of a timer, its service and a shell script."""
+    """What ends a node that has been idle for `seconds` (0: never), and after a job that was launched with --down, if its agent
+    was killed: the texts of a timer, its service and a shell script, which looks each `interval` seconds."""
 
-    minutes: float
+    seconds: float
+    interval: float
     ssh_port: int
     timer: str
     service: str
@@ -51,11 +52,11 @@ class IdleGuard:
     @property
     def files(self) -> list[dict[str, str]]:
         """The entries of write_files."""
-        seconds = 60 * self.minutes
+        interval = min(self.interval, self.seconds / 4) if self.seconds else self.interval
         values = {
-            "@IDLE@": f"{seconds:.0f}",
-            "@EVERY@": f"{max(min(IDLE_INTERVAL, seconds / 4), 1):.0f}",
-            "@PORT@": f"{self.ssh_port:04X}",
+            "@IDLE@": f"{self.seconds:.0f}",
+            "@EVERY@": f"{max(interval, 1):.0f}",
+            "@PORT@": str(self.ssh_port),
         }
         found = []
         for path, text in ((IDLE_TIMER, self.timer), (IDLE_SERVICE, self.service), (IDLE_CHECK, self.check)):

@@ -27,6 +27,7 @@ from cloudddp.text import one_line
 
 CREATE = ("create one with ", Command("init"))
 TABLES = ("env", "tags")  # settings that are tables: all sources are merged, and no variable sets them
+SHORTEST_IDLE = 5.0  # minutes of idle_minutes
 LONGEST = 1 << 20  # bytes of a configuration file
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Set for each rank by the launcher or torchrun: a value set by the user would silently be ignored.
@@ -244,9 +245,12 @@ def _check(layer: Layer, section: str, key: str, value: Any) -> Any:
         _require(origin, extra_tags.problem(checked))
     if key == "ssh_from":
         _check_blocks(origin, checked)
-    if key == "wait_capacity" and duration.seconds(checked) > duration.MAX_WAIT:
+    too_long = key == "wait_capacity" and duration.seconds(checked) > duration.MAX_WAIT
+    # Less would end nodes between two commands.
+    too_short = key == "idle_minutes" and 0 < checked < SHORTEST_IDLE
+    if too_long or too_short:
         raise UsageError(
-            f"{origin}: cluster.wait_capacity = {checked} is not allowed",
+            f"{origin}: cluster.{key} = {checked} is not allowed",
             hint=f"allowed: {allowed(known[key])}",
         )
     return checked

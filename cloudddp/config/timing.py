@@ -37,6 +37,11 @@ class Timing:
     join: float = 20.0  # for the agents of a job to connect to each other, before ranks start
     straggler: float = 30.0  # for which a rank stays slower than the others, until it is reported
 
+    launch_hold: float = (
+        3600.0  # for which a launch puts off the planned end of the nodes, for its sync and setup
+    )
+    failed_launch: float = 600.0  # after a launch with --down that has failed, until the nodes end, at least
+
     copy: float = 3600.0  # in which a node copies results to S3, before it powers off
     copy_stalled: float = 60.0  # without progress until it gives up
 

@@ -24,6 +24,7 @@ from cloudddp.job import project_files, ranks, scripts, snapshots, sync, tools
 from cloudddp.job import start as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.new_job import NewJob
+from cloudddp.job.poweroff import Hold
 from cloudddp.job.ranks import Host, Script
 from cloudddp.job.sync import Progress
 from cloudddp.text import one_line
@@ -66,11 +67,12 @@ def launch(
     *,
     root: Path,
     progress: Progress,
+    hold: Hold,
 ) -> None:
     """Sync, set up and start the script's ranks on every node; return when all have been started.
 
     Raises UsageError, NodeError. If a node cannot start, what the others have started is stopped again; after an
-    interrupt that is up to the caller, with `cancel.abort_launch`.
+    interrupt that is up to the caller, with `cancel.abort_launch`. The caller releases `hold` after any failure.
     """
     _check_rank_counts(config, len(cluster.nodes))
     require_efa = config.cluster.require_efa or cluster.require_efa
@@ -87,6 +89,7 @@ def launch(
     if require_efa:
         _check_efa(probes, tagged=cluster.require_efa)
     _check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
+    hold.begin(runner, probes)
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     sync.update(runner, probes, config, files, progress)
     _set_up(runner, probes, config, job, progress)

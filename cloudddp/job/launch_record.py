@@ -20,7 +20,7 @@ from cloudddp.config import env_file, settings
 from cloudddp.config.options import Flag
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, UsageError
-from cloudddp.job.new_job import NewJob
+from cloudddp.job.new_job import KEEP, NewJob
 from cloudddp.job.ranks import Script
 from cloudddp.local_state import ClusterFolder
 from cloudddp.text import one_line
@@ -48,6 +48,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     env_files: _Texts = ()
     nodes: _Texts = ()  # ids of the instances
     poweroff: Annotated[float, Meta(ge=0, le=1e6)] | None = None  # minutes after the end: `launch --down`
+    keep: Annotated[float, Meta(ge=0, le=1e6)] = KEEP  # minutes after a stall: on_stall = "down"
     resumed_from: _Text = ""
 
     @property
@@ -82,6 +83,7 @@ def of_launch(
         env_files=tuple(str(Path(name).absolute()) for name in env_files),
         nodes=tuple(nodes),
         poweroff=job.poweroff,
+        keep=job.keep,
         resumed_from=job.resumed_from,
     )
 

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 
 from cloudddp.job.ranks import Script
 
+KEEP = 30.0  # minutes that nodes stay for a pull, unless --keep is given
+
 
 def _new_id() -> str:
     """Return a new job's id. Ids sort by time."""
@@ -16,10 +18,11 @@ def _new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """`poweroff`: minutes after the end of the job at which the nodes power off; None: they do not. `resumed_from`: the
-    id of the job that this one continues, or ''."""
+    """`poweroff`: minutes after the end of the job at which the nodes power off; None: they do not. `keep`: likewise after a
+    stall, with on_stall = "down". `resumed_from`: the id of the job that this one continues, or ''."""
 
     script: Script
     poweroff: float | None = None
     resumed_from: str = ""
+    keep: float = KEEP
     id: str = field(default_factory=_new_id)

@@ -64,6 +64,7 @@ def start(
             save=save,
             deadline=deadline,
             poweroff=None if job.poweroff is None else job.poweroff * timing.current().minute,
+            keep=job.keep * timing.current().minute,
             resumed_from=job.resumed_from,
             results=results,
         )

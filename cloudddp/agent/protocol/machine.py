@@ -19,6 +19,7 @@ from cloudddp.agent.protocol.codec import (
 )
 from cloudddp.agent.protocol.manifest import Entry, check_wire_manifest
 from cloudddp.agent.protocol.phases import MAX_RUNNING
+from cloudddp.agent.protocol.poweroff import PowerOffReply
 
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
 MAX_MANIFEST = 16 << 20  # bytes of a reply that holds a manifest: 100,000 files take 12 MB
@@ -54,6 +55,7 @@ class ProbeReply:
     )
     torch_error: str = ""  # why not more
     efa: int = 0  # EFA devices; 0 where the request expects none
+    poweroff: Optional[PowerOffReply] = None  # what is planned
 
     def __post_init__(self) -> None:
         if self.interface and not is_interface(self.interface):

@@ -136,7 +136,8 @@ class StartRequest:
     is common to all processes; it may hold secrets. A job that fails is started again `retries` times in an hour. None of it is written to the disk.
 
     `save`: seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to save and
-    end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not. `results`: where the
+    end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not. `keep`: likewise
+    after a stall that ends the nodes. `results`: where the
     node copies its results then; None: nowhere."""
 
     job: str
@@ -158,6 +159,7 @@ class StartRequest:
     save: float = 180.0
     deadline: Optional[Deadline] = None
     poweroff: Optional[float] = None
+    keep: float = 0.0
     results: Optional[Destination] = None
 
     STEP = "start"
@@ -177,6 +179,7 @@ class StartRequest:
         check_range("straggler_seconds", self.straggler_seconds, 0, MAX_SAVE)
         check_range("save", self.save, 0, MAX_SAVE)
         check_range("poweroff", self.poweroff, 0, MAX_LEFT)
+        check_range("keep", self.keep, 0, MAX_LEFT)
         if self.resumed_from:
             check_job_id("resumed_from", self.resumed_from)
         if self.node not in [peer.node for peer in self.gang.peers]:

@@ -94,6 +94,26 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
     )
 
 
+def report_not_started(console: Console, cluster: Cluster | None, job: NewJob, left: float | None) -> None:
+    """Report what happens to the nodes when a job was not started. `left`: seconds until they power off, None if they do
+    not; `cluster` None: it is not known."""
+    if left is not None:
+        console.log(
+            f"job {job.id} was not started; the nodes end by themselves in {duration(left)}, since "
+            + ("this" if job.poweroff is not None else "an earlier")
+            + " job was launched with --down, unless another job is started: ",
+            Command("launch"), " does that, ", Command("down"), " ends them now",
+        )  # fmt: skip
+    elif job.poweroff is not None:
+        hour = cluster.hour if cluster is not None else None
+        price = "" if hour is None else f" and cost {dollars(hour)} an hour"
+        until = f" until {moment(cluster.expires)}" if cluster is not None and cluster.expires else ""
+        console.log(
+            f"job {job.id} was not started, so --down does not end the nodes: they stay up{until}{price}; ",
+            Command("down"), " stops the bill",
+        )  # fmt: skip
+
+
 def report_copies(console: Console, settings: Config, job_id: str) -> None:
     """Report where the nodes copy the results of a job that has ended, if they do."""
     place = place_of(settings, job_id)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from cloudddp.cli import session as sessions
+from cloudddp.cli.actions import deadlines
 from cloudddp.cli.actions.follow import Detached, JobStopped
 from cloudddp.cli.actions.starting import checked_script, start_and_follow
 from cloudddp.cli.console import Console
@@ -14,10 +16,8 @@ from cloudddp.config import env_file
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import Command, Interrupted, Text, UsageError
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.new_job import NewJob
+from cloudddp.job.new_job import KEEP, NewJob
 from cloudddp.job.ranks import Script
-
-KEEP = 30.0  # minutes that the nodes of `launch --down` stay for a pull
 
 
 def launch(
@@ -40,11 +40,6 @@ def launch(
         raise UsageError(
             "--down needs -d", hint=(Command("run"), " removes its cluster, too, and pulls results first")
         )
-    if keep is not None and not ends:
-        raise UsageError(
-            "--keep needs --down", hint="it is the time in which results can be pulled after the job"
-        )
-    poweroff = (KEEP if keep is None else keep) if ends else None
     flags = [*flags, *env_file.flags(variables, env_files, os.environ)]
     session = sessions.start(
         console,
@@ -55,6 +50,12 @@ def launch(
         variables=variables,
         env_files=env_files,
     )
+    if keep is not None and not ends and session.settings.job.on_stall != "down":
+        raise UsageError(
+            '--keep needs --down, or job.on_stall = "down"',
+            hint="it is the time in which results can be pulled before the nodes end",
+        )
+    keep = KEEP if keep is None else keep
     wanted = checked_script(session, Script(script, tuple(args), module))
     if dry_run:
         # 0.1 s, as long as all other imports together: it needs all that `up` needs. Likewise below.
@@ -62,7 +63,7 @@ def launch(
 
         rehearsal.launch(console, session.settings, wanted, session.root)
         return 0
-    job = NewJob(wanted, poweroff)
+    job = NewJob(wanted, keep if ends else None, keep=keep)
     try:
         finished = _launch(session, job, detach=detach)
     except JobStopped as stopped:
@@ -92,7 +93,12 @@ def launch(
 
 def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
     """Start the job, and follow it to its end unless `detach` is set."""
-    with session.connect(whole=True) as (cluster, runner):
+    with ExitStack() as connection:
+        try:
+            cluster, runner = connection.enter_context(session.connect(whole=True))
+        except (Exception, KeyboardInterrupt):
+            deadlines.report_not_started(session.console, None, job, None)
+            raise
         finished = start_and_follow(session, runner, cluster, job, detach=detach)
     retries = session.settings.job.retries
     if finished is None or not retries:

@@ -37,6 +37,7 @@ from cloudddp.config.spec import ClusterSpec, Config
 from cloudddp.errors import CloudDDPError
 from cloudddp.job import launch as starting
 from cloudddp.job.new_job import NewJob
+from cloudddp.job.poweroff import Hold
 from cloudddp.job.ranks import Script
 from cloudddp.ssh import keys
 from cloudddp.ssh.connection import Result
@@ -231,9 +232,10 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
             found, gpus=info.gpus, cpus=info.vcpus, efa=info.max_efa,
             hidden=settings.job.env, print=console.print,
         )  # fmt: skip
+        job = NewJob(script)
         starting.launch(
-            nodes, found, settings, NewJob(script),
-            root=root, progress=lambda text: console.print(f"\n# {console.render(text)}"),
+            nodes, found, settings, job, root=root,
+            progress=lambda text: console.print(f"\n# {console.render(text)}"), hold=Hold(job),
         )  # fmt: skip
         console.print("\n# End of the dry run. Nothing was started.")
 

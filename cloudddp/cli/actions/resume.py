@@ -13,6 +13,7 @@ import msgspec
 
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
+from cloudddp.cli.actions import planned_end
 from cloudddp.cli.actions.follow import (
     Detached,
     JobStopped,
@@ -176,13 +177,14 @@ def _resume(session: Session, flags: Sequence[Flag], wanted: _Request) -> JobRes
                 hint=(Command("jobs"), " lists it once it has started"),
             )
         _check_job(own, cluster, record, wanted.replaced)
+        lock.enter_context(planned_end.restored_after_failure(own, cluster, record))
         cluster = _restored(own, cluster, wanted.replaced)
         if not {node.id for node in cluster.nodes.values()}.intersection(record.nodes):
             own.console.warn(
                 f"no node that job {record.job} ran on is left: the script begins where it finds a snapshot elsewhere"
             )
         own = replace(own, settings=_for_nodes(own.settings, cluster))
-        job = NewJob(record.script, record.poweroff, record.job)
+        job = NewJob(record.script, record.poweroff, record.job, record.keep)
         own.console.log(f"resuming job {record.job} as {job.id} on {counted(len(cluster.nodes), 'node')}")
         with closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner:
             return start_and_follow(own, runner, cluster, job, detach=wanted.detach, on_start=lock.close)
@@ -250,12 +252,21 @@ def _check_job(session: Session, cluster: Cluster, record: LaunchRecord, replace
         known if known.nodes else stay, session.settings.cluster, progress=session.console.log
     )
     with closing(runner):
+        # Before anything else: the nodes of a job that was launched with --down may be about to power off.
+        planned_end.put_off_for_check(runner, _check_seconds(session))
         if silent:
             raise NodeError(
                 f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}",
                 hint=_replace_hint(list(silent)),
             )
         _check_ended(session, runner, record, has_run=bool(known.nodes))
+        planned_end.put_off_for_replacement(session, runner, cluster, record.keep)
+
+
+def _check_seconds(session: Session) -> float:
+    """Return how long `_check_ended` may take."""
+    job = session.settings.job
+    return job.heartbeat + job.stop_grace + timing.current().quiet
 
 
 def _replace_hint(nodes: Sequence[int]) -> tuple[Command, str]:
@@ -265,12 +276,7 @@ def _replace_hint(nodes: Sequence[int]) -> tuple[Command, str]:
 
 def _check_ended(session: Session, runner: Runner, record: LaunchRecord, *, has_run: bool) -> None:
     """`has_run`: nodes are left that the job was launched on."""
-    limit = (
-        time.monotonic()
-        + session.settings.job.heartbeat
-        + session.settings.job.stop_grace
-        + timing.current().quiet
-    )
+    limit = time.monotonic() + _check_seconds(session)
     while True:
         jobs = status.list_jobs(runner)
         if later := [one for one in jobs if one.resumed_from == record.job]:
@@ -370,6 +376,8 @@ def _watched(session: Session, job_id: str) -> tuple[str, JobResult]:
             finished = follower.run()
         finally:
             follower.close()
+        if job.poweroff is not None and finished.status in _FAILED:  # until it is resumed, if it is
+            planned_end.put_off_for_check(runner)
         report_end(session, cluster, finished, time.monotonic() - began)
     return job_id, finished
 

@@ -19,6 +19,7 @@ from cloudddp.errors import Command, UsageError
 from cloudddp.job import cancel, launch, launch_record
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.new_job import NewJob
+from cloudddp.job.poweroff import Hold
 from cloudddp.job.ranks import Script
 from cloudddp.local_state import ClusterFolder
 
@@ -37,7 +38,10 @@ def start_job(
     cluster: Cluster,
     job: NewJob,
 ) -> None:
-    """Start the job, and record what it was launched with. Call it inside `stopped_if_interrupted`."""
+    """Start the job, and record what it was launched with. Call it inside `stopped_if_interrupted`.
+
+    If the job is not started, the nodes still power off where that was planned, and it is reported when.
+    """
     deadlines.warn_if_near(session.console, cluster)
     check_nodes_min(session.settings, len(cluster.nodes) + cluster.missing)
     record = launch_record.of_launch(
@@ -46,13 +50,19 @@ def start_job(
     )  # fmt: skip
     folder = ClusterFolder(cluster.id)
     launch_record.keep(folder, record)
+    hold = Hold(job)
     try:
         with session.console.progress() as progress:
-            launch.launch(runner, cluster, session.settings, job, root=session.root, progress=progress)
+            launch.launch(
+                runner, cluster, session.settings, job, root=session.root, progress=progress, hold=hold
+            )
     except signals.HungUp:
         raise  # what has started continues
     except (Exception, KeyboardInterrupt):
         launch_record.drop(folder, job.id)  # it was refused, or is ended: there is nothing to resume
+        with signals.protected(lambda: session.console.log("still restoring the planned end of the nodes")):
+            hold.release(runner)
+        deadlines.report_not_started(session.console, cluster, job, hold.left)
         raise
 
 

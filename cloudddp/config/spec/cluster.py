@@ -65,6 +65,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         float,
         limited(
             "A node that had no job and no SSH connection for so many minutes terminates by itself; 0 switches this off.",
+            allowed="0, or a number from 5 to 20160",
             ge=0,
             le=20160,
         ),

@@ -28,6 +28,7 @@ def run(request: StartRequest) -> None:
     """Run a job on this node to its end, in this process and a child."""
     folder = store.job_folder(request.job)
     began = time.monotonic()
+    kernel.set_name(kernel.RUNS_A_JOB)
     kernel.adopt_orphans()
     own, crashed = os.getpid(), SharedText()
     child = os.fork()
@@ -57,12 +58,9 @@ def run(request: StartRequest) -> None:
             signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for the copy
         left = request.deadline.left if request.deadline is not None else float("inf")
         copy = copies.Copy(request, request.results, began + left).start()
-    if _ends_the_node(folder, request):
-        if copy is not None:
-            copy.join()
-        poweroff.power_off()
-    elif request.poweroff is not None:
-        poweroff.after(request.job, request.poweroff, lambda: copy is not None and copy.runs)
+    wait = request.keep if _ends_the_node(folder, request) else request.poweroff
+    if wait is not None:
+        poweroff.after(request.job, wait, lambda: copy is not None and copy.runs)
     if copy is not None:  # of a node that another job has taken
         copy.join()
 

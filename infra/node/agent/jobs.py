@@ -46,7 +46,7 @@ def state_of(folder: Path) -> JobState:
     return replace(
         found,
         poweroff=job.poweroff if job is not None else None,
-        ends=poweroff.planned(folder.name),
+        ends=poweroff.planned(folder.name, found.ended) if found.phase.ended else None,
         stopping=(record is not None or setup is not None) and phases.is_stopping(folder),
         ranks=tuple(rank_records(folder)),
         training=training_status(folder),

@@ -8,9 +8,18 @@ import os
 from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
+# Names of the agent's processes, at most 15 characters. infra/node/cloudddp-idle.sh looks for them.
+RUNS_A_JOB = "cloudddp-job"  # a job or its setup, and the copy of its results
+WAITS_TO_END = "cloudddp-wait"  # the node powers off after a job
 # Loaded here: in a child that was forked while another thread held the loader's lock, it never would be.
 _LIBRARY = ctypes.CDLL(None)
+
+
+def set_name(name: str) -> None:
+    """Name this process, and those that it forks: the node must not power off while one is named RUNS_A_JOB."""
+    _LIBRARY.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def adopt_orphans() -> None:

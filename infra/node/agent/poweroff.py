@@ -1,80 +1,165 @@
-"""The end of this node after a job that was launched with --down: it powers off, and EC2 terminates it.
+"""`poweroff`: the end of this node after a job that was launched with --down: it powers off, and EC2 terminates it.
 
-The instance's shutdown behaviour is `terminate`, so this needs no AWS permission. The guard of the job waits here for the
-time in which results can be pulled. A job that is started meanwhile keeps the node.
+The instance's shutdown behaviour is `terminate`, so this needs no AWS permission. The plan is a file, which `launch` writes
+before it sends anything, each job that starts replaces or removes, and `resume` extends. The guard of a job that has ended
+carries it out, and so does a timer of root (infra/node/cloudddp-idle.sh), if the guard was killed or no job was started.
+Neither does while a job runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Optional
 
-from agent import phases, store
+from agent import kernel, phases, store
 from agent.commands import run_quietly
 from cloudddp.agent.protocol.codec import MAX_TIME, check_job_id, check_range
+from cloudddp.agent.protocol.poweroff import MAX_WAIT, Change, PowerOffReply, PowerOffRequest
 
-PLAN = store.ROOT / "poweroff.json"
+REQUEST = PowerOffRequest
+PLAN = store.ROOT / "poweroff.json"  # cloudddp-idle.sh reads `seconds` of it
 PAUSE = 0.5  # seconds between two looks at the plan
 RETRY = 30.0  # seconds until the next command is tried
 COMMANDS = (["systemctl", "poweroff"], ["systemctl", "poweroff", "--force"], ["shutdown", "-P", "now"])
-ROUNDS = 20
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The node powers off after `job`, at `at`: seconds since the epoch by its clock."""
+    """The node powers off `seconds` after `since`, or after the end of `job` if that is later. `since`: seconds since the
+    epoch by its clock, for people and to tell one plan from another; nothing is computed from it here."""
 
     job: str
-    at: float
+    seconds: float
+    since: float
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)
-        check_range("at", self.at, 0, MAX_TIME)
+        check_range("seconds", self.seconds, 0, MAX_WAIT)
+        check_range("since", self.since, 0, MAX_TIME)
+
+    @property
+    def left(self) -> float:
+        return min(max(self.since + self.seconds - time.time(), 0.0), self.seconds)
 
 
-def power_off() -> None:
-    """Shut the node down now. Instances of cloudddp terminate when they shut down."""
-    run_quietly(["sudo", "-n", *COMMANDS[0]])
+def step(request: PowerOffRequest) -> PowerOffReply:
+    """Change the plan of this node, and return what it is now."""
+    with store.locked("jobs"):
+        plan = current()
+        if not any(job != request.job for job in phases.running_jobs()):
+            _change(plan, request)
+    return reply()
 
 
-def planned(job: str) -> Optional[float]:
-    """Return when this node powers off because of a job, or None."""
-    plan = store.read(PLAN, Plan)
-    return plan.at if plan is not None and plan.job == job else None
+def reply() -> PowerOffReply:
+    plan = current()
+    return PowerOffReply() if plan is None else PowerOffReply(plan.job, plan.left)
 
 
-def forget() -> None:
-    """Let the node run on: a job is started on it."""
-    with contextlib.suppress(FileNotFoundError):
-        PLAN.unlink()
+def _change(plan: Optional[Plan], request: PowerOffRequest) -> None:
+    if request.change is Change.PLAN:
+        _write(request.job, request.seconds)
+    elif plan is not None and request.change is Change.EXTEND:
+        _write(plan.job, max(plan.left, request.seconds))
+    elif plan is not None and plan.job == request.job:
+        _write(plan.job, request.seconds)
+
+
+def current() -> Optional[Plan]:
+    return store.read(PLAN, Plan)
+
+
+def planned(job: str, ended: Optional[float]) -> Optional[float]:
+    """Return when this node powers off because of a job that has ended, in seconds since the epoch, or None. The plan is
+    older than the end where the guard was killed."""
+    plan = current()
+    return max(plan.since, ended or 0.0) + plan.seconds if plan is not None and plan.job == job else None
+
+
+def begin(job: str, seconds: Optional[float]) -> None:
+    """The ranks of a job have been started: replace the plan by that of this job, or remove it."""
+    with store.locked("jobs"), contextlib.suppress(OSError):  # a full disk ends no job
+        if seconds is not None:
+            _write(job, seconds)
+        else:
+            PLAN.unlink(missing_ok=True)
+
+
+def _write(job: str, seconds: float) -> Plan:
+    plan = Plan(job, seconds, time.time())
+    store.write(PLAN, plan)
+    return plan
 
 
 def after(job: str, seconds: float, busy: Callable[[], bool] = lambda: False) -> None:
-    """Power off in `seconds`, and not while the node is `busy`, unless another job is started until then."""
+    """Power off in `seconds`, and not while the node is `busy`, unless another job is started until then. The plan may be
+    changed meanwhile. Returns once another job has taken the node."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for this process
-    with store.locked("jobs"):
-        if phases.running_jobs():
+    countdown = _Countdown(job)
+    if not countdown.begin(seconds):
+        return
+    kernel.set_name(kernel.RUNS_A_JOB)
+    while not countdown.is_over or busy():
+        if countdown.is_taken():
             return
-        with contextlib.suppress(OSError):  # a full disk: the wait itself needs no file
-            store.write(PLAN, Plan(job, time.time() + seconds))
-    written = planned(job) is not None
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0 or busy():
-        if _is_taken(job, written):
+        if not busy():
+            kernel.set_name(kernel.WAITS_TO_END)
+        time.sleep(PAUSE)
+    kernel.set_name(kernel.WAITS_TO_END)
+    for command in itertools.cycle(COMMANDS):
+        if not _power_off(countdown, command):
             return
-        time.sleep(min(PAUSE, left) if left > 0 else PAUSE)
-    for attempt in range(ROUNDS * len(COMMANDS)):
-        if _is_taken(job, written):
-            return
-        run_quietly(["sudo", "-n", *COMMANDS[attempt % len(COMMANDS)]])
         time.sleep(RETRY)
 
 
-def _is_taken(job: str, written: bool) -> bool:
-    """Whether another job was started on this node."""
-    return planned(job) is None if written else bool(phases.running_jobs())
+def _power_off(countdown: _Countdown, command: list[str]) -> bool:
+    """Run a command that shuts this node down, once no job runs and the plan is due. Return False if the node is taken."""
+    while True:
+        with store.locked("jobs"):  # no job can start between this and the shutdown
+            if countdown.is_taken():
+                return False
+            if countdown.is_over and not phases.running_jobs():
+                run_quietly(["sudo", "-n", *command])
+                return True
+        time.sleep(PAUSE)
+
+
+class _Countdown:
+    """The wait of a job's guard, by the monotonic clock: the other one may be set."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._plan: Optional[Plan] = None  # None where it could not be written: the wait itself needs no file
+        self._end = 0.0
+
+    def begin(self, seconds: float) -> bool:
+        """Write the plan. Return False if another job has taken the node."""
+        self._end = time.monotonic() + seconds
+        with store.locked("jobs"):
+            plan = current()
+            if (plan is None and phases.running_jobs()) or (plan is not None and plan.job != self._job):
+                return False
+            with contextlib.suppress(OSError):
+                self._plan = _write(self._job, seconds)
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._end
+
+    def is_taken(self) -> bool:
+        """Look at the plan, which may have been changed. Return whether it is another job's."""
+        if self._plan is None:
+            return bool(phases.running_jobs())
+        plan = current()
+        if plan is None or plan.job != self._job:
+            return True
+        if plan != self._plan:
+            self._plan, self._end = plan, time.monotonic() + plan.seconds
+        return False

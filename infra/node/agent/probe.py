@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Optional
 
-from agent import machine, phases, store
+from agent import machine, phases, poweroff, store
 from agent.commands import run_quietly
 from agent.files import current_manifest
 from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
@@ -43,6 +43,7 @@ def step(request: ProbeRequest) -> ProbeReply:
         timer_state=timer.get("ActiveState", ""),
         timer_next=timer.get("NextElapseUSecRealtime", ""),
         running=running,
+        poweroff=poweroff.reply(),
         efa=machine.count_efa() if request.efa else 0,
         manifest=_different_manifest(folder, request.manifest_digest),
         torch_gpus=torch_gpus,

@@ -50,6 +50,7 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
     folder = store.job_folder(request.job)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     task = phases.setup_task(folder, request.node)
+    kernel.set_name(kernel.RUNS_A_JOB)
     kernel.adopt_orphans()
     # Where job.python does not exist yet, because a command creates it: the Python that the image has.
     active = activated(machine.find_python(request.python, project) or machine.find_python("", project))

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from agent import guard, laps, phases, poweroff, py_spy, store
+from agent import guard, laps, phases, py_spy, store
 from cloudddp.agent.protocol.gang import Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartReply, StartRequest
@@ -28,7 +28,6 @@ def step(request: StartRequest) -> StartReply:
             raise SystemExit(f"job {running[0]} is still running on this node")
         if phases.is_stopping(folder):
             raise SystemExit(f"job {request.job} was cancelled before it started")
-        poweroff.forget()
         (folder / "ranks").mkdir(parents=True, exist_ok=False)
         os.chmod(folder, 0o700)
         (folder / store.STEPS_FOLDER).mkdir(mode=0o700)

@@ -23,6 +23,7 @@ from agent import (
     launchers,
     notices,
     phases,
+    poweroff,
     processes,
     records,
     restarts,
@@ -153,6 +154,8 @@ class _Supervisor:
         self._attempt.launch(torch=own.torch if own else "")
         if self._attempt.error:
             self._record.cannot_start(self._attempt.error)
+        elif not self._attempt.number:
+            poweroff.begin(self._request.job, self._request.poweroff)
 
     # -- messages ----------------------------------------------------------------------------------------------
 

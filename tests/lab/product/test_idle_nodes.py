@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import time
 from typing import Any
 
@@ -11,7 +13,8 @@ from support.simlab import client_of
 
 from cloudddp.sim import control
 
-LIMIT = 6.0  # seconds
+SCALE = 0.05
+LIMIT = 5 * 60 * SCALE  # seconds: the shortest
 
 
 @pytest.fixture
@@ -22,40 +25,70 @@ def ec2(lab: control.Simulator) -> Any:
 @pytest.fixture
 def cli(lab_cli: CommandLine) -> CommandLine:
     lab_cli.write(
-        "cloudddp.toml",
-        f'[cluster]\nidle_minutes = {LIMIT / 60}\n[job]\nrendezvous = "direct"\nnproc_per_node = 1\n',
+        "cloudddp.toml", '[cluster]\nidle_minutes = 5\n[job]\nrendezvous = "direct"\nnproc_per_node = 1\n'
     )
     return lab_cli
 
 
+def up(cli: CommandLine, nodes: int) -> None:
+    cli.ok("up", "-n", str(nodes), "-t", "g5.12xlarge", CLOUDDDP_TIME_SCALE=str(SCALE))
+
+
 def test_idle_cluster_ends_by_itself(cli: CommandLine, ec2: Any) -> None:
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    up(cli, 2)
     assert len(remaining(ec2, cli.cluster).instances) == 2
+    assert "after 5 min 00 s without a job and an SSH connection (idle_minutes)" in cli.ok("status")
+    assert json.loads(cli.ok("status", "--json"))[0]["idle_minutes"] == 5
     wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+    for verb in ("jobs", "status"):
+        done = cli(verb)
+        assert done.returncode == 1
+        assert "powered off by themselves" in done.stderr, done.stderr
+        assert "idle_minutes = 5" in done.stderr, done.stderr
     cli.ok("down", "-y")
     assert remaining(ec2, cli.cluster).nothing
 
 
 def test_job_keeps_its_nodes(cli: CommandLine, ec2: Any) -> None:
-    cli.write("busy.py", f"import time; time.sleep({4 * LIMIT})")
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.write("busy.py", f"import time; time.sleep({3 * LIMIT})")
+    up(cli, 2)
     cli.ok("launch", "-d", "busy.py")
-    time.sleep(3 * LIMIT)
+    time.sleep(2 * LIMIT)
     assert len(remaining(ec2, cli.cluster).instances) == 2
     wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
 
 
 def test_ssh_connection_keeps_its_node(cli: CommandLine, ec2: Any) -> None:
-    cli.ok("up", "-n", "1", "-t", "g5.12xlarge")
-    assert "done" in cli.ok("exec", "--", f"sleep {3 * LIMIT:g}; echo done")
+    up(cli, 1)
+    out = cli.ok("exec", "--", f"sleep {2 * LIMIT:g}; echo done", CLOUDDDP_TIME_SCALE=str(SCALE))
+    assert "done" in out
     wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the node has terminated")
+
+
+def test_connection_of_a_computer_that_vanished_does_not_count(cli: CommandLine, ec2: Any) -> None:
+    """A stopped process: its connection stays established, and nothing comes from it."""
+    up(cli, 1)
+    process = cli.start("exec", "--", "sleep 1000")
+    wait_for(lambda: "sleep" in cli.ok("exec", "--", "pgrep -l sleep || true"), "it is connected")
+    process.send_signal(signal.SIGSTOP)
+    try:
+        wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the node has terminated")
+    finally:
+        process.send_signal(signal.SIGCONT)
 
 
 def test_boot_is_not_idle(cli: CommandLine, lab: control.Simulator) -> None:
     """It takes longer than the limit."""
-    control.conditions(lab, {"boot": {"ssh_seconds": 2 * LIMIT}})
+    control.conditions(lab, {"boot": {"ssh_seconds": 1.5 * LIMIT}})
     try:
-        cli.ok("up", "-n", "1", "-t", "g5.12xlarge")
+        up(cli, 1)
     finally:
         control.conditions(lab, {"boot": {"ssh_seconds": None}})
     cli.ok("exec", "--", "true")
+
+
+@pytest.mark.parametrize("minutes", ["4.9", "0.1", "-1", "nan"])
+def test_shorter_limit_is_refused(lab_cli: CommandLine, minutes: str) -> None:
+    done = lab_cli("up", "--idle-minutes", minutes, "--dry-run")
+    assert done.returncode == 2
+    assert "allowed: 0, or a number from 5 to 20160" in done.stderr

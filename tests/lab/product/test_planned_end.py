@@ -1,0 +1,151 @@
+"""The planned end of nodes (`launch --down`): it comes whatever fails, and never while a job runs or is resumed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from support.harness import CommandLine, interrupt, remaining, wait_for
+from support.simlab import client_of
+
+from cloudddp.sim import control
+
+SCALE = 0.1
+MINUTE = 60 * SCALE  # seconds
+TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n'
+# Runs until `enough` exists on its node.
+COUNT = """
+import os, time
+print('began', os.environ['RANK'], flush=True)
+while not os.path.exists('enough'): time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def ec2(lab: control.Simulator) -> Any:
+    return client_of(lab, "ec2")
+
+
+@pytest.fixture
+def cli(lab_cli: CommandLine) -> CommandLine:
+    """A cluster whose minutes are short, with two nodes."""
+    lab_cli.write("cloudddp.toml", TOML)
+    lab_cli.write("count.py", COUNT)
+    lab_cli.write("short.py", "")
+    lab_cli.env["CLOUDDDP_TIME_SCALE"] = str(SCALE)
+    lab_cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    return lab_cli
+
+
+def newest(cli: CommandLine) -> dict[str, Any]:
+    return dict(json.loads(cli("jobs", "--json").stdout)[-1])  # 1 where a node is lost
+
+
+def ended(cli: CommandLine, ec2: Any) -> None:
+    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+
+
+def lose_a_node(cli: CommandLine) -> None:
+    job = newest(cli)["id"]
+    wait_for(lambda: cli("logs", job).stdout.count("began") == 2, "both ranks run")
+    cli.ok("sim", "fault", "kill", "1")
+    wait_for(lambda: newest(cli)["state"] == "failed", "the job has ended")
+
+
+def scarce(cli: CommandLine, count: int | None) -> None:
+    capacity = {f"us-east-1{zone}": {"g5.12xlarge": count} for zone in "abcdef"}
+    cli.ok("sim", "conditions", json.dumps({"capacity": capacity}) if count is not None else "--clear")
+
+
+def test_nodes_wait_for_a_replacement(cli: CommandLine) -> None:
+    cli.ok("launch", "-d", "--down", "--keep", "5", "count.py")
+    lose_a_node(cli)
+    scarce(cli, 0)
+    try:
+        process = cli.start("resume", "-d", "--wait-capacity", "10m")
+        planned = newest(cli)["nodes_end"]
+        wait_for(lambda: newest(cli)["nodes_end"] > planned, "the end of the nodes is put off")
+        time.sleep(6 * MINUTE)
+    finally:
+        scarce(cli, None)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    wait_for(lambda: newest(cli)["state"] == "running", "the job runs again")
+    assert newest(cli)["nodes_end"] is None
+    assert newest(cli)["nodes_end_after_seconds"] == 5 * MINUTE
+    cli.ok("cancel")
+
+
+def test_end_is_restored_if_the_job_is_not_resumed(cli: CommandLine, ec2: Any) -> None:
+    cli.ok("launch", "-d", "--down", "--keep", "5", "count.py")
+    lose_a_node(cli)
+    scarce(cli, 0)
+    try:
+        done = cli("resume", "-d")
+    finally:
+        scarce(cli, None)
+    assert done.returncode == 1
+    assert re.search(r"the nodes that are left end by themselves in (59|60) s", done.stderr), done.stderr
+    ended(cli, ec2)
+
+
+def test_refused_launch_does_not_keep_the_nodes(cli: CommandLine, ec2: Any) -> None:
+    cli.ok("launch", "-d", "--down", "--keep", "4", "short.py")
+    wait_for(lambda: newest(cli)["nodes_end"], "the end of the nodes is planned")
+    cli.ok("sim", "fault", "cut-between", "0", "1")
+    done = cli("launch", "count.py")
+    assert done.returncode == 1
+    assert "the nodes end by themselves in" in done.stderr, done.stderr
+    assert "an earlier job was launched with --down" in done.stderr
+    ended(cli, ec2)
+
+
+def test_node_without_a_guard_ends(cli: CommandLine, ec2: Any) -> None:
+    """The guard and its supervisor are killed while the job runs, and while it waits to power off."""
+    cli.ok("launch", "-d", "--down", "--keep", "1", "count.py")
+    wait_for(lambda: newest(cli)["state"] == "running", "the job runs")
+    cli.ok("exec", "--node", "1", "--", "pkill -KILL -x cloudddp-job")
+    wait_for(lambda: newest(cli)["state"] == "failed", "the job has ended")
+    cli("exec", "--node", "0", "--", "pkill -KILL -x cloudddp-wait")
+    ended(cli, ec2)
+
+
+def test_running_job_keeps_its_nodes(cli: CommandLine, ec2: Any) -> None:
+    cli.ok("launch", "-d", "--down", "--keep", "1", "count.py")
+    wait_for(lambda: newest(cli)["state"] == "running", "the job runs")
+    time.sleep(5 * MINUTE)
+    assert len(remaining(ec2, cli.cluster).instances) == 2
+    assert newest(cli)["state"] == "running"
+    cli.ok("exec", "--", "touch enough")
+    ended(cli, ec2)
+
+
+def test_nodes_end_if_the_setup_fails(cli: CommandLine, ec2: Any) -> None:
+    cli.write("cloudddp.toml", TOML + '[setup]\nrun = ["false"]\n')
+    done = cli("launch", "-d", "--down", "--keep", "1", "short.py")
+    assert done.returncode == 1
+    # At least ten minutes, in which the user can start it again.
+    assert re.search(r"was not started; the nodes end by themselves in (59|60) s|1 min 00 s", done.stderr), (
+        done.stderr
+    )
+    ended(cli, ec2)
+
+
+def test_nodes_end_after_an_interrupt(cli: CommandLine, ec2: Any) -> None:
+    cli.write("cloudddp.toml", TOML + '[setup]\nrun = ["sleep 1000"]\n')
+    process = cli.start("launch", "-d", "--down", "--keep", "1", "short.py")
+    wait_for(lambda: "sleep" in cli.ok("exec", "--", "pgrep -l sleep || true"), "the setup runs")
+    code, _, err = interrupt(process)
+    assert code == 130
+    assert "the nodes end by themselves in" in err, err
+    ended(cli, ec2)
+
+
+def test_job_that_finds_no_nodes_says_that_they_stay(cli: CommandLine) -> None:
+    cli.ok("sim", "fault", "kill", "1")
+    done = wait_for(lambda: (d := cli("launch", "-d", "--down", "short.py")).returncode and d, "it fails")
+    assert "so --down does not end the nodes: they stay up" in done.stderr, done.stderr
+    assert "down" in done.stderr
