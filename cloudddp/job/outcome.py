@@ -142,6 +142,13 @@ def outcome(states: Mapping[int, JobState]) -> JobOutcome:
     return JobOutcome(status, exit_code, failures, training)
 
 
+def leaving(states: Mapping[int, JobState]) -> int | None:
+    """Return the node whose announced end has ended the job: a spot interruption, maintenance, or the cluster's deadline."""
+    found = agreed(states)
+    first = found.first if found is not None else None
+    return first.node if first is not None and first.cause is Cause.NOTICE else None
+
+
 def agreed(states: Mapping[int, JobState]) -> Verdict | None:
     """Return the verdict that the nodes have agreed on; None while there is none.
 

@@ -17,7 +17,7 @@ from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.agent.protocol.verdict import ConcludeRequest
 from cloudddp.errors import CloudDDPError, Command, NodeError
-from cloudddp.job.outcome import JobStatus, agreed, outcome
+from cloudddp.job.outcome import JobStatus, agreed, leaving, outcome
 from cloudddp.job.ranks import LONGEST_SCRIPT
 from cloudddp.text import one_line
 
@@ -47,6 +47,7 @@ class JobRecord:
     stragglers: tuple[Straggler, ...] = ()  # ranks that are slow, or were
     stall: LeftStall | None = None  # the last one that was left alone (on_stall = "leave")
     copied: tuple[tuple[int, Copied], ...] = ()  # what each node has copied to S3
+    leaving: int | None = None  # the node whose announced end has ended it
 
     @property
     def stalled(self) -> LeftStall | None:
@@ -110,6 +111,7 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         resumed_from=next((one.resumed_from for one in reported if one.resumed_from), ""),
         stragglers=_stragglers(reported),
         stall=_stall(reported),
+        leaving=leaving(states),
         copied=tuple((node, one.copied) for node, one in sorted(states.items()) if one.copied is not None),
     )
 

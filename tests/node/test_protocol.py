@@ -162,7 +162,11 @@ def test_invalid_frame_is_refused(frames: bytes) -> None:
 
 
 def test_replies_that_the_invalid_ones_derive_from_are_accepted() -> None:
-    assert asdict(decode(json.dumps(PROBE).encode(), ProbeReply)) == {**PROBE, "running": (), "poweroff": None}
+    assert asdict(decode(json.dumps(PROBE).encode(), ProbeReply)) == {
+        **PROBE,
+        "running": (),
+        "poweroff": None,
+    }
     reply = {"jobs": [{**JOB, "ranks": [RANK], "unknown key": 1}]}
     (job,) = decode(json.dumps(reply).encode(), JobsReply).jobs
     assert job.ranks[0].rank == 0

@@ -82,7 +82,7 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
         console.log(
             f"{nodes} cost{'s' * (len(cluster.live) == 1)} {dollars(cluster.hour)} an hour; until the deadline at "
             f"{moment(cluster.expires)} that is at most {dollars(cluster.hour * left / 3600)}; ",
-            Command("launch", "-d", "--down"), " ends them with the job",
+            Command("down"), " ends them now, ", Command("launch", "-d", "--down", "SCRIPT"), " would have ended them with the job",
         )  # fmt: skip
     early = settings.job.save_minutes
     saved = cluster.expires - timedelta(minutes=early)
@@ -121,6 +121,12 @@ def report_copies(console: Console, settings: Config, job_id: str) -> None:
         console.log(
             f"the nodes copy outputs and logs to {place.url}; ", Command("jobs"), " shows how far they are"
         )
+
+
+def announced_by_aws(cluster: Cluster, settings: Config, moment: float) -> bool:
+    """Whether a notice to the ranks at that moment, in seconds since the epoch, was AWS's, and not the cluster's deadline."""
+    early = (settings.job.save_minutes + 1) * timing.current().minute
+    return cluster.expires is None or cluster.expires.timestamp() - moment > early
 
 
 def report_if_passed(

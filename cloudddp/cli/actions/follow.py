@@ -238,7 +238,7 @@ def _report_outcome(console: Console, finished: JobResult, seconds: float) -> No
         return
     console.fail(f"job {finished.job} {finished.status}{f': {finished.cause}' if finished.cause else ''}")
     report_stopped(console, training)
-    if finished.status == "preempted" and not finished.leaving:
+    if finished.status == "preempted" and finished.leaving is None:
         console.log("launch it again to continue from the snapshot; the cluster must stay up until then")
     if finished.last_lines:
         console.print(click.style("its last lines:", fg="red"), err=True)

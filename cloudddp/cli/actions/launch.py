@@ -14,7 +14,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.config import env_file
 from cloudddp.config.options import Flag, GlobalOptions
-from cloudddp.errors import Command, Interrupted, Text, UsageError
+from cloudddp.errors import EXIT_LEFTOVERS, Command, Interrupted, Text, UsageError
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.new_job import KEEP, NewJob
 from cloudddp.job.ranks import Script
@@ -76,7 +76,7 @@ def launch(
             f"job {job.id} keeps running: ", Command("logs", "-f", job.id), " follows it, ",
             Command("cancel", job.id), " ends it",
         )  # fmt: skip
-        return 0
+        return EXIT_LEFTOVERS
     if finished is None:
         return 0
     if finished.lost:
@@ -84,8 +84,11 @@ def launch(
             "next: ", Command("status"), "; with the remaining nodes: ", Command("pull"), ", ", Command("down"), ", or ",
             Command("resume"), ", which replaces the lost ones",
         )  # fmt: skip
-    elif finished.leaving:
-        console.log("next: ", Command("down"), ", then ", Command("up"), " and ", Command("launch"), " again")
+    elif finished.leaving is not None:
+        console.log(
+            "next: ", Command("resume"), " replaces a node that AWS ends, and starts the job again from its snapshot; after the "
+            "cluster's deadline: ", Command("down"), ", ", Command("up", "--max-hours", "HOURS"), " and ", Command("launch", "SCRIPT"),
+        )  # fmt: skip
     elif finished.exit_code:
         console.log("the cluster is still up; ", Command("down"), " stops the bill")
     return finished.exit_code
@@ -104,6 +107,6 @@ def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
     if finished is None or not retries:
         return finished
     # Only a launch with retries needs it.
-    from cloudddp.cli.actions import resume
+    from cloudddp.cli.actions import watch
 
-    return resume.keep_resuming(session, cluster, finished, retries)
+    return watch.keep_resuming(session, cluster, finished, retries)

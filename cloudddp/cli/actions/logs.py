@@ -129,7 +129,7 @@ def logs(
             _report_stall(console, record)
             return 0
         report_end(session, cluster, finished, record.seconds or 0.0)
-        if finished.leaving:
+        if finished.leaving is not None:
             console.log("before the nodes end: ", Command("pull", "--all-nodes", "--job", record.id))
         return finished.exit_code
 

@@ -1,4 +1,4 @@
-"""`resume` and `watch`: replace lost nodes, and start a job again."""
+"""`resume`: replaces lost nodes, and starts a job again."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ import msgspec
 
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import planned_end
+from cloudddp.cli.actions import deadlines, planned_end
 from cloudddp.cli.actions.follow import (
     Detached,
     JobStopped,
-    ended_nodes_query,
-    line_printer,
-    quiet_reporter,
-    report_end,
-    silence_reporter,
 )
 from cloudddp.cli.actions.starting import check_nodes_min, start_and_follow
 from cloudddp.cli.console import Console
@@ -34,10 +29,15 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.spec import Config
-from cloudddp.errors import AWSError, CloudDDPError, Command, Interrupted, NodeError, UsageError
+from cloudddp.errors import (
+    EXIT_LEFTOVERS,
+    CloudDDPError,
+    Command,
+    Interrupted,
+    NodeError,
+    UsageError,
+)
 from cloudddp.job import launch, launch_record, status
-from cloudddp.job.follow.decide import Policy
-from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.launch_record import LaunchRecord
 from cloudddp.job.new_job import NewJob
@@ -46,11 +46,11 @@ from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
 
 _AGAIN = 1.0  # seconds between two looks
-_FAILED = (JobStatus.FAILED, JobStatus.LOST, JobStatus.PREEMPTED)
+_NOTICE_MINUTES = 15  # after the end of a job in which the node that was announced to end is replaced
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class Request:
     """What to resume. `replaced` are nodes to replace although EC2 says that they run."""
 
     job: str | None
@@ -72,71 +72,17 @@ def resume(
     nodes = frozenset(map(_node, replaced))
     session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
     try:
-        finished = _resume(session, flags, _Request(job_id, nodes, detach))
+        finished = resume_job(session, flags, Request(job_id, nodes, detach))
     except (JobStopped, Detached) as ended:
         return _left(console, ended)
     return 0 if finished is None else finished.exit_code
 
 
-def watch(
-    console: Console,
-    options: GlobalOptions,
-    *,
-    flags: Sequence[Flag],
-    job_id: str | None,
-    times: int,
-    variables: Sequence[str],
-    env_files: Sequence[str],
-) -> int:
-    session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
-    cluster = session.cluster()
-    record = launch_record.find(ClusterFolder(cluster.id), job_id)
-    _as_launched(session, flags, record, cluster)  # a value that is missing is reported now, not after a loss
-    while True:
-        job, finished = _followed(session, record.job)
-        record = launch_record.find(ClusterFolder(cluster.id), job)
-        if not times or not _lost_node(session, cluster, record, finished):
-            return finished.exit_code
-        times -= 1
-        console.log(f"job {job} has lost a node; resuming it")
-        try:
-            _resume(session, flags, _Request(job, detach=True))
-        except _Busy:
-            _wait_for_other(ClusterFolder(cluster.id))
-            times += 1
-        except _Resumed as done:
-            job = done.job
-        record = launch_record.find(ClusterFolder(cluster.id), job)
-
-
-def keep_resuming(session: Session, cluster: Cluster, finished: JobResult, times: int) -> JobResult:
-    """Resume a job that was followed, as often as it loses a node, at most `times`; return how it ended."""
-    while times and _lost_node(
-        session, cluster, launch_record.find(ClusterFolder(cluster.id), finished.job), finished
-    ):
-        times -= 1
-        session.console.log(f"job {finished.job} has lost a node; resuming it")
-        again = _resume(session, (), _Request(finished.job))
-        if again is None:
-            break
-        finished = again
-    return finished
-
-
-def _wait_for_other(folder: ClusterFolder) -> None:
-    """Wait until no other command of this computer is resuming a job of the cluster."""
-    while True:
-        with folder.resuming() as free:
-            if free:
-                return
-        time.sleep(_AGAIN)
-
-
-class _Busy(CloudDDPError):
+class Busy(CloudDDPError):
     """Another command of this computer resumes a job of the cluster."""
 
 
-class _Resumed(CloudDDPError):
+class Resumed(CloudDDPError):
     """The job was resumed before, as `job`."""
 
     def __init__(self, before: str, job: JobRecord) -> None:
@@ -154,7 +100,7 @@ def _node(text: str) -> int:
 def _left(console: Console, ended: JobStopped | Detached) -> int:
     if isinstance(ended, Detached):
         console.log(f"job {ended.job_id} keeps running: ", Command("logs", "-f", ended.job_id), " follows it")
-        return 0
+        return EXIT_LEFTOVERS
     raise Interrupted(
         f"{ended}; the cluster is still up", hint=(Command("down"), " stops the bill")
     ) from None
@@ -163,22 +109,24 @@ def _left(console: Console, ended: JobStopped | Detached) -> int:
 # -- resuming ----------------------------------------------------------------------------------------------
 
 
-def _resume(session: Session, flags: Sequence[Flag], wanted: _Request) -> JobResult | None:
+def resume_job(session: Session, flags: Sequence[Flag], wanted: Request) -> JobResult | None:
     """Replace what is lost, and start the job again; follow it unless it is to be detached."""
     cluster = session.cluster()
     folder = ClusterFolder(cluster.id)
     record = launch_record.find(folder, wanted.job)
-    own = _as_launched(session, flags, record, cluster)
+    own = as_launched(session, flags, record, cluster)
     _check_replaced(cluster, wanted.replaced)
     with ExitStack() as lock:
         if not lock.enter_context(folder.resuming()):
-            raise _Busy(
+            raise Busy(
                 f"another cloudddp command is resuming a job of cluster {cluster.name!r}",
                 hint=(Command("jobs"), " lists it once it has started"),
             )
-        _check_job(own, cluster, record, wanted.replaced)
+        before = _check_job(own, cluster, record, wanted.replaced)
+        replaced = wanted.replaced | _about_to_end(own, cluster, record, before)
+        _check_replaced(cluster, replaced)
         lock.enter_context(planned_end.restored_after_failure(own, cluster, record))
-        cluster = _restored(own, cluster, wanted.replaced)
+        cluster = _restored(own, cluster, replaced)
         if not {node.id for node in cluster.nodes.values()}.intersection(record.nodes):
             own.console.warn(
                 f"no node that job {record.job} ran on is left: the script begins where it finds a snapshot elsewhere"
@@ -190,7 +138,7 @@ def _resume(session: Session, flags: Sequence[Flag], wanted: _Request) -> JobRes
             return start_and_follow(own, runner, cluster, job, detach=wanted.detach, on_start=lock.close)
 
 
-def _as_launched(session: Session, flags: Sequence[Flag], record: LaunchRecord, cluster: Cluster) -> Session:
+def as_launched(session: Session, flags: Sequence[Flag], record: LaunchRecord, cluster: Cluster) -> Session:
     """Return a session with the settings of a job when it was launched; `flags` of this command override them.
 
     Raises UsageError for what the job needs and is not there any more: a variable, the script, the project.
@@ -240,8 +188,10 @@ def _check_replaced(cluster: Cluster, replaced: frozenset[int]) -> None:
         )
 
 
-def _check_job(session: Session, cluster: Cluster, record: LaunchRecord, replaced: frozenset[int]) -> None:
-    """Wait until the job has ended on the nodes that stay. Raises CloudDDPError if it runs, has succeeded or was resumed
+def _check_job(
+    session: Session, cluster: Cluster, record: LaunchRecord, replaced: frozenset[int]
+) -> JobRecord | None:
+    """Wait until the job has ended on the nodes that stay; return it as they know it, None if they do not. Raises CloudDDPError if it runs, has succeeded or was resumed
     before; NodeError if a node that EC2 says runs does not answer, and is not to be replaced."""
     stay = cluster.only([node.id for rank, node in cluster.nodes.items() if rank not in replaced])
     if down := [rank for rank, node in stay.nodes.items() if node.state in ("stopping", "stopped")]:
@@ -259,8 +209,9 @@ def _check_job(session: Session, cluster: Cluster, record: LaunchRecord, replace
                 f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}",
                 hint=_replace_hint(list(silent)),
             )
-        _check_ended(session, runner, record, has_run=bool(known.nodes))
+        ended = _check_ended(session, runner, record, has_run=bool(known.nodes))
         planned_end.put_off_for_replacement(session, runner, cluster, record.keep)
+        return ended
 
 
 def _check_seconds(session: Session) -> float:
@@ -274,13 +225,29 @@ def _replace_hint(nodes: Sequence[int]) -> tuple[Command, str]:
     return Command("resume", *words), " terminates it first and launches another"
 
 
-def _check_ended(session: Session, runner: Runner, record: LaunchRecord, *, has_run: bool) -> None:
+def _about_to_end(
+    session: Session, cluster: Cluster, record: LaunchRecord, job: JobRecord | None
+) -> frozenset[int]:
+    """Return the node that AWS was about to end when the job ended, minutes ago, and that is still there."""
+    if job is None or job.leaving is None or job.leaving not in cluster.nodes or job.ended is None:
+        return frozenset()
+    recent = time.time() - job.ended < _NOTICE_MINUTES * timing.current().minute
+    same = cluster.nodes[job.leaving].id in record.nodes
+    if not (recent and same and deadlines.announced_by_aws(cluster, session.settings, job.ended)):
+        return frozenset()
+    session.console.log(f"node {job.leaving} is about to end: it is replaced now")
+    return frozenset((job.leaving,))
+
+
+def _check_ended(
+    session: Session, runner: Runner, record: LaunchRecord, *, has_run: bool
+) -> JobRecord | None:
     """`has_run`: nodes are left that the job was launched on."""
     limit = time.monotonic() + _check_seconds(session)
     while True:
         jobs = status.list_jobs(runner)
         if later := [one for one in jobs if one.resumed_from == record.job]:
-            raise _Resumed(record.job, later[-1])
+            raise Resumed(record.job, later[-1])
         job = next((one for one in jobs if one.id == record.job), None)
         if job is None and has_run:
             raise CloudDDPError(
@@ -288,14 +255,14 @@ def _check_ended(session: Session, runner: Runner, record: LaunchRecord, *, has_
                 hint=(Command("jobs"), " lists those that were"),
             )
         if job is None:
-            return
+            return None
         if job.status is JobStatus.SUCCEEDED:
             raise CloudDDPError(
                 f"job {job.id} has succeeded: there is nothing to resume",
                 hint=("start it again with ", Command("launch", "SCRIPT")),
             )
         if job.status.ended:
-            return
+            return job
         if time.monotonic() > limit:
             raise CloudDDPError(
                 f"job {job.id} is still running",
@@ -336,63 +303,3 @@ def _for_nodes(config: Config, cluster: Cluster) -> Config:
         return config
     kept = tuple(counts[node] for node in cluster.nodes if node < len(counts))
     return msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, nproc_per_node=kept))
-
-
-# -- watching ----------------------------------------------------------------------------------------------
-
-
-def _followed(session: Session, job_id: str) -> tuple[str, JobResult]:
-    """As `_watched`; repeat it while nodes do not answer, since one may be lost at any moment."""
-    deadline = time.monotonic() + timing.current().offline
-    while True:
-        try:
-            return _watched(session, job_id)
-        except (NodeError, AWSError) as error:
-            permanent = isinstance(error, AWSError) and not error.transient
-            if permanent or time.monotonic() > deadline:
-                raise
-            session.console.warn(error.message)
-        time.sleep(timing.current().reconnect)
-
-
-def _watched(session: Session, job_id: str) -> tuple[str, JobResult]:
-    """Follow a job, or the one that continues it, to its end. Return its id, and how it ended."""
-    console, cluster = session.console, session.cluster()
-    runner, silent = connect.connect_reachable(cluster, session.settings.cluster, progress=console.log)
-    with closing(runner):
-        for error in silent.values():
-            console.warn(str(error))
-        jobs = status.list_jobs(runner)
-        while later := [one.id for one in jobs if one.resumed_from == job_id]:
-            job_id = later[-1]
-        job = status.find(jobs, job_id)
-        began = time.monotonic()
-        follower = JobFollower(
-            runner, job.id, job.nodes, Policy(wait=True), on_line=line_printer(console),
-            on_quiet=quiet_reporter(console), on_silence=silence_reporter(console, job.id),
-            ended_instances=ended_nodes_query(session, cluster),
-        )  # fmt: skip
-        try:
-            finished = follower.run()
-        finally:
-            follower.close()
-        if job.poweroff is not None and finished.status in _FAILED:  # until it is resumed, if it is
-            planned_end.put_off_for_check(runner)
-        report_end(session, cluster, finished, time.monotonic() - began)
-    return job_id, finished
-
-
-def _lost_node(session: Session, cluster: Cluster, record: LaunchRecord, finished: JobResult) -> bool:
-    """Return whether the job has failed, and an instance on which it ran has ended. EC2 may take a while to notice."""
-    if finished.status not in _FAILED:
-        return False
-    suspected = bool(finished.lost) or finished.suspect is not None
-    deadline = time.monotonic() + (timing.current().quiet if suspected else 0.0)
-    while True:
-        found = inspect.refresh(session.aws(), cluster.name, cluster.id)
-        live = {node.id for node in found.nodes.values()} if found else set()
-        if live and set(record.nodes) - live:
-            return True
-        if not live or time.monotonic() > deadline:
-            return False
-        time.sleep(_AGAIN)

@@ -9,7 +9,7 @@ from pathlib import Path
 from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.cli.actions import deadlines
-from cloudddp.cli.actions.follow import JobStopped, foreground, report_end
+from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
 from cloudddp.cli.actions.results import collect, report_new
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
@@ -90,17 +90,21 @@ def start_and_follow(
             )
             deadlines.report_leaving(console, cluster, session.settings, job)
             return None
-        finished, seconds = foreground(session, runner, cluster, job.id)
+        try:
+            finished, seconds = foreground(session, runner, cluster, job.id)
+        except Detached:
+            deadlines.report_leaving(console, cluster, session.settings, job)
+            raise
     report_end(session, cluster, finished, seconds)
     deadlines.report_copies(console, session.settings, job.id)
-    if finished.leaving:
-        _pull_before_the_end(session, runner, finished)
+    if finished.leaving is not None:
+        pull_before_the_end(session, runner, finished)
     elif not finished.lost:
         report_new(console, runner, session.settings, job.id)
     return finished
 
 
-def _pull_before_the_end(session: Session, runner: Runner, finished: JobResult) -> None:
+def pull_before_the_end(session: Session, runner: Runner, finished: JobResult) -> None:
     """Pull the results of a job whose nodes are about to end."""
     lost = dict(zip(finished.lost, finished.lost_reasons, strict=True))
     left = collect(session, runner, finished.job, lost)

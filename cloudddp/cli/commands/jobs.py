@@ -166,7 +166,7 @@ resume = Verb(
 
 watch = Verb(
     "watch",
-    "cloudddp.cli.actions.resume:watch",
+    "cloudddp.cli.actions.watch:watch",
     params=[
         _JOB,
         click.Option(

@@ -34,7 +34,7 @@ class JobResult:
     suspect: int | None = None  # a node that the others have lost: AWS may know why
     unverified: tuple[int, ...] = ()  # nodes on which processes may be left
     training: TrainingStatus | None = None  # where the training was, if the script has reported it
-    leaving: bool = False  # a node is about to end
+    leaving: int | None = None  # the node that is about to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,8 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         suspect=state.suspect,
         unverified=tuple(sorted(state.followed)),
         training=found.training if found else None,
-        leaving=_first_cause(state) is Cause.NOTICE,
+        leaving=outcome.leaving(state.jobs),
     )
-
-
-def _first_cause(state: FollowState) -> Cause | None:
-    return state.agreed.first.cause if state.agreed is not None and state.agreed.first else None
 
 
 def _faulty_ending(state: FollowState) -> _Ending | None:

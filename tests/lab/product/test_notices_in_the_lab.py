@@ -193,3 +193,22 @@ def test_followed_job_warns_of_the_deadline(cli: CommandLine, ec2: Any) -> None:
         assert lines[-1], lines
     code, _, err = interrupt(process)
     assert code == 130, err
+
+
+def test_watch_replaces_a_node_that_aws_is_about_to_end(cli: CommandLine, ec2: Any) -> None:
+    up(cli, "--spot")
+    job = cli.ok("launch", "-d", "save.py").strip()
+    first = set(remaining(ec2, cli.cluster).instances)
+    process = cli.start("watch", "--times", "1", job)
+    began(process)
+    cli.ok("sim", "interrupt", "1", "--seconds", "60")
+    wait_for(lambda: len(json.loads(cli("jobs", "--json").stdout)) == 2, "the job was resumed")
+    wait_for(lambda: newest(cli)["state"] == "running", "it runs")
+    nodes = set(remaining(ec2, cli.cluster).instances)
+    assert len(nodes) == 2
+    assert len(nodes & first) == 1
+    assert pulled(cli) == {"snapshot-0", "snapshot-1"}
+    cli.ok("cancel")
+    _, err = process.communicate(timeout=60)
+    assert f"job {job} is about to lose node 1; resuming it" in err
+    assert "node 1 is about to end: it is replaced now" in err

@@ -1,0 +1,157 @@
+"""`watch`, and launches with `--retries`: a job that loses a node is resumed, as often as that happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+
+from cloudddp.cli import session as sessions
+from cloudddp.cli.actions import deadlines, planned_end
+from cloudddp.cli.actions.follow import (
+    ended_nodes_query,
+    line_printer,
+    quiet_reporter,
+    report_end,
+    silence_reporter,
+)
+from cloudddp.cli.actions.resume import Busy, Request, Resumed, as_launched, resume_job
+from cloudddp.cli.actions.starting import pull_before_the_end
+from cloudddp.cli.console import Console
+from cloudddp.cli.session import Session
+from cloudddp.cluster import connect, inspect
+from cloudddp.cluster.model import Cluster
+from cloudddp.config import timing
+from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.errors import AWSError, NodeError
+from cloudddp.job import launch_record, status
+from cloudddp.job.follow.decide import Policy
+from cloudddp.job.follow.follower import JobFollower
+from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.launch_record import LaunchRecord
+from cloudddp.job.outcome import JobStatus
+from cloudddp.local_state import ClusterFolder
+
+_AGAIN = 1.0  # seconds between two looks
+_FAILED = (JobStatus.FAILED, JobStatus.LOST, JobStatus.PREEMPTED)
+
+
+def watch(
+    console: Console,
+    options: GlobalOptions,
+    *,
+    flags: Sequence[Flag],
+    job_id: str | None,
+    times: int,
+    variables: Sequence[str],
+    env_files: Sequence[str],
+) -> int:
+    session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
+    cluster = session.cluster()
+    record = launch_record.find(ClusterFolder(cluster.id), job_id)
+    as_launched(session, flags, record, cluster)  # a value that is missing is reported now, not after a loss
+    while True:
+        job, finished = _followed(session, record.job)
+        record = launch_record.find(ClusterFolder(cluster.id), job)
+        if not times or not _lost_node(session, cluster, record, finished):
+            return finished.exit_code
+        times -= 1
+        console.log(f"{_loss(finished)}; resuming it")
+        try:
+            resume_job(session, flags, Request(job, detach=True))
+        except Busy:
+            _wait_for_other(ClusterFolder(cluster.id))
+            times += 1
+        except Resumed as done:
+            job = done.job
+        record = launch_record.find(ClusterFolder(cluster.id), job)
+
+
+def _loss(finished: JobResult) -> str:
+    if finished.leaving is not None and finished.leaving not in finished.lost:
+        return f"job {finished.job} is about to lose node {finished.leaving}"
+    return f"job {finished.job} has lost a node"
+
+
+def keep_resuming(session: Session, cluster: Cluster, finished: JobResult, times: int) -> JobResult:
+    """Resume a job that was followed, as often as it loses a node, at most `times`; return how it ended."""
+    while times and _lost_node(
+        session, cluster, launch_record.find(ClusterFolder(cluster.id), finished.job), finished
+    ):
+        times -= 1
+        session.console.log(f"{_loss(finished)}; resuming it")
+        again = resume_job(session, (), Request(finished.job))
+        if again is None:
+            break
+        finished = again
+    return finished
+
+
+def _wait_for_other(folder: ClusterFolder) -> None:
+    """Wait until no other command of this computer is resuming a job of the cluster."""
+    while True:
+        with folder.resuming() as free:
+            if free:
+                return
+        time.sleep(_AGAIN)
+
+
+def _followed(session: Session, job_id: str) -> tuple[str, JobResult]:
+    """As `_watched`; repeat it while nodes do not answer, since one may be lost at any moment."""
+    deadline = time.monotonic() + timing.current().offline
+    while True:
+        try:
+            return _watched(session, job_id)
+        except (NodeError, AWSError) as error:
+            permanent = isinstance(error, AWSError) and not error.transient
+            if permanent or time.monotonic() > deadline:
+                raise
+            session.console.warn(error.message)
+        time.sleep(timing.current().reconnect)
+
+
+def _watched(session: Session, job_id: str) -> tuple[str, JobResult]:
+    """Follow a job, or the one that continues it, to its end. Return its id, and how it ended."""
+    console, cluster = session.console, session.cluster()
+    runner, silent = connect.connect_reachable(cluster, session.settings.cluster, progress=console.log)
+    with closing(runner):
+        for error in silent.values():
+            console.warn(str(error))
+        jobs = status.list_jobs(runner)
+        while later := [one.id for one in jobs if one.resumed_from == job_id]:
+            job_id = later[-1]
+        job = status.find(jobs, job_id)
+        began = time.monotonic()
+        follower = JobFollower(
+            runner, job.id, job.nodes, Policy(wait=True), on_line=line_printer(console),
+            on_quiet=quiet_reporter(console), on_silence=silence_reporter(console, job.id),
+            ended_instances=ended_nodes_query(session, cluster),
+        )  # fmt: skip
+        try:
+            finished = follower.run()
+        finally:
+            follower.close()
+        if job.poweroff is not None and finished.status in _FAILED:  # until it is resumed, if it is
+            planned_end.put_off_for_check(runner)
+        report_end(session, cluster, finished, time.monotonic() - began)
+        if finished.leaving is not None:
+            pull_before_the_end(session, runner, finished)
+    return job_id, finished
+
+
+def _lost_node(session: Session, cluster: Cluster, record: LaunchRecord, finished: JobResult) -> bool:
+    """Return whether the job has failed, and an instance on which it ran has ended. EC2 may take a while to notice."""
+    if finished.status not in _FAILED:
+        return False
+    if finished.leaving is not None and finished.leaving not in finished.lost:
+        return deadlines.announced_by_aws(cluster, session.settings, time.time())
+    suspected = bool(finished.lost) or finished.suspect is not None
+    deadline = time.monotonic() + (timing.current().quiet if suspected else 0.0)
+    while True:
+        found = inspect.refresh(session.aws(), cluster.name, cluster.id)
+        live = {node.id for node in found.nodes.values()} if found else set()
+        if live and set(record.nodes) - live:
+            return True
+        if not live or time.monotonic() > deadline:
+            return False
+        time.sleep(_AGAIN)
