@@ -102,6 +102,7 @@ def test_maintenance_is_announced_days_before(node: Node, metadata: Metadata) ->
     metadata.found["events/maintenance/scheduled"] = json.dumps(listed)
     _, verdict = end(node)
     assert verdict.first is not None
+    assert "AWS reboots it at " in verdict.first.detail
     assert "(scheduled maintenance: instance-reboot)" in verdict.first.detail
 
 

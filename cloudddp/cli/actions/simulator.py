@@ -1,4 +1,4 @@
-"""`sim start`, `stop`, `status`, `env`, `shell`, `exec`, `session`, `fault`, `interrupt` and `conditions`.
+"""`sim start`, `stop`, `status`, `env`, `shell`, `exec`, `session`, `fault`, `interrupt`, `maintenance` and `conditions`.
 
 Nodes, faults and conditions are defined by the simulator.
 """
@@ -117,6 +117,12 @@ def fault(console: Console, options: GlobalOptions, *, kind: str, nodes: tuple[s
 def interrupt(console: Console, options: GlobalOptions, *, node: str, seconds: float) -> None:
     done = control.interrupt(_running(), node, seconds=seconds, cluster=_cluster(options, (node,)))
     console.print(f"{done['node']} will be terminated at {done['time']}")
+
+
+def maintenance(console: Console, options: GlobalOptions, *, node: str, code: str, seconds: float) -> None:
+    cluster = _cluster(options, (node,))
+    done = control.maintenance(_running(), node, seconds=seconds, code=code, cluster=cluster)
+    console.print(f"{done['node']}: {done['code']} is scheduled for {done['time']}")
 
 
 def conditions(console: Console, _: GlobalOptions, *, changes: str | None, clear: bool) -> None:

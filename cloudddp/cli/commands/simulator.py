@@ -1,4 +1,4 @@
-"""The verbs on the simulator: `cloudddp sim start|stop|status|env|shell|exec|session|fault|interrupt|conditions`."""
+"""The verbs on the simulator: `cloudddp sim start|stop|status|env|shell|exec|session|fault|interrupt|maintenance|conditions`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ VERBS = {
     "exec": (f"{_HERE}:exec_", "Run COMMAND inside the simulator's network."),
     "fault": (f"{_HERE}:fault", "Inject a fault into a node or its network."),
     "interrupt": (f"{_HERE}:interrupt", "Interrupt a spot node, after EC2's notice."),
+    "maintenance": (f"{_HERE}:maintenance", "Schedule maintenance of a node, as AWS does."),
     "session": (
         f"{_HERE}:session",
         "Connect to a port of a node, as Session Manager does.",
@@ -229,6 +230,41 @@ interrupt = Verb(
     help="""Interrupt a spot node, after EC2's notice.
 
     NODE is named as in `cloudddp sim fault`.
+    """,
+)
+
+maintenance = Verb(
+    "maintenance",
+    "cloudddp.cli.actions.simulator:maintenance",
+    params=[
+        click.Argument(["node"]),
+        click.Option(
+            ["--code"],
+            type=click.Choice(
+                [
+                    "instance-reboot",
+                    "system-reboot",
+                    "system-maintenance",
+                    "instance-retirement",
+                    "instance-stop",
+                ]
+            ),
+            default="instance-reboot",
+            show_default=True,
+            help="What will happen.",
+        ),
+        click.Option(
+            ["--seconds"],
+            type=Seconds(),
+            default=600.0,
+            metavar="S",
+            show_default=True,
+            help="Time until it begins.",
+        ),
+    ],
+    help="""Schedule maintenance of a node, as AWS does.
+
+    NODE is named as in `cloudddp sim fault`. The metadata and DescribeInstanceStatus announce it.
     """,
 )
 

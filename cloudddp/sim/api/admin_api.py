@@ -8,6 +8,7 @@
     POST conditions  see conditions.model
     POST fault       {"kind": "cut", "nodes": ["i-..."], "cluster": null}; see faults.FAULTS
     POST interrupt   {"node": "i-...", "cluster": null, "seconds": 120}
+    POST maintenance {"node": "i-...", "cluster": null, "seconds": 600, "code": "instance-reboot"}
 
 A node is named as in node_names.py; `cluster` is the one that ranks refer to. Responses are JSON; a 400 has
 {"error": "...", "hint": "..."}.
@@ -28,6 +29,7 @@ from cloudddp.sim.api.faults import FaultInjector, InvalidFault
 from cloudddp.sim.api.wsgi import Environ, StartResponse, respond
 from cloudddp.sim.conditions.model import InvalidCondition
 from cloudddp.sim.conditions.store import Store
+from cloudddp.sim.ec2 import scheduled_events
 from cloudddp.sim.hosts.host_backend import HostBackend
 from cloudddp.sim.hosts.lifecycle import Lifecycle
 from cloudddp.sim.metadata.tree import Notice
@@ -89,6 +91,8 @@ class AdminApi:
                 return 200, self._inject_fault(_json_object(environ))
             case "POST", "interrupt":
                 return 200, self._interrupt(_json_object(environ))
+            case "POST", "maintenance":
+                return 200, self._schedule(_json_object(environ))
             case _, "conditions":
                 return 405, {"error": "expected GET or POST", "known": ["GET", "POST"]}
         return 404, "not found\n"
@@ -147,10 +151,7 @@ class AdminApi:
             )
         if notice := self.notices.get(instance.id):
             raise BadRequest(f"{instance.id} already has its notice: it ends at {notice.ends:%H:%M:%S} UTC")
-        seconds = request.get("seconds", 120)
-        is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if not is_number or not 0 <= seconds <= _MAX_NOTICE:
-            raise BadRequest(f"seconds must be a number from 0 to {_MAX_NOTICE}, not {seconds!r}")
+        seconds = _seconds(request, 120)
         now = datetime.now(UTC)
         ends = now + timedelta(seconds=seconds)
         self.notices[instance.id] = Notice(now, ends)
@@ -158,6 +159,30 @@ class AdminApi:
         timer.daemon = True
         timer.start()
         return {"node": instance.id, "time": ends.strftime(_TIME)}
+
+    def _schedule(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Schedule maintenance of a node, which then takes place."""
+        node = self._find(request.get("node"), request.get("cluster"))
+        instance = self._lifecycle.instance(node["instance_id"])
+        code = request.get("code", "instance-reboot")
+        if code not in scheduled_events.CODES:
+            raise BadRequest(f"unknown code {code!r}", f"known: {', '.join(scheduled_events.CODES)}")
+        seconds = _seconds(request, 600)
+        begins = datetime.now(UTC) + timedelta(seconds=seconds)
+        event = scheduled_events.ScheduledEvent.of(str(code), begins.replace(microsecond=0))
+        scheduled_events.schedule(instance, event)
+        timer = threading.Timer(seconds, self._lifecycle.maintain, (instance.id, event))
+        timer.daemon = True
+        timer.start()
+        return {"node": instance.id, "code": code, "time": event.begins.strftime(_TIME)}
+
+
+def _seconds(request: dict[str, Any], default: float) -> float:
+    seconds = request.get("seconds", default)
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= _MAX_NOTICE:
+        raise BadRequest(f"seconds must be a number from 0 to {_MAX_NOTICE}, not {seconds!r}")
+    return float(seconds)
 
 
 def _json_object(environ: Environ) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Standard library only, since every command with `--sim` imports it. It finds the
 the marks on processes and the admin API, and imports none of its code. The caller passes in the home folder.
 """
 
-from cloudddp.sim.control.admin_client import conditions, fault, interrupt, nodes, permissions
+from cloudddp.sim.control.admin_client import conditions, fault, interrupt, maintenance, nodes, permissions
 from cloudddp.sim.control.environment import HIDDEN, enter, environment
 from cloudddp.sim.control.node_session import relay
 from cloudddp.sim.control.options import denies_everything
@@ -23,6 +23,7 @@ __all__ = [
     "fault",
     "find",
     "interrupt",
+    "maintenance",
     "nodes",
     "permissions",
     "relay",

@@ -28,6 +28,13 @@ def interrupt(sim: Simulator, node: str, *, seconds: float, cluster: str | None 
     return _post(sim, "interrupt", {"node": node, "seconds": seconds, "cluster": cluster})
 
 
+def maintenance(
+    sim: Simulator, node: str, *, seconds: float, code: str, cluster: str | None = None
+) -> dict[str, Any]:
+    """Schedule maintenance of a node in `seconds`; see ec2/scheduled_events.py for the codes. Raises UsageError."""
+    return _post(sim, "maintenance", {"node": node, "seconds": seconds, "code": code, "cluster": cluster})
+
+
 def conditions(sim: Simulator, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Change the conditions of the account (see conditions/model.py). Returns all of them. Raises UsageError."""
     return _post(sim, "conditions", changes)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import capacity, encryption, reservations, spot
+from cloudddp.sim.ec2 import capacity, encryption, reservations, scheduled_events, spot
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK
 from cloudddp.sim.guest import log
@@ -25,6 +25,7 @@ from cloudddp.sim.hosts.node_spec import spec_of
 
 VISIBLE_SECONDS = 3600.0  # EC2 shows a terminated instance for about an hour
 _END_SECONDS = 45.0  # longer than processes.kill may take
+_MAINTAINED = "Server.ScheduledStop: Stopped due to a scheduled event"
 _INTERRUPTED = "Server.SpotInstanceTermination: Instance terminated due to spot interruption"
 _POWERED_OFF = "Client.InstanceInitiatedShutdown: Instance initiated shutdown"
 _DEADLINE_INTERVAL = 0.2  # seconds between two checks
@@ -194,6 +195,20 @@ class Lifecycle:
         if record is not None and record.instance.state not in ("shutting-down", "terminated"):
             spot.close(record.instance, spot.NO_CAPACITY)
             self.terminate(record.instance, _INTERRUPTED)
+
+    def maintain(self, instance_id: str, event: scheduled_events.ScheduledEvent) -> None:
+        """Let a scheduled event take place. No error if the instance does not run."""
+        record = self._records.get(instance_id)
+        if record is None or record.instance.state != "running":
+            return
+        effect = scheduled_events.CODES[event.code][1]
+        if effect == scheduled_events.REBOOT:
+            self.reboot(record.instance)
+        elif effect == scheduled_events.STOP and spot.is_one_time(record.instance):
+            self.terminate(record.instance, _MAINTAINED)
+        elif effect == scheduled_events.STOP:
+            self.stop(record.instance, _MAINTAINED)
+        scheduled_events.complete(record.instance, event)
 
     def _end_of_block(self, instance_id: str) -> None:
         record = self._records.get(instance_id)

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import node_roles, role_sessions
+from cloudddp.sim.ec2 import node_roles, role_sessions, scheduled_events
 
 _VERSION = re.compile(r"latest|1\.0|\d{4}-\d\d-\d\d")
+
+
 _VERSIONS = ("1.0", "2021-07-15", "latest")
 _LISTING = ""  # key of a folder's listing, where it differs from the list of its names
 
@@ -31,7 +33,7 @@ def tree_of(instance: Any, notice: Notice | None) -> Tree:
     user_data = base64.b64decode(str(instance.user_data or ""))
     return {
         "dynamic": {"instance-identity": {"document": _identity_document(instance)}},
-        "meta-data": {**_metadata(instance), **_interruption(notice)},
+        "meta-data": {**_metadata(instance), **_interruption(instance, notice)},
         **({"user-data": user_data} if user_data else {}),
     }
 
@@ -64,7 +66,7 @@ def _metadata(instance: Any) -> Tree:
         "ami-launch-index": instance.ami_launch_index,
         "ami-manifest-path": "(unknown)",
         "block-device-mapping": {"ami": instance.root_device_name, "root": instance.root_device_name},
-        "events": {"maintenance": {"history": "[]", "scheduled": "[]"}},
+        "events": {"maintenance": _maintenance(instance)},
         "hostname": instance.private_dns_name,
         "instance-action": "none",
         "instance-id": instance.id,
@@ -167,14 +169,21 @@ def _public_key(instance: Any) -> str:
     return (material.decode() if isinstance(material, bytes) else str(material)).strip()
 
 
-def _interruption(notice: Notice | None) -> Tree:
+def _maintenance(instance: Any) -> Tree:
+    return {
+        "history": json.dumps(scheduled_events.metadata(instance, completed=True)),
+        "scheduled": json.dumps(scheduled_events.metadata(instance, completed=False)),
+    }
+
+
+def _interruption(instance: Any, notice: Notice | None) -> Tree:
     """Return what a spot instance reads after its notice; the rebalance recommendation comes at the same time."""
     if notice is None:
         return {}
     ends = _iso(notice.ends)
     return {
         "events": {
-            "maintenance": {"history": "[]", "scheduled": "[]"},
+            "maintenance": _maintenance(instance),
             "recommendations": {"rebalance": json.dumps({"noticeTime": _iso(notice.given)})},
         },
         "spot": {

@@ -22,6 +22,8 @@ INTERVAL = 5.0  # seconds between two looks
 FIRST = 0.5  # seconds until the first one
 MARGIN = 10.0  # seconds before the end of a node at which ranks that still save are killed
 MAX_WORD = 60  # characters of a word of the service
+# What AWS does to the node, by a part of the event's code.
+VERBS = {"reboot": "reboots", "stop": "stops", "retire": "retires"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ class _Notices:
         if not coming:
             return None
         begins, code = min(coming)
-        return _notice(begins, now, save, "interrupts", f"scheduled maintenance: {code}")
+        verb = next((found for word, found in VERBS.items() if word in code), "interrupts")
+        return _notice(begins, now, save, verb, f"scheduled maintenance: {code}")
 
 
 def _notice(ends: datetime, now: datetime, early: float, verb: str, why: str) -> Notice:

@@ -121,6 +121,32 @@ def test_deadline_is_a_notice(cli: CommandLine, ec2: Any) -> None:
     assert pulled(cli) == {"snapshot-0", "snapshot-1"}
 
 
+@pytest.mark.parametrize(
+    ("code", "verb"),
+    [("instance-reboot", "reboots"), ("instance-stop", "stops"), ("instance-retirement", "retires")],
+)
+def test_scheduled_maintenance_preempts_the_job(cli: CommandLine, ec2: Any, code: str, verb: str) -> None:
+    """As a spot notice does, `save_minutes` before it begins. Nobody has to be connected."""
+    up(cli)
+    process = cli.start("launch", "save.py", CLOUDDDP_SAVE_MINUTES="1")
+    began(process)
+    cli.ok("sim", "maintenance", "1", "--code", code, "--seconds", "75")
+    listed = [
+        event["Code"]
+        for one in ec2.describe_instance_status()["InstanceStatuses"]
+        for event in one.get("Events", ())
+    ]
+    assert listed == [code]
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 143, err
+    assert re.search(
+        rf"preempted: node 1 is about to end: AWS {verb} it at [0-9:]{{8}} UTC "
+        rf"\(scheduled maintenance: {code}\)",
+        err,
+    ), err
+    assert pulled(cli) == {"snapshot-0", "snapshot-1"}
+
+
 def test_cluster_ends_with_a_detached_job(cli: CommandLine, ec2: Any) -> None:
     """Nobody is connected: the nodes power off by themselves, and `down` removes the rest."""
     up(cli)
