@@ -108,8 +108,9 @@ def test_detaching_leaves_the_job_running(cli: Any, terminal: Any) -> None:
     window = terminal("launch", "wait.py")
     interrupt_at_question(window, b"rank 0 began")
     os.write(window.ours, b"what?\nd\n")
+    window.read_until(b"an hour; until the deadline")
     window.read_until(b"keeps running: ")
-    assert window.process.wait(TIMEOUT) == 0
+    assert window.process.wait(TIMEOUT) == 3
     assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
     assert still_running(cli, "wait.py")
 
