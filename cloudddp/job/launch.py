@@ -7,7 +7,7 @@ setup where something has changed, start.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -68,15 +68,16 @@ def launch(
     root: Path,
     progress: Progress,
     hold: Hold,
+    secret_files: Iterable[Path] = (),
 ) -> None:
-    """Sync, set up and start the script's ranks on every node; return when all have been started.
+    """Sync, set up and start the script's ranks on every node; return when all have been started. `secret_files` are not sent.
 
     Raises UsageError, NodeError. If a node cannot start, what the others have started is stopped again; after an
     interrupt that is up to the caller, with `cancel.abort_launch`. The caller releases `hold` after any failure.
     """
     _check_rank_counts(config, len(cluster.nodes))
     require_efa = config.cluster.require_efa or cluster.require_efa
-    files = project_files.of_config(root, config)
+    files = project_files.of_config(root, config, secret_files=secret_files)
     if files.withheld:
         progress(_withheld(files.withheld))
     probes = probe(

@@ -54,10 +54,12 @@ class Snapshot:
         return manifest_digest(self.manifest)
 
 
-def of_config(root: Path, config: Config) -> Snapshot:
-    """Return the project's files that the settings select for the nodes. Raises UsageError where there are none, or too
-    many."""
-    project = snapshot(root, exclude=config.sync.exclude, keep_out=(*config.job.outputs, RESULTS))
+def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) -> Snapshot:
+    """Return the project's files that the settings select for the nodes. `secret_files` are withheld as `.env` is, wherever
+    they are. Raises UsageError where there are no files, or too many."""
+    keep_out = (*config.job.outputs, RESULTS)
+    secret = frozenset(_names_below(root, secret_files))
+    project = snapshot(root, exclude=config.sync.exclude, keep_out=keep_out, secret=secret)
     if not project.manifest:
         raise UsageError(f"{root} has no files to send", hint="run cloudddp in your project's folder")
     if len(project.manifest) > MAX_FILES:
@@ -72,8 +74,23 @@ def of_config(root: Path, config: Config) -> Snapshot:
     return project
 
 
-def snapshot(root: Path, *, exclude: Sequence[str] = (), keep_out: Sequence[str] = ()) -> Snapshot:
-    """Return the files of a project. `exclude` are .gitignore patterns, `keep_out` exact paths (job outputs).
+def _names_below(root: Path, paths: Iterable[Path]) -> Iterator[str]:
+    base = root.resolve()
+    for path in paths:
+        for found in (path.absolute(), path.resolve()):  # a link to it is not sent either
+            if found.is_relative_to(base):
+                yield found.relative_to(base).as_posix()
+
+
+def snapshot(
+    root: Path,
+    *,
+    exclude: Sequence[str] = (),
+    keep_out: Sequence[str] = (),
+    secret: frozenset[str] = frozenset(),
+) -> Snapshot:
+    """Return the files of a project. `exclude` are .gitignore patterns, `keep_out` exact paths (job outputs), `secret` exact
+    paths that are withheld as `.env` is.
 
     Raises UsageError for what cannot be sent: a socket, a pipe, a device, an unreadable file.
     """
@@ -85,7 +102,7 @@ def snapshot(root: Path, *, exclude: Sequence[str] = (), keep_out: Sequence[str]
     excluded = _matcher((*NEVER_SENT, *exclude))
     outputs = [posixpath.normpath(out) for out in keep_out]  # "./runs/" is "runs"
     manifest: Manifest = {}
-    names, withheld = _without_secrets(root, _list(root))
+    names, withheld = _without_secrets(root, list(_list(root)), secret)
     for name in sorted(names):
         if excluded(name) or any(name == out or name.startswith(out + "/") for out in outputs):
             continue
@@ -95,14 +112,16 @@ def snapshot(root: Path, *, exclude: Sequence[str] = (), keep_out: Sequence[str]
     return Snapshot(root, manifest, tuple(one for one in withheld if not excluded(one)))
 
 
-def _without_secrets(root: Path, names: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the names to send, and what is withheld: `.env` and `.env.*`, unless git tracks them.
+def _without_secrets(root: Path, names: Sequence[str], known: frozenset[str]) -> tuple[list[str], list[str]]:
+    """Return the names to send, and what is withheld: `.env` and `.env.*`, and `known` files, unless git tracks them.
 
     They hold secrets by convention, and outside a repository no .gitignore names them.
     """
     kept: list[str] = []
-    secret: dict[str, list[str]] = {}
+    secret: dict[str, list[str]] = {name: [name] for name in names if name in known}
     for name in names:
+        if name in known:
+            continue
         parts = name.split("/")
         at = next((k for k, part in enumerate(parts) if _SECRET.fullmatch(part)), None)
         if at is None:

@@ -155,3 +155,14 @@ def test_environment_file_of_a_submodule_is_sent_if_it_is_tracked_there(cli: Any
     done = cli("launch", "list.py")
     assert lines_by_rank(done.stdout)[0] == ["['.env', 'a.py']"]
     assert "not sent: inner/.env.secret " in done.stderr
+
+
+def test_file_that_was_given_as_environment_is_not_sent(cli: Any, tmp_path: Path) -> None:
+    direct(cli)
+    cli.write("list.py", "import os; print(os.environ['TOKEN'], sorted(os.listdir('.')))")
+    cli.write("keys/secrets.txt", "TOKEN=hunter2\n")
+    (cli.cwd / "link.txt").symlink_to("keys/secrets.txt")
+    done = cli("launch", "--env-file", "link.txt", "list.py")
+    assert done.returncode == 0, done.stderr
+    assert "warning: not sent: keys/secrets.txt, link.txt (" in done.stderr
+    assert lines_by_rank(done.stdout)[0] == ["hunter2 ['list.py']"]

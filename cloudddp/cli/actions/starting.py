@@ -54,8 +54,9 @@ def start_job(
     try:
         with session.console.progress() as progress:
             launch.launch(
-                runner, cluster, session.settings, job, root=session.root, progress=progress, hold=hold
-            )
+                runner, cluster, session.settings, job, root=session.root, progress=progress, hold=hold,
+                secret_files=map(Path, session.env_files),
+            )  # fmt: skip
     except signals.HungUp:
         raise  # what has started continues
     except (Exception, KeyboardInterrupt):

@@ -15,6 +15,7 @@ from cloudddp.cli.commands.options import (
     YES,
 )  # fmt: skip
 from cloudddp.cli.job_verb import JobVerb
+from cloudddp.cli.numbers import Finite
 from cloudddp.cli.verbs import Verb
 
 _JOB = click.Argument(["job_id"], metavar="[JOB]", required=False)
@@ -33,7 +34,7 @@ launch = JobVerb(
         ),
         click.Option(
             ["--keep"],
-            type=click.FloatRange(0, 10_000),
+            type=Finite(0, 10_000),
             metavar="MIN",
             help="With --down: minutes after the end of the job, in which `cloudddp pull` copies results.  [default: 30]",
         ),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import click
 
 from cloudddp.cli.commands.options import JSON
+from cloudddp.cli.numbers import Finite
 from cloudddp.cli.verbs import LazyGroup, Verb
 
 _HERE = "cloudddp.cli.commands.simulator"
@@ -43,21 +41,8 @@ Any AWS client can use the simulator.
 )
 
 
-class Seconds(click.FloatRange):
-    """Seconds from 0 to 600. click's own range accepts nan, which passes every comparison."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 600)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        seconds = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value} is not in the range 0<=x<=600.", param, ctx)
-        return seconds
-
-
 def _seconds(name: str, help_text: str) -> click.Option:
-    return click.Option([f"--{name}-seconds"], type=Seconds(), metavar="S", help=help_text)
+    return click.Option([f"--{name}-seconds"], type=Finite(0, 600), metavar="S", help=help_text)
 
 
 start = Verb(
@@ -220,7 +205,7 @@ interrupt = Verb(
         click.Argument(["node"]),
         click.Option(
             ["--seconds"],
-            type=Seconds(),
+            type=Finite(0, 600),
             default=120.0,
             metavar="S",
             show_default=True,
@@ -255,7 +240,7 @@ maintenance = Verb(
         ),
         click.Option(
             ["--seconds"],
-            type=Seconds(),
+            type=Finite(0, 600),
             default=600.0,
             metavar="S",
             show_default=True,
