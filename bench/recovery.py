@@ -165,6 +165,7 @@ def bench(*, write: bool) -> None:
     load = os.getloadavg()[0]
     with simulator("namespace") as (found, env), tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "script.py").write_text(TRAIN)
+        (Path(folder) / "cloudddp.toml").write_text('[job]\nsnapshots = ["runs/lost/*.pt"]\n')
         shutil.copytree(ROOT / "train", Path(folder) / "train", ignore=shutil.ignore_patterns("__pycache__"))
         inside = {**env, "CLOUDDDP_HOME": str(found.home), "CLOUDDDP_YES": "1", "OMP_NUM_THREADS": "1"}
         lab = Lab(script("cloudddp"), inside, Path(folder), 2, 2)

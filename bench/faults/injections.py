@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -172,7 +173,17 @@ def down_elsewhere(run: Run) -> None:
 
 
 def clock_ahead(node: int) -> Inject:
-    return lambda run: (run.lab.nodes[node].root / "home/ubuntu/clock-is-ahead").touch()
+    def inject(run: Run) -> None:
+        for one in (*run.of("agent", node), *run.of("rank", node)):
+            if "clock.so" not in Path(f"/proc/{one.pid}/maps").read_text():
+                raise RuntimeError(f"the {one.kind} does not use the clock that can be moved")
+        (run.lab.nodes[node].root / "home/ubuntu/clock-is-ahead").touch()
+        command = ["nsenter", "-t", str(run.of("rank", node)[0].pid), "-m", "date", "+%s"]
+        now = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        if abs(int(now) - time.time() - 3600) > 60:
+            raise RuntimeError(f"the clock of node {node} has not moved: {now}")
+
+    return inject
 
 
 # -- before the job ----------------------------------------------------------------------------------------------

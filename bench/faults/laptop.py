@@ -16,7 +16,8 @@ SETTLED = 60.0  # seconds until a job runs on every node, or on none
 
 
 def kill_at_moments(lab: Lab, seed: int) -> Row:
-    """Kill `launch` with SIGKILL at ten moments from its start to the first steps of the job.
+    """Kill `launch` with SIGKILL at ten moments: half of them before the job has begun on a node, which takes a fraction of
+    the time, the others until its first steps.
 
     Afterwards either every rank of the job trains, and ends it with exit code 0, or no process is left on any node.
     """
@@ -24,12 +25,13 @@ def kill_at_moments(lab: Lab, seed: int) -> Row:
     print(f"  seed {seed}", flush=True)
     lab.up()
     try:
-        span, _ = _launch(lab, None)
+        whole, begun, _ = _launch(lab, None)
         moments = random.Random(seed)
         trained = 0
-        for _ in range(MOMENTS):
+        for number in range(MOMENTS):
+            span = begun if number % 2 == 0 else whole
             after = moments.uniform(0, span)
-            _, job = _launch(lab, after)
+            _, _, job = _launch(lab, after)
             try:
                 outcome = _settled(lab, job)
             except TimeoutError as error:
@@ -47,10 +49,10 @@ def kill_at_moments(lab: Lab, seed: int) -> Row:
     return row
 
 
-def _launch(lab: Lab, after: float | None) -> tuple[float, str]:
+def _launch(lab: Lab, after: float | None) -> tuple[float, float, str]:
     """Launch a job, and kill the command and its children after some seconds; without, once the job makes steps.
 
-    Return the seconds that passed, and the job, '' if none has begun.
+    Return the seconds that passed, those until the job had begun on a node, and the job, '' if none has begun.
     """
     lab.forget()
     known = {
@@ -58,9 +60,10 @@ def _launch(lab: Lab, after: float | None) -> tuple[float, str]:
     }
     began = time.monotonic()
     process = lab.start("launch", "--nproc-per-node", str(lab.ranks), "script.py")
-    job = ""
+    begun = 0.0
     if after is None:
-        job = until(lambda: lab.running_job(known), 60, "the job has not started")
+        job: str = until(lambda: lab.running_job(known), 60, "the job has not started")
+        begun = time.monotonic() - began
         until(lambda: _steps(lab, job), 60, "the job makes no steps")
     else:
         time.sleep(after)
@@ -71,7 +74,7 @@ def _launch(lab: Lab, after: float | None) -> tuple[float, str]:
         lab.finish()
         until(lambda: not lab.processes(), SETTLED, "the job does not end")
     time.sleep(1)  # a request that has arrived becomes a job
-    return seconds, lab.running_job(known)
+    return seconds, begun, lab.running_job(known)
 
 
 def _settled(lab: Lab, job: str) -> str:

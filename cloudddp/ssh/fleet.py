@@ -278,12 +278,17 @@ class Fleet:
             if connection is not None:
                 connection.close()
 
-    def reconnect(self, node: int) -> None:
-        """Replace a node's connection by a new one."""
+    def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Replace a node's connection by a new one. Raises NodeError if that is not `wanted` any more once it is open."""
         connection = Connection.open(self.targets[node])
         with self._lock:
-            old = self._connections.get(node)
-            self._connections[node] = connection
+            replaces = wanted()
+            if replaces:
+                old = self._connections.get(node)
+                self._connections[node] = connection
+        if not replaces:
+            connection.close()
+            raise NodeError(f"{self.targets[node].label}: a new connection is no longer wanted")
         if old is not None:
             old.close()
 

@@ -334,6 +334,16 @@ def test_reconnect_replaces_a_broken_connection(ssh_site: Site) -> None:
         replaced.run("true")
 
 
+def test_reconnect_that_is_not_wanted_any_more_keeps_the_connection(ssh_site: Site) -> None:
+    with Fleet({0: ssh_site.target(ssh_site.server().port)}) as fleet:
+        fleet.connect()
+        before = fleet[0]
+        with pytest.raises(NodeError, match="no longer wanted"):
+            fleet.reconnect(0, wanted=lambda: False)
+        assert fleet[0] is before
+        assert fleet.run(0, "echo back").stdout == b"back\n"
+
+
 def test_unconnected_node_is_named(ssh_site: Site) -> None:
     with pytest.raises(NodeError, match=r"node 0 \(i-0\): not connected"):
         Fleet({0: ssh_site.target(1)}).run(0, "true")

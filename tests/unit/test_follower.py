@@ -68,7 +68,7 @@ class Nodes:
     def each(self, work: Callable[[int], Any], *, fatal: Any = lambda _: True) -> Outcome[Any]:
         return each({node: lambda node=node: work(node) for node in range(self.count)}, fatal=fatal)  # type: ignore[misc]
 
-    def reconnect(self, node: int) -> None:
+    def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
         self.reconnected.append(node)
 
     def close(self) -> None: ...
@@ -315,11 +315,38 @@ def test_job_is_followed_to_its_end_without_a_node_that_is_lost() -> None:
         write(ended(0, 143))
 
     class OneUnreachable(Nodes):
-        def reconnect(self, node: int) -> None:
-            super().reconnect(node)
+        def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:
+            super().reconnect(node, wanted)
             raise NodeError("node 1: no route to host", reason="no route to host")
 
     result = follower(OneUnreachable(follow)).run()
     assert (result.status, result.exit_code, result.lost, result.unverified) == ("failed", 1, (1,), ())
     assert result.cause.startswith("node 1 was lost: not responding for ")
     assert result.cause.endswith("(connection reset)")
+
+
+def test_close_does_not_wait_for_a_node_that_does_not_answer() -> None:
+    """An attempt to connect to an instance that has ended takes as long as its time limit."""
+    connecting, closed, unwanted = threading.Event(), threading.Event(), threading.Event()
+
+    def follow(node: int, request: FollowRequest, write: Write) -> None:
+        raise NodeError("the SSH connection broke")
+
+    class Unanswered(Nodes):
+        def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:
+            self.reconnected.append(node)
+            connecting.set()
+            assert closed.wait(10)
+            if not wanted():
+                unwanted.set()
+            raise NodeError("no longer wanted")
+
+    found = follower(Unanswered(follow, count=1))
+    threading.Thread(target=found.run, daemon=True).start()
+    assert connecting.wait(10)
+    closing = threading.Thread(target=found.close, daemon=True)
+    closing.start()
+    closing.join(5)
+    assert not closing.is_alive()
+    closed.set()
+    assert unwanted.wait(10)

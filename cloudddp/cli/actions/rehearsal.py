@@ -146,7 +146,7 @@ class Nodes:
     def expect(self, node: int, host_key: str) -> None:
         self._host_keys[node] = host_key
 
-    def reconnect(self, node: int) -> None:
+    def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:
         """Nothing to do: no connection breaks."""
 
     def close(self) -> None:

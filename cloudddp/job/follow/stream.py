@@ -43,14 +43,12 @@ class Connections:
         with self._locks[node]:
             if self.closed:
                 raise NodeError(f"node {node}: no longer followed")
-            self.runner.reconnect(node)
+            self.runner.reconnect(node, wanted=lambda: not self.closed)
 
     def close(self) -> None:
-        """Stop replacing connections; return once no replacement is in progress."""
+        """Stop replacing connections. An attempt in progress replaces nothing: the caller may use the connections, and need
+        not wait, which with an instance that has ended takes as long as the attempt may last."""
         self.closed = True
-        for lock in self._locks.values():
-            with lock:
-                pass
 
 
 class NodeStream:
