@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e400"])
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize(
     "words",
     [
