@@ -161,7 +161,7 @@ def test_shutdown_that_fails_is_tried_again(
 ) -> None:
     program = tmp_path / "bin" / "sudo"
     program.parent.mkdir()
-    program.write_text('#!/bin/sh\necho "$@" >> ~/sudo.log; exit 1\n')
+    program.write_text('#!/bin/sh\necho "sudo $@" >> ~/sudo.log; exit 1\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     pair.run("import time; time.sleep(600)", on_stall=OnStall.DOWN)
@@ -169,10 +169,10 @@ def test_shutdown_that_fails_is_tried_again(
         log = node.home / "sudo.log"
         until(lambda log=log: log.exists() and len(log.read_text().splitlines()) >= 4)  # type: ignore[misc]
         assert log.read_text().splitlines()[:4] == [
-            "-n systemctl poweroff",
-            "-n systemctl poweroff --force",
-            "-n shutdown -P now",
-            "-n systemctl poweroff",
+            "sudo -n systemctl poweroff",
+            "sudo -n systemctl poweroff --force",
+            "sudo -n shutdown -P now",
+            "sudo -n systemctl poweroff",
         ]
         (node.store / "poweroff.json").unlink()
     assert pair.verdict().first is not None
