@@ -103,6 +103,7 @@ def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
     retries = session.settings.job.retries
     if finished is None or not retries:
         return finished
+    # Only a job that may be started again needs it.
     from cloudddp.cli.actions import resume
 
     return resume.keep_resuming(session, cluster, finished, retries)

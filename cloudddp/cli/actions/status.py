@@ -31,6 +31,8 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
         console.print_json([views.cluster_json(c, ownership, credentials, ends.planned(c)) for c in live])
     elif live:
         console.print("\n\n".join(views.cluster(c, ownership, ends.planned(c)) for c in live))
+        if any(ends.planned(c) for c in live):
+            console.log(Command("jobs"), " shows when the nodes end because of --down")
         if ending := credentials_end(credentials):
             console.print(f"\nyour AWS {ending}")
     if not live:

@@ -38,8 +38,7 @@ def _earlier(found: Cluster, planned: PlannedEnd | None) -> list[str]:
     lines = []
     if planned is not None:
         lines.append(
-            f"or {duration(60 * planned.minutes)} after the end of job {planned.job}, which was launched with --down: "
-            "`cloudddp jobs` shows when"
+            f"or {duration(60 * planned.minutes)} after the end of job {planned.job}, which was launched with --down"
         )
     if found.idle_minutes:
         lines.append(
