@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from cloudddp import local_state
 from cloudddp.agent.client import Runner
 from cloudddp.aws.client import AWS, require_region
+from cloudddp.cli import ends
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
 from cloudddp.cluster import connect, inspect
@@ -112,7 +113,7 @@ class Session:
         try:
             found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
         except inspect.NoCluster as error:
-            raise self._with_copies(error) from None
+            raise self._explained(error) from None
         for warning in found.warnings:
             self.console.warn(warning)
         return found
@@ -126,21 +127,24 @@ class Session:
         folders = local_state.folders_of(self.settings.cluster.name, self.aws().endpoint)
         return launch_record.in_s3(folders, wanted)
 
-    def _with_copies(self, error: inspect.NoCluster) -> inspect.NoCluster:
-        """Return the error with a hint at the results that the nodes of the last cluster have copied to S3, if any."""
+    def _explained(self, error: inspect.NoCluster) -> inspect.NoCluster:
+        """Return the error with how the last cluster of that name ended, what is lost, and what its nodes have copied to S3."""
+        told = "reached its deadline" in error.message
+        text = "" if told else ends.explanation(self.settings.cluster.name, self.aws().endpoint, error.last)
+        message = "; ".join(part for part in (error.message, text) if part)
         # As above.
         from cloudddp.job.results.s3_place import place_of
 
         record = self.copied_job()
         place = place_of(record.config, record.job) if record is not None else None
         if record is None or place is None:
-            return error
+            return inspect.NoCluster(message, hint=error.hint, last=error.last)
         hint = (
             f"job {record.job} was told to copy its results to {place.url}: ",
             Command("pull", "--job", record.job),
             " reads them",
         )
-        return inspect.NoCluster(error.message, hint=hint)
+        return inspect.NoCluster(message, hint=hint, last=error.last)
 
     @contextlib.contextmanager
     def connect(self, *, whole: bool = False, partly: bool = False) -> Iterator[tuple[Cluster, Runner]]:

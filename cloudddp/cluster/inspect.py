@@ -16,7 +16,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.prices import PUBLIC_IPV4_HOUR
 from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.errors import AWSError, CloudDDPError, Command
+from cloudddp.errors import AWSError, CloudDDPError, Command, Text
 from cloudddp.local_state import ClusterFolder, known_clusters
 from cloudddp.tags import Tags, iso
 
@@ -66,6 +66,7 @@ def _recorded(aws: AWS, name: str) -> bool:
     )
 
 
+POWERED_OFF = "ended: its nodes powered off by themselves"
 _REMAINS = ("Elastic IP", "security group", "key pair")
 
 
@@ -140,7 +141,30 @@ def _ended_by(instance: Instance, cluster: Cluster) -> str:
 
 
 class NoCluster(CloudDDPError):
-    """No cluster of that name has nodes."""
+    """No cluster of that name has nodes. `last`: the newest one whose instances AWS still lists, or None."""
+
+    def __init__(self, message: str, *, hint: Text = "", last: Cluster | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.last = last
+
+
+def last_ended(known: Iterable[Cluster]) -> Cluster | None:
+    """Return the newest cluster without live instances, for about an hour after its end: AWS then lists it no more. It need
+    not have a time of its end, which AWS does not give for instances that powered off."""
+    gone = [cluster for cluster in known if not cluster.live]
+    earliest = datetime.min.replace(tzinfo=UTC)
+    return max(gone, key=lambda cluster: (cluster.created or earliest, cluster.id), default=None)
+
+
+def how_ended(cluster: Cluster) -> str:
+    """Return how a cluster has ended, as the end of a sentence; without the reason why its nodes powered off."""
+    codes = {instance.reason_code for instance in cluster.gone}
+    if inventory.OWN_SHUTDOWN in codes:
+        return POWERED_OFF
+    when = f" on {cluster.ended:%Y-%m-%d at %H:%M} UTC" if cluster.ended else ""
+    if inventory.SPOT_SHUTDOWN in codes:
+        return f"was interrupted by AWS{when}"
+    return f"ended{when}"
 
 
 def get(aws: AWS, name: str, ownership: Ownership | None = None) -> Cluster:
@@ -153,6 +177,7 @@ def get(aws: AWS, name: str, ownership: Ownership | None = None) -> Cluster:
         raise NoCluster(
             "; ".join([f"there is no cluster {name!r} in {aws.region}", *_last_deadline(known)]),
             hint=("create one: ", Command("up")),
+            last=last_ended(known),
         )
     if not own:
         raise not_owned(name, aws.region, usable, ownership)

@@ -139,6 +139,7 @@ def test_status_is_one_call(cli: Any, faults: Any) -> None:
     assert set(shown[0]) == {
         "cluster", "cluster_id", "region", "owner", "yours", "created", "expires", "usd_per_hour", "usd_so_far",
         "usd_so_far_is_at_most", "usd_per_hour_is_at_most", "credentials_end", "nodes",
+        "ends_after_job", "ends_after_job_minutes", "idle_minutes",
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
     ("words", "message"),
     [
         (("--down",), "--down needs -d"),
-        (("-d", "--keep", "5"), "--keep needs --down"),
+        (("-d", "--keep", "5"), "--keep needs --down, or job.on_stall"),
         (("-d", "--down", "--keep", "-1"), "-1"),
         (("-d", "--down", "--keep", "long"), "'long' is not a valid float"),
         (("--save-minutes", "16"), "save_minutes"),

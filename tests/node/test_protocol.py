@@ -34,13 +34,24 @@ from cloudddp.agent.protocol.manifest import (
     manifest_to_wire,
 )
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.poweroff import PowerOffReply
 from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, NewFilesRequest, NewPath
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 from cloudddp.agent.protocol.version import VersionConflict
 
-KINDS = [ProbeReply, JobsReply, KillReply, SetupReply, StartReply, ApplyReply, NewFilesReply, VersionConflict]
+KINDS = [
+    ProbeReply,
+    PowerOffReply,
+    JobsReply,
+    KillReply,
+    SetupReply,
+    StartReply,
+    ApplyReply,
+    NewFilesReply,
+    VersionConflict,
+]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),

@@ -152,6 +152,29 @@ def test_cluster_is_ended_from_all_nodes(pair: Pair, tmp_path: Path, monkeypatch
     for node in pair.nodes:
         until((node.home / "sudo.log").exists)
         assert (node.home / "sudo.log").read_text() == "sudo -n systemctl poweroff\n"
+        (node.store / "poweroff.json").unlink()  # ends the agent, which would try again
+    assert pair.verdict().first is not None
+
+
+def test_shutdown_that_fails_is_tried_again(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "sudo"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "sudo $@" >> ~/sudo.log; exit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    pair.run("import time; time.sleep(600)", on_stall=OnStall.DOWN)
+    for node in pair.nodes:
+        log = node.home / "sudo.log"
+        until(lambda log=log: log.exists() and len(log.read_text().splitlines()) >= 4)  # type: ignore[misc]
+        assert log.read_text().splitlines()[:4] == [
+            "sudo -n systemctl poweroff",
+            "sudo -n systemctl poweroff --force",
+            "sudo -n shutdown -P now",
+            "sudo -n systemctl poweroff",
+        ]
+        (node.store / "poweroff.json").unlink()
     assert pair.verdict().first is not None
 
 

@@ -109,7 +109,7 @@ def report_not_started(console: Console, cluster: Cluster | None, job: NewJob, l
         price = "" if hour is None else f" and cost {dollars(hour)} an hour"
         until = f" until {moment(cluster.expires)}" if cluster is not None and cluster.expires else ""
         console.log(
-            f"job {job.id} was not started, so --down does not end the nodes: they stay up{until}{price}; ",
+            f"job {job.id} was not started, so its --down does not end the nodes: they stay up{until}{price}; ",
             Command("down"), " stops the bill",
         )  # fmt: skip
 

@@ -13,12 +13,15 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
+from cloudddp.config import timing
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job import sync as syncing
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.local_state import ClusterFolder, write_atomic
 from cloudddp.text import without_colours
+
+_LOST_KEEPALIVES = 120  # until a session ends: half an hour, in which a laptop may sleep
 
 
 def sync(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
@@ -88,6 +91,9 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, node: int, co
         "GlobalKnownHostsFile=none",
         f"IdentityFile={_ssh_config_value(target.private_key)}",
         "IdentitiesOnly=yes",
+        # So that the idle guard of the node can tell a quiet session from a computer that has vanished.
+        f"ServerAliveInterval={max(round(timing.current().keepalive), 1)}",
+        f"ServerAliveCountMax={_LOST_KEEPALIVES}",
         *target.route.openssh_options(target),
     ]
     # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not trusted.

@@ -7,6 +7,7 @@ from typing import Any
 
 from cloudddp.aws.client import AWS
 from cloudddp.aws.denials import CODES as DENIED
+from cloudddp.cli import ends
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import credentials_end
@@ -25,19 +26,21 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
     found = inspect.find(aws, name)
     live, ownership = [c for c in found if c.live], session.ownership(aws)
     _warn(console, live)
-    ends = aws.credentials_end()
+    credentials = aws.credentials_end()
     if as_json:
-        console.print_json([views.cluster_json(c, ownership, ends) for c in live])
+        console.print_json([views.cluster_json(c, ownership, credentials, ends.planned(c)) for c in live])
     elif live:
-        console.print("\n\n".join(views.cluster(c, ownership) for c in live))
-        if ending := credentials_end(ends):
+        console.print("\n\n".join(views.cluster(c, ownership, ends.planned(c)) for c in live))
+        if any(ends.planned(c) for c in live):
+            console.log(Command("jobs"), " shows when the nodes end because of --down")
+        if ending := credentials_end(credentials):
             console.print(f"\nyour AWS {ending}")
     if not live:
         left = _remains(console, aws, live, name)
         for one in left:
             console.log(*parts(views.remains_text(one)))
-        last = max((c for c in found if c.ended), key=lambda c: (c.ended, c.id), default=None)
-        before = f"; the last one, {last.id}, ended {views.at(last.ended)}" if last else ""
+        before = ends.explanation(name, aws.endpoint, inspect.last_ended(found))
+        before = f"; {before}" if before else ""
         if left:
             raise CloudDDPError(
                 f"cluster {name!r} has no nodes in {aws.region}{before}",
@@ -92,7 +95,7 @@ def _remains(console: Console, aws: AWS, live: list[Cluster], name: str | None =
 
 def _json(session: Session, aws: AWS, live: list[Cluster], left: list[Remains]) -> list[dict[str, Any]]:
     ownership = session.ownership(aws)
-    clusters = [views.cluster_json(c, ownership, aws.credentials_end()) for c in live]
+    clusters = [views.cluster_json(c, ownership, aws.credentials_end(), ends.planned(c)) for c in live]
     return clusters + [views.remains_json(one, ownership) for one in left]
 
 

@@ -30,13 +30,13 @@ launch = JobVerb(
         click.Option(
             ["--down", "ends"],
             is_flag=True,
-            help="With -d: the nodes terminate by themselves after the job, however it ends.",
+            help="With -d: the nodes terminate by themselves after the job, however it ends, also if it is not started.",
         ),
         click.Option(
             ["--keep"],
             type=Finite(0, 10_000),
             metavar="MIN",
-            help="With --down: minutes after the end of the job, in which `cloudddp pull` copies results.  [default: 30]",
+            help="With --down or on_stall = down: minutes for a `cloudddp pull` until the nodes terminate.  [default: 30]",
         ),
         ANYONE,
         DRY_RUN,

@@ -172,7 +172,7 @@ JOB_PARAMETERS = (
     SettingOption(
         "job", "on_stall", "--on-stall", metavar="HOW", standard="kill",
         description="What happens to a stalled job, after its stacks were read: kill it, restart it (counts as one of "
-        "`retries`), leave it, or kill it and shut the nodes down, which ends the cluster.",
+        "`retries`), leave it, or kill it and shut the nodes down after `launch --keep` (30 minutes), which ends the cluster.",
     ),
     SettingOption(
         "job", "save_minutes", "--save-minutes", metavar="MIN", standard="3",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from cloudddp.cli.ends import PlannedEnd
 from cloudddp.cli.formats import counted, dollars, duration
 from cloudddp.cli.tables import table
 from cloudddp.cluster.cost import Cost
@@ -16,7 +17,7 @@ from cloudddp.errors import Command, Text
 UNKNOWN_OWNER = "an unknown owner"
 
 
-def cluster(found: Cluster, ownership: Ownership) -> str:
+def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = None) -> str:
     hour = hourly(found)
     price = "price unknown" if hour is None else f"{dollars(hour)} an hour"
     if found.spot:
@@ -28,7 +29,22 @@ def cluster(found: Cluster, ownership: Ownership) -> str:
         head += f"\n  warning: {counted(found.missing, 'node')} of it {'has' if found.missing == 1 else 'have'} ended"
     if found.live:
         head += f"\n  {price}, {amount(found.cost())} so far; terminates in {time_left(found)}"
+        head += "".join(f"\n  {line}" for line in _earlier(found, planned))
     return head + "\n" + nodes_table(found)
+
+
+def _earlier(found: Cluster, planned: PlannedEnd | None) -> list[str]:
+    """Return what ends the nodes before the deadline."""
+    lines = []
+    if planned is not None:
+        lines.append(
+            f"or {duration(60 * planned.minutes)} after the end of job {planned.job}, which was launched with --down"
+        )
+    if found.idle_minutes:
+        lines.append(
+            f"or after {duration(60 * found.idle_minutes)} without a job and an SSH connection (idle_minutes)"
+        )
+    return lines
 
 
 def nodes_table(found: Cluster) -> str:
@@ -83,6 +99,9 @@ def remains_json(found: Remains, ownership: Ownership) -> dict[str, Any]:
         "yours": all(map(ownership.mine, found.resources)),
         "created": tags.created.isoformat() if tags.created else None,
         "expires": tags.expires.isoformat() if tags.expires else None,
+        "ends_after_job": None,
+        "ends_after_job_minutes": None,
+        "idle_minutes": None,
         "usd_per_hour": round(found.hour, 4),
         "usd_so_far": None,
         "usd_so_far_is_at_most": False,
@@ -93,7 +112,10 @@ def remains_json(found: Remains, ownership: Ownership) -> dict[str, Any]:
 
 
 def cluster_json(
-    found: Cluster, ownership: Ownership, credentials_end: datetime | None = None
+    found: Cluster,
+    ownership: Ownership,
+    credentials_end: datetime | None = None,
+    planned: PlannedEnd | None = None,
 ) -> dict[str, Any]:
     hour, bill = hourly(found), found.cost()
     return {
@@ -104,6 +126,9 @@ def cluster_json(
         "yours": ownership.owns(found),
         "created": found.created.isoformat() if found.created else None,
         "expires": found.expires.isoformat() if found.expires else None,
+        "ends_after_job": planned.job if planned is not None else None,
+        "ends_after_job_minutes": planned.minutes if planned is not None else None,
+        "idle_minutes": found.idle_minutes or None,
         "usd_per_hour": None if hour is None else round(hour, 4),
         "usd_per_hour_is_at_most": found.spot,
         "usd_so_far": None if bill.usd is None else round(bill.usd, 4),

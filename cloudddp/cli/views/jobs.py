@@ -46,7 +46,8 @@ def ending(known: Sequence[JobRecord]) -> str:
     for record in reversed(known):
         if record.ends is not None:
             left = duration(record.ends - time.time())
-            return f"the nodes end in {left}, at {_moment(record.ends)}: job {record.id} was launched with --down"
+            why = "was launched with --down" if record.poweroff is not None else "stalled (on_stall = down)"
+            return f"the nodes end in {left}, at {_moment(record.ends)}: job {record.id} {why}"
         if record.poweroff is not None and not record.status.ended:
             return f"the nodes end {duration(record.poweroff)} after job {record.id}, which was launched with --down"
     return ""

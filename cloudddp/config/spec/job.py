@@ -105,7 +105,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         Literal["kill", "restart", "leave", "down"],
         limited(
             "What happens to a stalled job, after its stacks were read: kill it, restart it (counts as one of `retries`), "
-            "leave it, or kill it and shut the nodes down, which ends the cluster."
+            "leave it, or kill it and shut the nodes down after `launch --keep` (30 minutes), which ends the cluster."
         ),
     ] = "kill"
     log_mb: Annotated[

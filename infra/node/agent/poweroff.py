@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import Optional
 
 from agent import kernel, phases, store
-from agent.commands import run_quietly
 from cloudddp.agent.protocol.codec import MAX_TIME, check_job_id, check_range
 from cloudddp.agent.protocol.poweroff import MAX_WAIT, Change, PowerOffReply, PowerOffRequest
 
 REQUEST = PowerOffRequest
 PLAN = store.ROOT / "poweroff.json"  # cloudddp-idle.sh reads `seconds` of it
 PAUSE = 0.5  # seconds between two looks at the plan
-RETRY = 30.0  # seconds until the next command is tried
+RETRY = 30.0  # seconds for a shutdown that has begun, until the next command is tried
+SECONDS = 20.0  # for a command
 COMMANDS = (["systemctl", "poweroff"], ["systemctl", "poweroff", "--force"], ["shutdown", "-P", "now"])
 
 
@@ -112,22 +112,28 @@ def after(job: str, seconds: float, busy: Callable[[], bool] = lambda: False) ->
             kernel.set_name(kernel.WAITS_TO_END)
         time.sleep(PAUSE)
     kernel.set_name(kernel.WAITS_TO_END)
-    for command in itertools.cycle(COMMANDS):
-        if not _power_off(countdown, command):
-            return
-        time.sleep(RETRY)
-
-
-def _power_off(countdown: _Countdown, command: list[str]) -> bool:
-    """Run a command that shuts this node down, once no job runs and the plan is due. Return False if the node is taken."""
+    commands = itertools.cycle(COMMANDS)
+    again = 0.0  # when the next command is run, by the monotonic clock
     while True:
         with store.locked("jobs"):  # no job can start between this and the shutdown
             if countdown.is_taken():
-                return False
-            if countdown.is_over and not phases.running_jobs():
-                run_quietly(["sudo", "-n", *command])
-                return True
+                return
+            if time.monotonic() >= again and countdown.is_over and not phases.running_jobs():
+                again = time.monotonic() + (RETRY if _succeeds(["sudo", "-n", *next(commands)]) else PAUSE)
         time.sleep(PAUSE)
+
+
+def _succeeds(argv: list[str]) -> bool:
+    import subprocess  # 2 ms, which no other step needs
+
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            timeout=SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 class _Countdown:

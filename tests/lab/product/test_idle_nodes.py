@@ -35,14 +35,20 @@ def up(cli: CommandLine, nodes: int) -> None:
 
 
 def test_idle_cluster_ends_by_itself(cli: CommandLine, ec2: Any) -> None:
+    up(cli, 1)  # an older cluster of the same name
+    (older,) = json.loads(cli.ok("status", "--json"))
+    cli.ok("down", "-y")
     up(cli, 2)
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    assert cluster["idle_minutes"] == 5
     assert len(remaining(ec2, cli.cluster).instances) == 2
     assert "after 5 min 00 s without a job and an SSH connection (idle_minutes)" in cli.ok("status")
-    assert json.loads(cli.ok("status", "--json"))[0]["idle_minutes"] == 5
     wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
     for verb in ("jobs", "status"):
         done = cli(verb)
         assert done.returncode == 1
+        assert f"the last one, {cluster['cluster_id']}, ended" in done.stderr, done.stderr
+        assert older["cluster_id"] not in done.stderr
         assert "powered off by themselves" in done.stderr, done.stderr
         assert "idle_minutes = 5" in done.stderr, done.stderr
     cli.ok("down", "-y")
@@ -63,6 +69,13 @@ def test_ssh_connection_keeps_its_node(cli: CommandLine, ec2: Any) -> None:
     out = cli.ok("exec", "--", f"sleep {2 * LIMIT:g}; echo done", CLOUDDDP_TIME_SCALE=str(SCALE))
     assert "done" in out
     wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the node has terminated")
+
+
+def test_quiet_session_keeps_its_node(cli: CommandLine, ec2: Any) -> None:
+    """The client of `cloudddp ssh` sends something now and then."""
+    up(cli, 1)
+    out = cli.ok("ssh", "0", f"sleep {2 * LIMIT:g}; echo done", CLOUDDDP_TIME_SCALE=str(SCALE))
+    assert "done" in out
 
 
 def test_connection_of_a_computer_that_vanished_does_not_count(cli: CommandLine, ec2: Any) -> None:

@@ -119,8 +119,20 @@ def test_running_job_keeps_its_nodes(cli: CommandLine, ec2: Any) -> None:
     time.sleep(5 * MINUTE)
     assert len(remaining(ec2, cli.cluster).instances) == 2
     assert newest(cli)["state"] == "running"
+    job = newest(cli)["id"]
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    assert (cluster["ends_after_job"], cluster["ends_after_job_minutes"]) == (job, 1)
+    assert f"after the end of job {job}, which was launched with --down" in cli.ok("status")
     cli.ok("exec", "--", "touch enough")
     ended(cli, ec2)
+    for verb in ("jobs", "logs", "pull", "status"):
+        done = cli(verb)
+        assert done.returncode == 1
+        assert (
+            f"{cluster['cluster_id']}, ended: its nodes powered off by themselves (job {job} was launched with --down"
+            in done.stderr
+        )
+        assert "results that were not pulled from them are lost" in done.stderr
 
 
 def test_nodes_end_if_the_setup_fails(cli: CommandLine, ec2: Any) -> None:
@@ -147,5 +159,16 @@ def test_nodes_end_after_an_interrupt(cli: CommandLine, ec2: Any) -> None:
 def test_job_that_finds_no_nodes_says_that_they_stay(cli: CommandLine) -> None:
     cli.ok("sim", "fault", "kill", "1")
     done = wait_for(lambda: (d := cli("launch", "-d", "--down", "short.py")).returncode and d, "it fails")
-    assert "so --down does not end the nodes: they stay up" in done.stderr, done.stderr
+    assert "so its --down does not end the nodes: they stay up" in done.stderr, done.stderr
     assert "down" in done.stderr
+
+
+def test_nodes_stay_after_a_stall_as_long_as_keep_says(cli: CommandLine, ec2: Any) -> None:
+    cli.write("hang.py", "import time; print('began', flush=True); time.sleep(1000)")
+    cli.write("cloudddp.toml", TOML + 'stall_minutes = 0.1\non_stall = "down"\n')
+    cli.ok("launch", "-d", "--keep", "3", "hang.py")
+    wait_for(lambda: newest(cli)["nodes_end"], "the end of the nodes is planned")
+    assert "stalled (on_stall = down)" in cli("jobs").stderr
+    assert "began" in cli.ok("logs")
+    ended(cli, ec2)
+    assert "on_stall = down" in cli("jobs").stderr

@@ -1,0 +1,80 @@
+"""What ends the nodes of a cluster before its deadline, and what has ended them, as far as this computer knows: the journal of its
+launches says whether the last job had --down, AWS for an hour how the instances ended. AWS does not say when an instance has
+powered off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloudddp import local_state
+from cloudddp.cli.formats import duration
+from cloudddp.cluster import inspect
+from cloudddp.cluster.model import Cluster
+from cloudddp.errors import CloudDDPError
+from cloudddp.job import launch_record
+from cloudddp.job.launch_record import LaunchRecord
+from cloudddp.local_state import ClusterFolder
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEnd:
+    """The nodes power off `minutes` after `job`, which was launched with --down from this computer."""
+
+    job: str
+    minutes: float
+
+
+def planned(cluster: Cluster) -> PlannedEnd | None:
+    """Return what ends the nodes after the newest job, or None. `jobs` asks the nodes, and also knows when."""
+    record = _newest(cluster.id)
+    if record is None or record.poweroff is None:
+        return None
+    return PlannedEnd(record.job, record.poweroff)
+
+
+def explanation(name: str, endpoint: str, last: Cluster | None) -> str:
+    """Return how the last cluster of a name ended, why as far as it is known, and what is lost; '' if nothing is known.
+    `last`: the newest one that AWS lists."""
+    cluster_id = last.id if last is not None else _not_removed(name, endpoint)
+    if not cluster_id:
+        return ""
+    how = inspect.how_ended(last) if last is not None else "has no nodes any more"
+    by_itself = last is None or how == inspect.POWERED_OFF
+    reasons = _reasons(last, _newest(cluster_id)) if by_itself else []
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    lost = "; results that were not pulled from them are lost" if by_itself else ""
+    return f"the last one, {cluster_id}, {how}{why}{lost}"
+
+
+def _reasons(last: Cluster | None, record: LaunchRecord | None) -> list[str]:
+    """Return what this computer knows that lets nodes power off."""
+    found = []
+    if record is not None and record.poweroff is not None:
+        found.append(
+            f"job {record.job} was launched with --down, so they end {duration(60 * record.poweroff)} after it"
+        )
+    elif record is not None and record.config.job.on_stall == "down":
+        found.append(f"job {record.job} was launched with on_stall = down, which ends them after a stall")
+    idle = last.idle_minutes if last is not None else 0.0
+    if idle:
+        found.append(f"idle_minutes = {idle:g}: they end without a job and an SSH connection")
+    return found
+
+
+def _newest(cluster_id: str) -> LaunchRecord | None:
+    if not cluster_id:
+        return None
+    try:
+        return launch_record.find(ClusterFolder(cluster_id), None)
+    except (CloudDDPError, OSError):
+        return None
+
+
+def _not_removed(name: str, endpoint: str) -> str:
+    """Return the newest cluster of that name that this computer created and no `down` has removed, or ''."""
+    known = [
+        (record.expires, record.id)
+        for record in local_state.known_clusters()
+        if (record.name, record.endpoint) == (name, endpoint)
+    ]
+    return max(known, default=("", ""))[1]
