@@ -166,8 +166,8 @@ class ConnectError(NodeError):
 
 
 _OTHERS_RESPOND: Text = (
-    "other nodes answer, so it is the node itself: ", Command("status"), " shows its state, ", Command("down"),
-    " terminates it",
+    "other nodes answer, so it is the node itself: ", Command("status"), " shows its state, ",
+    Command("resume", "--replace", "NODE"), " terminates it, launches another and resumes the last job",
 )  # fmt: skip
 
 

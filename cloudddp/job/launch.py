@@ -232,7 +232,8 @@ def _set_up(
         raise
     if any(reply.cancelled for reply in replies.values()):
         raise Interrupted(
-            f"job {job.id} was cancelled during its setup", hint=(Command("launch"), " starts it again")
+            f"job {job.id} was cancelled during its setup",
+            hint=(Command("launch", "SCRIPT"), " starts it again"),
         )
     for node, reply in replies.items():
         if reply.exit_code:

@@ -30,6 +30,10 @@ def spread(runner: Runner, patterns: Sequence[str], files: Collection[str], prog
     """Copy the newest snapshot to the nodes whose newest one is another. `files` are those of the project on this computer,
     which are no snapshots. Raises NodeError."""
     if not patterns:
+        progress(
+            "no snapshot was copied between nodes, since job.snapshots is empty: the script continues from what it finds "
+            "on each node, or begins"
+        )
         return
     own = {name for name in files if matches(name, patterns)}
     sendable = tuple(sorted(name for name in own if name.isprintable()))

@@ -358,8 +358,8 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
                 "it is booting, or hangs; ",
                 Command("status"),
                 " shows its state, ",
-                Command("down"),
-                " terminates it",
+                Command("resume", "--replace", "NODE"),
+                " replaces it and resumes the last job",
             ),
             patience=inf,
         )

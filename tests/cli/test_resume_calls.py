@@ -197,3 +197,21 @@ def test_nodes_min_above_the_number_of_nodes_is_refused_before_anything_is_creat
     assert done.returncode == 2
     assert "job.nodes_min is 3" in done.stderr
     assert remaining(ec2, cli.cluster).nothing
+
+
+def test_job_that_runs_on_all_its_nodes_is_refused_at_once(cli: Any) -> None:
+    """Nothing is waited for: no node is lost. (With a node lost, the others may need the heartbeat limit, 600 s here.)"""
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 600\n')
+    cli.write("wait.py", "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
+    cli.ok("up", "-n", "1", "-t", "g5.12xlarge")
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    done = cli("resume")  # the test would end at its limit of 120 s
+    assert done.returncode == 1
+    assert f"job {job} is still running" in done.stderr
+    cli.ok("cancel")
+
+
+def test_resume_says_that_no_snapshot_was_copied(cli: Any, failed: list[str]) -> None:
+    done = cli("resume", "-d")
+    assert done.returncode == 0, done.stderr
+    assert "no snapshot was copied between nodes, since job.snapshots is empty" in done.stderr

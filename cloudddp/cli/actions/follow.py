@@ -221,9 +221,11 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult, seconds:
     ended = _report_ended(session, cluster, asked) if asked else frozenset()
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
     if unchecked := set(finished.unverified) - ended:
+        replacing = [word for node in sorted(unchecked) for word in ("--replace", str(node))]
         console.log(
-            f"processes of the job may still run on {node_list(unchecked)}: ", Command("cancel", finished.job)
-        )
+            f"processes of the job may still run on {node_list(unchecked)}: ", Command("cancel", finished.job),
+            " ends them; ", Command("resume", *replacing), " replaces a node that does not answer",
+        )  # fmt: skip
 
 
 def _report_outcome(console: Console, finished: JobResult, seconds: float) -> None:

@@ -90,7 +90,10 @@ def launch(
             "cluster's deadline: ", Command("down"), ", ", Command("up", "--max-hours", "HOURS"), " and ", Command("launch", "SCRIPT"),
         )  # fmt: skip
     elif finished.exit_code:
-        console.log("the cluster is still up; ", Command("down"), " stops the bill")
+        console.log(
+            "the cluster is still up; ", Command("pull", "--job", finished.job), " copies logs, verdict and stacks, ",
+            Command("down"), " stops the bill",
+        )  # fmt: skip
     return finished.exit_code
 
 

@@ -20,7 +20,7 @@ from cloudddp.cli.actions.follow import (
 )
 from cloudddp.cli.actions.starting import check_nodes_min, start_and_follow
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, node_list
+from cloudddp.cli.formats import counted, duration, node_list
 from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, inspect
 from cloudddp.cluster import replace as replacing
@@ -209,7 +209,9 @@ def _check_job(
                 f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}",
                 hint=_replace_hint(list(silent)),
             )
-        ended = _check_ended(session, runner, record, has_run=bool(known.nodes))
+        lost = set(record.nodes) - {node.id for node in stay.nodes.values()}
+        seconds = _check_seconds(session) if lost else 0.0
+        ended = _check_ended(session, runner, record, seconds, has_run=bool(known.nodes))
         planned_end.put_off_for_replacement(session, runner, cluster, record.keep)
         return ended
 
@@ -240,10 +242,11 @@ def _about_to_end(
 
 
 def _check_ended(
-    session: Session, runner: Runner, record: LaunchRecord, *, has_run: bool
+    session: Session, runner: Runner, record: LaunchRecord, seconds: float, *, has_run: bool
 ) -> JobRecord | None:
-    """`has_run`: nodes are left that the job was launched on."""
-    limit = time.monotonic() + _check_seconds(session)
+    """Wait for up to `seconds`: the nodes that are left may not have noticed yet that one is lost. `has_run`: nodes are left
+    that the job was launched on."""
+    limit, told = time.monotonic() + seconds, False
     while True:
         jobs = status.list_jobs(runner)
         if later := [one for one in jobs if one.resumed_from == record.job]:
@@ -263,11 +266,16 @@ def _check_ended(
             )
         if job.status.ended:
             return job
-        if time.monotonic() > limit:
+        if time.monotonic() >= limit:
             raise CloudDDPError(
                 f"job {job.id} is still running",
                 hint=(Command("logs", "-f", job.id), " follows it, ", Command("cancel", job.id), " ends it"),
             )
+        if not told:
+            session.console.log(
+                f"waiting for job {job.id} to end on the nodes that are left, for up to {duration(seconds)}"
+            )
+            told = True
         time.sleep(_AGAIN)
 
 

@@ -25,7 +25,12 @@ def stacks(
         if record.status.ended:
             raise CloudDDPError(
                 f"job {record.id} has ended ({record.status}): none of its ranks runs",
-                hint=(Command("pull"), " copies the stacks of a job that has stalled"),
+                hint=(
+                    Command("logs", record.id),
+                    " shows its last lines, ",
+                    Command("pull"),
+                    " copies its logs and verdict",
+                ),
             )
         found = gathering.gather(runner, record.id, console.log)
     if not any(found.values()):
