@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from cloudddp import local_state
 from cloudddp.agent.client import Runner
 from cloudddp.aws.client import AWS, require_region
-from cloudddp.cli import ends
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
 from cloudddp.cluster import connect, inspect
@@ -129,6 +128,9 @@ class Session:
 
     def _explained(self, error: inspect.NoCluster) -> inspect.NoCluster:
         """Return the error with how the last cluster of that name ended, what is lost, and what its nodes have copied to S3."""
+        # As above.
+        from cloudddp.cli import ends
+
         told = "reached its deadline" in error.message
         text = "" if told else ends.explanation(self.settings.cluster.name, self.aws().endpoint, error.last)
         message = "; ".join(part for part in (error.message, text) if part)
