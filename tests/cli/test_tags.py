@@ -27,6 +27,7 @@ GOOD = {
     "cloudddp:nodes": "4",
     "cloudddp:gpus": "8",
     "cloudddp:usd-per-node-hour": "1.0274",
+    "cloudddp:idle-minutes": "30.00",
 }
 BAD = {
     "cloudddp:cluster-id": [
@@ -40,6 +41,7 @@ BAD = {
         "nan", "inf", "-inf", "-1", "+1", "1e9", "0", "0.0000", "1_000", "123456", "", "٣", " 1", "1\n", "0x1p3",
         "9" * 256,
     ],
+    "cloudddp:idle-minutes": ["nan", "inf", "-1", "0", "0.00", "123456", "1e3", "", "٣", " 5", "5\n", "never"],
     "cloudddp:created": [
         "2026-11-20T10:00:00", "2026-11-20", "2026-02-31T00:00:00Z", "0001-01-01T00:00:00Z", "9999-01-01T00:00:00Z",
         "2026-11-20T10:00:00+02:00", "２０２６-11-20T10:00:00Z", "2026-11-20T10:00:00Z\n", "", "now", "1e400",
@@ -52,6 +54,7 @@ FIELDS = {
     "cloudddp:nodes": ("nodes", None),
     "cloudddp:gpus": ("gpus", None),
     "cloudddp:usd-per-node-hour": ("price", None),
+    "cloudddp:idle-minutes": ("idle_minutes", None),
     "cloudddp:created": ("created", None),
     "cloudddp:expires": ("expires", None),
 }
@@ -68,6 +71,7 @@ def test_tags_round_trip() -> None:
     assert found.created == datetime(2026, 11, 20, 12, tzinfo=UTC)
     assert found.expires == datetime(2026, 11, 20, 14, tzinfo=UTC)
     assert (found.node_rank, found.nodes, found.gpus, found.price) == (3, 4, 8, 1.0274)
+    assert found.idle_minutes == 30
     assert found.unreadable == ()
 
 

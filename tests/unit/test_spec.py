@@ -286,6 +286,7 @@ def test_plain_cluster_name_is_accepted(name: str) -> None:
         ("subnets", ["vpc-0abc"]),
         ("vpc", "Name=training"),
         ("regions", "us-east-1,nowhere"),
+        ("idle_minutes", 4.9),
         ("wait_capacity", "2 hours"),
         ("wait_capacity", "15d"),
         ("wait_capacity", "20161m"),
