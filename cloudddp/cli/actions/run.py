@@ -23,7 +23,7 @@ from cloudddp.cli.actions.results import Left, collect
 from cloudddp.cli.actions.starting import checked_script, start_job, stopped_if_interrupted
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, credentials_end, dollars, moment, toml
+from cloudddp.cli.formats import counted, credentials_end, dollars, duration, moment, toml
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
@@ -59,6 +59,7 @@ class _Ending:
     be terminated."""
 
     discard: bool
+    keep: float | None = None  # minutes for which the nodes stay after a job that has failed
     cluster: Cluster | None = None  # None until `run` has to remove it
     started: bool = False  # the job may have written files
     finished: JobResult | None = None
@@ -74,6 +75,11 @@ class _Ending:
         return self.finished is not None and self.finished.status == "unknown"
 
     @property
+    def stays(self) -> bool:
+        """Whether the nodes stay for a while, because the job has failed."""
+        return self.keep is not None and self.finished is not None and self.finished.exit_code != 0
+
+    @property
     def held(self) -> Left:
         """What the nodes hold, as far as it is known."""
         return self.left or (_UNCHECKED if self.started else Left())
@@ -86,6 +92,7 @@ def run(
     flags: Sequence[Flag],
     yes: bool,
     discard: bool,
+    keep: float | None,
     module: bool,
     variables: Sequence[str],
     env_files: Sequence[str],
@@ -99,7 +106,7 @@ def run(
         session.root / project_files.RESULTS, hint="make it a folder that you can write to, or remove it"
     )
     _refuse_existing(session)
-    ending = _Ending(discard)
+    ending = _Ending(discard, keep)
     try:
         with signals.interruptible():  # but not the teardown
             bring_up(session, yes=yes, check=partial(_check, session, yes), on_ready=ending.take)
@@ -149,8 +156,29 @@ def _check(session: Session, yes: bool, plans: Sequence[Plan], info: TypeInfo, a
 
 
 def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
-    """Run the job to its end, and pull its results."""
-    job = NewJob(script)
+    """Run the job to its end, also on other nodes where it has lost one and may be started again; pull its results."""
+    finished = _run_once(session, script, ending)
+    if not session.settings.job.retries or ending.cluster is None:
+        return finished
+    # Only a job that may be started again needs it.
+    from cloudddp.cli.actions import watch
+
+    try:
+        again = watch.keep_resuming(session, ending.cluster, finished, session.settings.job.retries)
+    except Detached as left:
+        ending.detached = left.job_id
+        raise
+    if again is finished:
+        return finished
+    ending.finished, ending.left = again, None
+    with session.connect(partly=True) as (cluster, runner):
+        ending.cluster = cluster
+        _collect(session, runner, cluster, again.job, ending)
+    return again
+
+
+def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:
+    job = NewJob(script, ending.keep)  # the nodes end by themselves also if this computer is lost
     with session.connect() as (cluster, runner):
         ending.started = True
         try:
@@ -190,6 +218,9 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
             elif ending.unknown:
                 if _still_live(session.aws(finishing=True), cluster):
                     _leave_running(cluster)
+            elif ending.stays:
+                _leave_failed(session, cluster, ending)
+                return
             elif ending.held.lines:
                 _keep(session, cluster, ending.held, discard=ending.discard)
             report = take_down(session, cluster.id)
@@ -225,6 +256,18 @@ def _leave_running(cluster: Cluster) -> NoReturn:
             Command("pull"), ", ", Command("down"),
         ),
     )  # fmt: skip
+
+
+def _leave_failed(session: Session, cluster: Cluster, ending: _Ending) -> None:
+    """Report what happens to the nodes of a job that has failed, with --keep-on-failure."""
+    minutes = 60 * (ending.keep or 0.0)
+    session.console.log(
+        f"the job has failed: its nodes stay for {duration(minutes)} at {_price(cluster)}, and end by themselves then "
+        "(--keep-on-failure): ",
+        Command("ssh"), ", ", Command("logs"), ", ", Command("pull"), "; ", Command("down"), " ends them now, and removes what is left",
+    )  # fmt: skip
+    for line in ending.held.lines:
+        session.console.warn(f"not pulled: {one_line(line, 1000)}")
 
 
 def _leave_job(cluster: Cluster, job_id: str) -> NoReturn:

@@ -63,6 +63,12 @@ run = JobVerb(
         click.Option(
             ["--discard"], is_flag=True, help="Terminate the nodes even if they hold files that were not pulled."
         ),
+        click.Option(
+            ["--keep-on-failure", "keep"],
+            type=Finite(1, 10_000),
+            metavar="MIN",
+            help="Minutes for which the nodes stay after a job that has failed; then they end by themselves.",
+        ),
         *JOB_PARAMETERS,
     ],
     help="""Do a whole job: up, launch, pull and down in one command.

@@ -1,0 +1,72 @@
+"""`run` on nodes that are lost, and after a job that fails."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import CommandLine, remaining, wait_for
+from support.simlab import client_of
+
+from cloudddp.sim import control
+
+TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\nscratch = ["enough"]\n'
+NODES = ("-n", "2", "-t", "g5.12xlarge")
+# Runs until `enough` exists on its node; writes a result then.
+COUNT = """
+import os, pathlib, time
+print('began', os.environ['RANK'], flush=True)
+while not os.path.exists('enough'): time.sleep(0.05)
+pathlib.Path('runs').mkdir(exist_ok=True)
+pathlib.Path('runs/done-' + os.environ['RANK']).touch()
+"""
+
+
+@pytest.fixture
+def ec2(lab: control.Simulator) -> Any:
+    return client_of(lab, "ec2")
+
+
+@pytest.fixture
+def cli(lab_cli: CommandLine) -> CommandLine:
+    lab_cli.write("cloudddp.toml", TOML)
+    lab_cli.write("count.py", COUNT)
+    return lab_cli
+
+
+def jobs(cli: CommandLine) -> list[dict[str, Any]]:
+    return list(json.loads(cli("jobs", "--json").stdout or "[]"))
+
+
+def test_lost_node_is_replaced_and_the_results_are_those_of_the_last_job(cli: CommandLine, ec2: Any) -> None:
+    process = cli.start("run", *NODES, "--retries", "2", "count.py")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    first = set(remaining(ec2, cli.cluster).instances)
+    cli.ok("sim", "fault", "kill", "1")
+    wait_for(lambda: len(jobs(cli)) == 2 and jobs(cli)[-1]["state"] == "running", "the job was resumed")
+    assert len(set(remaining(ec2, cli.cluster).instances) - first) == 1
+    cli.ok("exec", "--", "touch enough")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert {path.name for path in Path(cli.cwd, "results").rglob("done-*")} == {"done-0", "done-1"}
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_nodes_of_a_failed_job_stay_and_end_by_themselves(cli: CommandLine, ec2: Any) -> None:
+    cli.write("fails.py", "raise SystemExit(7)\n")
+    done = cli("run", *NODES, "--keep-on-failure", "3", "fails.py", CLOUDDDP_TIME_SCALE="0.1")
+    assert done.returncode == 7, done.stderr
+    assert re.search(
+        r"the job has failed: its nodes stay for 3 min.* at .*an hour, and end by themselves", done.stderr
+    ), done.stderr
+    assert len(remaining(ec2, cli.cluster).instances) == 2
+    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+
+
+def test_nodes_of_a_job_that_succeeds_end_at_once(cli: CommandLine, ec2: Any) -> None:
+    cli.write("works.py", "")
+    cli.ok("run", *NODES, "--keep-on-failure", "1000", "works.py")
+    assert remaining(ec2, cli.cluster).nothing
