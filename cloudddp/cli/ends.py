@@ -5,15 +5,17 @@ powered off."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cloudddp import local_state
 from cloudddp.cli.formats import duration
 from cloudddp.cluster import inspect
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError
-from cloudddp.job import launch_record
-from cloudddp.job.launch_record import LaunchRecord
 from cloudddp.local_state import ClusterFolder
+
+if TYPE_CHECKING:
+    from cloudddp.job.launch_record import LaunchRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,11 @@ def _reasons(last: Cluster | None, record: LaunchRecord | None) -> list[str]:
 
 
 def _newest(cluster_id: str) -> LaunchRecord | None:
-    if not cluster_id:
+    if not cluster_id or not ClusterFolder(cluster_id).jobs():
         return None
+    # 30 ms, which only a cluster with jobs costs.
+    from cloudddp.job import launch_record
+
     try:
         return launch_record.find(ClusterFolder(cluster_id), None)
     except (CloudDDPError, OSError):
