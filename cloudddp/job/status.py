@@ -44,6 +44,7 @@ class JobRecord:
     stragglers: tuple[Straggler, ...] = ()  # ranks that are slow, or were
     stall: LeftStall | None = None  # the last one that was left alone (on_stall = "leave")
     copied: tuple[tuple[int, Copied], ...] = ()  # what each node has copied to S3
+    setup: bool = False  # it is in its setup, or has ended there: no rank was started
 
     @property
     def stalled(self) -> LeftStall | None:
@@ -92,6 +93,7 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         stragglers=_stragglers(reported),
         stall=_stall(reported),
         copied=tuple((node, one.copied) for node, one in sorted(states.items()) if one.copied is not None),
+        setup=all(one.setup for one in reported),
     )
 
 

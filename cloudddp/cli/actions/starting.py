@@ -9,7 +9,7 @@ from pathlib import Path
 from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.cli.actions import deadlines
-from cloudddp.cli.actions.follow import JobStopped, foreground, report_end
+from cloudddp.cli.actions.follow import SETUP, JobStopped, foreground, line_printer, report_end
 from cloudddp.cli.actions.results import collect, report_new
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
@@ -21,6 +21,7 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.new_job import NewJob
 from cloudddp.job.ranks import Script
 from cloudddp.local_state import ClusterFolder
+from cloudddp.text import without_colours
 
 
 def checked_script(session: Session, script: Script, *, fresh: bool = False) -> Script:
@@ -48,12 +49,22 @@ def start_job(
     launch_record.keep(folder, record)
     try:
         with session.console.progress() as progress:
-            launch.launch(runner, cluster, session.settings, job, root=session.root, progress=progress)
+            launch.launch(
+                runner, cluster, session.settings, job, root=session.root, progress=progress,
+                on_setup_line=_setup_line_printer(session.console),
+            )  # fmt: skip
     except signals.HungUp:
         raise  # what has started continues
     except (Exception, KeyboardInterrupt):
         launch_record.drop(folder, job.id)  # it was refused, or is ended: there is nothing to resume
         raise
+
+
+def _setup_line_printer(console: Console) -> Callable[[int, str], None]:
+    """Return a function that shows a line of the setup as `[setup | node 1] text`, on stderr: a detached launch writes the
+    job's id to stdout."""
+    show = line_printer(console, write=lambda text: console.print(text, err=True), shown=without_colours)
+    return lambda node, line: show(node, SETUP, line)
 
 
 def start_and_follow(
