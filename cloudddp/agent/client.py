@@ -13,6 +13,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from cloudddp import timings
@@ -212,10 +213,23 @@ def call(
     ship: bool = False,
     timeout: float | None = 60.0,
     limit: int = MAX_REPLY,
+    on_stderr: Callable[[bytes], None] | None = None,
 ) -> T:
     """Run a step on one node and return its reply. Raises NodeError with the node's error text, or if the reply
-    does not fit the protocol."""
-    result = run_step(runner, node, request, body=body, ship=ship, timeout=timeout, limit=limit)
+    does not fit the protocol. `on_stderr` gets what the step writes to stderr, as it arrives."""
+    last = bytearray()
+
+    def received(data: bytes) -> None:
+        last[:] = (last + data)[-(4 * _LONGEST_REASON) :]
+        if on_stderr is not None:
+            on_stderr(data)
+
+    result = run_step(
+        runner, node, request, body=body, ship=ship, timeout=timeout, limit=limit,
+        on_stderr=received if on_stderr is not None else None,
+    )  # fmt: skip
+    if on_stderr is not None:
+        result = replace(result, stderr=bytes(last))
     step = request.STEP
     if result.exit_code:
         raise NodeError(f"node {node}: step {step!r} failed: {failure_text(result)}")

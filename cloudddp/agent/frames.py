@@ -72,5 +72,5 @@ class FrameDecoder:
 
     def _count(self, rank: int) -> None:
         self._ranks.add(rank)
-        if len(self._ranks) > MAX_RANKS + 1:
+        if len(self._ranks) > MAX_RANKS + 2:  # with the launcher and the setup
             raise ProtocolError(f"it has logs of more than {MAX_RANKS} ranks")

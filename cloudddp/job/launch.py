@@ -7,7 +7,7 @@ setup where something has changed, start.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -23,11 +23,14 @@ from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, Usag
 from cloudddp.job import project_files, ranks, scripts, snapshots, sync, tools
 from cloudddp.job import start as starting
 from cloudddp.job.cancel import abort_launch
+from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.job.new_job import NewJob
 from cloudddp.job.poweroff import Hold
 from cloudddp.job.ranks import Host, Script
 from cloudddp.job.sync import Progress
 from cloudddp.text import one_line
+
+OnSetupLine = Callable[[int, str], None]  # node, line
 
 CLOCK_SKEW = 5.0  # seconds; more makes it uncertain which rank failed first, and breaks certificates
 SETUP_OUTPUT_LINES = 40  # of a setup command that failed, as shown
@@ -69,8 +72,11 @@ def launch(
     progress: Progress,
     hold: Hold,
     secret_files: Iterable[Path] = (),
+    on_setup_line: OnSetupLine = lambda _node, _line: None,
 ) -> None:
     """Sync, set up and start the script's ranks on every node; return when all have been started. `secret_files` are not sent.
+
+    `on_setup_line` gets the output of the setup commands as it arrives, from a thread per node.
 
     Raises UsageError, NodeError. If a node cannot start, what the others have started is stopped again; after an
     interrupt that is up to the caller, with `cancel.abort_launch`. The caller releases `hold` after any failure.
@@ -93,7 +99,7 @@ def launch(
     hold.begin(runner, probes)
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     sync.update(runner, probes, config, files, progress)
-    _set_up(runner, probes, config, job, progress)
+    _set_up(runner, probes, config, job, progress, on_setup_line)
     if job.resumed_from:
         snapshots.spread(runner, config.job.snapshots, files.manifest, progress)
     hosts = _hosts(cluster, probes, config.job.python)
@@ -207,6 +213,7 @@ def _set_up(
     config: Config,
     job: NewJob,
     progress: Progress,
+    on_line: OnSetupLine,
 ) -> None:
     """Run the setup commands on the nodes where they have not run yet. Raises NodeError, Interrupted."""
     if not config.setup.run:
@@ -226,7 +233,7 @@ def _set_up(
         )
 
     try:
-        replies = client.call_all(runner, request, timeout=None)
+        replies = runner.each(lambda node: _set_up_node(runner, node, request(node), on_line)).all()
     except Exception:  # the other nodes continue with it
         _abort(runner, job.id, progress)
         raise
@@ -244,6 +251,19 @@ def _set_up(
                 f"node {node}: setup command exited with code {reply.exit_code}: {one_line(reply.command)}\n{output}",
                 hint=_setup_hint(reply),
             )
+
+
+def _set_up_node(runner: Runner, node: int, request: SetupRequest, on_line: OnSetupLine) -> SetupReply:
+    splitter = LineSplitter()
+
+    def show(data: bytes, *, last: bool = False) -> None:
+        for line in splitter.feed(data, last=last):
+            on_line(node, line)
+
+    try:
+        return client.call(runner, node, request, timeout=None, on_stderr=show)
+    finally:
+        show(b"", last=True)
 
 
 def _setup_hint(reply: SetupReply) -> str:

@@ -48,6 +48,7 @@ class JobRecord:
     stall: LeftStall | None = None  # the last one that was left alone (on_stall = "leave")
     copied: tuple[tuple[int, Copied], ...] = ()  # what each node has copied to S3
     leaving: int | None = None  # the node whose announced end has ended it
+    setup: bool = False  # it is in its setup, or has ended there: no rank was started
 
     @property
     def stalled(self) -> LeftStall | None:
@@ -113,6 +114,7 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         stall=_stall(reported),
         leaving=leaving(states),
         copied=tuple((node, one.copied) for node, one in sorted(states.items()) if one.copied is not None),
+        setup=all(one.setup for one in reported),
     )
 
 

@@ -82,19 +82,64 @@ def test_interrupted_setup_stops_on_every_node(cli: Any, how: str) -> None:
     assert code == 130
     assert still_running(cli, "../began") == []
     wait_for(lambda: processes(cli) == 0, "the setup's parent ends")
-    assert json.loads(cli.ok("jobs", "--json")) == []
+    (left,) = json.loads(cli.ok("jobs", "--json"))
+    assert (left["id"], left["state"], left["setup"]) == (job["id"], "cancelled", True)
+    assert "cancelled in setup" in cli.ok("jobs")
     cli.ok("exec", "touch ../go")
     assert cli.ok("launch", "ok.py").count("] ran") == 2
 
 
-def test_launch_and_logs_are_refused_during_setup(cli: Any) -> None:
+def test_launch_is_refused_during_setup(cli: Any) -> None:
     process = launch_in_setup(cli)
     busy = cli("launch", "ok.py")
     assert busy.returncode == 1
     assert "is still running on node" in busy.stderr
     silent = cli("logs")
-    assert silent.returncode == 1
+    assert (silent.returncode, silent.stdout) == (0, "")
     assert "still in its setup" in silent.stderr
     cli.ok("exec", "touch ../go")
     assert process.communicate(timeout=TIMEOUT)[0].count("] ran") == 2
     assert process.returncode == 0
+
+
+def test_output_of_the_setup_is_shown_while_it_runs_and_kept(cli: Any) -> None:
+    direct(cli, nodes=2)
+    wait = "echo downloading; while [ ! -e ../go ]; do sleep 0.1; done; echo installed"
+    cli.write("cloudddp.toml", f'[setup]\nrun = ["{wait}"]\n')
+    cli.write("ok.py", "print('ran')")
+    process = cli.start("launch", "ok.py")
+    during = wait_for(
+        lambda: (text := cli("logs").stdout).count("downloading") == 2 and text, "the output is in the logs"
+    )
+    assert sorted(during.splitlines()) == [f"[setup | node {node}] downloading" for node in (0, 1)]
+    follower = cli.start("logs", "-f")
+    assert follower.stdout is not None
+    first = follower.stdout.readline()
+    cli.ok("exec", "touch ../go")
+    out, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0
+    assert "setup" not in out
+    assert [err.count(f"] {word}\n") for word in ("downloading", "installed")] == [2, 2]
+    followed = first + follower.communicate(timeout=TIMEOUT)[0]
+    assert follower.returncode == 0
+    assert [followed.count(f"] {word}\n") for word in ("downloading", "installed", "ran")] == [2, 2, 2]
+    after = cli.ok("logs")
+    assert [after.count(f"] {word}\n") for word in ("downloading", "installed", "ran")] == [2, 2, 2]
+    assert "setup" not in cli.ok("logs", "--rank", "1")
+    lines = [json.loads(line) for line in cli.ok("logs", "--json").splitlines()]
+    assert {"node": 1, "rank": None, "line": "installed", "setup": True} in lines
+
+
+def test_failed_setup_stays_visible(cli: Any) -> None:
+    direct(cli)
+    cli.write("ok.py", "print('ran')")
+    cli.ok("launch", "ok.py")
+    cli.write("cloudddp.toml", '[setup]\nrun = ["echo the cause; exit 9"]\n')
+    assert cli("launch", "ok.py").returncode == 1
+    ran, failed = json.loads(cli.ok("jobs", "--json"))
+    assert (ran["state"], ran["setup"]) == ("succeeded", False)
+    assert (failed["state"], failed["exit_code"], failed["setup"]) == ("failed", 9, True)
+    assert cli.ok("logs") == "[setup | node 0] the cause\n"
+    followed = cli("logs", "-f", failed["id"])
+    assert (followed.returncode, "node 0: its setup failed with code 9" in followed.stderr) == (9, True)
+    assert "it had already ended (failed)" in cli.ok("cancel", failed["id"])

@@ -39,6 +39,7 @@ from enum import IntEnum
 VERSION = 3
 
 LAUNCHER_RANK = -1  # the rank number of the launcher's (torchrun's) own log
+SETUP_RANK = -2  # the rank number of the log of the setup commands
 
 TASK_VARIABLE = "CLOUDDDP_TASK"  # marks every process of a job on a node; children inherit it
 ATTEMPT_VARIABLE = "CLOUDDDP_ATTEMPT"  # of every rank: how often the job was started again

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Optional, Union
 
-from cloudddp.agent.protocol import LAUNCHER_RANK
+from cloudddp.agent.protocol import SETUP_RANK
 from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
     ProtocolError,
@@ -41,6 +41,7 @@ class FollowRequest:
 
     `ranks`: send only their logs; all if empty. A log that exists and is not in `offsets` begins with what was written in
     the last `since` seconds, and with its last `tail` lines; an empty piece reports where that is, before the first state.
+    `setup`: send also the output of the setup commands, unless `ranks` are named.
     """
 
     job: str
@@ -50,6 +51,7 @@ class FollowRequest:
     ranks: tuple[int, ...] = ()
     since: Optional[float] = None
     tail: Optional[int] = None
+    setup: bool = False
 
     STEP = "follow"
 
@@ -60,15 +62,16 @@ class FollowRequest:
         check_range("tail", self.tail, 0, MAX_TAIL)
         check_length("ranks", self.ranks, MAX_RANKS)
         for rank in self.ranks:
-            check_range("a rank", rank, LAUNCHER_RANK, MAX_RANK)
+            check_range("a rank", rank, SETUP_RANK, MAX_RANK)
         for rank, offset in self.offsets.items():
-            check_range("a rank", rank, LAUNCHER_RANK, MAX_RANK)
+            check_range("a rank", rank, SETUP_RANK, MAX_RANK)
             check_range("an offset", offset, 0, MAX_COUNT)
 
 
 @dataclass(frozen=True)
 class Log:
-    """A piece of one rank's log, at its offset in the file. LAUNCHER_RANK is the launcher's own output."""
+    """A piece of one rank's log, at its offset in the file. LAUNCHER_RANK is the launcher's own output, SETUP_RANK
+    that of the setup commands."""
 
     rank: int
     offset: int
@@ -131,6 +134,6 @@ def _parse(line: bytes, longest: int) -> tuple[int, int, int]:
     if words is None:
         raise ProtocolError(f"a log frame has the header {line[:60]!r}")
     rank, offset, length = (int(word) for word in words.groups())
-    if not (LAUNCHER_RANK <= rank <= MAX_RANK and offset <= MAX_COUNT and length <= longest):
+    if not (SETUP_RANK <= rank <= MAX_RANK and offset <= MAX_COUNT and length <= longest):
         raise ProtocolError(f"a log frame is out of range: {line.decode()}")
     return rank, offset, length

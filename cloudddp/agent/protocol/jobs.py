@@ -66,7 +66,8 @@ class JobState:
     often the whole job was started again. `poweroff`: seconds after the end of the job at which the node powers off; None:
     it does not. `ends`: when it will, once the job has ended. `resumed_from`: the job that it continues, '' for none.
     `stragglers`, of all nodes: ranks that are slow, or were. `stall`: the last one that was left alone, None for none.
-    `copied`: what the node has copied to S3; None where it was not asked to, or has not begun."""
+    `copied`: what the node has copied to S3; None where it was not asked to, or has not begun. `setup`: it is in its
+    setup, or has ended there: no rank was started."""
 
     job: str
     phase: JobPhase
@@ -90,6 +91,7 @@ class JobState:
     stragglers: tuple[Straggler, ...] = ()
     stall: Optional[LeftStall] = None
     copied: Optional[Copied] = None
+    setup: bool = False
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)

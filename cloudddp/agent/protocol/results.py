@@ -20,6 +20,7 @@ MAX_PLACES = 20  # that a reply names
 EVIDENCE = (
     "ranks",
     "launcher.log",
+    "setup.log",
     "supervisor.log",
     "verdict.json",
     "status.json",

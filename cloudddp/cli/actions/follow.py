@@ -12,6 +12,7 @@ import click
 
 from cloudddp import signals, timings
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol import LAUNCHER_RANK, SETUP_RANK
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.cli.actions import deadlines
 from cloudddp.cli.console import Console
@@ -31,7 +32,7 @@ from cloudddp.text import with_colours, without_colours
 P = ParamSpec("P")
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
-LAUNCHER = -1
+LAUNCHER, SETUP = LAUNCHER_RANK, SETUP_RANK
 STACKS_VERB = "stacks"  # the verb that shows the stacks of every rank
 
 
@@ -172,9 +173,9 @@ def line_printer(
     write = write or console.print
 
     def show(node: int, rank: int, line: str) -> None:
-        if rank == LAUNCHER:
-            if launcher:
-                label = f"[launcher | node {node}]"
+        if rank in (LAUNCHER, SETUP):
+            if launcher or rank == SETUP:
+                label = f"[{'setup' if rank == SETUP else 'launcher'} | node {node}]"
                 write(f"{click.style(label, dim=True) if styled else label} {shown(line)}")
             return
         label = f"[rank {rank} | node {node}]"

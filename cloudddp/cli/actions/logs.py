@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.jobs import MAX_RANK, MAX_RANKS
 from cloudddp.cli import session as sessions
 from cloudddp.cli import streams
 from cloudddp.cli.actions import deadlines
 from cloudddp.cli.actions.follow import (
     LAUNCHER,
+    SETUP,
     ended_nodes_query,
     line_printer,
     quiet_reporter,
@@ -26,7 +29,7 @@ from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import duration
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
+from cloudddp.errors import Command, NodeError, UsageError
 from cloudddp.job import status
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
@@ -35,6 +38,8 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.status import JobRecord
 
 MOST_TAIL = 1_000_000  # lines of each rank
+_START_SECONDS = 120.0  # between the setup of a job and its start; a launch that was killed does not start it
+_AGAIN = 1.0  # seconds between two looks at a job in its setup
 
 Printer = Callable[[int, int, str], None]
 
@@ -50,7 +55,7 @@ class Wanted:
     pattern: re.Pattern[str] | None
 
     def has(self, node: int, rank: int) -> bool:
-        return (not self.ranks or rank in self.ranks or rank == LAUNCHER) and (
+        return (not self.ranks or rank in self.ranks or rank in (LAUNCHER, SETUP)) and (
             not self.nodes or node in self.nodes
         )
 
@@ -59,7 +64,7 @@ class Wanted:
         few = 0 < len(self.ranks) < MAX_RANKS  # a request cannot name more; the others are read and not shown
         ranks = self.ranks | ({LAUNCHER} if launcher else set()) if few and not follow else frozenset[int]()
         tail = self.tail if self.pattern is None else None
-        return Selection(tuple(sorted(ranks)), self.since, tail)
+        return Selection(tuple(sorted(ranks)), self.since, tail, setup=not self.ranks)
 
 
 def logs(
@@ -94,13 +99,13 @@ def logs(
     session = sessions.start(console, options, anyone=anyone)
     with session.connect(partly=True) as (cluster, runner):
         record = status.find(status.list_jobs(runner), job_id)
-        _refuse_setup(record)
         _check_nodes(wanted.nodes, record)
         _check_ranks(wanted.ranks, record, cluster)
         launcher = options.verbose
-        last = _LastLines(
-            wanted, _printer(console, as_json=as_json, raw=raw, launcher=launcher), follow=follow
-        )
+        show = _printer(console, as_json=as_json, raw=raw, launcher=launcher)
+        if follow and record.status == "setup":
+            record, show = _after_setup(runner, record, wanted, show)
+        last = _LastLines(wanted, show, follow=follow)
         follower = JobFollower(
             runner,
             record.id,
@@ -127,6 +132,7 @@ def logs(
             last.flush()
             _refuse_incomplete(finished)
             _report_stall(console, record)
+            _report_setup(console, record)
             return 0
         report_end(session, cluster, finished, record.seconds or 0.0)
         if finished.leaving is not None:
@@ -167,7 +173,9 @@ def _printer(console: Console, *, as_json: bool, raw: bool, launcher: bool) -> P
 
     def show(node: int, rank: int, line: str) -> None:
         if rank != LAUNCHER or launcher:
-            value = {"node": node, "rank": None if rank == LAUNCHER else rank, "line": line}
+            value = {"node": node, "rank": None if rank < 0 else rank, "line": line}
+            if rank == SETUP:
+                value["setup"] = True
             console.print(json.dumps(value))
 
     return show
@@ -195,14 +203,61 @@ def _refuse_incomplete(finished: JobResult) -> None:
     )
 
 
-def _refuse_setup(record: JobRecord) -> None:
+def _report_setup(console: Console, record: JobRecord) -> None:
     if record.status == "setup":
-        raise CloudDDPError(
-            f"job {record.id} is still in its setup and has no logs yet",
-            hint=(
-                "repeat this when ", Command("jobs"), " shows it running; ", Command("cancel", record.id), " ends it"
-            ),
+        console.log(
+            f"job {record.id} is still in its setup: ", Command("logs", "-f", record.id), " follows it, ",
+            Command("cancel", record.id), " ends it",
         )  # fmt: skip
+
+
+def _after_setup(
+    runner: Runner, record: JobRecord, wanted: Wanted, show: Printer
+) -> tuple[JobRecord, Printer]:
+    """Show the output of a job's setup until that has ended. Return the job as it is then, and a printer that does not
+    repeat what was shown."""
+    shown: Counter[int] = Counter()
+    job, seen = record, time.monotonic()
+    while True:
+        passed: Counter[int] = Counter()
+        fresh = _skipping(show, shown, passed)
+        last = _LastLines(wanted, _setup_only(fresh), follow=True)
+        follower = JobFollower(
+            runner, job.id, job.nodes, Policy(wait=False), on_line=last.add,
+            selection=Selection(setup=True),
+        )  # fmt: skip
+        try:
+            follower.run()
+        finally:
+            follower.close()
+        shown = shown | passed
+        if job.status != "setup" or time.monotonic() - seen > _START_SECONDS:
+            return job, _skipping(show, shown, Counter())
+        time.sleep(_AGAIN)
+        found = [one for one in status.list_jobs(runner) if one.id == record.id]
+        if found:  # between its setup and its start the nodes do not list it
+            job, seen = found[0], time.monotonic()
+
+
+def _setup_only(show: Printer) -> Printer:
+    def shown(node: int, rank: int, line: str) -> None:
+        if rank == SETUP:
+            show(node, rank, line)
+
+    return shown
+
+
+def _skipping(show: Printer, shown: Counter[int], passed: Counter[int]) -> Printer:
+    """Return a printer that leaves out the lines of the setup that were shown, by node, and counts those that pass."""
+
+    def once(node: int, rank: int, line: str) -> None:
+        if rank == SETUP:
+            passed[node] += 1
+            if passed[node] <= shown[node]:
+                return
+        show(node, rank, line)
+
+    return once
 
 
 def _check_nodes(only: Iterable[int], record: JobRecord) -> None:

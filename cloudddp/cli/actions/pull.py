@@ -59,7 +59,8 @@ def _pull(
     job = session.settings.job
     with session.connect() as (cluster, runner):
         known = status.list_jobs(runner)
-        record = status.find(known, job_id)
+        ran = [one for one in known if not one.setup]
+        record = status.find(known if job_id is not None else ran or known, job_id)
         default = record.rank_zero if record.rank_zero is not None else min(cluster.nodes)
         first = default if node is None else node
         cluster.require_node(first)
@@ -80,7 +81,7 @@ def _pull(
         if not files:
             report_held(console, replies, session.settings)
             raise _nothing_to_pull(names, job.outputs)
-        if record.id != known[-1].id and not paths:
+        if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 
 

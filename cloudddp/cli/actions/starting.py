@@ -9,7 +9,7 @@ from pathlib import Path
 from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.cli.actions import deadlines
-from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
+from cloudddp.cli.actions.follow import SETUP, Detached, JobStopped, foreground, line_printer, report_end
 from cloudddp.cli.actions.results import collect, report_new
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
@@ -22,6 +22,7 @@ from cloudddp.job.new_job import NewJob
 from cloudddp.job.poweroff import Hold
 from cloudddp.job.ranks import Script
 from cloudddp.local_state import ClusterFolder
+from cloudddp.text import without_colours
 
 
 def checked_script(session: Session, script: Script, *, fresh: bool = False) -> Script:
@@ -56,6 +57,7 @@ def start_job(
             launch.launch(
                 runner, cluster, session.settings, job, root=session.root, progress=progress, hold=hold,
                 secret_files=map(Path, session.env_files),
+                on_setup_line=_setup_line_printer(session.console),
             )  # fmt: skip
     except signals.HungUp:
         raise  # what has started continues
@@ -65,6 +67,13 @@ def start_job(
             hold.release(runner)
         deadlines.report_not_started(session.console, cluster, job, hold.left)
         raise
+
+
+def _setup_line_printer(console: Console) -> Callable[[int, str], None]:
+    """Return a function that shows a line of the setup as `[setup | node 1] text`, on stderr: a detached launch writes the
+    job's id to stdout."""
+    show = line_printer(console, write=lambda text: console.print(text, err=True), shown=without_colours)
+    return lambda node, line: show(node, SETUP, line)
 
 
 def start_and_follow(

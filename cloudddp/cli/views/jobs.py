@@ -26,7 +26,7 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
     rows = [
         (
             record.id,
-            record.status + (", stalled" if record.stalled else ""),
+            _state(record),
             "-" if record.exit_code is None else str(record.exit_code),
             "-" if record.seconds is None else duration(record.seconds),
             _training(record),
@@ -39,6 +39,12 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
     redundant = () if any(record.exit_code for record in known) else ("EXIT",)
     spare = ("EXIT",) if not redundant else ()
     return table(header, rows, redundant=redundant, elastic=("SCRIPT", "TRAINING"), spare=spare)
+
+
+def _state(record: JobRecord) -> str:
+    if record.setup and record.status.ended:
+        return f"{record.status} in setup"
+    return record.status + (", stalled" if record.stalled else "")
 
 
 def ending(known: Sequence[JobRecord]) -> str:
@@ -136,6 +142,7 @@ def _job_json(record: JobRecord) -> dict[str, Any]:
         "resumed_from": record.resumed_from or None,
         "stragglers": [_straggler_json(one) for one in record.stragglers],
         "stall": _stall_json(record.stall),
+        "setup": record.setup,
         "copied": [
             {
                 "node": node,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cloudddp.agent.protocol import LAUNCHER_RANK
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.verdict import Cause, Verdict
 from cloudddp.errors import NodeError
@@ -191,8 +190,8 @@ class FollowState:
         return replace(changed, lines=(*self.lines, *(Line(node, rank, text) for text in complete)))
 
     def _with_output(self, rank: int, data: bytes, now: float) -> FollowState:
-        """Return the state in which a rank has just written; torchrun's own output does not count."""
-        if rank == LAUNCHER_RANK or not data:
+        """Return the state in which a rank has just written; the output of torchrun and of the setup does not count."""
+        if rank < 0 or not data:
             return self
         return replace(self, output_at=now, output_rank=rank, silence_at=None)
 

@@ -131,6 +131,7 @@ class NodeStream:
             ranks=self._selection.ranks,
             since=None if begun else self._selection.since,
             tail=None if begun else self._selection.tail,
+            setup=self._selection.setup,
         )
         result = client.run_step(
             self._connections.runner, self._node, request, timeout=self._timing.silence, on_stdout=received

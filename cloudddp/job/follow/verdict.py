@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from cloudddp.agent.protocol import LAUNCHER_RANK
+from cloudddp.agent.protocol import LAUNCHER_RANK, SETUP_RANK
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
@@ -164,6 +164,11 @@ def _failed_before(state: FollowState, moment: float) -> dict[int, JobState]:
 def _launcher_ending(state: FollowState, node: int, job: JobState) -> _Ending:
     """No rank failed, yet the job did: torchrun itself failed, or the processes could not be started."""
     code = "" if job.exit_code is None else f" with code {job.exit_code}"
+    if job.setup:
+        why = f"its setup failed{code}" if code else "its setup was killed"
+        return _Ending(
+            JobStatus.FAILED, job.exit_code or 1, f"node {node}: {why}", _tail(state, node, SETUP_RANK)
+        )
     why = one_line(job.error, TAIL_LINE_LENGTH) or f"the launcher exited{code} before its ranks had finished"
     return _Ending(
         JobStatus.FAILED, job.exit_code or 1, f"node {node}: {why}", _tail(state, node, LAUNCHER_RANK)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from agent import jobs, phases, rank_log, store
-from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
+from cloudddp.agent.protocol import LAUNCHER_RANK, SETUP_RANK, ExitCode
 from cloudddp.agent.protocol.codec import MAX_COUNT
 from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log, encode_frame
 
@@ -21,7 +21,7 @@ MAX_AT_ONCE = 1 << 20
 
 def step(request: FollowRequest) -> int:
     folder = store.job_folder(request.job)
-    if not phases.was_started(folder):
+    if not phases.was_started(folder) and not phases.setup_of(folder):
         sys.stderr.write(f"no job {request.job} on this node\n")
         return int(ExitCode.NO_JOB)
     out = sys.stdout.buffer
@@ -62,7 +62,8 @@ def step(request: FollowRequest) -> int:
 
 
 def _log_files(request: FollowRequest, folder: Path) -> list[tuple[int, Path]]:
-    files = [(LAUNCHER_RANK, folder / "launcher.log"), *phases.rank_files(folder, ".log")]
+    setup = [(SETUP_RANK, folder / phases.SETUP_LOG)] if request.setup else []
+    files = [*setup, (LAUNCHER_RANK, folder / "launcher.log"), *phases.rank_files(folder, ".log")]
     return [(rank, path) for rank, path in files if not request.ranks or rank in request.ranks]
 
 

@@ -29,10 +29,11 @@ def step(_: JobsRequest) -> JobsReply:
 def state_of(folder: Path) -> JobState:
     """Return the state of a job from its files. A job whose record is unreadable is lost."""
     record, job = phases.recorded(folder), phases.job_file(folder)
-    setup = None if record is not None else phases.running_setup(folder)
+    setup = None if job is not None else phases.setup_of(folder)
     if setup is not None:
         found = JobState(
-            folder.name, JobPhase.SETUP, node=setup.node, script=setup.script[:MAX_TEXT], started=setup.started,
+            folder.name, phases.phase_of(folder), node=setup.node, script=setup.script[:MAX_TEXT],
+            started=setup.started, ended=setup.ended, exit_code=setup.exit_code, setup=True,
         )  # fmt: skip
     elif record is not None:
         found = JobState(

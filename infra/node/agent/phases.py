@@ -3,7 +3,7 @@
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
 (RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: rank_log.py), `launcher.log`, `supervisor.log`, `status.json`
 (by the script), `steps/N.json` (by the ranks: pace.py), `stragglers.json` and `stall.json` (records.py). While its setup
-runs it holds `setup.json` (SetupFile). A file `cancel` (with its token) marks that the user cancelled it, an empty file
+runs, and where it has ended there, it holds `setup.json` (SetupFile); `setup.log` is the output of the setup commands. A file `cancel` (with its token) marks that the user cancelled it, an empty file
 `stopped` that its supervisor ends the ranks.
 """
 
@@ -25,6 +25,7 @@ from cloudddp.agent.protocol.verdict import Verdict
 JOB_FILE = "job.json"
 STATE_FILE = "state.json"
 SETUP_FILE = "setup.json"
+SETUP_LOG = "setup.log"
 VERDICT_FILE = "verdict.json"
 COPIED_FILE = "copied.json"
 UNREACHABLE_FILE = "unreachable.json"
@@ -78,7 +79,8 @@ class StateFile:
 
 @dataclass(frozen=True)
 class SetupFile:
-    """A setup that runs in the process `pid`."""
+    """A setup that runs in the process `pid`. One that has succeeded has no file; `ended` and `exit_code` are of one that
+    has failed or was cancelled. A setup that was killed has neither."""
 
     job: str
     node: int
@@ -86,10 +88,14 @@ class SetupFile:
     started: float
     pid: int
     born: str
+    ended: Optional[float] = None
+    exit_code: Optional[int] = None
 
     def __post_init__(self) -> None:
         check_range("node", self.node, 0, MAX_NODES)
         check_range("started", self.started, 0, MAX_TIME)
+        check_range("ended", self.ended, 0, MAX_TIME)
+        check_range("exit_code", self.exit_code, 0, 255)
 
 
 def job_folders() -> list[Path]:
@@ -98,7 +104,7 @@ def job_folders() -> list[Path]:
 
 
 def known_folders() -> list[Path]:
-    return [folder for folder in job_folders() if was_started(folder) or running_setup(folder)]
+    return [folder for folder in job_folders() if was_started(folder) or setup_of(folder)]
 
 
 def was_started(folder: Path) -> bool:
@@ -182,10 +188,27 @@ def _written_at(folder: Path) -> float:
         return 0.0
 
 
+def setup_of(folder: Path) -> Optional[SetupFile]:
+    """Return the record of a job's setup that runs, or has not succeeded."""
+    return store.read(folder / SETUP_FILE, SetupFile)
+
+
+def setup_phase(folder: Path) -> Optional[JobPhase]:
+    """Return the phase of a job that was not started beyond its setup. None for a job whose setup is not known."""
+    if setup_of(folder) is None:
+        return None
+    if running_setup(folder):
+        return JobPhase.SETUP
+    setup = setup_of(folder)  # again: it may have ended in between
+    if (folder / CANCEL_MARK).exists():
+        return JobPhase.CANCELLED
+    return JobPhase.LOST if setup is None or setup.ended is None else JobPhase.FAILED
+
+
 def running_setup(folder: Path) -> Optional[SetupFile]:
     """Return the record of a job's setup while any process of it runs."""
-    setup = store.read(folder / SETUP_FILE, SetupFile)
-    if setup is None:
+    setup = setup_of(folder)
+    if setup is None or setup.ended is not None:
         return None
     alive = processes.runs(setup.pid, setup.born) or processes.find(setup_task(folder, setup.node))
     return setup if alive else None
@@ -195,7 +218,7 @@ def phase_of(folder: Path) -> JobPhase:
     state = recorded(folder)
     if state is not None:
         return state.state
-    return JobPhase.SETUP if running_setup(folder) else JobPhase.LOST
+    return setup_phase(folder) or JobPhase.LOST
 
 
 def running_jobs() -> list[str]:

@@ -7,9 +7,11 @@ import hashlib
 import json
 import os
 import subprocess
-import tempfile
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO, Optional
 
 from agent import files, kernel, machine, phases, processes, store
 from agent.commands import activated
@@ -21,6 +23,8 @@ REQUEST = SetupRequest
 CANCELLED = 130
 DENIED = "Permission denied"  # in what pip writes if it may not install
 OUTPUT_BYTES = 20_000  # of a command's output that are reported
+PIECE = 1 << 16  # bytes
+PAUSE = 0.1  # seconds between two looks at the output of a command
 
 
 def step(request: SetupRequest) -> SetupReply:
@@ -59,22 +63,62 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
         request.job, request.node, request.script, time.time(), os.getpid(), processes.born(os.getpid())
     )
     store.write(task.record, own)
-    try:
-        for command in request.commands:
-            code, output = _run(command, project, env, folder)
-            if phases.is_stopping(folder):
-                processes.end(task, grace=1.0)
-                return SetupReply(exit_code=CANCELLED, command=command[:MAX_TEXT], cancelled=True)
-            if code:
-                return SetupReply(
-                    exit_code=code, command=command[:MAX_TEXT], output=output,
-                    read_only=_read_only(active.get("VIRTUAL_ENV", "")) if DENIED in output else "",
-                )  # fmt: skip
-    finally:
-        task.record.unlink(missing_ok=True)  # a command may have deleted the whole store
+    with _open_log(folder) as log:
+        reply = _run_all(request, project, env, folder, log)
+    if reply.cancelled:
+        processes.end(task, grace=1.0)
+    if reply.exit_code:
+        code = reply.exit_code if reply.exit_code > 0 else 128 - reply.exit_code
+        with contextlib.suppress(OSError):  # a command may have deleted the whole store
+            store.write(task.record, replace(own, ended=time.time(), exit_code=min(code, 255)))
+        if DENIED in reply.output:
+            return replace(reply, read_only=_read_only(active.get("VIRTUAL_ENV", "")))
+        return reply
+    task.record.unlink(missing_ok=True)
     store.create_root()
     stamp.write_text("done\n")
+    return reply
+
+
+def _open_log(folder: Path) -> BinaryIO:
+    """Open the log of the commands' output. A pipe would wait for what a command leaves in the background."""
+    number = os.open(folder / phases.SETUP_LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    return open(number, "r+b", buffering=0)
+
+
+def _run_all(
+    request: SetupRequest, project: Path, env: dict[str, str], folder: Path, log: BinaryIO
+) -> SetupReply:
+    copy = _Copy(log)
+    for command in request.commands:
+        code, output = _run(command, project, env, folder, copy)
+        if phases.is_stopping(folder):
+            return SetupReply(exit_code=CANCELLED, command=command[:MAX_TEXT], cancelled=True)
+        if code:
+            return SetupReply(exit_code=code, command=command[:MAX_TEXT], output=output)
     return SetupReply(exit_code=0)
+
+
+class _Copy:
+    """Copies the log to stderr while it grows: whoever launches the job sees what its setup does."""
+
+    def __init__(self, log: BinaryIO) -> None:
+        self.log = log
+        self._copied = os.fstat(log.fileno()).st_size
+        self._closed = False
+
+    def update(self) -> None:
+        """Copy what was added. A connection that is gone does not end the setup."""
+        while not self._closed:
+            data = os.pread(self.log.fileno(), PIECE, self._copied)
+            if not data:
+                return
+            self._copied += len(data)
+            try:
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()
+            except OSError:
+                self._closed = True
 
 
 def _read_only(environment: str) -> str:
@@ -83,19 +127,21 @@ def _read_only(environment: str) -> str:
     return "" if all(os.access(folder, os.W_OK) for folder in folders) else environment
 
 
-def _run(command: str, project: Path, env: dict[str, str], folder: Path) -> tuple[int, str]:
+def _run(command: str, project: Path, env: dict[str, str], folder: Path, copy: _Copy) -> tuple[int, str]:
     """Run a command, unless the job has been cancelled; return its exit code and the end of its output."""
-    with (
-        tempfile.TemporaryFile() as output
-    ):  # a pipe would wait for what the command leaves in the background
-        with store.locked("jobs"):  # `kill` either finds the process or comes first
-            if phases.is_stopping(folder):
-                return CANCELLED, ""
-            child = subprocess.Popen(
-                ["bash", "-c", command], cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        code = child.wait()
-        output.seek(0, os.SEEK_END)  # the offset is shared, but a command may have opened the file anew
-        output.seek(max(output.tell() - OUTPUT_BYTES, 0))
-        return code, output.read().decode(errors="replace")
+    begin = os.fstat(copy.log.fileno()).st_size
+    with store.locked("jobs"):  # `kill` either finds the process or comes first
+        if phases.is_stopping(folder):
+            return CANCELLED, ""
+        child = subprocess.Popen(
+            ["bash", "-c", command], cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=copy.log,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    code: Optional[int] = None
+    while code is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = child.wait(PAUSE)
+        copy.update()
+    end = os.fstat(copy.log.fileno()).st_size
+    first = max(begin, end - OUTPUT_BYTES)
+    return code, os.pread(copy.log.fileno(), max(end - first, 0), first).decode(errors="replace")
