@@ -143,7 +143,7 @@ def test_invalid_list_of_jobs_is_refused(decoder: Any, reply: str | bytes) -> No
         '{"job": "j", "wait": true, "heartbeat": 1e999}',
         '{"job": "j", "wait": true, "heartbeat": true}',
         '{"job": "j", "wait": true, "heartbeat": 5, "offsets": {"x": 1}}',
-        '{"job": "j", "wait": true, "heartbeat": 5, "offsets": {"-2": 1}}',
+        '{"job": "j", "wait": true, "heartbeat": 5, "offsets": {"-3": 1}}',
         '{"job": "j", "wait": true, "heartbeat": 5, "offsets": {"1": -1}}',
         '{"job": "j", "wait": true, "heartbeat": 5, "offsets": [1]}',
         '{"job": "../j", "wait": true, "heartbeat": 5}',
