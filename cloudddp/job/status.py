@@ -14,10 +14,11 @@ from cloudddp.agent.protocol.pace import Straggler
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.errors import CloudDDPError, Command
-from cloudddp.job.outcome import JobStatus, outcome
+from cloudddp.job.outcome import ExitedRank, JobStatus, cause, exited_ranks, outcome
 from cloudddp.job.ranks import LONGEST_SCRIPT
 from cloudddp.text import one_line
 
+_NEWEST = 3  # jobs that a message lists
 LONGEST_DETAIL = 2000  # characters of what the nodes write about a stall
 
 
@@ -44,6 +45,9 @@ class JobRecord:
     stragglers: tuple[Straggler, ...] = ()  # ranks that are slow, or were
     stall: LeftStall | None = None  # the last one that was left alone (on_stall = "leave")
     copied: tuple[tuple[int, Copied], ...] = ()  # what each node has copied to S3
+    exited: tuple[ExitedRank, ...] = ()  # ranks that have exited with code 0
+    restarts: int = 0  # how often all ranks were started again
+    cause: str = ""  # why it has failed
     setup: bool = False  # it is in its setup, or has ended there: no rank was started
 
     @property
@@ -93,6 +97,9 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         stragglers=_stragglers(reported),
         stall=_stall(reported),
         copied=tuple((node, one.copied) for node, one in sorted(states.items()) if one.copied is not None),
+        exited=exited_ranks(states),
+        restarts=max((one.restarts for one in reported), default=0),
+        cause=cause(states),
         setup=all(one.setup for one in reported),
     )
 
@@ -134,5 +141,7 @@ def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
     if len(found) != 1:
         what = f"job id {wanted!r} is ambiguous" if found else f"job {wanted!r} not found on this cluster"
         kind = CloudDDPError if found else UnknownJob
-        raise kind(what, hint="jobs: " + ", ".join(one.id for one in found or jobs))
+        newest = [one.id for one in (found or jobs)[-_NEWEST:]]
+        some = "the newest jobs" if len(found or jobs) > _NEWEST else "jobs"
+        raise kind(what, hint=(f"{some}: {', '.join(newest)}; ", Command("jobs"), " lists all"))
     return found[0]

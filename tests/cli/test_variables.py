@@ -155,3 +155,12 @@ def test_environment_file_of_a_submodule_is_sent_if_it_is_tracked_there(cli: Any
     done = cli("launch", "list.py")
     assert lines_by_rank(done.stdout)[0] == ["['.env', 'a.py']"]
     assert "not sent: inner/.env.secret " in done.stderr
+
+
+def test_value_that_is_not_utf_8_is_refused(cli: Any, faults: Any) -> None:
+    cli.write("show.py", SHOW)
+    for words in (["-e", "RAW"], ["-e", "RAW=\udcff"]):
+        done = cli("launch", *words, "show.py", RAW="\udcff")
+        assert done.returncode == 2, done.stderr
+        assert "--env RAW: its value is not UTF-8" in done.stderr
+    assert faults.calls == []

@@ -255,7 +255,8 @@ def _check_job(session: Session, cluster: Cluster, record: LaunchRecord, replace
                 f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}",
                 hint=_replace_hint(list(silent)),
             )
-        _check_ended(session, runner, record, has_run=bool(known.nodes))
+        whole = set(record.nodes) <= {node.id for node in known.nodes.values()}
+        _check_ended(session, runner, record, has_run=bool(known.nodes), whole=whole)
 
 
 def _replace_hint(nodes: Sequence[int]) -> tuple[Command, str]:
@@ -263,8 +264,11 @@ def _replace_hint(nodes: Sequence[int]) -> tuple[Command, str]:
     return Command("resume", *words), " terminates it first and launches another"
 
 
-def _check_ended(session: Session, runner: Runner, record: LaunchRecord, *, has_run: bool) -> None:
-    """`has_run`: nodes are left that the job was launched on."""
+def _check_ended(
+    session: Session, runner: Runner, record: LaunchRecord, *, has_run: bool, whole: bool
+) -> None:
+    """`has_run`: nodes are left that the job was launched on. `whole`: all of them, so that its end is not near."""
+    waiting = False
     limit = (
         time.monotonic()
         + session.settings.job.heartbeat
@@ -290,11 +294,14 @@ def _check_ended(session: Session, runner: Runner, record: LaunchRecord, *, has_
             )
         if job.status.ended:
             return
-        if time.monotonic() > limit:
+        if whole or time.monotonic() > limit:
             raise CloudDDPError(
                 f"job {job.id} is still running",
                 hint=(Command("logs", "-f", job.id), " follows it, ", Command("cancel", job.id), " ends it"),
             )
+        if not waiting:
+            waiting = True
+            session.console.log(f"waiting until job {job.id} has ended: it has lost a node")
         time.sleep(_AGAIN)
 
 
