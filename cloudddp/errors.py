@@ -143,7 +143,8 @@ class ConnectError(NodeError):
 
     `patience` is for how many seconds retrying may help (a booting node), 0 for no retry. `shown` is the host key
     that was refused, as `ssh-ed25519 AAAA...`, or ''. `silent`: no packet came back, so it may not be the node. Code that connects to several nodes sets `retried`, the seconds
-    after which it gave up, and `others_respond`: then the cause is the node, not this computer's network.
+    after which it gave up, and `other_node`, its rank where others respond: then the cause is the node, not this computer's
+    network.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class ConnectError(NodeError):
         self.silent = silent
         self.shown = shown
         self.retried: float | None = None
-        self.others_respond = False
+        self.other_node: int | None = None
 
     def _details(self) -> str:
         gave_up = "" if self.retried is None else f"; gave up after {self.retried:.0f} s"
@@ -162,13 +163,12 @@ class ConnectError(NodeError):
 
     @property
     def hint(self) -> Text:
-        return _OTHERS_RESPOND if self.others_respond else self._hint
-
-
-_OTHERS_RESPOND: Text = (
-    "other nodes answer, so it is the node itself: ", Command("status"), " shows its state, ",
-    Command("resume", "--replace", "NODE"), " terminates it, launches another and resumes the last job",
-)  # fmt: skip
+        if self.other_node is None:
+            return self._hint
+        return (
+            "other nodes answer, so it is the node itself: ", Command("status"), " shows its state, ",
+            Command("resume", "--replace", str(self.other_node)), " replaces it and starts the job again",
+        )  # fmt: skip
 
 
 class Leftovers(CloudDDPError):

@@ -41,8 +41,20 @@ def flags(variables: Sequence[str], files: Sequence[str], environ: Mapping[str, 
                     hint=f"export it first, or give the value: --env {name}=VALUE",
                 )
             value = environ[name]
+        _check_text(name, value)
         found.append(Flag("--env", "job", "env", {name: value}))
     return found
+
+
+def _check_text(name: str, value: str) -> None:
+    """Raise UsageError for a value that is not UTF-8: the request to the nodes is."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"--env {name}: its value is not UTF-8",
+            hint="encode it, for example with base64, and decode it in the script",
+        ) from None
 
 
 def read(name: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ class Cancelled:
     processes: int
     setup: bool  # the job was still in its setup
     training: TrainingStatus | None
+    started: bool = True  # a rank was started
 
     @property
     def text(self) -> str:
@@ -31,6 +32,8 @@ class Cancelled:
             return f"{self.ranks} rank{'s' * (self.ranks != 1)} stopped"
         if self.setup:
             return "its setup was stopped"
+        if self.processes and not self.started:
+            return "it was stopped before its ranks had started"
         return "processes that its ranks had left behind were stopped" if self.processes else ""
 
 
@@ -57,6 +60,7 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
         processes=sum(reply.ended for reply in replies.values()),
         setup=any(reply.phase is JobPhase.SETUP for reply in replies.values()),
         training=TrainingStatus.from_replies(reply.training for reply in replies.values()),
+        started=any(reply.started for reply in replies.values() if reply.phase is not None),
     )
     going_on = {node: reply.phase for node, reply in replies.items() if reply.phase and not reply.phase.ended}
     if going_on and not done.text:

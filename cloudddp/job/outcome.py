@@ -6,13 +6,15 @@ Only this module and `status` depend on the fields of JobState.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from math import inf
 
 from cloudddp.agent.protocol.jobs import JobState, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.stacks import named_ranks
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE, TrainingStatus
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 from cloudddp.text import one_line
@@ -107,6 +109,37 @@ class RankFailure:
             else f"exited with code {self.exit_code}"
         )
         return f"rank {self.rank} on node {self.node} {how}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExitedRank:
+    """A rank that has exited with code 0. `ended` is in seconds since the epoch, by its node's clock."""
+
+    rank: int
+    node: int
+    ended: float
+
+
+def exited_ranks(states: Mapping[int, JobState]) -> tuple[ExitedRank, ...]:
+    """Return the ranks that have exited with code 0, the first one first. Pure."""
+    found = [
+        ExitedRank(rank.rank, node, rank.ended)
+        for node, state in states.items()
+        for rank in state.ranks
+        if rank.exit_code == 0 and rank.ended is not None
+    ]
+    return tuple(sorted(found, key=lambda one: (one.ended, one.rank)))
+
+
+def exited_text(exited: Sequence[ExitedRank]) -> str:
+    """Return `rank 1 exited with 0 at 07:25:40 UTC`; of several the time of the first. '' for none."""
+    if not exited:
+        return ""
+    at = f"{datetime.fromtimestamp(exited[0].ended, UTC):%H:%M:%S} UTC"
+    named = named_ranks(sorted({one.rank for one in exited}))
+    if len(exited) == 1:
+        return f"{named} exited with 0 at {at}"
+    return f"{named} exited with 0, rank {exited[0].rank} at {at} as the first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +247,22 @@ def _of_verdict(verdict: Verdict, states: Mapping[int, JobState]) -> JobOutcome:
     if status is JobStatus.FAILED and (noticed or saved):
         status = JobStatus.PREEMPTED
     return JobOutcome(status, verdict.exit_code, _failures(states), training)
+
+
+def cause(states: Mapping[int, JobState]) -> str:
+    """Return why a job has failed, in words; '' for one that has not, or where no node knows. Pure."""
+    found = outcome(states)
+    if found.status in (JobStatus.SUCCEEDED, JobStatus.CANCELLED) or not found.status.ended:
+        return ""
+    verdict = agreed(states)
+    if verdict is not None:
+        return sentence(verdict.first) if verdict.first is not None else ""
+    if (setup := next((node for node, one in sorted(states.items()) if one.setup), None)) is not None:
+        code = states[setup].exit_code
+        return f"node {setup}: " + (
+            "its setup was killed" if code is None else f"its setup failed with code {code}"
+        )
+    return str(found.failures[0]) if found.failures else ""
 
 
 def sentence(failure: Failure) -> str:

@@ -17,10 +17,11 @@ from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.agent.protocol.verdict import ConcludeRequest
 from cloudddp.errors import CloudDDPError, Command, NodeError
-from cloudddp.job.outcome import JobStatus, agreed, leaving, outcome
+from cloudddp.job.outcome import ExitedRank, JobStatus, agreed, cause, exited_ranks, leaving, outcome
 from cloudddp.job.ranks import LONGEST_SCRIPT
 from cloudddp.text import one_line
 
+_NEWEST = 3  # jobs that a message lists
 LONGEST_DETAIL = 2000  # characters of what the nodes write about a stall
 
 
@@ -48,6 +49,9 @@ class JobRecord:
     stall: LeftStall | None = None  # the last one that was left alone (on_stall = "leave")
     copied: tuple[tuple[int, Copied], ...] = ()  # what each node has copied to S3
     leaving: int | None = None  # the node whose announced end has ended it
+    exited: tuple[ExitedRank, ...] = ()  # ranks that have exited with code 0
+    restarts: int = 0  # how often all ranks were started again
+    cause: str = ""  # why it has failed
     setup: bool = False  # it is in its setup, or has ended there: no rank was started
 
     @property
@@ -114,6 +118,9 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         stall=_stall(reported),
         leaving=leaving(states),
         copied=tuple((node, one.copied) for node, one in sorted(states.items()) if one.copied is not None),
+        exited=exited_ranks(states),
+        restarts=max((one.restarts for one in reported), default=0),
+        cause=cause(states),
         setup=all(one.setup for one in reported),
     )
 
@@ -163,5 +170,7 @@ def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
     if len(found) != 1:
         what = f"job id {wanted!r} is ambiguous" if found else f"job {wanted!r} not found on this cluster"
         kind = CloudDDPError if found else UnknownJob
-        raise kind(what, hint="jobs: " + ", ".join(one.id for one in found or jobs))
+        newest = [one.id for one in (found or jobs)[-_NEWEST:]]
+        some = "the newest jobs" if len(found or jobs) > _NEWEST else "jobs"
+        raise kind(what, hint=(f"{some}: {', '.join(newest)}; ", Command("jobs"), " lists all"))
     return found[0]

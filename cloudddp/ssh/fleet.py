@@ -160,9 +160,9 @@ class Fleet:
             for node in self.targets
         }
         outcome = each(work, fatal=lambda _: not partly, on_stop=self.close, meanwhile=meanwhile)
-        for error in outcome.errors.values() if outcome.values else ():
+        for node, error in outcome.errors.items() if outcome.values else ():
             if isinstance(error, ConnectError) and error.patience == inf:
-                error.others_respond = True
+                error.other_node = node
         if not partly or not outcome.values:
             outcome.all()
         self.targets = {node: target for node, target in self.targets.items() if node in outcome.values}

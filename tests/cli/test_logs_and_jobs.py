@@ -107,6 +107,8 @@ def test_detached_job_that_fails_on_one_node_ends_on_all(cli: Any) -> None:
     assert "it had already ended (failed)" in cli.ok("cancel")
     (job,) = json.loads(cli.ok("jobs", "--json"))
     assert (job["state"], job["exit_code"]) == ("failed", 9)
+    assert job["cause"] == "rank 1 on node 1 exited with code 9"
+    assert f"job {job['id']} failed: rank 1 on node 1 exited with code 9\n" in cli("jobs").stderr
     done = cli("logs", "-f")
     assert (done.returncode, "failed: rank 1 on node 1 exited with code 9\n" in done.stderr) == (9, True)
 
@@ -189,3 +191,29 @@ def test_exec_runs_on_all_nodes_and_returns_the_highest_code(cli: Any) -> None:
     assert sorted(done.stdout.splitlines()) == ["[node 0] two words here", "[node 1] two words here"]
     assert cli("exec", "--node", "1", "exit 4").returncode == 4
     assert cli("exec", "--node", "2", "true").returncode == 1
+
+
+def test_unknown_job_lists_the_newest_ones(cli: Any) -> None:
+    direct(cli)
+    cli.write("ok.py", "")
+    jobs = [cli.ok("launch", "-d", "ok.py").strip() for _ in range(4) if wait_for(lambda: idle(cli), "idle")]
+    done = cli("logs", "19990101")
+    assert done.returncode == 1
+    assert f"the newest jobs: {', '.join(jobs[1:])}; `cloudddp jobs` lists all" in " ".join(
+        done.stderr.split()
+    )
+
+
+def idle(cli: Any) -> bool:
+    return all(one["ended"] for one in json.loads(cli.ok("jobs", "--json")))
+
+
+def test_resume_of_a_running_job_is_refused_without_waiting(cli: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", "import time; time.sleep(600)")
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    done = cli("resume")
+    assert done.returncode == 1
+    assert f"job {job} is still running" in done.stderr
+    assert "waiting" not in done.stderr
+    cli.ok("cancel")

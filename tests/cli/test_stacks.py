@@ -49,6 +49,24 @@ def test_stacks_of_a_running_job(cli: Any) -> None:
     assert "has ended (cancelled)" in ended.stderr
 
 
+def test_rank_that_has_exited_with_0_is_named(cli: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write("hang.py", HANG.replace("print(", "if os.environ['RANK'] == '1': raise SystemExit(0)\nprint("))
+    cli.ok("launch", "-d", "hang.py")
+    exited = wait_for(lambda: json.loads(cli.ok("stacks", "--json"))["exited"], "rank 1 has exited")
+    ((rank, node, code),) = [(one["rank"], one["node"], one["exit_code"]) for one in exited]
+    assert (rank, node, code) == (1, 1, 0)
+    at = exited[0]["ended"][11:19]
+    first = cli.ok("stacks").splitlines()[0]
+    assert first == f"rank 1 exited with 0 at {at} UTC; rank 0 is in wait_for_others (hang.py:6)"
+    follower = cli.start("logs", "-f", CLOUDDDP_TIME_SCALE="0.05")
+    assert follower.stderr is not None
+    line = wait_for(lambda: follower.stderr.readline(), "silence is reported")
+    assert f"rank 1 exited with 0 at {at} UTC. " in line
+    cli.ok("cancel")
+    follower.communicate()
+
+
 def test_stalled_job_fails_with_the_line_of_the_rank(cli: Any) -> None:
     direct(cli, nodes=2)
     cli.write("hang.py", HANG)

@@ -166,3 +166,12 @@ def test_file_that_was_given_as_environment_is_not_sent(cli: Any, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert "warning: not sent: keys/secrets.txt, link.txt (" in done.stderr
     assert lines_by_rank(done.stdout)[0] == ["hunter2 ['list.py']"]
+
+
+def test_value_that_is_not_utf_8_is_refused(cli: Any, faults: Any) -> None:
+    cli.write("show.py", SHOW)
+    for words in (["-e", "RAW"], ["-e", "RAW=\udcff"]):
+        done = cli("launch", *words, "show.py", RAW="\udcff")
+        assert done.returncode == 2, done.stderr
+        assert "--env RAW: its value is not UTF-8" in done.stderr
+    assert faults.calls == []

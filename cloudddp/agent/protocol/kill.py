@@ -18,13 +18,14 @@ from cloudddp.agent.protocol.training import TrainingStatus
 @dataclass(frozen=True)
 class KillReply:
     """How many processes were ended, how many of them were `ranks`, and how many survived. `phase` is None for
-    a job that the node does not have; it will refuse to start it."""
+    a job that the node does not have; it will refuse to start it. `started`: a rank was started there."""
 
     ended: int
     left: int
     ranks: int = 0
     phase: Optional[JobPhase] = None
     training: Optional[TrainingStatus] = None
+    started: bool = True
 
     def __post_init__(self) -> None:
         check_range("ended", self.ended, 0, MAX_PID)

@@ -123,12 +123,17 @@ def _what(one: Position) -> tuple[str, str]:
 
 
 def _part(verb: str, where: str, ranks: list[int]) -> str:
-    named = f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
+    named = named_ranks(ranks)
     if verb == "error":
         return f"no stack of {named}: {where}"
     if verb == "wait":
         return f"{named} {'wait' if len(ranks) > 1 else 'waits'} in {where}"
     return f"{named} {'are' if len(ranks) > 1 else 'is'} in {where}"
+
+
+def named_ranks(ranks: list[int]) -> str:
+    """Return `rank 2`, or `ranks 0-3, 6 and 7`. They are in order."""
+    return f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
 
 
 def _listed(ranks: list[int]) -> str:

@@ -27,6 +27,7 @@ from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.outcome import exited_text
 from cloudddp.text import with_colours, without_colours
 
 P = ParamSpec("P")
@@ -198,11 +199,15 @@ def silence_reporter(console: Console, job_id: str) -> Callable[[Silence], None]
     """Return a function that reports that no rank has written anything, with the verb that shows what each one does."""
 
     def report(silent: Silence) -> None:
-        last = [] if silent.rank is None else [f"rank {silent.rank}"]
-        last += [silent.progress] if silent.progress else []
+        step = f" ({silent.progress})" if silent.progress else ""
+        last = (
+            " since the job was started"
+            if silent.rank is None
+            else f"; rank {silent.rank} was the last{step}"
+        )
+        exited = f"; {exited_text(silent.exited)}" if silent.exited else ""
         console.log(
-            f"no output from any rank for {_length(silent.seconds)}",
-            f"; last: {', '.join(last)}; " if last else " since the job was started; ",
+            f"no output from any rank for {_length(silent.seconds)}{last}{exited}. ",
             Command(STACKS_VERB, job_id),
             " shows where each rank is",
         )
@@ -222,10 +227,10 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult, seconds:
     ended = _report_ended(session, cluster, asked) if asked else frozenset()
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
     if unchecked := set(finished.unverified) - ended:
-        replacing = [word for node in sorted(unchecked) for word in ("--replace", str(node))]
+        words = [word for node in sorted(unchecked) for word in ("--replace", str(node))]
         console.log(
-            f"processes of the job may still run on {node_list(unchecked)}: ", Command("cancel", finished.job),
-            " ends them; ", Command("resume", *replacing), " replaces a node that does not answer",
+            f"processes of the job may still run on {node_list(unchecked)}: ", Command("resume", *words),
+            " replaces it and starts the job again; ", Command("cancel", finished.job), " ends them once it responds",
         )  # fmt: skip
 
 
@@ -234,7 +239,8 @@ def _report_outcome(console: Console, finished: JobResult, seconds: float) -> No
     if finished.status == "succeeded":
         progress = f"; {training.text}" if training and training.text else ""
         ranks = counted(finished.ranks, "rank")
-        console.log(f"job {finished.job} finished: {ranks}, {duration(seconds)}{progress}")
+        restarts = f", {counted(finished.restarts, 'restart')}" if finished.restarts else ""
+        console.log(f"job {finished.job} finished: {ranks}, {duration(seconds)}{restarts}{progress}")
         return
     if finished.status == "running":
         console.log(f"job {finished.job} is still running")

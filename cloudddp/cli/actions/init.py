@@ -36,7 +36,12 @@ def init(console: Console, _: GlobalOptions, *, folder: Path, example: str | Non
         console.print(f"wrote {path}")
     if failed:
         raise failed
-    if example:
+    if not example:
+        console.log(
+            "next: edit cloudddp.toml, then ", Command("up", "--dry-run"), " (shows what would be created), ", Command("up"), " and ",
+            Command("launch", "SCRIPT"),
+        )  # fmt: skip
+    else:
         there = "" if resolved(folder) == resolved(Path.cwd()) else f"cd {folder} && "
         console.log(f"next: {there}cloudddp --sim up && cloudddp --sim launch -m train.main --dataset digits")
 

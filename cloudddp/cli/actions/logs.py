@@ -93,8 +93,8 @@ def logs(
         raise UsageError("--raw and --json exclude each other", hint="JSON has every character of the log")
     if follow and wanted.tail is not None and wanted.pattern is not None:
         raise UsageError(
-            "--tail and --grep cannot be combined with -f",
-            hint="--since limits how far back -f begins",
+            "with -f, --tail and --grep exclude each other",
+            hint="-f --grep shows the lines that match, from the beginning of the log; --since limits how far back",
         )
     session = sessions.start(console, options, anyone=anyone)
     with session.connect(partly=True) as (cluster, runner):

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from cloudddp.agent.protocol.stacks import RankStack, summary
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.views.jobs import iso
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job import stacks as gathering
 from cloudddp.job import status
+from cloudddp.job.outcome import exited_text
+from cloudddp.job.status import JobRecord
 from cloudddp.text import one_line
 
 LONGEST_LINE = 300  # characters
@@ -33,14 +36,15 @@ def stacks(
                 ),
             )
         found = gathering.gather(runner, record.id, console.log)
+        record = status.find(status.list_jobs(runner), record.id)  # a rank may have exited meanwhile
     if not any(found.values()):
         raise CloudDDPError(
             f"no rank of job {record.id} runs yet", hint=(Command("logs", record.id), " shows what it does")
         )
     if as_json:
-        console.print_json(_json(record.id, found))
+        console.print_json(_json(record, found))
         return
-    console.print(_sentence(found))
+    console.print(_sentence(record, found))
     for node, ranks in sorted(found.items()):
         for rank in ranks:
             console.print(f"\nrank {rank.position.rank} on node {node}:")
@@ -48,11 +52,12 @@ def stacks(
                 console.print(f"  {one_line(line, LONGEST_LINE)}")
 
 
-def _sentence(found: Mapping[int, tuple[RankStack, ...]]) -> str:
-    return one_line(summary(rank.position for ranks in found.values() for rank in ranks), 2000)
+def _sentence(record: JobRecord, found: Mapping[int, tuple[RankStack, ...]]) -> str:
+    running = summary(rank.position for ranks in found.values() for rank in ranks)
+    return one_line("; ".join(part for part in (exited_text(record.exited), running) if part), 2000)
 
 
-def _json(job_id: str, found: Mapping[int, tuple[RankStack, ...]]) -> dict[str, object]:
+def _json(record: JobRecord, found: Mapping[int, tuple[RankStack, ...]]) -> dict[str, object]:
     ranks = [
         {
             "rank": one.position.rank,
@@ -69,7 +74,11 @@ def _json(job_id: str, found: Mapping[int, tuple[RankStack, ...]]) -> dict[str, 
         for one in stacks
     ]
     return {
-        "job": job_id,
-        "summary": _sentence(found),
+        "job": record.id,
+        "summary": _sentence(record, found),
+        "exited": [
+            {"rank": one.rank, "node": one.node, "exit_code": 0, "ended": iso(one.ended)}
+            for one in record.exited
+        ],
         "ranks": sorted(ranks, key=lambda one: str(one["rank"]).zfill(9)),
     }

@@ -44,7 +44,8 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
 def _state(record: JobRecord) -> str:
     if record.setup and record.status.ended:
         return f"{record.status} in setup"
-    return record.status + (", stalled" if record.stalled else "")
+    restarts = f", {counted(record.restarts, 'restart')}" if record.restarts else ""
+    return record.status + (", stalled" if record.stalled else "") + restarts
 
 
 def ending(known: Sequence[JobRecord]) -> str:
@@ -61,7 +62,7 @@ def ending(known: Sequence[JobRecord]) -> str:
 
 def troubles(known: Sequence[JobRecord]) -> list[Sentence]:
     """Return what is wrong with jobs that run, as sentences with the next command: stragglers, and stalls that were left
-    alone."""
+    alone; and why the newest one has failed."""
     found: list[Sentence] = []
     for record in known:
         if record.stalled is not None:
@@ -70,6 +71,8 @@ def troubles(known: Sequence[JobRecord]) -> list[Sentence]:
             for one in current(record.stragglers):
                 length = duration(time.time() - one.since)
                 found.append((f"job {record.id}: {one.text} on node {one.node}, for {length}",))
+    if known and known[-1].cause:
+        found.append((f"job {known[-1].id} {known[-1].status}: {known[-1].cause}",))
     return found
 
 
@@ -132,17 +135,19 @@ def _job_json(record: JobRecord) -> dict[str, Any]:
         "state": record.status,
         "exit_code": record.exit_code,
         "script": record.script,
-        "started": _iso(record.started),
-        "ended": _iso(record.ended),
+        "started": iso(record.started),
+        "ended": iso(record.ended),
         "nodes": list(record.nodes),
         "rank_zero_node": record.rank_zero,
         "training": _training_json(record.training),
-        "nodes_end": _iso(record.ends),
+        "nodes_end": iso(record.ends),
         "nodes_end_after_seconds": record.poweroff,
         "resumed_from": record.resumed_from or None,
         "stragglers": [_straggler_json(one) for one in record.stragglers],
         "stall": _stall_json(record.stall),
         "setup": record.setup,
+        "restarts": record.restarts,
+        "cause": record.cause or None,
         "copied": [
             {
                 "node": node,
@@ -169,15 +174,15 @@ def _straggler_json(one: Straggler) -> dict[str, Any]:
         "median_seconds_per_step": one.median,
         "measured": "work" if one.own else "interval",
         "since_step": one.step,
-        "since": _iso(one.since),
-        "until": _iso(one.until),
+        "since": iso(one.since),
+        "until": iso(one.until),
     }
 
 
 def _stall_json(stall: LeftStall | None) -> dict[str, Any] | None:
     if stall is None:
         return None
-    return {"since": _iso(stall.since), "until": _iso(stall.until), "detail": stall.detail}
+    return {"since": iso(stall.since), "until": iso(stall.until), "detail": stall.detail}
 
 
 def _training_json(training: TrainingStatus | None) -> dict[str, Any] | None:
@@ -188,7 +193,7 @@ def _training_json(training: TrainingStatus | None) -> dict[str, Any] | None:
         "step": training.step,
         "steps": training.steps,
         "best_accuracy": training.best_accuracy,
-        "reported": _iso(training.reported),
+        "reported": iso(training.reported),
     }
 
 
@@ -196,5 +201,5 @@ def _moment(seconds: float) -> str:
     return moment(datetime.fromtimestamp(seconds, UTC))
 
 
-def _iso(seconds: float | None) -> str | None:
+def iso(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.errors import NodeError
+from cloudddp.job.outcome import ExitedRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Silence:
     seconds: float
     rank: int | None  # the last one that has written; None if none has
     progress: str  # of the training, as `step 120`; '' where it is not known
+    exited: tuple[ExitedRank, ...] = ()  # ranks that have exited with code 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.config.timing import Timing
+from cloudddp.job import outcome
 from cloudddp.job.follow.events import BarsDue, Silence
 from cloudddp.job.follow.state import FollowState
 
@@ -24,7 +25,8 @@ def due(state: FollowState, timing: Timing, now: float) -> Iterator[BarsDue | Si
         and now - max(since, state.silence_at or since) >= timing.no_output
     ):
         training = TrainingStatus.from_replies(job.training for job in state.jobs.values())
-        yield Silence(now - since, state.output_rank, training.progress if training else "")
+        progress = training.progress if training else ""
+        yield Silence(now - since, state.output_rank, progress, outcome.exited_ranks(state.jobs))
 
 
 def _has_bars(state: FollowState) -> bool:

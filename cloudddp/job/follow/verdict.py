@@ -35,6 +35,7 @@ class JobResult:
     unverified: tuple[int, ...] = ()  # nodes on which processes may be left
     training: TrainingStatus | None = None  # where the training was, if the script has reported it
     leaving: int | None = None  # the node that is about to end
+    restarts: int = 0  # how often all ranks were started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         unverified=tuple(sorted(state.followed)),
         training=found.training if found else None,
         leaving=outcome.leaving(state.jobs),
+        restarts=max((job.restarts for job in state.jobs.values()), default=0),
     )
 
 

@@ -52,8 +52,9 @@ def _end_job(folder: Path, job: phases.JobFile, request: KillRequest) -> KillRep
     if phases.cancel_token(folder) == request.token:  # another node may have told this one before
         alive |= {one.rank for one in jobs.rank_records(folder) if one.asked}
     return KillReply(
-        ended, left, len(alive), phase=phases.phase_of(folder), training=jobs.training_status(folder)
-    )
+        ended, left, len(alive), phase=phases.phase_of(folder), training=jobs.training_status(folder),
+        started=bool(jobs.rank_records(folder)),
+    )  # fmt: skip
 
 
 def _runs(record: RankRecord) -> bool:
