@@ -79,7 +79,7 @@ def launch(
         return EXIT_LEFTOVERS
     if finished is None:
         return 0
-    if finished.lost:
+    if finished.lost and finished.exit_code:
         console.log(
             "next: ", Command("status"), "; with the remaining nodes: ", Command("pull"), ", ", Command("down"), ", or ",
             Command("resume"), ", which replaces the lost ones",
