@@ -22,12 +22,15 @@ from cloudddp.config import project, settings
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
+from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, UsageError
 from cloudddp.sim import control
 from cloudddp.tags import iso
 
 if TYPE_CHECKING:
     from cloudddp.job.launch_record import LaunchRecord
+
+
+_BOOT_SECONDS = 600.0  # in which a replacement may boot
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +152,14 @@ class Session:
         return inspect.NoCluster(message, hint=hint, last=error.last)
 
     @contextlib.contextmanager
-    def connect(self, *, whole: bool = False, partly: bool = False) -> Iterator[tuple[Cluster, Runner]]:
+    def connect(
+        self, *, whole: bool = False, partly: bool = False, listing: bool = False
+    ) -> Iterator[tuple[Cluster, Runner]]:
         """Yield (cluster, connections to its nodes) and close them.
 
         `whole`: refuse a cluster that has lost a node. `partly`: continue without the nodes that do not answer, and
-        raise NodeError, naming them, at the end.
+        raise NodeError, naming them, at the end. `listing`: a replacement that boots has nothing to list, and is no
+        error.
         """
         with connect.loaded_meanwhile():  # while AWS answers
             found = self.cluster()
@@ -167,6 +173,10 @@ class Session:
         else:
             runner = connect.connect(found, self.settings.cluster, progress=self.console.log)
         try:
+            booting = [node for node, error in silent.items() if listing and _boots(found, node, error)]
+            for node in booting:
+                self.console.log(f"node {node} is booting: it replaces a lost node")
+                del silent[node]
             for error in silent.values():
                 self.console.warn(str(error))
             yield found, runner
@@ -285,6 +295,16 @@ def _report_missing(console: Console, found: Cluster, *, refuse: bool) -> None:
         )  # fmt: skip
         raise CloudDDPError(gone, hint=hint)
     console.warn(gone)
+
+
+def _boots(cluster: Cluster, node: int, error: Exception) -> bool:
+    """Return whether a node that does not answer replaces another one and was launched a short time ago."""
+    instance = cluster.nodes[node]
+    first = min(cluster.nodes.values(), key=lambda one: one.launched or datetime.max.replace(tzinfo=UTC))
+    if instance.launched is None or instance.reservation == first.reservation:
+        return False
+    age = (datetime.now(UTC) - instance.launched).total_seconds()
+    return isinstance(error, ConnectError) and bool(error.patience) and age < _BOOT_SECONDS
 
 
 def _not_queried(silent: dict[int, Exception]) -> NodeError:

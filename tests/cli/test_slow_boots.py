@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from support.harness import TIMEOUT, wait_for
 
 from cloudddp.sim import control
 
@@ -62,3 +64,27 @@ def test_defective_gpus_are_refused_unless_allowed(
     assert done.returncode == 0, done.stderr
     assert "warning: node 0" in done.stderr
     assert problem in done.stderr
+
+
+def test_jobs_are_listed_while_a_replacement_boots(cli: Any, ec2: Any, boot: Callable[..., None]) -> None:
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.write("fail.py", "raise SystemExit(5)\n")
+    cli.ok("up", "-n", "2")
+    assert cli("launch", "fail.py").returncode == 5
+    ids = [node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]]
+    ec2.terminate_instances(InstanceIds=ids[1:])
+    wait_for(lambda: len(running(cli)) == 1, "the node has terminated")
+    boot(ssh_seconds=15)
+    process = cli.start("resume")
+    wait_for(lambda: len(running(cli)) == 2, "the replacement is launched")
+    process.kill()  # otherwise `jobs` waits for it: both need the nodes' host keys
+    process.communicate(timeout=TIMEOUT)
+    done = cli("jobs", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "node 1 is booting: it replaces a lost node" in done.stderr
+    assert [one["state"] for one in json.loads(done.stdout)] == ["failed"]
+
+
+def running(cli: Any) -> list[str]:
+    nodes = json.loads(cli.ok("status", "--json"))[0]["nodes"]
+    return [one["instance_id"] for one in nodes if one["state"] in ("pending", "running")]

@@ -226,3 +226,11 @@ def test_damaged_index_does_no_harm(node: Node, name: str, content: bytes | None
     assert found.ended
     assert found.logs[0] in (b"all\n", b"")
     assert node.follow().logs[0] == b"all\n"
+
+
+def test_note_of_a_restart_keeps_the_last_state_of_a_progress_bar(node: Node) -> None:
+    """A line that ends with a carriage return is overwritten by what follows it."""
+    node.start("import sys\nprint('10%\\r50%', end='\\r', flush=True)\nsys.exit(3)", retries=1)
+    followed = node.follow()
+    assert followed.state.phase is JobPhase.FAILED
+    assert b"50%\r\n--- cloudddp: restart 1" in followed.logs[0]

@@ -13,7 +13,7 @@ from cloudddp.job import status
 
 def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool) -> None:
     session = sessions.start(console, options, anyone=anyone)
-    with session.connect(partly=True) as (_, runner):
+    with session.connect(partly=True, listing=True) as (_, runner):
         known = status.list_jobs(runner)
         if as_json:
             console.print_json(views.jobs_json(known))

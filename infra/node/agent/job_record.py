@@ -81,8 +81,11 @@ class JobRecord:
         line = f"--- cloudddp: {text} ---\n".encode(errors="replace")
         ranks = [path for _, path in phases.rank_files(self.folder, ".log")]
         for path in [self.folder / "launcher.log", *ranks]:
-            with contextlib.suppress(OSError), open(path, "ab") as log:
-                log.write(line)
+            with contextlib.suppress(OSError), open(path, "ab+") as log:
+                size = log.seek(0, os.SEEK_END)
+                # A progress bar ends with a carriage return: the note would overwrite its last state.
+                complete = size == 0 or os.pread(log.fileno(), 1, size - 1) == b"\n"
+                log.write(line if complete else b"\n" + line)
 
 
 def end(folder: Path, state: Optional[phases.StateFile], verdict: Verdict) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +23,19 @@ def step(request: KillRequest) -> KillReply:
     folder = store.job_folder(request.job)
     with store.locked("jobs"):  # not in the middle of a start
         job = phases.job_file(folder)
-        if job is None:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mark = folder / phases.CANCEL_MARK
-        if phases.phase_of(folder) not in FINAL and not mark.exists():
-            store.write_private(mark, request.token.encode())
+        try:
+            _mark(folder, request.token)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise  # a disk that is full prevents the start, too, which writes more
     return _end_setup(folder, request.grace) if job is None else _end_job(folder, job, request)
+
+
+def _mark(folder: Path, token: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    mark = folder / phases.CANCEL_MARK
+    if phases.phase_of(folder) not in FINAL and not mark.exists():
+        store.replace(mark, token.encode())
 
 
 def _end_job(folder: Path, job: phases.JobFile, request: KillRequest) -> KillReply:
