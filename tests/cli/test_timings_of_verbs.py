@@ -11,7 +11,7 @@ def spans(text: str) -> list[str]:
     """Return what the lines of the waterfall are about, in order."""
     lines = text.splitlines()
     (head,) = (number for number, line in enumerate(lines) if line.split() == ["begin", "took", "(seconds)"])
-    return [line[15:].rstrip(" #").partition(" (")[0] for line in lines[head + 1 :]]
+    return [line.split(None, 2)[2].rstrip(" #").partition(" (")[0] for line in lines[head + 1 :]]
 
 
 def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:
