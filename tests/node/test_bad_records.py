@@ -178,12 +178,13 @@ def test_record_without_a_process_is_lost(node: Node) -> None:
     ended(node, "job-2")
 
 
-def test_setup_without_a_process_has_ended(node: Node) -> None:
+def test_setup_without_a_process_is_lost(node: Node) -> None:
     folder = node.folder()
     folder.mkdir(parents=True)
     record = {"job": node.id(), "node": 0, "script": "s", "started": 1.0, "pid": ENDED_PID, "born": ""}
     (folder / "setup.json").write_text(json.dumps(record))
-    assert node.jobs() == ()
+    (job,) = node.jobs()
+    assert (job.phase, job.setup) == (JobPhase.LOST, True)
     assert node.probe().running == ()
     ended(node, "job-2")
 

@@ -67,6 +67,6 @@ def test_dropped_part_out_of_range_is_refused(line: bytes) -> None:
 
 
 def test_dropped_parts_of_too_many_ranks_are_refused() -> None:
-    lines = b"".join(b"dropped %d 0 1\n" % rank for rank in range(MAX_RANKS + 2))
+    lines = b"".join(b"dropped %d 0 1\n" % rank for rank in range(MAX_RANKS + 3))
     with pytest.raises(ProtocolError, match="logs of more than"):
         list(FrameDecoder().feed(lines))
