@@ -371,6 +371,11 @@ def ranks_succeeded(state: JobState) -> bool:
     return len(state.ranks) == state.expected and all(rank.exit_code == 0 for rank in state.ranks)
 
 
+def ranks_expected(states: Iterable[JobState]) -> int:
+    """Return how many ranks a job has on the nodes that have reported its state."""
+    return sum(len(state.ranks) if state.expected is None else state.expected for state in states)
+
+
 def ranks_ended(states: Iterable[JobState]) -> int:
     """Return how many ranks have ended."""
     return sum(rank.exit_code is not None for state in states for rank in state.ranks)

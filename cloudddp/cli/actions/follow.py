@@ -226,7 +226,13 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult, seconds:
     asked = {*finished.lost, *([finished.suspect] if finished.suspect is not None else [])}
     ended = _report_ended(session, cluster, asked) if asked else frozenset()
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
-    if unchecked := set(finished.unverified) - ended:
+    unchecked = set(finished.unverified) - ended
+    if finished.status == "succeeded" and (silent := {*unchecked, *finished.lost} - ended):
+        console.warn(
+            f"{node_list(silent)} {'does' if len(silent) == 1 else 'do'} not respond: its ranks have finished, but the end"
+            " of its logs may be missing; ", Command("logs", finished.job), " shows them once it responds",
+        )  # fmt: skip
+    elif unchecked:
         words = [word for node in sorted(unchecked) for word in ("--replace", str(node))]
         console.log(
             f"processes of the job may still run on {node_list(unchecked)}: ", Command("resume", *words),
@@ -238,7 +244,7 @@ def _report_outcome(console: Console, finished: JobResult, seconds: float) -> No
     training = finished.training
     if finished.status == "succeeded":
         progress = f"; {training.text}" if training and training.text else ""
-        ranks = counted(finished.ranks, "rank")
+        ranks = "all ranks" if finished.ranks is None else counted(finished.ranks, "rank")
         restarts = f", {counted(finished.restarts, 'restart')}" if finished.restarts else ""
         console.log(f"job {finished.job} finished: {ranks}, {duration(seconds)}{restarts}{progress}")
         return

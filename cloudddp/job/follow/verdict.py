@@ -28,7 +28,9 @@ class JobResult:
     exit_code: int
     cause: str = ""  # one sentence
     last_lines: tuple[str, ...] = ()  # of the rank that failed first, or of the launcher
-    ranks: int = 0  # that have ended
+    ranks: int | None = (
+        0  # that have ended; all of a job that has succeeded, None where a node has not said how many
+    )
     lost: tuple[int, ...] = ()  # nodes
     lost_reasons: tuple[str, ...] = ()  # why, in the same order
     suspect: int | None = None  # a node that the others have lost: AWS may know why
@@ -67,7 +69,7 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         ending.exit_code,
         cause=ending.cause,
         last_lines=ending.last_lines,
-        ranks=outcome.ranks_ended(state.jobs.values()),
+        ranks=_ranks(state, ending.status),
         lost=tuple(sorted(state.lost)),
         lost_reasons=tuple(state.lost[node].reason for node in sorted(state.lost)),
         suspect=state.suspect,
@@ -76,6 +78,14 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         leaving=outcome.leaving(state.jobs),
         restarts=max((job.restarts for job in state.jobs.values()), default=0),
     )
+
+
+def _ranks(state: FollowState, status: JobStatus) -> int | None:
+    """Return how many ranks have ended. A success is one of every rank, also where a node no longer responds and its last state
+    is older; None where such a node has sent none."""
+    if status is not JobStatus.SUCCEEDED:
+        return outcome.ranks_ended(state.jobs.values())
+    return None if state.jobs.keys() != state.nodes.keys() else outcome.ranks_expected(state.jobs.values())
 
 
 def _faulty_ending(state: FollowState) -> _Ending | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -355,3 +356,25 @@ def test_deadline_holds_without_the_supervisor(cli: CommandLine, lab: control.Si
     # a node that takes longer shuts down before it has answered
     cli("exec", "--", f"{arm} && sudo systemctl restart cloudddp-deadline.timer")
     wait_for(lambda: not ours & {n["instance_id"] for n in control.nodes(lab)}, "the nodes end")
+
+
+NO_MORE_SSH = """
+import os, subprocess, time
+print("began", flush=True)
+if os.environ["RANK"] == "1":
+    subprocess.run(["sudo", "pkill", "-9", "sshd"], check=True)
+    time.sleep(1)
+"""
+
+
+def test_success_counts_also_on_a_node_that_no_longer_answers(cli: CommandLine) -> None:
+    impatient(cli)
+    direct(cli)
+    cli.write("no_more_ssh.py", NO_MORE_SSH)
+    process = cli.start("launch", "no_more_ssh.py")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert re.search("finished: (all|2) ranks", err), err  # it may have ended before it said how many it has
+    assert "node 1 does not respond: its ranks have finished, but the end of its logs may be missing" in err
+    assert "may still run" not in err
+    assert "--replace" not in err
