@@ -51,11 +51,12 @@ _NOTICE_MINUTES = 15  # after the end of a job in which the node that was announ
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to resume. `replaced` are nodes to replace although EC2 says that they run."""
+    """What to resume. `replaced` are nodes to replace although EC2 says that they run; `suggest` as in `start_and_follow`."""
 
     job: str | None
     replaced: frozenset[int] = frozenset()
     detach: bool = False
+    suggest: bool = True
 
 
 def resume(
@@ -135,7 +136,9 @@ def resume_job(session: Session, flags: Sequence[Flag], wanted: Request) -> JobR
         job = NewJob(record.script, record.poweroff, record.job, record.keep)
         own.console.log(f"resuming job {record.job} as {job.id} on {counted(len(cluster.nodes), 'node')}")
         with closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner:
-            return start_and_follow(own, runner, cluster, job, detach=wanted.detach, on_start=lock.close)
+            return start_and_follow(
+                own, runner, cluster, job, detach=wanted.detach, suggest=wanted.suggest, on_start=lock.close
+            )
 
 
 def as_launched(session: Session, flags: Sequence[Flag], record: LaunchRecord, cluster: Cluster) -> Session:

@@ -164,7 +164,8 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
     from cloudddp.cli.actions import watch
 
     try:
-        again = watch.keep_resuming(session, ending.cluster, finished, session.settings.job.retries)
+        times = session.settings.job.retries
+        again = watch.keep_resuming(session, ending.cluster, finished, times, suggest=False)
     except Detached as left:
         ending.detached = left.job_id
         raise

@@ -83,17 +83,21 @@ def start_and_follow(
     job: NewJob,
     *,
     detach: bool,
+    suggest: bool = True,
     on_start: Callable[[], None] = lambda: None,
 ) -> JobResult | None:
     """Start the job, and follow it to its end unless `detach` is set. Raises JobStopped and Detached.
 
-    `on_start` is called when it has been started.
+    `suggest`: report what to type next; not where the caller goes on by itself. `on_start` is called when the job has been
+    started.
     """
     console = session.console
     with stopped_if_interrupted(console, runner, job.id):
         start_job(session, runner, cluster, job)
         on_start()
         if detach:
+            if not suggest:
+                return None
             console.print(job.id)
             console.log(
                 "next: ", Command("logs", "-f", job.id), "   (", Command("cancel", job.id), " ends it)"
@@ -109,7 +113,7 @@ def start_and_follow(
     deadlines.report_copies(console, session.settings, job.id)
     if finished.leaving is not None:
         pull_before_the_end(session, runner, finished)
-    elif not finished.lost:
+    elif suggest and not finished.lost:
         report_new(console, runner, session.settings, job.id)
     return finished
 

@@ -58,7 +58,7 @@ def watch(
         times -= 1
         console.log(f"{_loss(finished)}; resuming it")
         try:
-            resume_job(session, flags, Request(job, detach=True))
+            resume_job(session, flags, Request(job, detach=True, suggest=False))
         except Busy:
             _wait_for_other(ClusterFolder(cluster.id))
             times += 1
@@ -73,14 +73,17 @@ def _loss(finished: JobResult) -> str:
     return f"job {finished.job} has lost a node"
 
 
-def keep_resuming(session: Session, cluster: Cluster, finished: JobResult, times: int) -> JobResult:
-    """Resume a job that was followed, as often as it loses a node, at most `times`; return how it ended."""
+def keep_resuming(
+    session: Session, cluster: Cluster, finished: JobResult, times: int, *, suggest: bool = True
+) -> JobResult:
+    """Resume a job that was followed, as often as it loses a node, at most `times`; return how it ended. `suggest` as in
+    `start_and_follow`."""
     while times and _lost_node(
         session, cluster, launch_record.find(ClusterFolder(cluster.id), finished.job), finished
     ):
         times -= 1
         session.console.log(f"{_loss(finished)}; resuming it")
-        again = resume_job(session, (), Request(finished.job))
+        again = resume_job(session, (), Request(finished.job, suggest=suggest))
         if again is None:
             break
         finished = again

@@ -224,6 +224,8 @@ def test_watch_resumes_and_exits_with_the_job_s_code(cli: CommandLine) -> None:
         out, err = one.communicate(timeout=110)
         assert one.returncode == 7, err
         assert "began 1 of 2" in out
+        assert all(line.startswith("[rank ") for line in out.splitlines()), out
+        assert "next:" not in err, err  # it follows the job by itself
     assert len(jobs(cli)) == 2
 
 
