@@ -168,17 +168,25 @@ def run_step(
 
     def run(command: str, data: bytes | Iterable[bytes]) -> Result:
         with timings.span(f"agent: {request.STEP}", node) if on_stdout is None else timings.NOTHING:
-            return runner.run(
-                node,
-                command,
-                stdin=data,
-                command_timeout=timeout,
-                limit=limit,
-                on_stdout=on_stdout,
-                on_stderr=on_stderr,
-                # A reply must arrive completely within the time limit; a stream has no limit.
-                total_timeout=timeout if on_stdout is None and body is None else None,
-            )
+            try:
+                return runner.run(
+                    node,
+                    command,
+                    stdin=data,
+                    command_timeout=timeout,
+                    limit=limit,
+                    on_stdout=on_stdout,
+                    on_stderr=on_stderr,
+                    # A reply must arrive completely within the time limit; a stream has no limit.
+                    total_timeout=timeout if on_stdout is None and body is None else None,
+                )
+            except NodeError as error:
+                if not error.reason:
+                    raise
+                text = (
+                    f"{error.reason}, in step {request.STEP!r} of the agent"  # the command is not the user's
+                )
+                raise NodeError(text, hint=error.hint, reason=error.reason) from None
 
     if ship:
         result = run(_ship(_run_agent(request.STEP, message.decode())), build.agent())
@@ -273,9 +281,19 @@ def call_all(
     ship: bool = False,
     timeout: float | None = 60.0,
     limit: int = MAX_REPLY,
+    silent: dict[int, NodeError] | None = None,
 ) -> dict[int, T]:
     """Run a step on every node at once, with the request for each, and return the replies by node; the first failure is
-    raised."""
-    return runner.each(
-        lambda node: call(runner, node, request(node), ship=ship, timeout=timeout, limit=limit)
-    ).all()
+    raised. `silent` takes the failures of nodes whose connection breaks or that do not answer, unless none answers."""
+    done = runner.each(
+        lambda node: call(runner, node, request(node), ship=ship, timeout=timeout, limit=limit),
+        fatal=lambda error: silent is None or not _is_silence(error),
+    )
+    if silent is not None and done.values and all(map(_is_silence, done.errors.values())):
+        silent.update({node: error for node, error in done.errors.items() if isinstance(error, NodeError)})
+        done.errors.clear()
+    return done.all()
+
+
+def _is_silence(error: Exception) -> bool:
+    return isinstance(error, NodeError) and bool(error.reason)

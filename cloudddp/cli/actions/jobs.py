@@ -7,6 +7,7 @@ from cloudddp.cli.actions.follow import report_stopped
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import jobs as views
 from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import NodeError
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import status
 
@@ -14,7 +15,8 @@ from cloudddp.job import status
 def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool) -> None:
     session = sessions.start(console, options, anyone=anyone)
     with session.connect(partly=True, listing=True) as (_, runner):
-        known = status.list_jobs(runner)
+        silent: dict[int, NodeError] = {}
+        known = status.list_jobs(runner, silent=silent)
         if as_json:
             console.print_json(views.jobs_json(known))
         elif known:
@@ -27,6 +29,8 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
                 console.log(line)
         else:
             console.log("no jobs")
+        if silent:
+            raise silent[min(silent)]
 
 
 def cancel(console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None) -> None:

@@ -378,3 +378,20 @@ def test_success_counts_also_on_a_node_that_no_longer_answers(cli: CommandLine) 
     assert "node 1 does not respond: its ranks have finished, but the end of its logs may be missing" in err
     assert "may still run" not in err
     assert "--replace" not in err
+
+
+# sshd's process of the connection is the parent of the shell that runs a command.
+BREAKS = 'case "$BASH_EXECUTION_STRING" in *" jobs "*) kill -9 $PPID;; esac\n'
+
+
+def test_jobs_are_listed_also_if_a_connection_breaks(cli: CommandLine) -> None:
+    direct(cli)
+    cli.write("works.py", "")
+    cli.write("breaks", BREAKS)
+    job = cli.ok("launch", "-d", "works.py").strip()
+    cli.ok("exec", "--node", "1", "--", "cat breaks > ~/.bashrc")
+    done = cli("jobs", "--json")
+    assert done.returncode == 1
+    assert [one["id"] for one in json.loads(done.stdout)] == [job]
+    assert "the SSH connection broke (connection closed), in step 'jobs' of the agent" in done.stderr
+    assert "umask" not in done.stderr

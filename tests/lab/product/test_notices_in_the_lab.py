@@ -228,7 +228,7 @@ def test_watch_replaces_a_node_that_aws_is_about_to_end(cli: CommandLine, ec2: A
     process = cli.start("watch", "--times", "1", job)
     began(process)
     cli.ok("sim", "interrupt", "1", "--seconds", "60")
-    wait_for(lambda: len(json.loads(cli("jobs", "--json").stdout)) == 2, "the job was resumed")
+    wait_for(lambda: len(json.loads(cli("jobs", "--json").stdout or "[]")) == 2, "the job was resumed")
     wait_for(lambda: newest(cli)["state"] == "running", "it runs")
     nodes = set(remaining(ec2, cli.cluster).instances)
     assert len(nodes) == 2
