@@ -189,7 +189,10 @@ def agreed(states: Mapping[int, JobState]) -> Verdict | None:
     knows only that its supervisor was killed, counts where there is no other. A success that a node's own ranks contradict is
     none: a rank can write any file of its user.
     """
-    for _, state in sorted(states.items(), key=lambda item: (_is_of_guard(item[1].verdict), item[0])):
+    for _, state in sorted(
+        states.items(),
+        key=lambda item: (item[1].verdict is not None and item[1].verdict.is_of_guard, item[0]),
+    ):
         if state.verdict is not None:
             if state.verdict.phase is JobPhase.SUCCEEDED and any(
                 one.phase.ended and one.phase is not JobPhase.SUCCEEDED for one in states.values()
@@ -197,15 +200,6 @@ def agreed(states: Mapping[int, JobState]) -> Verdict | None:
                 continue
             return state.verdict
     return None
-
-
-def _is_of_guard(verdict: Verdict | None) -> bool:
-    first = verdict.first if verdict is not None else None
-    return (
-        verdict is not None
-        and first is not None
-        and (first.cause, first.node) == (Cause.AGENT, verdict.decided_by)
-    )
 
 
 def concluded(states: Mapping[int, JobState]) -> Verdict | None:

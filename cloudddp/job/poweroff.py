@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
@@ -19,10 +20,38 @@ from cloudddp.errors import CloudDDPError
 from cloudddp.job.new_job import NewJob
 
 
-def extend(runner: Runner, seconds: float) -> None:
-    """Let no node that answers power off within `seconds` because of a plan."""
-    request = PowerOffRequest(Change.EXTEND, seconds)
-    runner.each(lambda node: client.call(runner, node, request, ship=True), fatal=lambda _: False)
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The node was to power off after `job`, at `due` by the monotonic clock of this computer."""
+
+    job: str
+    due: float
+
+
+class PutOff:
+    """The planned ends of nodes that a command has put off, as they were before."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, _Planned] = {}
+
+    def extend(self, runner: Runner, seconds: float) -> None:
+        """Let no node that answers power off within `seconds` because of a plan."""
+        request = PowerOffRequest(Change.EXTEND, seconds)
+        replies = runner.each(
+            lambda node: client.call(runner, node, request, ship=True), fatal=lambda _: False
+        )
+        for node, reply in replies.values.items():
+            if reply.job and reply.before is not None:
+                self._before.setdefault(node, _Planned(reply.job, time.monotonic() + reply.before))
+
+    def plans(self, least: Mapping[str, float]) -> dict[int, tuple[str, float]]:
+        """Return the plans to restore, by node, as (job, seconds): what is left of each, and at least as many seconds as
+        `least` has for its job."""
+        now = time.monotonic()
+        return {
+            node: (before.job, max(before.due - now, least.get(before.job, 0.0), 0.0))
+            for node, before in self._before.items()
+        }
 
 
 def restore(runner: Runner, plans: Mapping[int, tuple[str, float]]) -> float | None:

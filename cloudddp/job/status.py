@@ -15,7 +15,7 @@ from cloudddp.agent.protocol.pace import Straggler
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
-from cloudddp.agent.protocol.verdict import ConcludeRequest
+from cloudddp.agent.protocol.verdict import ConcludeRequest, Verdict
 from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.job.outcome import ExitedRank, JobStatus, agreed, cause, exited_ranks, leaving, outcome
 from cloudddp.job.ranks import LONGEST_SCRIPT
@@ -81,22 +81,35 @@ def list_jobs(runner: Runner, *, silent: dict[int, NodeError] | None = None) -> 
 
 
 def _conclude(runner: Runner, job_id: str, states: Mapping[int, JobState]) -> None:
-    """Record the verdict of a job on nodes whose agent ended without one: the nodes that know it may be gone later."""
-    verdict = agreed(states)
-    lost = {node for node, state in states.items() if state.phase is JobPhase.LOST}
-    if verdict is None or not lost:
+    """Record the verdict of a job on nodes whose agent ended without one, and on nodes that could not reach the others and
+    have decided alone: every later command is to get the same answer, also when the nodes that know it have gone."""
+    verdict = agreed(states) if all(state.phase.ended for state in states.values()) else None
+    others = {node for node, state in states.items() if _differs(state, verdict)}
+    if verdict is None or not others:
         return
 
     def conclude(node: int) -> None:
-        if node in lost:
+        if node in others:
             with contextlib.suppress(NodeError):  # tried again by the next command
                 client.call(runner, node, ConcludeRequest(job_id, verdict))
 
     runner.each(conclude).all()
 
 
+def _differs(state: JobState, verdict: Verdict | None) -> bool:
+    """Whether a node has no verdict, or another one than that of the first node."""
+    if state.phase is JobPhase.LOST:
+        return True
+    return verdict is not None and state.verdict is not None and state.verdict != verdict
+
+
 def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
-    """Return a job, from its state on each node. Pure."""
+    """Return a job, from its state on each node that has answered. Pure.
+
+    While a node still runs its part, the job has not ended, and what others have decided may not be what counts.
+    """
+    if not all(state.phase.ended for state in states.values()):
+        states = {node: replace(state, verdict=None) for node, state in states.items()}
     found = outcome(states)
     reported = states.values()
     return JobRecord(

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agentnode import FOREVER, Node
+from support.agentnode import FOREVER, Node, processes_of, until
 
 from cloudddp.agent.protocol import VERSION
+from cloudddp.agent.protocol.copies import CopyPhase
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import NewFilesRequest
 from cloudddp.agent.protocol.training import TrainingState
@@ -27,7 +28,7 @@ REPORT = "import os\nopen(os.environ['CLOUDDDP_STATUS_FILE'], 'w').write('{\"sta
 def ended(node: Node, job: str = "job-1", code: str = "print('ran')") -> Path:
     """Run a job to its end; return its folder."""
     node.start(code, job=job)
-    assert node.follow(job).state.phase is JobPhase.SUCCEEDED
+    assert node.follow(job).state.phase.ended
     return node.folder(job)
 
 
@@ -213,3 +214,19 @@ def test_job_whose_records_are_unreadable_can_be_cancelled(node: Node) -> None:
     assert node.probe().running == (node.id(),)
     answer = node.cancel()
     assert (answer.left, answer.phase) == (0, JobPhase.CANCELLED)
+
+
+@pytest.mark.parametrize(("phase", "code"), [("failed", 0), ("cancelled", 0), ("succeeded", 3)])
+def test_verdict_with_the_exit_code_of_another_is_none(node: Node, phase: str, code: int) -> None:
+    folder = ended(node, code="raise SystemExit(3)")
+    change(folder / "verdict.json", phase=phase, exit_code=code)
+    assert node.state().verdict is None
+
+
+def test_copy_to_s3_whose_agent_was_killed_is_incomplete(node: Node) -> None:
+    folder = ended(node)
+    (folder / "copied.json").write_text(json.dumps({"url": "s3://b/p/", "phase": "copying", "files": 3}))
+    until(lambda: not processes_of(node.home))
+    found = node.state().copied
+    assert found is not None
+    assert (found.phase, found.files) == (CopyPhase.INCOMPLETE, 3)

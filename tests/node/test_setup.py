@@ -191,3 +191,19 @@ def test_environment_that_may_not_be_changed_is_named(node: Node, environment: P
     packages.symlink_to("/proc/sys")  # which nobody may write to
     reply = set_up(node, f"echo '{text}'; exit 1", python=str(environment / "bin/python"))
     assert reply.read_only == (str(environment) if text == "Permission denied" else "")
+
+
+def comm(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def test_set_up_keeps_its_node_until_the_connection_is_gone(node: Node) -> None:
+    """The timer that powers a node off (infra/node/cloudddp-idle.sh) goes by the name of the process."""
+    process = running(node, "sleep 600")
+    assert comm(process.pid) == "cloudddp-job"
+    assert process.stderr is not None
+    process.stderr.close()
+    until(lambda: comm(process.pid) == "cloudddp-setup")
+    assert node.state().phase is JobPhase.SETUP
+    assert node.cancel(grace=0.5).left == 0
+    assert process.wait(HANG_GUARD) == 0

@@ -38,3 +38,10 @@ def test_job_that_runs_is_preferred_to_a_newer_one_that_has_ended() -> None:
     assert find([older, running, ended], None) is running
     assert find([older, ended], None) is ended
     assert find([older, running, ended], ended.id) is ended
+
+
+def test_job_runs_until_it_has_ended_on_every_node_that_answers() -> None:
+    """Nodes that cannot reach each other decide apart, and not at the same moment."""
+    states = {0: job("running", started=1000.0), 1: job("failed", started=1000.0, verdict=agreed())}
+    found = record("j", states)
+    assert (found.status, found.exit_code, found.ended, found.cause) == ("running", None, None, "")

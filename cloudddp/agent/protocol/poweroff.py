@@ -21,15 +21,18 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class PowerOffReply:
-    """The node powers off after `job`, in `left` seconds if no job runs on it; None: it does not."""
+    """The node powers off after `job`, in `left` seconds if no job runs on it; None: it does not. `before`: what `left` was
+    before it was changed."""
 
     job: str = ""
     left: Optional[float] = None
+    before: Optional[float] = None
 
     def __post_init__(self) -> None:
         if self.job:
             check_job_id("job", self.job)
         check_range("left", self.left, 0, MAX_WAIT)
+        check_range("before", self.before, 0, MAX_WAIT)
 
 
 @dataclass(frozen=True)

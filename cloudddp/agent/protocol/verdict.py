@@ -109,20 +109,28 @@ class Verdict:
         if self.phase not in (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED):
             raise ProtocolError(f"a verdict cannot be {self.phase.value}")
         check_range("exit_code", self.exit_code, 0, 255)
+        if (self.exit_code == 0) is not (self.phase is JobPhase.SUCCEEDED):
+            raise ProtocolError(f"a verdict cannot be {self.phase.value} with exit code {self.exit_code}")
         check_range("decided_by", self.decided_by, 0, MAX_NODES)
         check_lines(self.last_lines)
+
+    @property
+    def is_of_guard(self) -> bool:
+        """Whether it is of a node's guard, which knows only that its supervisor has ended."""
+        first = self.first
+        return first is not None and first.cause is Cause.AGENT and first.node == self.decided_by
 
 
 @dataclass(frozen=True)
 class ConcludeReply:
-    """Whether the verdict was recorded. It is not where the node has recorded an end, or where processes of the job run."""
+    """Whether the verdict was recorded. It is not where that of the node itself counts, or where processes of the job run."""
 
     recorded: bool
 
 
 @dataclass(frozen=True)
 class ConcludeRequest:
-    """Record the verdict of the other nodes on one whose agent ended without a record."""
+    """Record the verdict of the other nodes on one whose agent ended without a record, or which decided alone."""
 
     job: str
     verdict: Verdict

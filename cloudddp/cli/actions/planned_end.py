@@ -17,48 +17,55 @@ from cloudddp.config import duration as durations
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError
 from cloudddp.job import poweroff
-from cloudddp.job.launch_record import LaunchRecord
+from cloudddp.job.poweroff import PutOff
+
+Least = dict[str, float]  # seconds, by job
 
 
-def put_off_for_check(runner: Runner, seconds: float = 0.0) -> None:
+def put_off_for_check(put_off: PutOff, runner: Runner, seconds: float = 0.0) -> None:
     """Let no node power off until it is known whether the job is resumed, which takes `seconds` and connections."""
-    poweroff.extend(runner, seconds + timing.current().failed_launch)
+    put_off.extend(runner, seconds + timing.current().failed_launch)
 
 
-def put_off_for_replacement(session: Session, runner: Runner, cluster: Cluster, keep: float) -> None:
+def put_off_for_replacement(
+    put_off: PutOff, session: Session, runner: Runner, cluster: Cluster, keep: float
+) -> None:
     """Let no node power off while others are replaced and the job is launched, and `keep` minutes after that."""
     spec, now = session.settings.cluster, timing.current()
     boot = ready_minutes(spec, cluster.gpus) * now.minute + now.gpus + now.torch
-    poweroff.extend(
-        runner, durations.seconds(spec.wait_capacity) + boot + now.launch_hold + keep * now.minute
-    )
+    put_off.extend(runner, durations.seconds(spec.wait_capacity) + boot + now.launch_hold + keep * now.minute)
 
 
 @contextmanager
-def restored_after_failure(session: Session, cluster: Cluster, record: LaunchRecord) -> Iterator[None]:
-    """Restore the planned end of the nodes if the block fails, that is if the job is not resumed."""
+def restored_after_failure(session: Session, cluster: Cluster, put_off: PutOff) -> Iterator[Least]:
+    """Restore what was put off if the block fails, that is if no job is resumed. The block adds to the dictionary that it
+    gets how many seconds the nodes of a job are to be left at least."""
+    least: Least = {}
     try:
-        yield
+        yield least
     except signals.HungUp:
         raise
     except (Exception, KeyboardInterrupt):
-        if record.poweroff is not None:
-            with signals.protected(
-                lambda: session.console.log("still restoring the planned end of the nodes")
-            ):
-                _restore(session, cluster, record, record.poweroff)
+        restore(session, cluster, put_off, least)
         raise
 
 
-def _restore(session: Session, cluster: Cluster, record: LaunchRecord, keep: float) -> None:
+def restore(session: Session, cluster: Cluster, put_off: PutOff, least: Least) -> None:
+    """Let the nodes power off as it was planned before, and say when. Never fails."""
+    plans = put_off.plans(least)
+    if not plans:
+        return
     left = None
-    with suppress(CloudDDPError, OSError):
+    with (
+        signals.protected(lambda: session.console.log("still restoring the planned end of the nodes")),
+        suppress(CloudDDPError, OSError),
+    ):
         found = inspect.refresh(session.aws(), cluster.name, cluster.id) or cluster
         runner, _ = connect.connect_reachable(found, session.settings.cluster)
         with closing(runner):
-            plan = record.job, poweroff.keep_after_failure(keep)
-            left = poweroff.restore(runner, dict.fromkeys(found.nodes, plan))
+            left = poweroff.restore(runner, plans)
     if left is not None:
+        job = next(iter(plans.values()))[0]
         session.console.log(
-            f"the nodes that are left end by themselves in {duration(left)}: job {record.job} was launched with --down"
+            f"the nodes that are left end by themselves in {duration(left)}: job {job} was launched with --down"
         )

@@ -31,17 +31,19 @@ from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.spec import Config
 from cloudddp.errors import (
     EXIT_LEFTOVERS,
+    AWSError,
     CloudDDPError,
     Command,
     Interrupted,
     NodeError,
     UsageError,
 )
-from cloudddp.job import launch, launch_record, status
+from cloudddp.job import launch, launch_record, poweroff, status
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.launch_record import LaunchRecord
 from cloudddp.job.new_job import NewJob
 from cloudddp.job.outcome import JobStatus
+from cloudddp.job.poweroff import PutOff
 from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
 
@@ -83,6 +85,10 @@ class Busy(CloudDDPError):
     """Another command of this computer resumes a job of the cluster."""
 
 
+class NotReplaced(CloudDDPError):
+    """There is no capacity for a node that was lost."""
+
+
 class Resumed(CloudDDPError):
     """The job was resumed before, as `job`."""
 
@@ -110,9 +116,13 @@ def _left(console: Console, ended: JobStopped | Detached) -> int:
 # -- resuming ----------------------------------------------------------------------------------------------
 
 
-def resume_job(session: Session, flags: Sequence[Flag], wanted: Request) -> JobResult | None:
-    """Replace what is lost, and start the job again; follow it unless it is to be detached."""
+def resume_job(
+    session: Session, flags: Sequence[Flag], wanted: Request, put_off: PutOff | None = None
+) -> JobResult | None:
+    """Replace what is lost, and start the job again; follow it unless it is to be detached. `put_off`: what the caller has put
+    off for it, and restores if this fails."""
     cluster = session.cluster()
+    put_off = PutOff() if put_off is None else put_off
     folder = ClusterFolder(cluster.id)
     record = launch_record.find(folder, wanted.job)
     own = as_launched(session, flags, record, cluster)
@@ -123,10 +133,12 @@ def resume_job(session: Session, flags: Sequence[Flag], wanted: Request) -> JobR
                 f"another cloudddp command is resuming a job of cluster {cluster.name!r}",
                 hint=(Command("jobs"), " lists it once it has started"),
             )
-        before = _check_job(own, cluster, record, wanted.replaced)
+        least = lock.enter_context(planned_end.restored_after_failure(own, cluster, put_off))
+        before = _check_job(own, cluster, record, wanted.replaced, put_off)
         replaced = wanted.replaced | _about_to_end(own, cluster, record, before)
         _check_replaced(cluster, replaced)
-        lock.enter_context(planned_end.restored_after_failure(own, cluster, record))
+        if record.poweroff is not None:  # whoever reads of a failure needs time to do something
+            least[record.job] = poweroff.keep_after_failure(record.poweroff)
         cluster = _restored(own, cluster, replaced)
         if not {node.id for node in cluster.nodes.values()}.intersection(record.nodes):
             own.console.warn(
@@ -192,10 +204,10 @@ def _check_replaced(cluster: Cluster, replaced: frozenset[int]) -> None:
 
 
 def _check_job(
-    session: Session, cluster: Cluster, record: LaunchRecord, replaced: frozenset[int]
+    session: Session, cluster: Cluster, record: LaunchRecord, replaced: frozenset[int], put_off: PutOff
 ) -> JobRecord | None:
-    """Wait until the job has ended on the nodes that stay; return it as they know it, None if they do not. Raises CloudDDPError if it runs, has succeeded or was resumed
-    before; NodeError if a node that EC2 says runs does not answer, and is not to be replaced."""
+    """Wait until the job has ended on the nodes that stay; return it as they know it, None if they do not. What is planned
+    there is put off until it can be resumed. Raises CloudDDPError if it runs, has succeeded or was resumed before; NodeError if a node that EC2 says runs does not answer, and is not to be replaced."""
     stay = cluster.only([node.id for rank, node in cluster.nodes.items() if rank not in replaced])
     if down := [rank for rank, node in stay.nodes.items() if node.state in ("stopping", "stopped")]:
         raise NodeError(f"{node_list(down)} stopped", hint=_replace_hint(down))
@@ -206,7 +218,7 @@ def _check_job(
     )
     with closing(runner):
         # Before anything else: the nodes of a job that was launched with --down may be about to power off.
-        planned_end.put_off_for_check(runner, _check_seconds(session))
+        planned_end.put_off_for_check(put_off, runner, _check_seconds(session))
         if silent:
             raise NodeError(
                 f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}",
@@ -215,7 +227,7 @@ def _check_job(
         lost = set(record.nodes) - {node.id for node in stay.nodes.values()}
         seconds = _check_seconds(session) if lost else 0.0
         ended = _check_ended(session, runner, record, seconds, has_run=bool(known.nodes))
-        planned_end.put_off_for_replacement(session, runner, cluster, record.keep)
+        planned_end.put_off_for_replacement(put_off, session, runner, cluster, record.keep)
         return ended
 
 
@@ -295,7 +307,7 @@ def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> C
             left = inspect.refresh(aws, cluster.name, cluster.id) or cluster
             least = session.settings.job.nodes_min
             if least is None or len(left.nodes) < least:
-                raise CloudDDPError(
+                raise NotReplaced(
                     f"{node_list(replacing.missing_ranks(left))} could not be replaced: {failure.message}; "
                     f"{counted(len(left.nodes), 'node')} left",
                     hint=(
@@ -305,6 +317,14 @@ def _restored(session: Session, cluster: Cluster, replaced: frozenset[int]) -> C
                 ) from None  # fmt: skip
             console.warn(f"{failure.message}: going on with {counted(len(left.nodes), 'node')}")
             return left
+        except AWSError:
+            found = inspect.refresh(aws, cluster.name, cluster.id)
+            if found is None or not found.nodes:
+                raise CloudDDPError(
+                    f"cluster {cluster.name!r} was removed while a node of it was being replaced",
+                    hint=(Command("up"), " creates it again"),
+                ) from None
+            raise
 
 
 def _for_nodes(config: Config, cluster: Cluster) -> Config:

@@ -42,11 +42,12 @@ from cloudddp.errors import (
     parts,
     renewal_first,
 )
-from cloudddp.job import cancel, project_files, ranks
+from cloudddp.job import cancel, launch_record, project_files, ranks
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.new_job import NewJob
 from cloudddp.job.ranks import Script
 from cloudddp.job.results import pull
+from cloudddp.local_state import ClusterFolder
 from cloudddp.text import one_line
 
 _TO_REPEAT = timedelta(minutes=5)
@@ -160,8 +161,9 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
     finished = _run_once(session, script, ending)
     if not session.settings.job.retries or ending.cluster is None:
         return finished
-    # Only a job that may be started again needs it.
+    # Only a job that may be started again needs them.
     from cloudddp.cli.actions import watch
+    from cloudddp.cli.actions.resume import NotReplaced
 
     try:
         times = session.settings.job.retries
@@ -169,13 +171,41 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
     except Detached as left:
         ending.detached = left.job_id
         raise
-    if again is finished:
-        return finished
-    ending.finished, ending.left = again, None
-    with session.connect(partly=True) as (cluster, runner):
-        ending.cluster = cluster
-        _collect(session, runner, cluster, again.job, ending)
+    except NotReplaced as failure:
+        _collect_again(session, ending, ending.cluster, finished)
+        if ending.stays:
+            raise
+        wait = Command("run", "--wait-capacity", "2h", *script.argv)
+        raise CloudDDPError(
+            failure.message, hint=("run it again later, or let it wait for capacity: ", wait)
+        ) from None
+    except (Exception, KeyboardInterrupt):
+        _collect_again(session, ending, ending.cluster, finished, interrupted=True)
+        raise
+    if again is not finished:
+        _collect_again(session, ending, ending.cluster, finished, again=again)
     return again
+
+
+def _collect_again(
+    session: Session,
+    ending: _Ending,
+    cluster: Cluster,
+    finished: JobResult,
+    *,
+    again: JobResult | None = None,
+    interrupted: bool = False,
+) -> None:
+    """Pull the results of the job that continues `finished`, if one was started. `again`: how it has ended. `interrupted`: it
+    may still run. If its nodes do not answer, their files remain unknown, so they are kept."""
+    newest = launch_record.find(ClusterFolder(cluster.id), None).job if again is None else again.job
+    if newest == finished.job:
+        return
+    ending.left = None
+    if again is not None or interrupted:
+        ending.finished = again
+    with contextlib.suppress(CloudDDPError), session.connect(partly=True) as (ending.cluster, runner):
+        _collect(session, runner, ending.cluster, newest, ending)
 
 
 def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:

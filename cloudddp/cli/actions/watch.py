@@ -30,6 +30,7 @@ from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.launch_record import LaunchRecord
 from cloudddp.job.outcome import JobStatus
+from cloudddp.job.poweroff import PutOff
 from cloudddp.local_state import ClusterFolder
 
 _AGAIN = 1.0  # seconds between two looks
@@ -51,14 +52,17 @@ def watch(
     record = launch_record.find(ClusterFolder(cluster.id), job_id)
     as_launched(session, flags, record, cluster)  # a value that is missing is reported now, not after a loss
     while True:
-        job, finished = _followed(session, record.job)
-        record = launch_record.find(ClusterFolder(cluster.id), job)
-        if not times or not _lost_node(session, cluster, record, finished):
-            return finished.exit_code
+        put_off = PutOff()
+        with planned_end.restored_after_failure(session, cluster, put_off) as least:
+            job, finished = _followed(session, record.job, put_off)
+            record = launch_record.find(ClusterFolder(cluster.id), job)
+            if not times or not _lost_node(session, cluster, record, finished):
+                planned_end.restore(session, cluster, put_off, least)
+                return finished.exit_code
         times -= 1
         console.log(f"{_loss(finished)}; resuming it")
         try:
-            resume_job(session, flags, Request(job, detach=True, suggest=False))
+            resume_job(session, flags, Request(job, detach=True, suggest=False), put_off)
         except Busy:
             _wait_for_other(ClusterFolder(cluster.id))
             times += 1
@@ -78,12 +82,18 @@ def keep_resuming(
 ) -> JobResult:
     """Resume a job that was followed, as often as it loses a node, at most `times`; return how it ended. `suggest` as in
     `start_and_follow`."""
-    while times and _lost_node(
-        session, cluster, launch_record.find(ClusterFolder(cluster.id), finished.job), finished
-    ):
+    folder = ClusterFolder(cluster.id)
+    while times and _lost_node(session, cluster, launch_record.find(folder, finished.job), finished):
         times -= 1
         session.console.log(f"{_loss(finished)}; resuming it")
-        again = resume_job(session, (), Request(finished.job, suggest=suggest))
+        try:
+            again = resume_job(session, (), Request(finished.job, suggest=suggest))
+        except Busy:
+            _wait_for_other(folder)
+            times += 1
+            continue
+        except Resumed as done:  # by another command, such as `watch`
+            _, again = _followed(session, done.job, PutOff())
         if again is None:
             break
         finished = again
@@ -99,12 +109,12 @@ def _wait_for_other(folder: ClusterFolder) -> None:
         time.sleep(_AGAIN)
 
 
-def _followed(session: Session, job_id: str) -> tuple[str, JobResult]:
+def _followed(session: Session, job_id: str, put_off: PutOff) -> tuple[str, JobResult]:
     """As `_watched`; repeat it while nodes do not answer, since one may be lost at any moment."""
     deadline = time.monotonic() + timing.current().offline
     while True:
         try:
-            return _watched(session, job_id)
+            return _watched(session, job_id, put_off)
         except (NodeError, AWSError) as error:
             permanent = isinstance(error, AWSError) and not error.transient
             if permanent or time.monotonic() > deadline:
@@ -113,8 +123,9 @@ def _followed(session: Session, job_id: str) -> tuple[str, JobResult]:
         time.sleep(timing.current().reconnect)
 
 
-def _watched(session: Session, job_id: str) -> tuple[str, JobResult]:
-    """Follow a job, or the one that continues it, to its end. Return its id, and how it ended."""
+def _watched(session: Session, job_id: str, put_off: PutOff) -> tuple[str, JobResult]:
+    """Follow a job, or the one that continues it, to its end. Return its id, and how it ended. Where it has failed, the planned
+    end of its nodes is put off."""
     console, cluster = session.console, session.cluster()
     runner, silent = connect.connect_reachable(cluster, session.settings.cluster, progress=console.log)
     with closing(runner):
@@ -135,7 +146,7 @@ def _watched(session: Session, job_id: str) -> tuple[str, JobResult]:
         finally:
             follower.close()
         if job.poweroff is not None and finished.status in _FAILED:  # until it is resumed, if it is
-            planned_end.put_off_for_check(runner)
+            planned_end.put_off_for_check(put_off, runner)
         report_end(session, cluster, finished, time.monotonic() - began)
         if finished.leaving is not None:
             pull_before_the_end(session, runner, finished)

@@ -28,6 +28,7 @@ from cloudddp.sim.net.policy import S3, S3_PORT
 from cloudddp.sim.net.router import Router, node_commands
 
 _ENDINGS = {status: ending for ending, status in on_node.EXIT_STATUS.items()}
+_SHRINKS = 50  # attempts, while a program writes to the disk
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # what Ubuntu's PAM sets at login
 _SITE_PACKAGES = f"/home/{rootfs.USER}/.site-packages"
 
@@ -157,11 +158,16 @@ class NamespaceHosts:
         processes.resume(self._home, instance_id)
 
     def fill_disk(self, instance_id: str) -> None:
-        """Leave no free space on the node's disk, by shrinking it to what is on it."""
+        """Leave no free space on the node's disk, by shrinking it to what is on it. Raises ValueError if that does not stand
+        still."""
         disk = self._folder / instance_id / "disk"
-        usage = os.statvfs(disk)
-        used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
-        kernel.mount("tmpfs", disk, "tmpfs", kernel.MS_REMOUNT, f"size={max(used, 4096)}")
+        for _ in range(_SHRINKS):
+            usage = os.statvfs(disk)
+            used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+            with contextlib.suppress(OSError):  # more has been written meanwhile
+                kernel.mount("tmpfs", disk, "tmpfs", kernel.MS_REMOUNT, f"size={max(used, 4096)}")
+                return
+        raise ValueError(f"{instance_id}: a program there writes too fast to fill its disk")
 
     def restore_disk(self, instance_id: str) -> None:
         """Give a filled disk its size again."""

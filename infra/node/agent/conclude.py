@@ -1,10 +1,13 @@
-"""`conclude`: record the verdict of the other nodes on this one, whose agent was killed before it could record an end."""
+"""`conclude`: record the verdict of the other nodes on this one, where it has none, or one that it decided alone."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from agent import job_record, jobs, phases, processes, store
+from agent.phases import StateFile
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.verdict import ConcludeReply, ConcludeRequest
+from cloudddp.agent.protocol.verdict import ConcludeReply, ConcludeRequest, Verdict
 
 REQUEST = ConcludeRequest
 
@@ -13,12 +16,21 @@ def step(request: ConcludeRequest) -> ConcludeReply:
     folder = store.job_folder(request.job)
     with store.locked("jobs"):  # not in the middle of a start
         state = phases.recorded(folder)
-        if (
-            state is None
-            or state.state is not JobPhase.LOST
-            or processes.find(phases.task(folder, state.node))
-        ):
+        if state is None or not _counts(folder, state, request.verdict):
             return ConcludeReply(recorded=False)
         jobs.settle(folder, jobs.rank_records(folder), asked=True)
         job_record.end(folder, state, request.verdict)
     return ConcludeReply(recorded=True)
+
+
+def _counts(folder: Path, state: StateFile, verdict: Verdict) -> bool:
+    """Whether a verdict replaces what this node has recorded. Its agent was killed before it could record an end; or the nodes
+    could not reach each other and decided apart, and then that of the first one counts."""
+    if processes.find(phases.task(folder, state.node)):
+        return False
+    if state.state is JobPhase.LOST:
+        return True
+    own = phases.verdict(folder)
+    if own is None or own.phase is not JobPhase.FAILED or verdict.phase is not JobPhase.FAILED:
+        return False
+    return verdict.decided_by < own.decided_by or own.is_of_guard

@@ -1,4 +1,4 @@
-"""The parent of a job's supervisor: where that is killed, it ends the node's ranks and records it.
+"""The parent of a job's supervisor: where that is killed, or has stopped, it ends the node's ranks and records it.
 
 It also copies the results to S3 when the job has ended, if that was asked for, and powers the node off after a job that was
 launched with --down, or that has stalled (on_stall = "down"). If the guard is killed, too, the kernel still ends the ranks:
@@ -17,11 +17,15 @@ from typing import Any
 
 from agent import job_record, kernel, phases, poweroff, processes, store, supervisor
 from agent.crash import SharedText
+from agent.pulse import Pulse
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 ENDED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LOOK = 1.0  # seconds between two looks at a supervisor that runs
+LATE = 3.0  # seconds by which a pulse may be late, and this process in its own looks
+REAP = 5.0  # seconds for a supervisor that was killed to end: one that waits for a disk may not
 
 
 def run(request: StartRequest) -> None:
@@ -30,13 +34,13 @@ def run(request: StartRequest) -> None:
     began = time.monotonic()
     kernel.set_name(kernel.RUNS_A_JOB)
     kernel.adopt_orphans()
-    own, crashed = os.getpid(), SharedText()
+    own, crashed, pulse = os.getpid(), SharedText(), Pulse()
     child = os.fork()
     if child == 0:
         code = 1
         try:
             kernel.die_with_parent(signal.SIGTERM, own)
-            code = supervisor.run(request)
+            code = supervisor.run(request, pulse)
         except Exception as error:
             crashed.keep(error)
         finally:
@@ -44,9 +48,10 @@ def run(request: StartRequest) -> None:
                 sys.stderr.flush()
             os._exit(code)
     asked_to_end = _forward(child)
-    _wait(child)
+    stuck = _wait(child, pulse, request.gang.silence)
     if not phases.has_ended(folder):
-        _record(folder, request, crashed.text)
+        with contextlib.suppress(OSError):  # a full disk: what follows matters more
+            _record(folder, request, stuck or crashed.text)
     state = phases.recorded(folder)
     if state is None or state.started is None:
         return
@@ -86,19 +91,44 @@ def _forward(child: int) -> list[int]:
     return asked
 
 
-def _wait(child: int) -> None:
-    """Wait for the supervisor, and reap the orphans of one that was killed."""
+def _wait(child: int, pulse: Pulse, patience: float) -> str:
+    """Wait for the supervisor, and reap the orphans of one that was killed. Kill one that does not run its loop although this
+    process runs, and return why; otherwise ''."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # sigtimedwait takes it
+    try:
+        looked = frozen = time.monotonic()
+        while _is_left(child):
+            signal.sigtimedwait([signal.SIGCHLD], LOOK)
+            now = time.monotonic()
+            if now - looked > LOOK + LATE:  # this process has not run, either: perhaps the whole node
+                frozen = now
+            looked = now
+            if now > max(pulse.until, frozen + patience) + LATE:
+                os.kill(child, signal.SIGKILL)
+                while _is_left(child) and time.monotonic() < now + REAP:
+                    signal.sigtimedwait([signal.SIGCHLD], LOOK)
+                return f"it did nothing for {now - pulse.until + patience:.0f} s, so it was killed"
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    return ""
+
+
+def _is_left(child: int) -> bool:
+    """Reap what has ended; return whether this child has not."""
     while True:
         try:
-            pid, _ = os.wait()
+            pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return False
         if pid == child:
-            return
+            return False
+        if pid == 0:
+            return True
 
 
 def _record(folder: Path, request: StartRequest, error: str) -> None:
-    """End the ranks, and record that the supervisor was killed, or its `error`. The others have seen its connections close."""
+    """End the ranks, and record that the supervisor was killed, or its `error`. The others have seen its connections close.
+    Raises OSError."""
     task = phases.task(folder, request.node, own=True)
     processes.end(task, min(request.stop_grace, supervisor.FAILURE_GRACE))
     failure = Failure(request.node, Cause.AGENT, detail=error)

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from agent import phases, poweroff, records, store
 from cloudddp.agent.protocol.codec import MAX_COUNT, MAX_TEXT, has_job_id_format
-from cloudddp.agent.protocol.copies import Copied
+from cloudddp.agent.protocol.copies import Copied, CopyPhase
 from cloudddp.agent.protocol.jobs import MAX_JOBS, JobsReply, JobsRequest, JobState, RankRecord
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
@@ -55,8 +55,16 @@ def state_of(folder: Path) -> JobState:
         stall=records.left_stall(folder),
         cancelled=phases.cancelled_at(folder),
         verdict=phases.verdict(folder) if found.phase.ended else None,
-        copied=store.read(folder / phases.COPIED_FILE, Copied) if found.phase.ended else None,
+        copied=_copied(folder) if found.phase.ended else None,
     )
+
+
+def _copied(folder: Path) -> Optional[Copied]:
+    """Return what was copied to S3. The guard copies: where it was killed, the copy has ended."""
+    copied = store.read(folder / phases.COPIED_FILE, Copied)
+    if copied is not None and copied.phase is CopyPhase.COPYING and not phases.agent_runs(folder):
+        return replace(copied, phase=CopyPhase.INCOMPLETE, error="the agent that copied them was ended")
+    return copied
 
 
 # -- ranks -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 # Names of the agent's processes, at most 15 characters. infra/node/cloudddp-idle.sh looks for them.
 RUNS_A_JOB = "cloudddp-job"  # a job or its setup, and the copy of its results
+SETUP_ALONE = "cloudddp-setup"  # a setup whose client is gone: it keeps no node
 WAITS_TO_END = "cloudddp-wait"  # the node powers off after a job
 # Loaded here: in a child that was forked while another thread held the loader's lock, it never would be.
 _LIBRARY = ctypes.CDLL(None)

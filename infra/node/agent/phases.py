@@ -152,12 +152,14 @@ def recorded(folder: Path) -> Optional[StateFile]:
 
 
 def agent_runs(folder: Path) -> bool:
-    """Whether the guard or the supervisor of a job runs, also as a frozen process. True if their record is unreadable: a
-    rank may have damaged it."""
+    """Whether the supervisor of a job runs, also as a frozen process, or its guard, which is not stopped. True if their record
+    is unreadable: a rank may have damaged it."""
     state = store.read(folder / STATE_FILE, StateFile)
     if state is None or state.pid is None:
         return True
-    return processes.runs(state.guard, state.guard_born) or processes.runs(state.pid, state.born)
+    if processes.runs(state.pid, state.born):
+        return True
+    return processes.runs(state.guard, state.guard_born) and not processes.is_stopped(state.guard)
 
 
 def has_ended(folder: Path) -> bool:

@@ -9,6 +9,7 @@ Neither does while a job runs.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import signal
 import time
@@ -51,9 +52,10 @@ def step(request: PowerOffRequest) -> PowerOffReply:
     """Change the plan of this node, and return what it is now."""
     with store.locked("jobs"):
         plan = current()
+        before = plan.left if plan is not None else None
         if not any(job != request.job for job in phases.running_jobs()):
             _change(plan, request)
-    return reply()
+    return dataclasses.replace(reply(), before=before)
 
 
 def reply() -> PowerOffReply:

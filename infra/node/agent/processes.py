@@ -114,6 +114,11 @@ def runs(pid: Optional[int], born_at: str) -> bool:
     return pid is not None and bool(born_at) and born(pid) == born_at
 
 
+def is_stopped(pid: Optional[int]) -> bool:
+    """Return whether a process was stopped, by SIGSTOP or a debugger."""
+    return pid is not None and stat(pid)[:1] in (["T"], ["t"])
+
+
 def parent(pid: int) -> Optional[int]:
     fields = stat(pid)
     return int(fields[1]) if len(fields) > 1 else None

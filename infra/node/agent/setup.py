@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -120,6 +121,19 @@ class _Copy:
             except OSError:
                 self._closed = True
 
+    def leave_with_the_client(self) -> None:
+        """Where the connection is gone, let the node power off as it is planned for a job that is never started: nobody is
+        left that would start this one. Until then the setup goes on, since a launch may be repeated."""
+        if self._is_alone():
+            kernel.set_name(kernel.SETUP_ALONE)
+
+    def _is_alone(self) -> bool:
+        if not self._closed:
+            looker = select.poll()
+            looker.register(sys.stderr.fileno(), 0)
+            self._closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in looker.poll(0))
+        return self._closed
+
 
 def _read_only(environment: str) -> str:
     """Return the folder of a virtual environment if this user may not install into it, else ''."""
@@ -142,6 +156,7 @@ def _run(command: str, project: Path, env: dict[str, str], folder: Path, copy: _
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = child.wait(PAUSE)
         copy.update()
+        copy.leave_with_the_client()
     end = os.fstat(copy.log.fileno()).st_size
     first = max(begin, end - OUTPUT_BYTES)
     return code, os.pread(copy.log.fileno(), max(end - first, 0), first).decode(errors="replace")

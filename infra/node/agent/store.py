@@ -27,6 +27,7 @@ RESERVE = "reserve"  # a file in a job's folder: its blocks are for the records 
 STATUS_FILE = "status.json"  # in a job's folder: the training status that rank 0 reports
 STEPS_FOLDER = "steps"  # in a job's folder: RANK.json, in which a rank reports its steps
 RESERVE_BYTES = 1 << 16
+BLOCK = 512  # bytes: the unit of st_blocks
 MAX_RECORD = 1 << 20  # bytes of a job's record: one with the longest script takes 800 kB
 
 
@@ -36,16 +37,43 @@ def write(path: Path, record: Any) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Replace a file atomically, so that no reader gets a partial file."""
+    """Replace a file atomically, so that no reader gets a partial file.
+
+    How a job ended must be recorded even on a full disk, also if another program takes each block that becomes free: then
+    blocks that are there already are used, of the file itself (not atomically) or of a reserve.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_private(temporary, data)
     except OSError:
-        for folder in list(path.parents)[:2]:  # how a job ended must be recorded even on a full disk
-            with contextlib.suppress(FileNotFoundError):
-                (folder / RESERVE).unlink()
-        write_private(temporary, data)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if _overwrite(path, data):
+            return
+        _take_reserve(path, temporary)
+        if not _overwrite(temporary, data):
+            raise
     os.replace(temporary, path)
+
+
+def _overwrite(path: Path, data: bytes) -> bool:
+    """Write into the blocks that a file has; return whether there were enough."""
+    try:
+        with open_regular(path, os.O_RDWR) as file:
+            if len(data) > os.fstat(file.fileno()).st_blocks * BLOCK:
+                return False
+            written = os.pwrite(file.fileno(), data, 0)
+            os.ftruncate(file.fileno(), len(data))
+            return written == len(data)
+    except OSError:
+        return False
+
+
+def _take_reserve(path: Path, temporary: Path) -> None:
+    for folder in list(path.parents)[:2]:
+        with contextlib.suppress(OSError):
+            os.replace(folder / RESERVE, temporary)
+            return
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -71,16 +99,16 @@ def read_bytes(path: Path, limit: int = MAX_REQUEST) -> bytes:
     return data
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError for anything but a regular file.
+def open_regular(path: Path, access: int = os.O_RDONLY) -> BinaryIO:
+    """Open a file for reading, or with O_RDWR for writing, too. Raises OSError for anything but a regular file.
 
     A rank may replace any file here: a pipe would block the step, and a device such as /dev/zero has no end.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
+    descriptor = os.open(path, access | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return open(descriptor, "rb")
+    return open(descriptor, "rb" if access == os.O_RDONLY else "r+b")
 
 
 def project_folder(name: str) -> Path:

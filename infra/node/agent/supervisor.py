@@ -34,6 +34,7 @@ from agent.job_record import JobRecord
 from agent.joining import Joining, failed
 from agent.mesh import Closed, Mesh
 from agent.peers import Peers
+from agent.pulse import Pulse
 from agent.stall import Stall
 from cloudddp.agent.protocol.gang import Kind, Message
 from cloudddp.agent.protocol.pace import Straggler
@@ -53,8 +54,8 @@ LEFTOVERS_GRACE = 1.0  # seconds for processes that ranks have left behind
 LAST_WORDS = 2.0  # seconds for the verdict to reach the others
 
 
-def run(request: StartRequest) -> int:
-    """Run the job on this node to its verdict. Return the exit code of this process."""
+def run(request: StartRequest, pulse: Pulse) -> int:
+    """Run the job on this node to its verdict. Return the exit code of this process, whose guard watches the `pulse`."""
     kernel.adopt_orphans()
     launchers.raise_limits()
     try:
@@ -63,12 +64,13 @@ def run(request: StartRequest) -> int:
         job_record.refuse(request, f"cannot listen for the other nodes: {error.strerror}")
         return 1
     with contextlib.closing(mesh):
-        return _Supervisor(request, mesh).run()
+        return _Supervisor(request, mesh, pulse).run()
 
 
 class _Supervisor:
-    def __init__(self, request: StartRequest, mesh: Mesh) -> None:
+    def __init__(self, request: StartRequest, mesh: Mesh, pulse: Pulse) -> None:
         self._request = request
+        self._pulse = pulse
         self._node = request.node
         self._wake = mesh.wake
         self._record = JobRecord(request)
@@ -161,6 +163,7 @@ class _Supervisor:
 
     def _receive(self, seconds: float) -> None:
         """Wait for messages for up to `seconds`, and act on them."""
+        self._pulse.beat(self._request.gang.silence)
         if self._peers.is_heartbeat_due:
             self._peers.send_heartbeat(self._stall.idle(), self._stragglers.paces())
         for event in self._peers.poll(seconds):
@@ -193,6 +196,8 @@ class _Supervisor:
         """Accept a verdict: the other nodes have ended. Processes may be left here, if this node was frozen."""
         if self._node not in self._peers.reports:
             self._stop(cancelled=verdict.phase is JobPhase.CANCELLED)
+            longest = self._request.stop_grace + processes.GIVE_UP_SECONDS
+            self._pulse.beat(longest + self._request.gang.silence)
             self._attempt.join()
         self._verdict = self._verdict or verdict
 

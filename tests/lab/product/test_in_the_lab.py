@@ -395,3 +395,29 @@ def test_jobs_are_listed_also_if_a_connection_breaks(cli: CommandLine) -> None:
     assert [one["id"] for one in json.loads(done.stdout)] == [job]
     assert "the SSH connection broke (connection closed), in step 'jobs' of the agent" in done.stderr
     assert "umask" not in done.stderr
+
+
+def test_nodes_that_decide_apart_give_one_answer(cli: CommandLine) -> None:
+    """Node 1 hears nothing of node 0, which hears it until it has ended its ranks: each has lost the other."""
+    cli.env["CLOUDDDP_HEARTBEAT"] = "4"
+    direct(cli)
+    cli.write("wait.py", WAIT)
+    cli.ok("launch", "-d", "wait.py")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    cli.ok("sim", "fault", "cut-from", "1", "0")
+    answers: list[tuple[str, str | None]] = []
+
+    def answer() -> bool:
+        found = json.loads(cli("jobs", "--json").stdout or "[{}]")[-1]
+        answers.append((found.get("state"), found.get("cause")))
+        return answers[-1][0] == "failed"
+
+    wait_for(answer, "the job has ended")
+    for _ in range(3):
+        answer()
+    ended = [one for one in answers if one[0] not in ("running", None)]
+    assert set(ended) == {("failed", "node 1 was lost: it sent nothing to node 0")}, answers
+    cli.ok("sim", "fault", "kill", "0")  # the other node gives the same answer
+    wait_for(lambda: cli("jobs").stderr.count("is gone") > 0, "node 0 has gone")
+    answer()
+    assert answers[-1] == ended[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -21,6 +22,14 @@ COUNT = """
 import os, time
 print('began', os.environ['RANK'], flush=True)
 while not os.path.exists('enough'): time.sleep(0.05)
+"""
+# Takes each block of the disk that becomes free, for a while.
+HOG = """
+import os, time
+taken, end = os.open('taken', os.O_CREAT | os.O_WRONLY | os.O_APPEND), time.monotonic() + 40
+while time.monotonic() < end:
+    try: os.write(taken, bytes(4096))
+    except OSError: time.sleep(0.0005)
 """
 
 
@@ -172,3 +181,70 @@ def test_nodes_stay_after_a_stall_as_long_as_keep_says(cli: CommandLine, ec2: An
     assert "began" in cli.ok("logs")
     ended(cli, ec2)
     assert "on_stall = down" in cli("jobs").stderr
+
+
+def left(cli: CommandLine) -> float:
+    """Return in how many seconds the nodes end because of --down."""
+    ends = wait_for(lambda: newest(cli)["nodes_end"], "the end of the nodes is planned")
+    return (datetime.fromisoformat(ends) - datetime.now(UTC)).total_seconds()
+
+
+def test_commands_that_resume_nothing_put_nothing_off(cli: CommandLine, ec2: Any) -> None:
+    """`watch` may be started by cron: each call puts off the end, and restores it."""
+    cli.write("fails.py", "raise SystemExit(3)\n")
+    cli.ok("launch", "-d", "--down", "--keep", "8", "fails.py")
+    wait_for(lambda: newest(cli)["state"] == "failed", "the job has ended")
+    assert left(cli) <= 8 * MINUTE
+    assert cli("watch").returncode == 3
+    assert left(cli) <= 8 * MINUTE
+    cli.ok("launch", "-d", "--down", "--keep", "8", "short.py")
+    wait_for(lambda: newest(cli)["state"] == "succeeded", "the job has ended")
+    assert "there is nothing to resume" in cli("resume").stderr
+    assert left(cli) <= 8 * MINUTE
+    ended(cli, ec2)
+
+
+def test_end_because_of_another_job_is_restored_after_a_failure(cli: CommandLine, ec2: Any) -> None:
+    cli.write("fails.py", "raise SystemExit(3)\n")
+    first = cli.ok("launch", "-d", "fails.py").strip()
+    wait_for(lambda: newest(cli)["state"] == "failed", "the job has ended")
+    cli.ok("launch", "-d", "--down", "--keep", "8", "short.py")
+    wait_for(lambda: newest(cli)["state"] == "succeeded", "the job has ended")
+    cli.ok("sim", "fault", "kill", "1")
+    scarce(cli, 0)
+    try:
+        done = cli("resume", first, "-d", "--wait-capacity", "1s")
+    finally:
+        scarce(cli, None)
+    assert done.returncode == 1
+    assert "node 1 could not be replaced" in done.stderr
+    assert left(cli) <= 8 * MINUTE
+    ended(cli, ec2)
+
+
+def test_node_whose_disk_stays_full_ends(cli: CommandLine, ec2: Any) -> None:
+    """A program takes each block that becomes free. It is not of the job, and ends by itself."""
+    cli.write("hog.py", HOG)
+    cli.write("fails.py", "import time\nprint('began', flush=True)\ntime.sleep(6)\nraise SystemExit(5)\n")
+    job = cli.ok("launch", "-d", "--down", "--keep", "3", "fails.py").strip()
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    cli.ok(
+        "exec", "--node", "0", "--", "cd ~/project && (setsid python3 hog.py < /dev/null > /dev/null 2>&1 &)"
+    )
+    cli.ok("sim", "fault", "fill-disk", "0")
+    wait_for(lambda: newest(cli)["state"] == "failed", "the job has ended")
+    assert newest(cli)["exit_code"] == 5
+    assert newest(cli)["cause"].startswith("rank ")
+    assert newest(cli)["id"] == job
+    ended(cli, ec2)
+
+
+def test_node_ends_if_its_setup_hangs_and_the_client_is_gone(cli: CommandLine, ec2: Any) -> None:
+    cli.write("cloudddp.toml", TOML + '[setup]\nrun = ["sleep 1000"]\n')
+    process = cli.start("launch", "-d", "--down", "--keep", "1", "short.py")
+    wait_for(lambda: cli.ok("exec", "--", "pgrep -x sleep || true").count("[node ") == 2, "the setup runs")
+    process.kill()
+    process.wait()
+    sooner = 'sed -i \'s/"seconds": *[0-9.]*/"seconds": 2.0/\' ~/.cloudddp/poweroff.json'
+    cli.ok("exec", "--", sooner)  # instead of the hour that a setup may take
+    ended(cli, ec2)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, remaining, wait_for
+from support.harness import CommandLine, interrupt, remaining, wait_for
 from support.simlab import client_of
 
 from cloudddp.sim import control
@@ -70,4 +71,59 @@ def test_nodes_of_a_failed_job_stay_and_end_by_themselves(cli: CommandLine, ec2:
 def test_nodes_of_a_job_that_succeeds_end_at_once(cli: CommandLine, ec2: Any) -> None:
     cli.write("works.py", "")
     cli.ok("run", *NODES, "--keep-on-failure", "1000", "works.py")
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def lose_a_node(cli: CommandLine, process: subprocess.Popen[str]) -> str:
+    """End a node of the first job; return the job that continues it, once it runs."""
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    cli.ok("sim", "fault", "kill", "1")
+    wait_for(
+        lambda: process.poll() is None and len(jobs(cli)) == 2 and jobs(cli)[-1]["state"] == "running",
+        "the job was resumed",
+    )
+    return str(jobs(cli)[-1]["id"])
+
+
+def test_interrupt_of_the_job_that_was_resumed_keeps_its_results(cli: CommandLine, ec2: Any) -> None:
+    cli.write("count.py", "import pathlib\npathlib.Path('runs').mkdir(exist_ok=True)\n" + COUNT)
+    process = cli.start("run", *NODES, "--retries", "1", "count.py")
+    job = lose_a_node(cli, process)
+    cli.ok("exec", "--", "echo weights > project/runs/model.pt")
+    code, _, err = interrupt(process)
+    assert code == 130, err
+    assert Path(cli.cwd, "results", job, "runs", "model.pt").read_text() == "weights\n"
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_job_that_another_command_has_resumed_is_followed(cli: CommandLine, ec2: Any) -> None:
+    process = cli.start("run", *NODES, "--retries", "1", "count.py")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    watch = cli.start("watch")
+    # Only one of the two can resume it.
+    lose_a_node(cli, process)
+    cli.ok("exec", "--", "touch enough")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    watch.communicate(timeout=120)
+    assert watch.returncode == 0
+    assert {path.name for path in Path(cli.cwd, "results").rglob("done-*")} == {"done-0", "done-1"}
+    assert remaining(ec2, cli.cluster).nothing
+
+
+def test_no_capacity_for_a_lost_node_suggests_another_run(cli: CommandLine, ec2: Any) -> None:
+    process = cli.start("run", *NODES, "--retries", "1", "count.py", "--epochs", "3")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
+    cli.ok(
+        "sim", "conditions", json.dumps({"capacity": {f"us-east-1{z}": {"g5.12xlarge": 0} for z in "abcdef"}})
+    )
+    try:
+        cli.ok("sim", "fault", "kill", "1")
+        _, err = process.communicate(timeout=120)
+    finally:
+        cli.ok("sim", "conditions", "--clear")
+    assert process.returncode == 1
+    assert "node 1 could not be replaced" in err
+    assert "run --wait-capacity 2h count.py --epochs 3`" in err
+    assert "resume" not in err.splitlines()[-1]
     assert remaining(ec2, cli.cluster).nothing
