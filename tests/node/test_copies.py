@@ -98,6 +98,7 @@ def node(node: Node, s3: S3) -> Iterator[Node]:
     node.metadata = metadata.address
     node.variables["AWS_ENDPOINT_URL_S3"] = s3.url
     yield node
+    assert not node.end()  # it may still copy
     metadata.close()
 
 

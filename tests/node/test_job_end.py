@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import pytest
-from support.agentnode import FOREVER, Node, alive, until
+from support.agentnode import FOREVER, WAITING, Node, alive, until
+from support.gangs import Processes, freeze, thaw
 
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
@@ -106,3 +108,16 @@ def test_ranks_run_in_the_project_with_their_environment_and_no_input(node: Node
     found = node.follow()
     for rank in (0, 1):
         assert found.logs[rank].decode().strip() == f"{node.project} a b'\"$x {rank} ''"
+
+
+def test_wrapper_that_is_slow_to_record_the_end_of_its_rank(node: Node) -> None:
+    """The node is busy, or the rank has much memory to free: that is no failure."""
+    node.start(WAITING)
+    found = Processes(node)
+    freeze(*found.wrappers)
+    (node.project / "go").touch()
+    until(lambda: not alive(found.ranks[0]))
+    time.sleep(4)  # longer than a failure for want of another rank is left open
+    thaw(*found.wrappers)
+    until(lambda: node.state().phase.ended)
+    assert node.state().phase is JobPhase.SUCCEEDED

@@ -31,11 +31,15 @@ MAX_PID = 1 << 31
 MAX_GRACE = 1e6  # seconds
 
 
+MAX_WRAPPER = 40  # characters
+
+
 @dataclass(frozen=True)
 class RankRecord:
     """One rank on its node. Times are seconds since the epoch by that node's clock. `ended` and `exit_code` are None
     while it runs; `signal` is the signal that ended it, or None. `at` is the end by the node's monotonic clock, which
-    nobody can set. `asked`: it had been asked to stop before. `error` is what torch.distributed.elastic recorded."""
+    nobody can set. `asked`: it had been asked to stop before. `error` is what torch.distributed.elastic recorded. `wrapper`
+    names the process that records the end (kernel.name)."""
 
     rank: int
     exit_code: Optional[int]
@@ -45,10 +49,12 @@ class RankRecord:
     at: Optional[float] = None
     asked: bool = False
     error: str = ""
+    wrapper: str = ""
 
     def __post_init__(self) -> None:
         check_range("at", self.at, 0, MAX_TIME)
         check_length("error", self.error, MAX_TEXT)
+        check_length("wrapper", self.wrapper, MAX_WRAPPER)
         check_range("rank", self.rank, 0, MAX_RANK)
         check_range("exit_code", self.exit_code, 0, 255)
         check_range("ended", self.ended, 0, MAX_TIME)

@@ -20,7 +20,12 @@ from cloudddp.agent.protocol.start import StartRequest
 from cloudddp.agent.protocol.verdict import Cause, Failure
 
 NOT_STARTED = 127  # the exit code of a command that cannot be started, as in a shell
-WRAPPER_SECONDS = 0.2  # for a rank's wrapper to record its end
+WRAPPER_SECONDS = (
+    0.2  # for the record of a rank's end to be seen, which its wrapper wrote before it ended itself
+)
+BUSY_SECONDS = (
+    30.0  # for a wrapper that runs: after the end of the rank's main thread, others may still free its memory
+)
 
 
 class Look(Enum):
@@ -176,12 +181,15 @@ class Attempt:
                 self._failed_launchers[child.pid] = Seen(time.monotonic(), found)
 
     def _notice_killed_wrappers(self) -> None:
-        """Record the end of a rank whose wrapper was killed with it. An intact wrapper records it within milliseconds."""
+        """Record the end of a rank whose wrapper was killed with it. An intact wrapper records it within milliseconds, unless
+        the node is busy."""
         now = time.monotonic()
         for record in self._records:
             if record.exit_code is not None or not record.pid or processes.born(record.pid):
                 continue
-            if now - self._gone.setdefault(record.rank, now) > WRAPPER_SECONDS:
+            pid, _, born = record.wrapper.partition(":")
+            intact = pid.isdigit() and processes.runs(int(pid), born)
+            if now - self._gone.setdefault(record.rank, now) > (BUSY_SECONDS if intact else WRAPPER_SECONDS):
                 jobs.settle(self._folder, [record], asked=False)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from agent import causes, phases, rank_log, store
+from agent import causes, kernel, phases, rank_log, store
 from agent.rank import NOT_STARTED
 from agent.rank_end import HANDLED, RankEnd
 from cloudddp.agent.protocol.jobs import RankRecord
@@ -35,7 +36,7 @@ def wait(job: str, rank: int, log: BinaryIO, child: subprocess.Popen[bytes], err
     job_file = phases.job_file(folder)
     ending = RankEnd(child, folder, job_file.stop_grace if job_file else 0.0)
     path, log_path = folder / "ranks" / f"{rank}.json", folder / "ranks" / f"{rank}.log"
-    record = RankRecord(rank, None, None, pid=child.pid)
+    record = RankRecord(rank, None, None, pid=child.pid, wrapper=kernel.name(os.getpid()))
     store.write(path, record)
     keeper = rank_log.Keeper(log, log_path, rank_log.limit_of(folder))
     keeper.start(HANDLED)

@@ -280,7 +280,7 @@ def test_rank_that_fails_on_a_full_disk_is_named(cli: CommandLine) -> None:
     cli.ok("exec", "--node", "1", "rm mark; dd if=/dev/zero of=rest bs=4096 2>&- || true")
     _, err = process.communicate(timeout=110)
     assert process.returncode == 1
-    assert "rank 1 on node 1 exited with code 1" in err
+    assert "rank 1 on node 1 failed with code 1: no space is left on a disk of node 1" in err
 
 
 def test_sim_status_shows_faults_until_healed(cli: CommandLine) -> None:
