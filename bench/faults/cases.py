@@ -61,6 +61,7 @@ FAULTS = (
     Fault("kill -9 of the supervisor", by.kill("agent", 1), wide=True),
     Fault("kill -9 of the guard", by.kill("agent", 1, index=0)),
     Fault("kill -9 of guard and supervisor", by.kill("agent", 1, index=None)),
+    Fault("the supervisor is stopped (SIGSTOP)", by.stop_supervisor(1), goal=SILENCE + DEATH + DEATH),
     Fault("kill -9 of all of cloudddp on a node", by.kill_cloudddp(1)),
     Fault("kill -9 of every process of a node", by.kill_everything(1), destroys=True),
     # 1 is `logs -f` afterwards: it lacks the lines of the node that it cannot reach.

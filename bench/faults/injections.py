@@ -82,6 +82,15 @@ def kill(kind: str, node: int, *, index: int | None = -1) -> Inject:
     return inject
 
 
+def stop_supervisor(node: int) -> Inject:
+    """Stop the supervisor of a node: it lives, and does nothing."""
+
+    def inject(run: Run) -> None:
+        os.kill(run.of("agent", node)[-1].pid, signal.SIGSTOP)
+
+    return inject
+
+
 def kill_cloudddp(node: int) -> Inject:
     """Kill guard, supervisor and wrappers of a node."""
 
