@@ -162,8 +162,7 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
     if not session.settings.job.retries or ending.cluster is None:
         return finished
     # Only a job that may be started again needs them.
-    from cloudddp.cli.actions import watch
-    from cloudddp.cli.actions.resume import NotReplaced
+    from cloudddp.cli.actions import resume, watch
 
     try:
         times = session.settings.job.retries
@@ -171,7 +170,7 @@ def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
     except Detached as left:
         ending.detached = left.job_id
         raise
-    except NotReplaced as failure:
+    except resume.NotReplaced as failure:
         _collect_again(session, ending, ending.cluster, finished)
         if ending.stays:
             raise
