@@ -190,7 +190,7 @@ def test_unreachable_s3_does_not_keep_the_nodes(cli: CommandLine, ec2: Any, s3: 
     cli.write(
         "wait.py", "import pathlib, time\nwhile not pathlib.Path('/tmp/go').exists(): time.sleep(0.05)\n"
     )
-    job, _ = launched(cli, "--down", "--keep", "0", "wait.py", CLOUDDDP_TIME_SCALE="0.1")
+    job, _ = launched(cli, "--down", "--keep", "0", "wait.py", CLOUDDDP_TIME_SCALE="0.4")
     (group,) = remaining(ec2, cli.cluster).groups
     everything = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
     ec2.revoke_security_group_egress(GroupId=group, IpPermissions=everything)
