@@ -96,25 +96,34 @@ def _run_starter(
         prepare()
         os.write(replies, b"ready")
         while os.read(requests, 1):
+            started, own = os.pipe()  # closed by exec: as with Type=notify, what comes next sees sshd itself
             intermediate = os.fork()  # so that sshd becomes a child of pid 1, which reaps it
             if intermediate == 0:
                 if os.fork() == 0:
-                    _exec_sshd(replies, redirect)
+                    _exec_sshd(own, redirect)
                 os._exit(0)
+            os.close(own)
             os.waitpid(intermediate, 0)
+            pid = b""
+            while data := os.read(started, _MAX_MESSAGE):
+                pid += data
+            os.close(started)
+            os.write(replies, pid or b"?")
     except Exception as error:
         os.write(replies, str(error).encode(errors="replace")[:_MAX_MESSAGE] or b"?")
     finally:
         os._exit(1)
 
 
-def _exec_sshd(replies: int, redirect: Callable[[], None]) -> None:
+def _exec_sshd(started: int, redirect: Callable[[], None]) -> None:
+    """Write the pid to `started`, which exec closes."""
     try:
         os.setsid()
         os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
         redirect()
-        os.write(replies, str(os.getpid()).encode())
-        os.closerange(3, 256)
+        os.write(started, str(os.getpid()).encode())
+        os.closerange(3, started)
+        os.closerange(started + 1, 256)
         os.execv(_COMMAND[0], _COMMAND)  # noqa: S606
     finally:
         os._exit(1)
