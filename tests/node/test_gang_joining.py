@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, HANG_GUARD
+from support.agentnode import FOREVER, HANG_GUARD, until
 from support.gangs import Gangs, Make
 
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.verdict import Cause
+
+UNUSED = 9  # the port of "discard": nobody listens there
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
@@ -67,6 +73,47 @@ def test_port_that_is_taken_is_named_and_no_rank_starts(gangs: Make) -> None:
     assert_no_rank_has_started(job, 0, 1)
 
 
+def test_nodes_that_are_connected_to_all_learn_which_two_are_not(gangs: Make) -> None:
+    """Nodes 1 and 2 cannot connect; nodes 0 and 3 are connected to all."""
+    job = gangs(4, join=3.0)
+    peers = list(job.gang.peers)
+    requests = {}
+    for node in job.nodes:
+        cut = {1: 2, 2: 1}.get(node.number)
+        seen = tuple(replace(one, port=UNUSED) if one.node == cut else one for one in peers)
+        requests[node] = node.starting(FOREVER, first_rank=node.number, gang=replace(job.gang, peers=seen))
+    replies = job.start_requests(requests)
+    named = {}
+    for number, reply in replies.items():
+        assert reply.unreachable is not None
+        named[number] = (set(reply.unreachable.to), set(reply.unreachable.by))
+    assert named[0] == named[3] == (set(), set())
+    assert (named[1], named[2]) == (({2}, {2}), ({1}, {1}))
+    assert_no_rank_has_started(job, 0, 1, 2, 3)
+    for state in job.states():
+        assert state.verdict is not None
+        assert (first := state.verdict.first) is not None
+        assert (first.cause, first.node, first.peer, first.detail) in [
+            (Cause.UNREACHABLE, 1, 2, "Connection refused"), (Cause.UNREACHABLE, 2, 1, "Connection refused"),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("hanging", [0, 1])
+def test_node_that_does_not_get_ready_is_named(gangs: Make, tmp_path: Path, hanging: int) -> None:
+    """It is connected, and its nvidia-smi hangs, as with a driver that has failed."""
+    job = gangs(3, join=1.0, preflight=True)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    job[hanging].variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    replies = job.start(FOREVER, FOREVER, FOREVER)
+    expected = f"node {hanging} was not ready in time (does nvidia-smi answer there?)"
+    assert (first := job.verdict().first) is not None
+    assert (first.cause, first.detail) == (Cause.PREFLIGHT, expected)
+    assert (found := replies[0].unreachable) is not None
+    assert found.problems == (expected,)
+    assert_no_rank_has_started(job, 0, 1, 2)
+
+
 def test_cancel_while_the_nodes_join_starts_no_rank(gangs: Make) -> None:
     job = gangs(2, join=60.0)
     process = job[0].begin(job[0].starting(FOREVER, gang=job.gang))
@@ -77,3 +124,36 @@ def test_cancel_while_the_nodes_join_starts_no_rank(gangs: Make) -> None:
     finally:
         process.communicate()
     assert_no_rank_has_started(job, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_agent_that_ends_while_the_nodes_join_is_named(gangs: Make, number: int) -> None:
+    """Nodes 0 and 1 wait for node 2, which never joins."""
+    job = gangs(3, join=60.0)
+    begun = [job[n].begin(job[n].starting(FOREVER, first_rank=n, gang=job.gang)) for n in range(2)]
+    try:
+        pid = job[1].supervisor_pid()
+        until(lambda: connections(pid) >= 2)  # to node 0, and from it
+        os.kill(pid, number)
+        first = until(lambda: (verdict := job[0].state().verdict) and verdict.first)
+        if (
+            first.cause is Cause.UNREACHABLE
+        ):  # the connections are open, and node 1 had not yet proved who it is
+            assert (first.node, first.peer) == (0, 1)
+        else:
+            assert (first.node, first.cause) == (1, Cause.AGENT)
+            assert ("SIGTERM" in first.detail) is (number == signal.SIGTERM)
+    finally:
+        for process in begun:
+            process.communicate(timeout=HANG_GUARD)
+    assert_no_rank_has_started(job, 0, 1)
+
+
+def connections(pid: int) -> int:
+    """Return how many TCP connections a process has."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(str(link.readlink()))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(f"socket:[{row[9]}]" in inodes and row[3] == "01" for row in rows)

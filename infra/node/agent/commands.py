@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+_running: list[Callable[[], None]] = []  # what kills each program that has not ended
+
 
 def run_quietly(argv: list[str], timeout: float = 20.0, *, partly: bool = False) -> str:
     """Return a program's stdout, or '' where it is missing, fails, or takes longer than `timeout` seconds. With
@@ -22,6 +24,7 @@ def started(argv: list[str], timeout: float = 20.0, *, partly: bool = False) -> 
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except OSError:
         return str
+    _running.append(process.kill)
 
     def output() -> str:
         with process:
@@ -30,9 +33,17 @@ def started(argv: list[str], timeout: float = 20.0, *, partly: bool = False) -> 
             except subprocess.TimeoutExpired:
                 process.kill()
                 return ""
+            finally:
+                _running.remove(process.kill)
         return out.decode(errors="replace") if partly or process.returncode == 0 else ""
 
     return output
+
+
+def kill_running() -> None:
+    """Kill the programs that are still asked: this process is about to end."""
+    for kill in _running:
+        kill()
 
 
 def program(word: str, folder: Path) -> str:

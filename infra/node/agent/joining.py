@@ -17,6 +17,8 @@ from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartRequest
 from cloudddp.agent.protocol.verdict import MAX_LINE, Cause, Failure, Verdict
 
+PATIENCE = 5.0  # seconds after the limit, for the nodes that know what is missing to say so
+
 
 class Joining:
     """Connects this node to all others. What the node is like is collected meanwhile, by a thread."""
@@ -61,7 +63,9 @@ class Joining:
 
     @property
     def is_late(self) -> bool:
-        return time.monotonic() > self.deadline
+        patience = PATIENCE if self._peers.is_connected else 0.0
+        is_first = self._request.node == min(self._peers.nodes)
+        return time.monotonic() > self.deadline + (patience if is_first else 2 * patience)
 
     def announce(self) -> None:
         """Tell the others, once, that this node is connected to all of them, and what it is like."""
@@ -78,12 +82,25 @@ class Joining:
         found = preflight.problems(self._request.node, self._peers.facts, self._peers.skews)
         return tuple(one[:MAX_LINE] for one in found[:MAX_PROBLEMS])
 
+    def failed(self, problems: tuple[str, ...]) -> tuple[Unreachable, Verdict]:
+        """Return why no rank is started on this node: for the reply of `start`, and as a verdict."""
+        node, missing = self._request.node, self._peers.missing
+        losses = self._peers.losses
+        apart = [*missing.to, *missing.by]
+        # A node that has ended is the cause, unless it has given up because of a connection that only this node misses.
+        peer = next((one for one in apart if one in self._peers.lost or not losses), None)
+        if not problems and peer is None and not losses:
+            unready = ", ".join(map(str, self._unready()))
+            problems = (f"node {unready} was not ready in time (does nvidia-smi answer there?)",)
+        if problems:
+            first = Failure(node, Cause.PREFLIGHT, detail="; ".join(problems)[:MAX_TEXT])
+        elif peer is not None:
+            first = Failure(node, Cause.UNREACHABLE, detail=missing.to.get(peer, ""), peer=peer)
+        else:
+            first = losses[0].observed.failure
+        return replace(missing, problems=problems), Verdict(JobPhase.FAILED, 1, node, first, at=time.time())
 
-def failed(node: int, missing: Unreachable, problems: tuple[str, ...]) -> tuple[Unreachable, Verdict]:
-    """Return why no rank was started on this node: for the reply of `start`, and as a verdict. Pure."""
-    peer = next(iter(missing.to), next(iter(missing.by), None))
-    detail = missing.to.get(peer, "") if peer is not None else ""
-    first = Failure(node, Cause.UNREACHABLE, detail=detail, peer=peer)
-    if problems:
-        first = Failure(node, Cause.PREFLIGHT, detail="; ".join(problems)[:MAX_TEXT])
-    return replace(missing, problems=problems), Verdict(JobPhase.FAILED, 1, node, first)
+    def _unready(self) -> list[int]:
+        """The nodes that are not yet connected to all others, or have not said what they are like. It may be this one."""
+        own = set() if self._announced else {self._request.node}
+        return sorted(own | self._peers.others - self._peers.ready)

@@ -87,6 +87,7 @@ class Mesh:
         self._retry_at = dict.fromkeys(self._peers, 0.0)
         self._refusals: dict[int, str] = {}
         self._events: list[Event] = []
+        self._proven: set[tuple[int, bool]] = set()  # the node, and whether the connection is an outgoing one
         self._ended: set[int] = set()  # nodes of which a connection has ended, which is not opened again
         self._closed: set[int] = set()  # those of which the end was reported
         self.heard = dict.fromkeys(self._peers, time.monotonic())  # when each node last sent something
@@ -110,13 +111,13 @@ class Mesh:
 
     @property
     def missing(self) -> Unreachable:
-        """The connections that this node does not have."""
+        """The connections that this node never had. Those that have ended are of nodes that have given up."""
         to = {
             node: self._refusals.get(node, "it did not answer")
             for node in self._peers
-            if node not in self._out or not self._out[node].key
+            if (node, True) not in self._proven
         }
-        return Unreachable(to, tuple(node for node in self._peers if node not in self._in))
+        return Unreachable(to, tuple(node for node in self._peers if (node, False) not in self._proven))
 
     def poll(self, seconds: float) -> list[Event]:
         """Wait for up to `seconds`, and return what has happened."""
@@ -309,7 +310,7 @@ class Mesh:
                 raise
             self._write_line(link, {"proof": self._proof("connect", *names)})
             link.key = bytes.fromhex(self._proof("key", *names))
-            self._note_completion()
+            self._note_proof(link)
         elif link.node is None:
             node, to, theirs = found["from"], found["to"], str(found["nonce"])[:64]
             if to != self._node or type(node) is not int or node not in self._peers:
@@ -327,11 +328,12 @@ class Mesh:
             link.key = bytes.fromhex(self._proof("key", *names))
             self._in[link.node] = link
             self._retry_at[link.node] = 0.0  # it listens by now
-            self._note_completion()
+            self._note_proof(link)
             self._strangers.remove(link)
             self.heard[link.node] = time.monotonic()
 
-    def _note_completion(self) -> None:
+    def _note_proof(self, link: _Link) -> None:
+        self._proven.add((link.node or 0, link.outgoing))
         if self.complete:
             laps.mark("mesh")
 

@@ -18,6 +18,8 @@ from cloudddp.agent.protocol.gang import MAX_FACT, Facts
 SECONDS = 20.0  # for each program that is asked
 LEAST_DISK = 1 << 28  # bytes
 LEAST_SHM = 1 << 25  # bytes: data loaders pass batches through /dev/shm, and NCCL and gloo their buffers
+NVSWITCH = "/dev/nvidia-nvswitch0"  # on machines whose GPUs the fabric manager connects
+DRIVER = "/proc/driver/nvidia"
 CLOCK_SKEW = 2.0  # seconds between two nodes: more breaks certificates and the order of logs
 # Errors that need a reset of the GPU or a new machine (NVIDIA, "XID Errors", and AWS's guides for P4d and P5).
 FATAL_XIDS = frozenset(
@@ -75,7 +77,7 @@ def _defects(home: Path) -> tuple[str, ...]:
             free = shutil.disk_usage(path).free
             if free < least:
                 found.append(f"{path} has {free >> 20} MiB free, and needs {least >> 20}")
-    if os.path.exists("/dev/nvidia-nvswitch0"):
+    if os.path.exists(NVSWITCH):
         state = run_quietly(["systemctl", "is-active", "nvidia-fabricmanager"], SECONDS, partly=True).strip()
         if state != "active":
             found.append(f"nvidia-fabricmanager, which connects the GPUs, is {state or 'not installed'}")
@@ -85,7 +87,7 @@ def _defects(home: Path) -> tuple[str, ...]:
 
 
 def _fatal_xids() -> list[str]:
-    if not os.path.exists("/proc/driver/nvidia"):
+    if not os.path.exists(DRIVER):
         return []
     log = run_quietly(["dmesg"], SECONDS) or run_quietly(["sudo", "-n", "dmesg"], SECONDS)
     found = {(match[2], match[1]) for match in map(XID.search, log.splitlines()) if match}

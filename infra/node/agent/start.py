@@ -88,13 +88,15 @@ def _close_others() -> None:
 
 def _joined(guard_pid: int, folder: Path) -> StartReply:
     """Wait until the nodes are connected or have given up."""
+    ended = False
     while True:
         state = store.read(folder / phases.STATE_FILE, phases.StateFile)
         if state is None or state.state is not JobPhase.STARTING:
             unreachable = store.read(folder / phases.UNREACHABLE_FILE, Unreachable)
             platform, tool = py_spy.platform(), py_spy.shipped_digest()
             return StartReply(guard_pid, unreachable, platform, tool, laps.seconds_ago())
-        if os.waitpid(guard_pid, os.WNOHANG) != (0, 0):
+        if ended:
             log = (folder / LOG_FILE).read_text(errors="replace")
             raise SystemExit("the job's supervisor crashed: " + log[-2000:])
         time.sleep(PAUSE)
+        ended = os.waitpid(guard_pid, os.WNOHANG) != (0, 0)  # after which its last state is read

@@ -16,6 +16,7 @@ from typing import Any, Optional
 from agent import (
     attempt,
     causes,
+    commands,
     crash,
     decision,
     job_record,
@@ -31,8 +32,8 @@ from agent import (
 )
 from agent.attempt import Attempt, Look
 from agent.job_record import JobRecord
-from agent.joining import Joining, failed
-from agent.mesh import Closed, Mesh
+from agent.joining import Joining
+from agent.mesh import Mesh, Received
 from agent.peers import Peers
 from agent.pulse import Pulse
 from agent.stall import Stall
@@ -46,6 +47,7 @@ from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 PAUSE = 0.05  # seconds between two looks at the ranks
 JOIN_PAUSE = 0.01  # seconds between two looks at the connections
+FIRST_DECIDES = 5.0  # seconds for the first node to say why the ranks do not start, as it knows it, too
 FAILURE_GRACE = (
     2.0  # seconds between SIGTERM and SIGKILL at most, once a rank has failed: the others cannot go on
 )
@@ -76,6 +78,7 @@ class _Supervisor:
         self._record = JobRecord(request)
         self._peers = Peers(request, mesh)
         self._verdict: Optional[Verdict] = None
+        self._is_joined = False  # the ranks are started, or were
         self._cancelled_at: Optional[float] = None
         self._guard = os.getppid()
         self._asked_to_end = 0  # the signal that asked this process to end
@@ -101,6 +104,8 @@ class _Supervisor:
             self._peers.send(Message(Kind.CRASHED, error=crash.last_line(error)))
             self._peers.flush(LAST_WORDS)
             raise
+        finally:
+            commands.kill_running()
 
     def _run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -130,27 +135,48 @@ class _Supervisor:
         while not joining.is_done:
             self._receive(JOIN_PAUSE)
             joining.announce()
-            stopped = self._record.is_stopping or self._attempt.stopped_at is not None
+            stopped = (
+                self._record.is_stopping or self._attempt.stopped_at is not None or self._verdict is not None
+            )
             if stopped or self._peers.lost or self._asked_to_end or joining.is_late:
-                self._give_up(cancelled=self._record.is_cancelled)
+                self._give_up(joining, cancelled=self._record.is_cancelled)
                 return False
         problems = joining.problems()
         if problems:
-            self._give_up(cancelled=False, problems=problems)
+            self._wait_for_the_first()
+            self._give_up(joining, cancelled=self._record.is_cancelled, problems=problems)
         return not problems
 
-    def _give_up(self, *, cancelled: bool, problems: tuple[str, ...] = ()) -> None:
-        """End before any rank was started."""
-        missing, verdict = failed(self._node, self._peers.missing, problems)
-        self._peers.send(Message(Kind.STOP, cancelled=cancelled))
-        self._peers.flush(LAST_WORDS)
+    def _wait_for_the_first(self) -> None:
+        """Let the first node decide: all have the same verdict then."""
+        deadline = time.monotonic() + FIRST_DECIDES
+        while self._node != min(self._peers.left) and self._verdict is None and time.monotonic() < deadline:
+            self._receive(JOIN_PAUSE)
+            if self._record.is_stopping or self._asked_to_end:
+                return
+
+    def _give_up(self, joining: Joining, *, cancelled: bool, problems: tuple[str, ...] = ()) -> None:
+        """End before any rank was started, with the verdict of a node that has given up before, or else with an own one."""
         if cancelled:
+            message = Message(Kind.STOP, cancelled=True)
             verdict = Verdict(JobPhase.CANCELLED, decision.CANCELLED, self._node)
         else:
+            missing = replace(self._peers.missing, problems=problems)
+            if self._verdict is not None:
+                verdict = self._verdict
+            elif self._asked_to_end:
+                failure = Failure(self._node, Cause.AGENT, detail=self._why_asked())
+                verdict = Verdict(JobPhase.FAILED, 1, self._node, failure, at=time.time())
+            else:
+                missing, verdict = joining.failed(problems)
             self._record.unreachable(missing)
+            message = Message(Kind.VERDICT, verdict=verdict)
+        self._peers.send(message)
+        self._peers.flush(LAST_WORDS)
         self._record.end(verdict)
 
     def _launch(self) -> None:
+        self._is_joined = True
         self._record.running(self._attempt.number)
         own = self._peers.facts.get(self._node)
         self._attempt.launch(torch=own.torch if own else "")
@@ -167,10 +193,10 @@ class _Supervisor:
         if self._peers.is_heartbeat_due:
             self._peers.send_heartbeat(self._stall.idle(), self._stragglers.paces())
         for event in self._peers.poll(seconds):
-            if isinstance(event, Closed):
-                self._stop(cancelled=False)
-            else:
+            if isinstance(event, Received):
                 self._act(event.node, event.message)
+            elif self._is_joined:
+                self._stop(cancelled=False)
 
     def _act(self, node: int, message: Message) -> None:
         """Do what a message of another node asks for."""
@@ -194,7 +220,7 @@ class _Supervisor:
 
     def _accept(self, verdict: Verdict) -> None:
         """Accept a verdict: the other nodes have ended. Processes may be left here, if this node was frozen."""
-        if self._node not in self._peers.reports:
+        if self._is_joined and self._node not in self._peers.reports:
             self._stop(cancelled=verdict.phase is JobPhase.CANCELLED)
             longest = self._request.stop_grace + processes.GIVE_UP_SECONDS
             self._pulse.beat(longest + self._request.gang.silence)

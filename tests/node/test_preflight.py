@@ -1,0 +1,193 @@
+"""Nodes that are not alike, or have a defect: no rank starts, and the reason names the nodes and both values."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.agentnode import FOREVER
+from support.gangs import Gangs, Make
+
+from agent import preflight
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import Process
+from cloudddp.agent.protocol.verdict import Cause
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    """Write a program that is found first if `folder` is first on PATH."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def path(folder: Path) -> str:
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def environment(folder: Path, torch: str, cuda: str, nccl: str) -> str:
+    """Return the Python of a new virtual environment that has these versions installed."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    for name in (f"torch-{torch}.dist-info", f"nvidia_nccl_cu12-{nccl}.dist-info", "torch"):
+        (packages / name).mkdir()
+    (packages / "torch" / "version.py").write_text(f"__version__ = '{torch}'\ncuda: str | None = '{cuda}'\n")
+    return str(folder / "bin" / "python")
+
+
+def refused(job: Gangs) -> str:
+    """Wait for the end of a job that preflight refused; return why, which every node says, once no process is left."""
+    verdict = job.verdict()
+    assert verdict.first is not None
+    assert (verdict.phase, verdict.first.cause) == (JobPhase.FAILED, Cause.PREFLIGHT)
+    for node in job.nodes:
+        assert list((node.folder() / "ranks").iterdir()) == [], "a rank has started"
+    return verdict.first.detail
+
+
+def test_gpus_and_drivers_that_differ(gangs: Make, tmp_path: Path) -> None:
+    job = gangs(2, preflight=True)
+    for node, (count, driver) in zip(job.nodes, ((8, "580.1"), (7, "570.2")), strict=True):
+        bin_folder = tmp_path / f"bin{node.number}"
+        program(
+            bin_folder,
+            "nvidia-smi",
+            f"for n in $(seq {count}); do echo 'NVIDIA H100 80GB HBM3, {driver}'; done",
+        )
+        node.variables["PATH"] = path(bin_folder)
+    replies = job.start(FOREVER, FOREVER)
+    expected = (
+        "the number or kind of GPUs differs: 8 x NVIDIA H100 80GB HBM3 on node 0; 7 x NVIDIA H100 80GB HBM3 on node 1",
+        "the NVIDIA driver differs: 580.1 on node 0; 570.2 on node 1",
+    )
+    refusals = [reply.unreachable for reply in replies.values()]
+    assert {text for one in refusals if one is not None for text in one.problems} == set(expected)
+    assert None not in refusals
+    assert refused(job) == "; ".join(expected)
+
+
+def test_versions_that_differ(gangs: Make, tmp_path: Path) -> None:
+    job = gangs(3, preflight=True)
+    versions = (("2.11.0", "12.8", "2.27.3"), ("2.11.0", "12.8", "2.27.3"), ("2.10.0", "12.6", "2.26.2"))
+    requests = {}
+    for node, found in zip(job.nodes, versions, strict=True):
+        python = environment(tmp_path / f"venv{node.number}", *found)
+        own = (Process((), (python, node.script(FOREVER)), {"RANK": str(node.number)}),)
+        requests[node] = node.starting(processes=own, gang=job.gang)
+    job.start_requests(requests)
+    assert refused(job) == (
+        "torch differs: 2.11.0 on node 0, 1; 2.10.0 on node 2; CUDA differs: 12.8 on node 0, 1; 12.6 on node 2; "
+        "NCCL differs: 2.27.3 on node 0, 1; 2.26.2 on node 2"
+    )
+
+
+@pytest.mark.skipif(
+    "CI" not in os.environ and shutil.which("faketime") is None, reason="faketime is not installed"
+)
+@pytest.mark.parametrize(("ahead", "expected"), [(-3600, "-3600"), (5, "+5")])
+def test_clock_that_differs(gangs: Make, ahead: int, expected: str) -> None:
+    job = gangs(2, preflight=True)
+    job[1].variables.update(with_clock(ahead))
+    job.start(FOREVER, FOREVER)
+    assert refused(job) == f"the clock of node 1 is {expected} s from that of node 0"
+
+
+def with_clock(ahead: int) -> dict[str, str]:
+    """Return the variables with which programs have a clock that is `ahead` seconds ahead."""
+    asked = subprocess.run(
+        ["faketime", "-f", f"{ahead:+d}", "printenv", "LD_PRELOAD"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return {"LD_PRELOAD": asked.stdout.strip(), "FAKETIME": f"{ahead:+d}"}
+
+
+def test_nodes_that_are_alike_start(gangs: Make) -> None:
+    job = gangs(2, preflight=True)
+    replies = job.start("pass", "pass")
+    assert [reply.unreachable for reply in replies.values()] == [None, None]
+    assert job.verdict().phase is JobPhase.SUCCEEDED
+
+
+def test_comparison_is_left_out_on_request(gangs: Make, tmp_path: Path) -> None:
+    """The connections are made all the same, without which the nodes could not end together."""
+    job = gangs(2)
+    program(tmp_path / "bin", "nvidia-smi", "echo 'NVIDIA L4, 580.1'")
+    job[1].variables["PATH"] = path(tmp_path / "bin")
+    job.start("pass", "pass")
+    assert job.verdict().phase is JobPhase.SUCCEEDED
+
+
+DMESG = """
+[    1.000000] NVRM: Xid (PCI:0000:10:1c): 13, pid=412, Graphics SM Warp Exception
+[    2.000000] NVRM: Xid (PCI:0000:10:1c): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+[    3.000000] NVRM: Xid (PCI:0000:a0:1d): 95, pid=1, Uncontained ECC error
+"""
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is first on PATH."""
+    found = tmp_path / "bin"
+    found.mkdir()
+    monkeypatch.setenv("PATH", path(found))
+    return found
+
+
+def test_errors_of_the_driver_that_need_a_reset(
+    bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Xid 13 is the error of a program and not of the GPU."""
+    monkeypatch.setattr(preflight, "DRIVER", str(tmp_path))
+    (tmp_path / "log").write_text(DMESG)
+    program(bin_folder, "dmesg", f"cat {tmp_path}/log")
+    (defect,) = preflight.facts("", tmp_path).defects
+    assert (
+        defect
+        == "the NVIDIA driver has logged Xid 79 (PCI:0000:10:1c), Xid 95 (PCI:0000:a0:1d) since the boot"
+    )
+
+
+def test_kernel_log_that_only_root_may_read(
+    bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ubuntu and Amazon Linux set kernel.dmesg_restrict."""
+    monkeypatch.setattr(preflight, "DRIVER", str(tmp_path))
+    (tmp_path / "log").write_text(DMESG)
+    program(
+        bin_folder, "dmesg", "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1"
+    )
+    program(bin_folder, "sudo", f'[ "$*" = "-n dmesg" ] && cat {tmp_path}/log')
+    assert "Xid 79" in preflight.facts("", tmp_path).defects[0]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("echo active", ()),
+        ("echo failed; exit 3", ("nvidia-fabricmanager, which connects the GPUs, is failed",)),
+        ("exit 4", ("nvidia-fabricmanager, which connects the GPUs, is not installed",)),
+    ],
+)
+def test_fabric_manager_of_a_machine_with_nvswitch(
+    bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(preflight, "NVSWITCH", str(tmp_path))
+    program(bin_folder, "systemctl", script)
+    assert preflight.facts("", tmp_path).defects == expected
+
+
+def test_disk_and_shared_memory_that_are_almost_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "LEAST_DISK", 1 << 60)
+    monkeypatch.setattr(preflight, "LEAST_SHM", 1 << 60)
+    disk, shared = preflight.facts("", tmp_path).defects
+    assert disk.startswith(f"{tmp_path} has ")
+    assert shared.startswith("/dev/shm has ")
+    assert all(one.endswith(f" MiB free, and needs {1 << 40}") for one in (disk, shared))
