@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from agent import store
+from agent import phases, store
 from agent.commands import run_quietly
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import MAX_AGO, Observed
@@ -112,7 +112,7 @@ def ago_of(at: Optional[float]) -> float:
 
 
 def last_lines(path: Path) -> tuple[str, ...]:
-    """Return the last lines of a log, each cut."""
+    """Return the last lines of a log, each cut. Those of attempts before the last one say nothing of its end."""
     try:
         with store.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -123,6 +123,8 @@ def last_lines(path: Path) -> tuple[str, ...]:
     lines = data.decode(errors="replace").splitlines()
     if size > TAIL_BYTES and len(lines) > 1:
         del lines[0]  # begins in its middle
+    begin = max((n for n, line in enumerate(lines, 1) if line.startswith(phases.RESTART_NOTE)), default=0)
+    lines = lines[begin:]
     return tuple(line[:MAX_LINE] for line in lines[-MAX_LINES:])
 
 

@@ -78,7 +78,7 @@ class JobRecord:
 
     def note(self, text: str) -> None:
         """Write into every log of this node what the agents do with the job."""
-        line = f"--- cloudddp: {text} ---\n".encode(errors="replace")
+        line = f"{phases.NOTE}{text} ---\n".encode(errors="replace")
         ranks = [path for _, path in phases.rank_files(self.folder, ".log")]
         for path in [self.folder / "launcher.log", *ranks]:
             with contextlib.suppress(OSError), open(path, "ab+") as log:

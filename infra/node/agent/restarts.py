@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Optional
 
@@ -18,6 +19,8 @@ USERS_OWN = (
     "SyntaxError:", "IndentationError:", "TabError:", "ModuleNotFoundError:", "ImportError:", "NameError:",
 )  # fmt: skip
 USAGE = 2  # the exit code of argparse
+# Times, process ids and addresses in a last line are others each time.
+NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 
 class Budget:
@@ -44,7 +47,9 @@ class Budget:
             first.exit_code == USAGE and any(line.startswith("usage:") for line in verdict.last_lines)
         ):
             return "the script itself is wrong"
-        key = (first.cause, first.rank, first.exit_code, first.signal, last, step)
+        # Without steps, a number may be how far it got. The rank that is the first may be another one each time.
+        error = last if step is None else NUMBER.sub("#", last)
+        key = (first.cause, first.exit_code, first.signal, error, step)
         self._failures.append(key)
         if self._failures.count(key) >= SAME:
             where = f" at step {step}" if step is not None else ""
