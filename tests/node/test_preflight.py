@@ -12,7 +12,7 @@ import pytest
 from support.agentnode import FOREVER
 from support.gangs import Gangs, Make
 
-from agent import preflight
+from agent import causes, preflight
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
 from cloudddp.agent.protocol.verdict import Cause
@@ -145,7 +145,7 @@ def test_errors_of_the_driver_that_need_a_reset(
     bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Xid 13 is the error of a program and not of the GPU."""
-    monkeypatch.setattr(preflight, "DRIVER", str(tmp_path))
+    monkeypatch.setattr(causes, "DRIVER", str(tmp_path))
     (tmp_path / "log").write_text(DMESG)
     program(bin_folder, "dmesg", f"cat {tmp_path}/log")
     (defect,) = preflight.facts("", tmp_path).defects
@@ -159,7 +159,7 @@ def test_kernel_log_that_only_root_may_read(
     bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ubuntu and Amazon Linux set kernel.dmesg_restrict."""
-    monkeypatch.setattr(preflight, "DRIVER", str(tmp_path))
+    monkeypatch.setattr(causes, "DRIVER", str(tmp_path))
     (tmp_path / "log").write_text(DMESG)
     program(
         bin_folder, "dmesg", "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1"

@@ -32,6 +32,7 @@ LOST_PEER = re.compile(
     r"|failed to recv, got 0 bytes|ncclRemoteError|ncclSystemError|Dist(Network|Store|Backend)Error",
     re.IGNORECASE,
 )
+DRIVER = "/proc/driver/nvidia"
 XID = re.compile(r"NVRM: Xid \(([^)]{1,60})\): (\d{1,4})")
 
 
@@ -140,21 +141,20 @@ def _is_full(folder: Path) -> bool:
 
 def _xids(before: Kernel) -> str:
     """Return the errors that NVIDIA's driver has logged since the job began, such as `Xid 79 (PCI:0000:00:1e)`."""
-    if not Path("/proc/driver/nvidia").exists():
-        return ""
-    log = run_quietly(["dmesg"], KERNEL_LOG_SECONDS) or run_quietly(
-        ["sudo", "-n", "dmesg"], KERNEL_LOG_SECONDS
-    )
-    return _shown_xids(log.splitlines(), before.uptime)
-
-
-def _shown_xids(lines: Iterable[str], since: float) -> str:
     found: dict[str, None] = {}
-    for line in lines:
+    for line in driver_log(KERNEL_LOG_SECONDS):
         stamp, match = re.match(r"\[\s*(\d+\.\d+)\]", line), XID.search(line)
-        if match and stamp and float(stamp[1]) >= since:
+        if match and stamp and float(stamp[1]) >= before.uptime:
             found[f"Xid {match[2]} ({match[1]})"] = None
     return ", ".join(list(found)[:5])
+
+
+def driver_log(seconds: float) -> list[str]:
+    """Return the kernel log's lines of NVIDIA's driver; [] where there is none. Many systems let only root read it."""
+    if not os.path.exists(DRIVER):
+        return []
+    log = run_quietly(["dmesg"], seconds) or run_quietly(["sudo", "-n", "dmesg"], seconds)
+    return [line for line in log.splitlines() if "NVRM: " in line]
 
 
 def elastic_error(path: str) -> str:

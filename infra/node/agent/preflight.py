@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent import laps
-from agent.causes import XID
+from agent import causes, laps
 from agent.commands import run_quietly, started
 from cloudddp.agent.protocol.gang import MAX_FACT, Facts
 
@@ -19,7 +18,6 @@ SECONDS = 20.0  # for each program that is asked
 LEAST_DISK = 1 << 28  # bytes
 LEAST_SHM = 1 << 25  # bytes: data loaders pass batches through /dev/shm, and NCCL and gloo their buffers
 NVSWITCH = "/dev/nvidia-nvswitch0"  # on machines whose GPUs the fabric manager connects
-DRIVER = "/proc/driver/nvidia"
 CLOCK_SKEW = 2.0  # seconds between two nodes: more breaks certificates and the order of logs
 # Errors that need a reset of the GPU or a new machine (NVIDIA, "XID Errors", and AWS's guides for P4d and P5).
 FATAL_XIDS = frozenset(
@@ -87,10 +85,7 @@ def _defects(home: Path) -> tuple[str, ...]:
 
 
 def _fatal_xids() -> list[str]:
-    if not os.path.exists(DRIVER):
-        return []
-    log = run_quietly(["dmesg"], SECONDS) or run_quietly(["sudo", "-n", "dmesg"], SECONDS)
-    found = {(match[2], match[1]) for match in map(XID.search, log.splitlines()) if match}
+    found = {(match[2], match[1]) for match in map(causes.XID.search, causes.driver_log(SECONDS)) if match}
     return sorted(f"Xid {number} ({device})" for number, device in found if int(number) in FATAL_XIDS)[:5]
 
 

@@ -1,0 +1,120 @@
+"""Why a rank has ended: what the kernel, NVIDIA's driver and torch have recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.agentnode import Node, until
+
+from agent import causes
+from agent.causes import Kernel
+from cloudddp.agent.protocol.jobs import RankRecord
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.verdict import Cause, Verdict
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+FAILED = RankRecord(3, 1, time.time(), pid=10, at=time.monotonic())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a job with the log of rank 3."""
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "3.log").write_text(
+        "step 1\nRuntimeError: CUDA error: unspecified launch failure\n"
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `dmesg` prints, on a machine with NVIDIA's driver."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "dmesg"
+    program.write_text(f"#!/bin/sh\ncat {tmp_path}/kernel.log\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setattr(causes, "DRIVER", str(tmp_path))
+    return tmp_path / "kernel.log"
+
+
+def test_error_of_the_driver_since_the_job_began(folder: Path, kernel_log: Path) -> None:
+    kernel_log.write_text(
+        "[   50.000001] NVRM: Xid (PCI:0000:10:1c): 31, pid=7, name=python\n"
+        "[  101.000000] systemd[1]: Started Session 4 of User ubuntu.\n"
+        "[  102.500000] NVRM: Xid (PCI:0000:a0:1d): 79, pid=10, name=python, GPU has fallen off the bus.\n"
+        "[  102.500002] NVRM: Xid (PCI:0000:a0:1d): 79, pid=10, name=python, GPU has fallen off the bus.\n"
+    )
+    found = causes.of_rank(folder, 1, FAILED, Kernel(0, 100.0))
+    assert (found.failure.cause, found.failure.detail) == (
+        Cause.RANK,
+        "NVIDIA driver: Xid 79 (PCI:0000:a0:1d)",
+    )
+    assert found.last_lines[-1] == "RuntimeError: CUDA error: unspecified launch failure"
+    error = replace(FAILED, error="RuntimeError: CUDA error")
+    assert causes.of_rank(folder, 1, error, Kernel(0, 100.0)).failure.detail == (
+        "NVIDIA driver: Xid 79 (PCI:0000:a0:1d); RuntimeError: CUDA error"
+    )
+
+
+def test_driver_without_errors_is_no_cause(folder: Path, kernel_log: Path) -> None:
+    kernel_log.write_text("[   50.000001] NVRM: Xid (PCI:0000:10:1c): 31, pid=7, name=python\n")
+    assert causes.of_rank(folder, 1, FAILED, Kernel(0, 100.0)).failure.detail == ""
+
+
+@pytest.mark.parametrize(
+    ("killed", "number", "cause"),
+    [(1, signal.SIGKILL, Cause.MEMORY), (0, signal.SIGKILL, Cause.RANK), (1, signal.SIGSEGV, Cause.RANK)],
+)
+def test_oom_killer_is_the_cause_if_it_has_ended_a_process_since_the_job_began(
+    folder: Path, killed: int, number: int, cause: Cause
+) -> None:
+    """`killed`: how many processes it has ended since. /proc/vmstat counts those of the machine."""
+    before = Kernel.now()
+    record = replace(FAILED, exit_code=128 + number, signal=number)
+    found = causes.of_rank(folder, 0, record, replace(before, oom_kills=before.oom_kills - killed))
+    assert found.failure.cause is cause
+
+
+def ended(node: Node) -> Verdict:
+    state = until(lambda: (state := node.state()).phase.ended and state)
+    assert state.verdict is not None
+    assert state.phase is JobPhase.FAILED
+    return state.verdict
+
+
+def test_error_file_of_torch_elastic(node: Node) -> None:
+    """The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler."""
+    node.start("""
+import json, os, sys
+message = {'message': 'ValueError: labels out of range', 'extraInfo': {'py_callstack': '...', 'timestamp': '1795460000'}}
+with open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file: json.dump({'message': message}, file)
+sys.exit(1)
+""")
+    first = ended(node).first
+    assert first is not None
+    assert (first.rank, first.exit_code, first.detail) == (0, 1, "ValueError: labels out of range")
+
+
+@pytest.mark.parametrize(
+    ("text", "detail"),
+    [
+        ("''", ""), ("'{'", ""), ("'[]'", ""), ("'{\"message\": 3}'", "3"),
+        ("'{\"message\": {\"message\": null}}'", ""), ("'[' * 100_000", ""), ("'x' * (2 << 20)", ""),
+    ],
+)  # fmt: skip
+def test_error_file_that_is_none_is_ignored(node: Node, text: str, detail: str) -> None:
+    """`text`: an expression of Python."""
+    node.start(
+        f"import os, sys\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({text})\nsys.exit(1)\n"
+    )
+    first = ended(node).first
+    assert first is not None
+    assert (first.rank, first.exit_code, first.detail) == (0, 1, detail)
