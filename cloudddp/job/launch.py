@@ -112,7 +112,7 @@ def launch(
         f"starting job {job.id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
     )
     try:
-        started = starting.start(runner, cluster, probes, config, plans, job)
+        started = starting.start(runner, cluster, probes, config, plans, job, files.manifest)
     except Exception:  # some nodes may have started
         _abort(runner, job.id, progress)
         raise

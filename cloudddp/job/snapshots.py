@@ -6,16 +6,21 @@ sends its snapshot to all ranks by itself, as train/ does, needs none of this.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.snapshots import RestoreReply, RestoreRequest, SnapshotReply, SnapshotRequest
+from cloudddp.agent.protocol.snapshots import (
+    RestoreReply,
+    RestoreRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    matches,
+)
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import Command, NodeError
 from cloudddp.job.results.pull import pull
@@ -35,9 +40,7 @@ def spread(runner: Runner, patterns: Sequence[str], files: Collection[str], prog
             "on each node, or begins"
         )
         return
-    own = {name for name in files if matches(name, patterns)}
-    sendable = tuple(sorted(name for name in own if name.isprintable()))
-    request = SnapshotRequest(PROJECT, tuple(patterns), sendable)
+    request = looking_for(patterns, files)
     found = client.call_all(runner, lambda _: request, timeout=_SECONDS)
     for node, reply in found.items():
         _check(node, reply, patterns, files)
@@ -76,6 +79,13 @@ def spread(runner: Runner, patterns: Sequence[str], files: Collection[str], prog
             raise NodeError(f"node {node}: the snapshot was damaged on its way", hint="repeat the command")
 
 
+def looking_for(patterns: Sequence[str], files: Collection[str]) -> SnapshotRequest:
+    """Return the request for files that match `patterns` and are not `files` of the project. Pure."""
+    own = {name for name in files if matches(name, patterns)}
+    sendable = tuple(sorted(name for name in own if name.isprintable()))
+    return SnapshotRequest(PROJECT, tuple(patterns), sendable)
+
+
 def _check(node: int, reply: SnapshotReply, patterns: Sequence[str], files: Collection[str]) -> None:
     """Raise NodeError for a snapshot that no agent reports. It would be written on the other nodes: a program on one of them
     must not choose which file, nor make it the newest for ever."""
@@ -93,30 +103,6 @@ def _check(node: int, reply: SnapshotReply, patterns: Sequence[str], files: Coll
             f"node {node} reports {one_line(reply.path, 200)} as its newest snapshot, {why}; nothing was copied",
             hint=("look at the node with ", Command("ssh", str(node))),
         )
-
-
-def matches(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a path in the project matches one of the patterns, as pathlib's glob does. Pure."""
-    return any(_matches(path.split("/"), pattern) for pattern in patterns)
-
-
-def _matches(parts: Sequence[str], pattern: str) -> bool:
-    words = [word for word in pattern.split("/") if word not in ("", ".")]
-
-    def closed(reached: Iterable[int]) -> set[int]:
-        """Return the positions in the pattern that are reached without another part of the path."""
-        found = set(reached)
-        for at, word in enumerate(words):
-            if at in found and word == "**":
-                found.add(at + 1)
-        return found
-
-    reached = closed([0])
-    for part in parts:
-        stay = [at for at in reached if at < len(words) and words[at] == "**"]
-        go = [at + 1 for at in reached if at < len(words) and fnmatch.fnmatchcase(part, words[at])]
-        reached = closed([*stay, *go])
-    return len(words) in reached
 
 
 def newest(found: Mapping[int, SnapshotReply]) -> int | None:

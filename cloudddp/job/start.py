@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 from cloudddp import timings
@@ -18,6 +18,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Command, NodeError
+from cloudddp.job import snapshots
 from cloudddp.job.new_job import NewJob
 from cloudddp.job.ranks import NodePlan
 from cloudddp.job.results.s3_place import destination
@@ -39,11 +40,14 @@ def start(
     config: Config,
     plans: Sequence[NodePlan],
     job: NewJob,
+    files: Collection[str],
 ) -> dict[int, StartReply]:
-    """Start the ranks on every node; return the replies by node. Raises NodeError; then ranks may run on some nodes."""
+    """Start the ranks on every node. `files` are those of the project. Return the replies by node. Raises NodeError; then ranks may run on some nodes."""
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
     results = destination(config, job.id)
+    patterns = config.job.snapshots
+    looked_for = snapshots.looking_for(patterns, files) if patterns else None
     requests = {
         plan.node: StartRequest(
             job=job.id,
@@ -67,6 +71,7 @@ def start(
             keep=job.keep * timing.current().minute,
             resumed_from=job.resumed_from,
             results=results,
+            snapshots=looked_for,
         )
         for plan in plans
     }

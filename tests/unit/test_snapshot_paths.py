@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudddp.job.snapshots import matches
+from cloudddp.agent.protocol.snapshots import matches
 
 
 @pytest.mark.parametrize(

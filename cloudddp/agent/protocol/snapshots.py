@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cloudddp.agent.protocol.codec import (
@@ -95,3 +97,27 @@ class RestoreRequest:
         check_range("size", self.size, 0, MAX_SNAPSHOT)
         if not self.path:
             raise ProtocolError("path is empty")
+
+
+def matches(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a path in the project matches one of the patterns, as pathlib's glob does. Pure."""
+    return any(_matches(path.split("/"), pattern) for pattern in patterns)
+
+
+def _matches(parts: Sequence[str], pattern: str) -> bool:
+    words = [word for word in pattern.split("/") if word not in ("", ".")]
+
+    def closed(reached: Iterable[int]) -> set[int]:
+        """Return the positions in the pattern that are reached without another part of the path."""
+        found = set(reached)
+        for at, word in enumerate(words):
+            if at in found and word == "**":
+                found.add(at + 1)
+        return found
+
+    reached = closed([0])
+    for part in parts:
+        stay = [at for at in reached if at < len(words) and words[at] == "**"]
+        go = [at + 1 for at in reached if at < len(words) and fnmatch.fnmatchcase(part, words[at])]
+        reached = closed([*stay, *go])
+    return len(words) in reached

@@ -19,6 +19,7 @@ from cloudddp.agent.protocol.copies import Destination
 from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
 from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MIN_LOG_MB
+from cloudddp.agent.protocol.snapshots import SnapshotRequest
 
 MAX_LEFT = 1e8  # seconds until a deadline
 MAX_SAVE = 900.0  # seconds; the wrapper of a rank that was asked to end kills it after that time
@@ -138,7 +139,8 @@ class StartRequest:
     `save`: seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to save and
     end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not. `keep`: likewise
     after a stall that ends the nodes. `results`: where the
-    node copies its results then; None: nowhere."""
+    node copies its results then; None: nowhere. `snapshots`: of which the newest is sent to a node that stays if this one is
+    about to end; None: none is."""
 
     job: str
     node: int
@@ -161,6 +163,7 @@ class StartRequest:
     poweroff: Optional[float] = None
     keep: float = 0.0
     results: Optional[Destination] = None
+    snapshots: Optional[SnapshotRequest] = None
 
     STEP = "start"
     REPLY = StartReply

@@ -126,7 +126,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Relative, ...],
         limited(
             "Patterns of the script's snapshots in the project, such as 'runs/**/*.pt': `resume` copies the newest file to the nodes "
-            "that lack it. Not needed where ranks send it to each other, as train/ does."
+            "that lack it, and a node that AWS is about to end sends its newest one to a node that stays. Not needed where "
+            "every node holds a snapshot, as with `--snapshot-per-node` of train/."
         ),
     ] = ()
     scratch: Annotated[

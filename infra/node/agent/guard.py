@@ -1,6 +1,7 @@
 """The parent of a job's supervisor: where that is killed, or has stopped, it ends the node's ranks and records it.
 
-It also copies the results to S3 when the job has ended, if that was asked for, and powers the node off after a job that was
+It also copies the results to S3 when the job has ended, if that was asked for, sends the newest snapshot to a node that stays
+before this one ends, and powers the node off after a job that was
 launched with --down, or that has stalled (on_stall = "down"). If the guard is killed, too, the kernel still ends the ranks:
 each process of the job asked for a signal at the death of its parent.
 """
@@ -55,19 +56,29 @@ def run(request: StartRequest) -> None:
     state = phases.recorded(folder)
     if state is None or state.started is None:
         return
-    copy = None
+    if not asked_to_end:
+        for number in ENDED_BY:
+            signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for copies
+    transfer = copy = None
+    if request.snapshots is not None and not asked_to_end:
+        from agent import handover  # 20 ms, which a job without snapshots need not take
+
+        transfer = handover.start(request, began)
     if request.results is not None and not asked_to_end:
         from agent import copies  # as in joining.py
 
-        for number in ENDED_BY:
-            signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for the copy
         left = request.deadline.left if request.deadline is not None else float("inf")
         copy = copies.Copy(request, request.results, began + left).start()
     wait = request.keep if _ends_the_node(folder, request) else request.poweroff
     if wait is not None:
-        poweroff.after(request.job, wait, lambda: copy is not None and copy.runs)
+        poweroff.after(
+            request.job, wait,
+            lambda: (copy is not None and copy.runs) or (transfer is not None and transfer.is_alive()),
+        )  # fmt: skip
     if copy is not None:  # of a node that another job has taken
         copy.join()
+    if transfer is not None:
+        transfer.join()
 
 
 def _ends_the_node(folder: Path, request: StartRequest) -> bool:

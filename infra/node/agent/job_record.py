@@ -74,18 +74,17 @@ class JobRecord:
         marked = phases.cancelled_at(self.folder)
         return time.monotonic() - (0.0 if marked is None else max(time.time() - marked, 0.0))
 
-    # -- the logs ----------------------------------------------------------------------------------------------
 
-    def note(self, text: str) -> None:
-        """Write into every log of this node what the agents do with the job."""
-        line = f"{phases.NOTE}{text} ---\n".encode(errors="replace")
-        ranks = [path for _, path in phases.rank_files(self.folder, ".log")]
-        for path in [self.folder / "launcher.log", *ranks]:
-            with contextlib.suppress(OSError), open(path, "ab+") as log:
-                size = log.seek(0, os.SEEK_END)
-                # A progress bar ends with a carriage return: the note would overwrite its last state.
-                complete = size == 0 or os.pread(log.fileno(), 1, size - 1) == b"\n"
-                log.write(line if complete else b"\n" + line)
+def note(folder: Path, text: str) -> None:
+    """Write into every log that this node has of the job what the agents do with it."""
+    line = f"{phases.NOTE}{text} ---\n".encode(errors="replace")
+    ranks = [path for _, path in phases.rank_files(folder, ".log")]
+    for path in [folder / "launcher.log", *ranks]:
+        with contextlib.suppress(OSError), open(path, "ab+") as log:
+            size = log.seek(0, os.SEEK_END)
+            # A progress bar ends with a carriage return: the note would overwrite its last state.
+            complete = size == 0 or os.pread(log.fileno(), 1, size - 1) == b"\n"
+            log.write(line if complete else b"\n" + line)
 
 
 def end(folder: Path, state: Optional[phases.StateFile], verdict: Verdict) -> None:

@@ -289,7 +289,7 @@ class _Supervisor:
         stalled = self._stall.conclusion(peers.left) if is_first else None
         if stalled is None:
             return
-        self._record.note(f"stalled: {stalled.failure.detail}")
+        job_record.note(self._record.folder, f"stalled: {stalled.failure.detail}")
         self._stall.noted()
         if self._request.on_stall is OnStall.LEAVE:
             self._keep_stall(self._stall.leave(stalled.failure.detail))
@@ -377,6 +377,6 @@ class _Supervisor:
         why = ""
         if verdict.first is not None and verdict.first.rank is not None:
             why = f": rank {verdict.first.rank} on node {verdict.first.node} failed"
-        self._record.note(f"restart {number}{why}")
+        job_record.note(self._record.folder, f"restart {number}{why}")
         self._begin(number)
         self._launch()

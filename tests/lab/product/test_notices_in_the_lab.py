@@ -238,3 +238,33 @@ def test_watch_replaces_a_node_that_aws_is_about_to_end(cli: CommandLine, ec2: A
     _, err = process.communicate(timeout=60)
     assert f"job {job} is about to lose node 1; resuming it" in err
     assert "node 1 is about to end: it is replaced now" in err
+
+
+RANK_0_SAVES = """
+import os, pathlib, signal, sys, time
+rank, saved = os.environ["RANK"], pathlib.Path("runs/step.bin")
+def save(*_):
+    if rank == "0":
+        saved.parent.mkdir(exist_ok=True)
+        saved.write_text("step 7")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("began", rank, "with", saved.read_text() if saved.exists() else "nothing", flush=True)
+while True: time.sleep(0.05)
+"""
+
+
+def test_snapshot_outlives_the_only_node_that_has_written_it(cli: CommandLine, ec2: Any) -> None:
+    """AWS ends the node of rank 0 while nobody is connected."""
+    with Path(cli.cwd, "cloudddp.toml").open("a") as file:
+        file.write('snapshots = ["runs/**/*.bin"]\n')
+    cli.write("save.py", RANK_0_SAVES)
+    up(cli, "--spot")
+    job = cli.ok("launch", "-d", "save.py").strip()
+    wait_for(lambda: cli("logs", job).stdout.count("with nothing") == 2, "the ranks have begun")
+    ending = json.loads(cli.ok("status", "--json"))[0]["nodes"][0]["instance_id"]
+    cli.ok("sim", "interrupt", "0", "--seconds", "40")
+    wait_for(lambda: ending not in remaining(ec2, cli.cluster).instances, "AWS has ended the node")
+    again = cli.ok("resume", "-d").strip()
+    wait_for(lambda: cli("logs", again).stdout.count("began") == 2, "the ranks have begun again")
+    assert cli.ok("logs", again).count("with step 7") == 2

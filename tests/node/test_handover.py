@@ -1,0 +1,216 @@
+"""Before a node ends, its newest snapshot is sent to a node that stays, with nobody connected."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.agentnode import HANG_GUARD, Node, processes_of, until
+from support.gangs import Gangs, Make
+from support.imds import Metadata
+
+from cloudddp.agent.protocol.snapshots import SnapshotRequest
+from cloudddp.agent.protocol.start import Deadline
+from cloudddp.agent.protocol.verdict import Cause
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+SNAPSHOTS = SnapshotRequest("p", ("runs/**/*.bin",), ("runs/base.bin",))
+# As most scripts do, only rank 0 saves.
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    if os.environ['RANK'] == os.environ['SAVER']:
+        os.makedirs('runs/a', exist_ok=True)
+        with open('runs/a/step.tmp', 'wb') as file: file.write(os.urandom(int(os.environ['SIZE'])))
+        os.replace('runs/a/step.tmp', 'runs/a/step.bin')
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+open('ready', 'w').close()
+while True: time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def metadata() -> Iterator[Metadata]:
+    server = Metadata()
+    yield server
+    server.close()
+
+
+def announce(metadata: Metadata) -> None:
+    ends = datetime.now(UTC) + timedelta(seconds=120)
+    metadata.found["spot/instance-action"] = json.dumps(
+        {"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}
+    )
+
+
+def preempted(job: Gangs, metadata: Metadata, ending: int = 0, **changes: object) -> None:
+    """Run a job on all nodes until one of them gets a spot notice and the job has ended, with all that follows."""
+    job[ending].metadata = metadata.address
+    env = {"SAVER": str(changes.pop("saver", ending)), "SIZE": str(changes.pop("size", 5_000_000))}
+    job.start(*[SAVES] * len(job.nodes), env=env, **{"snapshots": SNAPSHOTS, **changes})
+    for node in job.nodes:
+        until((node.project / "ready").exists)
+    for number in range(len(job.nodes)):
+        job.pid(number, number)  # its wrapper passes SIGTERM on
+    announce(metadata)
+    verdict = job.verdict()
+    assert verdict.first is not None
+    assert (verdict.first.cause, verdict.first.node) == (Cause.NOTICE, ending)
+    for node in job.nodes:
+        until(lambda node=node: not guards(node))  # type: ignore[misc]
+
+
+def guards(node: Node) -> list[int]:
+    return processes_of(node.home)
+
+
+def held(node: Node) -> list[str]:
+    return sorted(path.name for path in (node.project / "runs").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(("ending", "keeper"), [(0, 1), (1, 0), (2, 0)])
+def test_newest_snapshot_is_sent_to_the_first_node_that_stays(
+    gangs: Make, metadata: Metadata, ending: int, keeper: int
+) -> None:
+    job = gangs(3)
+    for node in job.nodes:
+        old = node.project / "runs" / "old.bin"
+        old.parent.mkdir()
+        old.write_bytes(b"old")
+        os.utime(old, (1e9, 1e9))
+    preempted(job, metadata, ending)
+    saved, copy = (job[n].project / "runs/a/step.bin" for n in (ending, keeper))
+    assert copy.read_bytes() == saved.read_bytes()
+    assert copy.stat().st_mtime_ns == saved.stat().st_mtime_ns
+    for number in range(3):
+        assert held(job[number]) == (["old.bin", "step.bin"] if number in (ending, keeper) else ["old.bin"])
+    note = f"--- cloudddp: runs/a/step.bin, the newest snapshot of node {ending}, was copied to node {keeper} ---"
+    for number in (ending, keeper):
+        assert note in job.log(number, number).decode()
+
+
+def test_snapshot_that_the_other_node_has_is_not_sent(gangs: Make, metadata: Metadata) -> None:
+    """Node 1 saves, and node 0 ends: what it holds is older."""
+    job = gangs(2)
+    (job[0].project / "runs").mkdir()
+    (job[0].project / "runs/old.bin").write_bytes(b"old")
+    preempted(job, metadata, 0, saver=1)
+    assert held(job[1]) == ["step.bin"]
+    assert b"copied" not in job.log(1, 1) + job.log(0, 0)
+
+
+def test_files_of_the_project_and_others_are_not_sent(gangs: Make, metadata: Metadata) -> None:
+    job = gangs(2)
+    (job[0].project / "runs").mkdir()
+    (job[0].project / "runs/base.bin").write_bytes(b"a file of the project")
+    (job[0].project / "runs/log.txt").write_bytes(b"no snapshot")
+    preempted(job, metadata, 0, saver=7)
+    assert held(job[1]) == []
+    assert b"copied" not in job.log(1, 1)
+
+
+@pytest.mark.parametrize("why", ["no patterns", "deadline"])
+def test_nothing_is_sent_without_patterns_and_at_the_deadline(
+    gangs: Make, metadata: Metadata, why: str
+) -> None:
+    job = gangs(2)
+    if why == "no patterns":
+        preempted(job, metadata, 0, snapshots=None)
+    else:
+        job.start(
+            SAVES, SAVES, env={"SAVER": "0", "SIZE": "9"}, snapshots=SNAPSHOTS,
+            deadline=Deadline(20.0, "2030-01-01 12:00 UTC"), save=18.0,
+        )  # fmt: skip
+        assert (first := job.verdict().first) is not None
+        assert first.cause is Cause.NOTICE
+    assert held(job[0]) == ["step.bin"]
+    assert held(job[1]) == []
+
+
+def test_node_that_cannot_write_is_named(gangs: Make, metadata: Metadata) -> None:
+    """`runs` is a folder there that is not the project's own."""
+    job = gangs(2)
+    (job[1].project / "runs").mkdir()
+    (job[1].project / "runs" / "a").mkdir()
+    (job[1].project / "runs" / "a" / "step.bin").mkdir()
+    preempted(job, metadata, 0)
+    for number in range(2):
+        text = job.log(number, number).decode()
+        assert "the newest snapshot of node 0 was not copied to node 1: " in text
+        assert "Is a directory" in text
+    assert [path.name for path in job[1].project.rglob("*tmp*")] == []
+
+
+def test_strangers_are_not_listened_to(gangs: Make, metadata: Metadata) -> None:
+    """A rank of another job connects to the port again and again, and says what it likes; one sends nothing at all."""
+    job = gangs(2)
+    done = threading.Event()
+    peer = job.gang.peers[1]
+    texts = [
+        b"",
+        b"\n",
+        b"{}\n",
+        b"[" * 70_000,
+        b'{"nonce": 5}\n{"seal": ""}\n',
+        b'{"nonce": "x"}\n{"seal": "' + b"0" * 64 + b'"}\n',
+    ]
+
+    def strangers() -> None:
+        while not done.is_set():
+            for text in texts:
+                with (
+                    contextlib.suppress(OSError),
+                    socket.create_connection((peer.address, peer.port), 1.0) as link,
+                ):
+                    link.sendall(text)
+                    link.settimeout(0.05)
+                    link.recv(1000)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=strangers)
+    preempting = threading.Thread(target=preempted, args=(job, metadata, 0))
+    preempting.start()
+    until((job[0].project / "ready").exists)
+    thread.start()
+    preempting.join(HANG_GUARD)
+    done.set()
+    thread.join()
+    assert not preempting.is_alive()
+    assert held(job[1]) == ["step.bin"]
+
+
+def test_path_that_is_no_snapshot_is_refused(gangs: Make, metadata: Metadata, tmp_path: Path) -> None:
+    """A node that was taken over offers a file of the project: its own agent was asked for other patterns."""
+    job = gangs(2)
+    (job[1].project / "train.py").write_text("print('mine')")
+    job[0].metadata = metadata.address
+    evil = SnapshotRequest("p", ("*.py",))
+    requests = {
+        job[0]: job[0].starting(SAVES, gang=job.gang, env={"SAVER": "7", "SIZE": "1"}, snapshots=evil),
+        job[1]: job[1].starting(
+            SAVES, first_rank=1, gang=job.gang, env={"SAVER": "7", "SIZE": "1"}, snapshots=SNAPSHOTS
+        ),
+    }
+    (job[0].project / "train.py").write_text("print('evil')")
+    os.utime(job[0].project / "train.py", (time.time() + 60, time.time() + 60))
+    job.start_requests(requests)
+    for number in range(2):
+        until((job[number].project / "ready").exists)
+        job.pid(number, number)
+    announce(metadata)
+    job.verdict()
+    for node in job.nodes:
+        until(lambda node=node: not guards(node))  # type: ignore[misc]
+    assert (job[1].project / "train.py").read_text() == "print('mine')"
+    assert "'train.py' is no snapshot of this job" in job.log(1, 1).decode()
