@@ -67,10 +67,14 @@ class JobRecord:
         return None if self.started is None or end is None else max(end - self.started, 0.0)
 
 
-def list_jobs(runner: Runner, *, silent: dict[int, NodeError] | None = None) -> list[JobRecord]:
-    """Return the jobs that the nodes have recorded, newest last. Raises NodeError. `silent` takes the nodes whose connection
-    breaks meanwhile; otherwise that is an error, too."""
-    replies = client.call_all(runner, lambda _: JobsRequest(), ship=True, limit=MAX_LISTING, silent=silent)
+def list_jobs(
+    runner: Runner, *, silent: dict[int, NodeError] | None = None, seconds: float = 60.0
+) -> list[JobRecord]:
+    """Return the jobs that the nodes have recorded, newest last. Raises NodeError, also for a node that needs more than
+    `seconds`. `silent` takes the nodes whose connection breaks meanwhile; otherwise that is an error, too."""
+    replies = client.call_all(
+        runner, lambda _: JobsRequest(), ship=True, timeout=seconds, limit=MAX_LISTING, silent=silent
+    )
     jobs: dict[str, dict[int, JobState]] = {}
     for node, reply in replies.items():
         for state in reply.jobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 from pathlib import Path
@@ -215,3 +216,31 @@ def test_resume_says_that_no_snapshot_was_copied(cli: Any, failed: list[str]) ->
     done = cli("resume", "-d")
     assert done.returncode == 0, done.stderr
     assert "no snapshot was copied between nodes, since job.snapshots is empty" in done.stderr
+
+
+def test_watch_waits_while_another_command_resumes_the_job(cli: Any) -> None:
+    """Until all nodes have started their part, the job is that of the first ones only, and the ranks of the others would be
+    missing in what `watch` shows."""
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.write("wait.py", "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.ok("launch", "-d", "wait.py")
+    (folder,) = (
+        path.parent
+        for path in Path(cli.env["CLOUDDDP_HOME"]).glob("clusters/*/cluster.json")
+        if json.loads(path.read_text())["name"] == cli.cluster
+    )
+    with (folder / "resume-lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        process = cli.start("watch")
+        seen = process.stderr.readline()
+        while "waiting for another cloudddp command, which resumes a job of this cluster" not in seen:
+            seen = process.stderr.readline()
+            assert seen, process.communicate()
+        done = cli("resume")
+        assert done.returncode == 1
+        assert "another cloudddp command is resuming a job of cluster" in done.stderr
+    lines = {process.stdout.readline() for _ in range(2)}
+    assert lines == {"[rank 0 | node 0] began\n", "[rank 1 | node 1] began\n"}
+    cli.ok("cancel")
+    process.communicate(timeout=TIMEOUT)

@@ -48,6 +48,7 @@ from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
 
 _AGAIN = 1.0  # seconds between two looks
+_LOCK_ATTEMPTS, _LOCK_PAUSE = 3, 0.05  # seconds
 _NOTICE_MINUTES = 15  # after the end of a job in which the node that was announced to end is replaced
 
 
@@ -128,11 +129,7 @@ def resume_job(
     own = as_launched(session, flags, record, cluster)
     _check_replaced(cluster, wanted.replaced)
     with ExitStack() as lock:
-        if not lock.enter_context(folder.resuming()):
-            raise Busy(
-                f"another cloudddp command is resuming a job of cluster {cluster.name!r}",
-                hint=(Command("jobs"), " lists it once it has started"),
-            )
+        _lock(lock, folder, cluster)
         least = lock.enter_context(planned_end.restored_after_failure(own, cluster, put_off))
         before = _check_job(own, cluster, record, wanted.replaced, put_off)
         replaced = wanted.replaced | _about_to_end(own, cluster, record, before)
@@ -151,6 +148,21 @@ def resume_job(
             return start_and_follow(
                 own, runner, cluster, job, detach=wanted.detach, suggest=wanted.suggest, on_start=lock.close
             )
+
+
+def _lock(stack: ExitStack, folder: ClusterFolder, cluster: Cluster) -> None:
+    """Take the lock of `folder.resuming` for the time of the stack. Raises Busy."""
+    for _ in range(_LOCK_ATTEMPTS):  # `watch` looks whether it is free, which takes it for a moment
+        attempt = ExitStack()
+        if attempt.enter_context(folder.resuming()):
+            stack.push(attempt.pop_all())
+            return
+        attempt.close()
+        time.sleep(_LOCK_PAUSE)
+    raise Busy(
+        f"another cloudddp command is resuming a job of cluster {cluster.name!r}",
+        hint=(Command("jobs"), " lists it once it has started"),
+    )
 
 
 def as_launched(session: Session, flags: Sequence[Flag], record: LaunchRecord, cluster: Cluster) -> Session:

@@ -34,6 +34,7 @@ from cloudddp.job.poweroff import PutOff
 from cloudddp.local_state import ClusterFolder
 
 _AGAIN = 1.0  # seconds between two looks
+_LIST_SECONDS = 15.0  # for a node to list its jobs: it may have been lost meanwhile
 _FAILED = (JobStatus.FAILED, JobStatus.LOST, JobStatus.PREEMPTED)
 
 
@@ -54,7 +55,7 @@ def watch(
     while True:
         put_off = PutOff()
         with planned_end.restored_after_failure(session, cluster, put_off) as least:
-            job, finished = _followed(session, record.job, put_off)
+            job, finished = _followed(session, cluster, record.job, put_off)
             record = launch_record.find(ClusterFolder(cluster.id), job)
             if not times or not _lost_node(session, cluster, record, finished):
                 planned_end.restore(session, cluster, put_off, least)
@@ -64,7 +65,7 @@ def watch(
         try:
             resume_job(session, flags, Request(job, detach=True, suggest=False), put_off)
         except Busy:
-            _wait_for_other(ClusterFolder(cluster.id))
+            _wait_for_other(session, ClusterFolder(cluster.id))
             times += 1
         except Resumed as done:
             job = done.job
@@ -89,32 +90,43 @@ def keep_resuming(
         try:
             again = resume_job(session, (), Request(finished.job, suggest=suggest))
         except Busy:
-            _wait_for_other(folder)
+            _wait_for_other(session, folder)
             times += 1
             continue
         except Resumed as done:  # by another command, such as `watch`
-            _, again = _followed(session, done.job, PutOff())
+            _, again = _followed(session, cluster, done.job, PutOff())
         if again is None:
             break
         finished = again
     return finished
 
 
-def _wait_for_other(folder: ClusterFolder) -> None:
+class _Resuming(Exception):
+    """Another command of this computer starts the job again: not all of its nodes are known yet."""
+
+
+def _is_resuming(folder: ClusterFolder) -> bool:
+    with folder.resuming() as free:
+        return not free
+
+
+def _wait_for_other(session: Session, folder: ClusterFolder) -> None:
     """Wait until no other command of this computer is resuming a job of the cluster."""
-    while True:
-        with folder.resuming() as free:
-            if free:
-                return
+    if _is_resuming(folder):
+        session.console.log("waiting for another cloudddp command, which resumes a job of this cluster")
+    while _is_resuming(folder):
         time.sleep(_AGAIN)
 
 
-def _followed(session: Session, job_id: str, put_off: PutOff) -> tuple[str, JobResult]:
+def _followed(session: Session, cluster: Cluster, job_id: str, put_off: PutOff) -> tuple[str, JobResult]:
     """As `_watched`; repeat it while nodes do not answer, since one may be lost at any moment."""
-    deadline = time.monotonic() + timing.current().offline
+    folder, deadline = ClusterFolder(cluster.id), time.monotonic() + timing.current().offline
     while True:
+        _wait_for_other(session, folder)
         try:
-            return _watched(session, job_id, put_off)
+            return _watched(session, folder, job_id, put_off)
+        except _Resuming:
+            continue
         except (NodeError, AWSError) as error:
             permanent = isinstance(error, AWSError) and not error.transient
             if permanent or time.monotonic() > deadline:
@@ -123,18 +135,20 @@ def _followed(session: Session, job_id: str, put_off: PutOff) -> tuple[str, JobR
         time.sleep(timing.current().reconnect)
 
 
-def _watched(session: Session, job_id: str, put_off: PutOff) -> tuple[str, JobResult]:
+def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutOff) -> tuple[str, JobResult]:
     """Follow a job, or the one that continues it, to its end. Return its id, and how it ended. Where it has failed, the planned
-    end of its nodes is put off."""
+    end of its nodes is put off. Raises _Resuming."""
     console, cluster = session.console, session.cluster()
     runner, silent = connect.connect_reachable(cluster, session.settings.cluster, progress=console.log)
     with closing(runner):
         for error in silent.values():
             console.warn(str(error))
-        jobs = status.list_jobs(runner)
+        jobs = status.list_jobs(runner, seconds=max(session.settings.job.heartbeat, _LIST_SECONDS))
         while later := [one.id for one in jobs if one.resumed_from == job_id]:
             job_id = later[-1]
         job = status.find(jobs, job_id)
+        if not job.status.ended and _is_resuming(folder):
+            raise _Resuming
         began = time.monotonic()
         follower = JobFollower(
             runner, job.id, job.nodes, Policy(wait=True), on_line=line_printer(console),
