@@ -30,8 +30,7 @@ STEPS = {
     "waiting for SSH": "EC2 says that it runs",
     "checking GPUs": "SSH answers",
     "resuming job": "its GPUs and its deadline were checked",
-    "copying": "the project was synced",
-    "starting": "the snapshot was copied",
+    "starting": "the project was synced",
 }
 TRAIN = """
 import sys, time, torch

@@ -100,8 +100,8 @@ def launch(
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     sync.update(runner, probes, config, files, progress)
     _set_up(runner, probes, config, job, progress, on_setup_line)
-    if job.resumed_from:
-        snapshots.spread(runner, config.job.snapshots, files.manifest, progress)
+    if job.resumed_from and not config.job.snapshots:
+        progress(snapshots.NONE_COPIED)
     hosts = _hosts(cluster, probes, config.job.python)
     plans = ranks.plan(
         config.job, hosts, job.script, job_id=job.id, cluster=cluster.name, require_efa=require_efa

@@ -303,6 +303,8 @@ def _what_failed(failure: Failure) -> str:
             return f"the job has stalled{f' at {rank}' if failure.rank is not None else ''}{detail}"
         case Cause.NOTICE:
             return f"{node} is about to end{detail}; the ranks were told to save"
+        case Cause.SNAPSHOT:
+            return f"{node}: the ranks could not continue from the newest snapshot{detail}"
         case Cause.PREFLIGHT:
             return f"no rank was started{detail}"
         case Cause.UNREACHABLE:

@@ -18,13 +18,13 @@ from support.agentnode import HANG_GUARD, Node, processes_of, until
 from support.gangs import Gangs, Make
 from support.imds import Metadata
 
-from cloudddp.agent.protocol.snapshots import SnapshotRequest
+from cloudddp.agent.protocol.snapshots import SnapshotSearch
 from cloudddp.agent.protocol.start import Deadline
 from cloudddp.agent.protocol.verdict import Cause
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
-SNAPSHOTS = SnapshotRequest("p", ("runs/**/*.bin",), ("runs/base.bin",))
+SNAPSHOTS = SnapshotSearch("p", ("runs/**/*.bin",), ("runs/base.bin",))
 # As most scripts do, only rank 0 saves.
 SAVES = """
 import os, signal, sys, time
@@ -195,7 +195,7 @@ def test_path_that_is_no_snapshot_is_refused(gangs: Make, metadata: Metadata, tm
     job = gangs(2)
     (job[1].project / "train.py").write_text("print('mine')")
     job[0].metadata = metadata.address
-    evil = SnapshotRequest("p", ("*.py",))
+    evil = SnapshotSearch("p", ("*.py",))
     requests = {
         job[0]: job[0].starting(SAVES, gang=job.gang, env={"SAVER": "7", "SIZE": "1"}, snapshots=evil),
         job[1]: job[1].starting(

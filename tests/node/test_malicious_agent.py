@@ -354,36 +354,3 @@ def test_interrupt_after_a_job_does_not_report_a_start(victim: Victim) -> None:
     assert "interrupted" in err
     assert "being started" not in err
     assert "it was ended" not in err
-
-
-# -- a snapshot that is no snapshot ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("path", "mtime_ns", "words"),
-    [
-        ("other.py", 1, "which no pattern of job.snapshots matches (runs/*.pt, done.py)"),
-        ("runs/../other.py", 1, "cannot read"),
-        ("done.py", 1, "which is a file of the project"),
-        ("runs/a.pt", 1 << 62, "whose time is more than a day in the future"),
-    ],
-)
-def test_snapshot_that_no_agent_reports_is_refused(
-    victim: Victim, path: str, mtime_ns: int, words: str
-) -> None:
-    """It would replace a file on all other nodes."""
-    victim.cli.write("fail.py", "raise SystemExit(3)")
-    settings = str(snapshots(victim.cli))
-    assert victim.cli("--config", settings, "launch", "fail.py").returncode == 3
-    victim.answers(
-        "snapshot", json.dumps({"path": path, "mtime_ns": mtime_ns, "size": 3, "digest": "0" * 64})
-    )
-    done = victim("--config", settings, "resume")
-    assert done.code == 1, done.err
-    assert "node 0" in done.err
-    assert words in done.err
-    assert_harmless(done)
-
-
-def snapshots(cli: CommandLine) -> Path:
-    return cli.write("snapshots.toml", '[job]\nsnapshots = ["runs/*.pt", "done.py"]\n')

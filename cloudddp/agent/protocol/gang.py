@@ -14,6 +14,7 @@ from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_length
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Pace, Straggler
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
+from cloudddp.agent.protocol.snapshots import Offer
 from cloudddp.agent.protocol.stacks import Position
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.verdict import MAX_AGO as MAX_AGO
@@ -86,6 +87,8 @@ class Kind(Enum):
     STACKS = "stacks"  # where the ranks of a node are
     LEFT = "left"  # of the first node: a stall is left alone, or over
     STRAGGLERS = "stragglers"  # of the first node: a rank is slow, or has caught up
+    SNAPSHOT = "snapshot"  # the newest one of a node
+    COPIED = "copied"  # the node has the newest snapshot of all
     STOP = "stop"  # end your ranks: the job was cancelled, or has failed here
     ENDED = "ended"  # no process of the job is left here
     RESTART = "restart"  # of the first node that is left: start the ranks again
@@ -110,6 +113,7 @@ class Message:
     stall: Optional[LeftStall] = None  # of LEFT
     stragglers: tuple[Straggler, ...] = ()  # of STRAGGLERS: all that are known
     verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
+    offer: Optional[Offer] = None  # of SNAPSHOT
     facts: Optional[Facts] = None  # of READY
     clock: Optional[float] = None  # of READY: seconds since the epoch
     error: str = ""  # of CRASHED

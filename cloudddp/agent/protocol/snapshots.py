@@ -1,4 +1,4 @@
-"""`snapshot` and `restore`: the newest snapshot of a node, and writing one that another node holds."""
+"""Snapshots that a script has saved on a node, as the agents of a job tell each other of them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ MAX_PATTERNS = 100
 MAX_SNAPSHOT = 1 << 44  # bytes
 MAX_EXCLUDED = 100_000  # paths, as many as a project may have
 MAX_NS = 1 << 63
+LATEST = 86400.0  # seconds by which the clock of another node may be ahead
 
 
 def _check_path(text: str) -> None:
@@ -28,9 +29,9 @@ def _check_path(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class SnapshotReply:
-    """The newest snapshot by mtime, as a path in the project, with its SHA-256; '' where there is none. `skipped` are newer
-    ones that are damaged, the newest first."""
+class Snapshot:
+    """The newest snapshot of a node by mtime, as a path in the project, with its SHA-256; '' where there is none. `skipped` are
+    newer ones that are damaged, the newest first."""
 
     path: str = ""
     mtime_ns: int = 0
@@ -49,16 +50,13 @@ class SnapshotReply:
 
 
 @dataclass(frozen=True)
-class SnapshotRequest:
+class SnapshotSearch:
     """Look for files that match one of the `patterns`, which are relative to the project, but for those in `exclude`: files of
     the project itself. A file whose name ends in .pt has to be a valid zip archive, as torch.save writes it."""
 
     project: str
     patterns: tuple[str, ...]
     exclude: tuple[str, ...] = ()
-
-    STEP = "snapshot"
-    REPLY = SnapshotReply
 
     def __post_init__(self) -> None:
         check_project(self.project)
@@ -69,34 +67,27 @@ class SnapshotRequest:
 
 
 @dataclass(frozen=True)
-class RestoreReply:
-    """The SHA-256 of what was written."""
+class Offer:
+    """The newest snapshot of a node, and the port at which the others can get it."""
 
-    digest: str
-
-    def __post_init__(self) -> None:
-        check_length("digest", self.digest, 64)
-
-
-@dataclass(frozen=True)
-class RestoreRequest:
-    """Followed on stdin by `size` bytes: write them to a file of the project, which gets that mtime."""
-
-    project: str
-    path: str
-    mtime_ns: int
-    size: int
-
-    STEP = "restore"
-    REPLY = RestoreReply
+    snapshot: Snapshot
+    port: int = 0
 
     def __post_init__(self) -> None:
-        check_project(self.project)
-        _check_path(self.path)
-        check_range("mtime_ns", self.mtime_ns, 0, MAX_NS)
-        check_range("size", self.size, 0, MAX_SNAPSHOT)
-        if not self.path:
-            raise ProtocolError("path is empty")
+        check_range("port", self.port, 0, (1 << 16) - 1)
+
+
+def refusal(snapshot: Snapshot, search: SnapshotSearch, latest_ns: float) -> str:
+    """Return why a snapshot that another node offers is not written here, or ''. A program on that node must not choose which
+    file is replaced, nor make it the newest for ever. Pure."""
+    if not snapshot.path:
+        return ""
+    name = repr(snapshot.path[:200])
+    if not matches(snapshot.path, search.patterns) or snapshot.path in search.exclude:
+        return f"{name} is no snapshot of this job"
+    if snapshot.mtime_ns > latest_ns:
+        return f"the time of {name} is more than a day in the future"
+    return ""
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:

@@ -19,7 +19,7 @@ from cloudddp.agent.protocol.copies import Destination
 from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_NODES, MAX_PID, MAX_RANKS, MAX_RESTARTS
 from cloudddp.agent.protocol.phases import LOG_MB, MAX_LOG_MB, MIN_LOG_MB
-from cloudddp.agent.protocol.snapshots import SnapshotRequest
+from cloudddp.agent.protocol.snapshots import SnapshotSearch
 
 MAX_LEFT = 1e8  # seconds until a deadline
 MAX_SAVE = 900.0  # seconds; the wrapper of a rank that was asked to end kills it after that time
@@ -163,7 +163,7 @@ class StartRequest:
     poweroff: Optional[float] = None
     keep: float = 0.0
     results: Optional[Destination] = None
-    snapshots: Optional[SnapshotRequest] = None
+    snapshots: Optional[SnapshotSearch] = None
 
     STEP = "start"
     REPLY = StartReply

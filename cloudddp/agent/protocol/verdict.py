@@ -42,6 +42,7 @@ class Cause(Enum):
     STALL = "stall"  # no rank did anything
     PREFLIGHT = "preflight"  # the nodes differ, or one has a defect
     UNREACHABLE = "unreachable"  # a node could not connect to another one before the job began
+    SNAPSHOT = "snapshot"  # the newest snapshot was not copied to a node
     NOTICE = "notice"  # the node is about to end, and the ranks were told to save: AWS gave notice, or the deadline is near
 
 

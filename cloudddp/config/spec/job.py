@@ -125,9 +125,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: Annotated[
         tuple[Relative, ...],
         limited(
-            "Patterns of the script's snapshots in the project, such as 'runs/**/*.pt': `resume` copies the newest file to the nodes "
-            "that lack it, and a node that AWS is about to end sends its newest one to a node that stays. Not needed where "
-            "every node holds a snapshot, as with `--snapshot-per-node` of train/."
+            "Patterns of the script's snapshots in the project, such as 'runs/**/*.pt'. Before ranks start again (`resume`, "
+            "`--retries`), the newest file is copied to the nodes that lack it, from node to node; a node that AWS is about to "
+            "end sends its newest one to a node that stays. Not needed where every node holds a snapshot, as with "
+            "`--snapshot-per-node` of train/."
         ),
     ] = ()
     scratch: Annotated[

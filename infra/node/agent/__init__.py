@@ -17,8 +17,6 @@ Each step is the module of its name with `REQUEST`, the type of its request, and
     new_files  list the files that jobs wrote into the project and that were not pulled yet
     pulled     record what has been pulled
     pack       write files of the project to stdout, as a tar stream
-    snapshot   find the newest valid snapshot in the project
-    restore    write a snapshot of another node, from stdin
 
 `guard`, `supervisor` and `rank` are the processes of a job; `upload` copies its results to S3. Every module imports what it needs at its top, so that a running
 step does not read the .pyz again, which may be replaced.

@@ -113,7 +113,7 @@ def ago_of(at: Optional[float]) -> float:
 
 
 def last_lines(path: Path) -> tuple[str, ...]:
-    """Return the last lines of a log, each cut. Those of attempts before the last one say nothing of its end."""
+    """Return the last lines of a log, each cut. Those of attempts before the last one say nothing of its end, nor do notes."""
     try:
         with store.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -125,7 +125,7 @@ def last_lines(path: Path) -> tuple[str, ...]:
     if size > TAIL_BYTES and len(lines) > 1:
         del lines[0]  # begins in its middle
     begin = max((n for n, line in enumerate(lines, 1) if line.startswith(phases.RESTART_NOTE)), default=0)
-    lines = lines[begin:]
+    lines = [line for line in lines[begin:] if not line.startswith(phases.NOTE)]
     return tuple(line[:MAX_LINE] for line in lines[-MAX_LINES:])
 
 

@@ -77,7 +77,8 @@ class JobRecord:
 
 def note(folder: Path, text: str) -> None:
     """Write into every log that this node has of the job what the agents do with it."""
-    line = f"{phases.NOTE}{text} ---\n".encode(errors="replace")
+    shown = "".join(char if char.isprintable() else "?" for char in text)  # it may hold names of files
+    line = f"{phases.NOTE}{shown} ---\n".encode(errors="replace")
     ranks = [path for _, path in phases.rank_files(folder, ".log")]
     for path in [folder / "launcher.log", *ranks]:
         with contextlib.suppress(OSError), open(path, "ab+") as log:

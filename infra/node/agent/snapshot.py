@@ -1,4 +1,4 @@
-"""`snapshot`: the newest valid snapshot on this node."""
+"""The newest valid snapshot on this node, and writing one that another node holds."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import hashlib
 import os
 import stat
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
-from agent import store
+from agent import files, store
 from cloudddp.agent.protocol.codec import MAX_PATH
-from cloudddp.agent.protocol.snapshots import MAX_PATTERNS, SnapshotReply, SnapshotRequest
+from cloudddp.agent.protocol.snapshots import MAX_PATTERNS, Snapshot, SnapshotSearch
 
-REQUEST = SnapshotRequest
 PIECE = 1 << 20  # bytes
 
 
-def step(request: SnapshotRequest) -> SnapshotReply:
-    project = store.project_folder(request.project)
-    excluded = set(request.exclude)
+def newest(search: SnapshotSearch) -> Snapshot:
+    project = store.project_folder(search.project)
+    excluded = set(search.exclude)
     found: dict[str, tuple[int, int]] = {}
-    for pattern in request.patterns:
+    for pattern in search.patterns:
         for path in project.glob(pattern):
             name = path.relative_to(project).as_posix()
             with contextlib.suppress(OSError, UnicodeEncodeError):
@@ -33,11 +33,9 @@ def step(request: SnapshotRequest) -> SnapshotReply:
     for name, (mtime_ns, size) in sorted(found.items(), key=lambda item: item[1], reverse=True):
         with contextlib.suppress(OSError):
             if is_valid(project / name):
-                return SnapshotReply(
-                    name, mtime_ns, size, digest(project / name), tuple(skipped[:MAX_PATTERNS])
-                )
+                return Snapshot(name, mtime_ns, size, digest(project / name), tuple(skipped[:MAX_PATTERNS]))
         skipped.append(name)
-    return SnapshotReply(skipped=tuple(skipped[:MAX_PATTERNS]))
+    return Snapshot(skipped=tuple(skipped[:MAX_PATTERNS]))
 
 
 def is_valid(path: Path) -> bool:
@@ -57,3 +55,29 @@ def digest(path: Path) -> str:
         while piece := file.read(PIECE):
             found.update(piece)
     return found.hexdigest()
+
+
+def write(project: str, wanted: Snapshot, read: Callable[[int], bytes]) -> None:
+    """Write the snapshot that `read` returns. The file appears under its name once it is complete and has the digest that was
+    announced. Raises OSError, and SystemExit for anything else that is not as announced."""
+    path = files.replaceable(store.project_folder(project), wanted.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{os.getpid()}.cloudddp-tmp")
+    found, left = hashlib.sha256(), wanted.size
+    try:
+        with open(temporary, "wb") as target:
+            while left and (piece := read(min(left, PIECE))):
+                found.update(piece)
+                target.write(piece)
+                left -= len(piece)
+            target.flush()
+            os.fsync(target.fileno())
+        if left:
+            raise SystemExit(f"the stream of {wanted.path!r} ended {left} bytes too early")
+        if found.hexdigest() != wanted.digest:
+            raise SystemExit(f"{wanted.path!r} was damaged on its way")
+        os.utime(temporary, ns=(wanted.mtime_ns, wanted.mtime_ns))
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

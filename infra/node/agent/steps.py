@@ -14,7 +14,7 @@ from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, en
 
 STEPS = (
     "probe", "apply", "setup", "start", "follow", "kill", "jobs", "new_files", "pulled", "pack", "stacks", "tool",
-    "snapshot", "restore", "conclude", "poweroff",
+    "conclude", "poweroff",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from dataclasses import replace
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from agent import (
     attempt,
@@ -44,6 +44,9 @@ from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 from cloudddp.agent.protocol.training import PREEMPTED_EXIT_CODE
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
+
+if TYPE_CHECKING:
+    from agent.spread import Spread
 
 PAUSE = 0.05  # seconds between two looks at the ranks
 JOIN_PAUSE = 0.01  # seconds between two looks at the connections
@@ -78,7 +81,7 @@ class _Supervisor:
         self._record = JobRecord(request)
         self._peers = Peers(request, mesh)
         self._verdict: Optional[Verdict] = None
-        self._is_joined = False  # the ranks are started, or were
+        self._is_joined = False  # the job has begun on all nodes
         self._cancelled_at: Optional[float] = None
         self._guard = os.getppid()
         self._asked_to_end = 0  # the signal that asked this process to end
@@ -90,11 +93,21 @@ class _Supervisor:
         """Forget what is known of the last attempt."""
         self._peers.begin(number)
         self._attempt = Attempt(self._request, self._record.folder, number)
+        self._is_launched = False  # the launchers of this attempt were started
+        self._spread = self._new_spread() if number or self._request.resumed_from else None
         self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
         self._stragglers = stragglers.Watch(self._node, self._record.folder, self._request.straggler_seconds)
         self._is_stopping = False  # the ranks of all nodes are being ended
         self._over_by = float("inf")  # when that is over on all nodes at the latest, by the monotonic clock
         self._finished_at: Optional[float] = None  # when the ranks of all nodes were
+
+    def _new_spread(self) -> Optional[Spread]:
+        """Return what copies the newest snapshot to the nodes that lack it, before ranks continue from it."""
+        if self._request.snapshots is None or len(self._request.gang.peers) == 1:
+            return None
+        from agent.spread import Spread  # 20 ms, which other jobs need not take
+
+        return Spread(self._request, self._request.snapshots)
 
     def run(self) -> int:
         """Run the job to its verdict. An error of this process is sent to the others before it ends the process."""
@@ -176,8 +189,16 @@ class _Supervisor:
         self._record.end(verdict)
 
     def _launch(self) -> None:
+        """Start the ranks of an attempt, or first what they continue from."""
         self._is_joined = True
         self._record.running(self._attempt.number)
+        if self._spread is not None:
+            self._spread.start()
+        else:
+            self._start_ranks()
+
+    def _start_ranks(self) -> None:
+        self._is_launched = True
         own = self._peers.facts.get(self._node)
         self._attempt.launch(torch=own.torch if own else "")
         if self._attempt.error:
@@ -211,6 +232,9 @@ class _Supervisor:
             records.keep_left_stall(self._record.folder, message.stall)
         elif message.kind is Kind.STRAGGLERS:
             self._keep_stragglers(message.stragglers)
+        elif message.kind in (Kind.SNAPSHOT, Kind.COPIED):
+            if self._spread is not None:
+                self._spread.act(node, message)
         elif message.kind is Kind.STOP:
             self._stop(cancelled=message.cancelled, token=message.token, grace=message.grace)
         elif message.kind is Kind.RESTART and message.verdict is not None:
@@ -245,7 +269,7 @@ class _Supervisor:
 
     def _watch(self) -> None:
         """Notice what ends the job on this node: a failure, a cancel, or that all ranks and launchers have ended."""
-        look = self._attempt.look()
+        look = self._attempt.look() if self._is_launched else Look.RUNNING
         if self._attempt.succeeded:
             self._peers.finish()
         if self._record.is_stopping:
@@ -257,11 +281,25 @@ class _Supervisor:
             self._stop(cancelled=False)
         elif look is Look.RUNNING and (notice := self._notices.due()) is not None:
             self._obey(notice)
+        elif self._spread is not None and not self._is_launched:
+            self._watch_spread(self._spread)
         elif look is Look.ENDED or self._waits_at_exit_barrier():
             self._attempt.end(LEFTOVERS_GRACE)
         else:
             self._watch_stall()
             self._watch_stragglers()
+
+    def _watch_spread(self, spread: Spread) -> None:
+        """Start the ranks once every node has the newest snapshot."""
+        for message in spread.turn():
+            self._peers.send(message)
+        if spread.error:
+            self._attempt.fail(Failure(self._node, Cause.SNAPSHOT, detail=spread.error))
+            self._stop(cancelled=False)
+        elif spread.is_done:
+            spread.close()
+            self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
+            self._start_ranks()
 
     def _watch_others(self) -> None:
         """Report the end of this node's ranks. Where they have ended by themselves, watch those of the other nodes."""
@@ -339,6 +377,8 @@ class _Supervisor:
             self._cancelled_at = self._record.time_of_cancel()
         own = self._request.stop_grace
         limit = grace if grace is not None else own if cancelled else min(own, FAILURE_GRACE)
+        if self._spread is not None and not self._is_launched:
+            self._spread.close()
         self._attempt.end(limit, saving=grace is not None)
         if self._is_stopping:
             return

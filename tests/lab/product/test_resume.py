@@ -300,12 +300,12 @@ def test_newest_valid_snapshot_is_copied_to_the_nodes_that_lack_it(cli: CommandL
     kill(cli, 2)
     done = cli("resume", "-d")
     assert done.returncode == 0, done.stderr
-    assert "copying runs/a b/good.pt" in done.stderr
-    assert "from node 1 to node 0, 2" in done.stderr
-    assert "broken.pt is damaged; an older snapshot is used" in done.stderr
     job = done.stdout.strip()
     wait_for(lambda: cli("logs", job).stdout.count("began") == 3, "the ranks have begun again")
-    assert cli.ok("logs", job).count("has good.pt=of rank 1") == 3
+    logs = cli.ok("logs", job)
+    assert logs.count("has good.pt=of rank 1") == 3
+    assert "copying runs/a b/good.pt, 0.0 MB, the newest snapshot, from node 1 to node 0, 2" in logs
+    assert "node 1: runs/a b/broken.pt is damaged; an older snapshot is used" in logs
 
 
 def test_attached_launch_with_retries_resumes_by_itself(cli: CommandLine) -> None:

@@ -1,0 +1,98 @@
+"""A connection between two agents of a job, for one snapshot: those of mesh.py carry short messages.
+
+Both sides prove that they know the secret of the job, and for what they have connected. What is said about the file carries an
+HMAC under it, and the file itself is verified by its SHA-256.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+from pathlib import Path
+from typing import Any, BinaryIO
+
+ANSWER = 5.0  # seconds for the other side to prove who it is
+STALLED = 15.0  # seconds without which nothing more of the file is taken or comes
+LONGEST_LINE = 1 << 16  # bytes
+# What a stranger may cause.
+REFUSED = (OSError, ValueError, KeyError, TypeError, RecursionError)
+
+
+class LinkError(OSError):
+    """The other side has not kept to what was agreed; the text says how."""
+
+
+class Link:
+    """A connection, and what both sides have said first."""
+
+    def __init__(self, connection: socket.socket, secret: str, purpose: str) -> None:
+        connection.settimeout(ANSWER)
+        self._socket = connection
+        self._input: BinaryIO = connection.makefile("rb")
+        self._secret = secret.encode()
+        self._names: tuple[str, str, str] = (purpose, "", "")
+
+    def connect(self) -> None:
+        """Prove who this side is, which has connected, and check the other one. Raises what REFUSED names."""
+        own = secrets.token_hex(16)
+        self._write({"nonce": own})
+        found = self._read(ANSWER)
+        self._names = (self._names[0], own, str(found["nonce"]))
+        self._check(found, "accept")
+        self._write({"seal": self._seal("connect")})
+
+    def accept(self) -> None:
+        """The same, for the side that has listened."""
+        own, theirs = secrets.token_hex(16), str(self._read(ANSWER)["nonce"])
+        self._names = (self._names[0], theirs, own)
+        self._write({"nonce": own, "seal": self._seal("accept")})
+        self._check(self._read(ANSWER), "connect")
+
+    def write(self, name: str, text: str) -> None:
+        self._write({"text": text, "seal": self._seal(name, text)})
+
+    def read(self, name: str, seconds: float) -> str:
+        found = self._read(seconds)
+        text = str(found["text"])
+        self._check(found, name, text)
+        return text
+
+    def send(self, path: Path, size: int) -> None:
+        """Send that many bytes of a file."""
+        self._socket.settimeout(STALLED)
+        with open(path, "rb") as file:
+            self._socket.sendfile(file, 0, size)
+
+    def receive(self, most: int) -> bytes:
+        """Return up to so many bytes of the file that is sent."""
+        self._socket.settimeout(STALLED)
+        return self._input.read(most)
+
+    def end(self) -> None:
+        """Wake the thread that uses the connection; it has to close it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._input.close()
+        self._socket.close()
+
+    def _write(self, value: dict[str, Any]) -> None:
+        self._socket.sendall(json.dumps(value).encode() + b"\n")
+
+    def _read(self, seconds: float) -> dict[str, Any]:
+        self._socket.settimeout(seconds)
+        line = self._input.readline(LONGEST_LINE)
+        if not line.endswith(b"\n"):
+            raise LinkError("the connection has ended")
+        return dict(json.loads(line))
+
+    def _seal(self, name: str, text: str = "") -> str:
+        return hmac.new(self._secret, json.dumps([name, *self._names, text]).encode(), "sha256").hexdigest()
+
+    def _check(self, found: dict[str, Any], name: str, text: str = "") -> None:
+        if not hmac.compare_digest(str(found["seal"]).encode(), self._seal(name, text).encode()):
+            raise LinkError("the other side does not know the secret of the job")

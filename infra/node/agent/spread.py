@@ -1,0 +1,215 @@
+"""Before ranks continue from a snapshot: the newest one that any node holds is copied to the nodes that lack it.
+
+Each node finds its newest snapshot and tells the others, with a port at which they can get it. So every node knows which of
+them is the newest, and who lacks it; those get it from the node that has it (link.py). The ranks start once all have it.
+A script that sends its snapshot to all ranks by itself, as train/ does, needs none of this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Optional
+
+from agent import crash, job_record, snapshot, store
+from agent.link import REFUSED, Link
+from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.gang import Kind, Message
+from cloudddp.agent.protocol.snapshots import LATEST, Offer, SnapshotSearch, refusal
+from cloudddp.agent.protocol.start import StartRequest
+
+CONNECT = 15.0  # seconds to connect to the node that has the newest snapshot
+LONGEST = 3600.0  # seconds for all of it: a disk may never answer
+MAX_STRANGERS = 64  # connections at a time, besides those of the nodes
+WAIT = 2.0  # seconds for a thread to remove the file that it has begun
+SHOWN = 3  # damaged snapshots that are named
+PURPOSE = "spread"
+
+
+class Spread:
+    """The part of one node. Threads find, send and receive the snapshot; all else is done by the thread that calls `turn`."""
+
+    def __init__(self, request: StartRequest, search: SnapshotSearch) -> None:
+        self._request = request
+        self._search = search
+        self._node = request.node
+        self._peers = {peer.node: peer for peer in request.gang.peers}
+        self._offers: dict[int, Offer] = {}
+        self._holders: set[int] = set()  # nodes that hold the newest one
+        self._found: Optional[Offer] = None  # by this node
+        self._listener: Optional[socket.socket] = None
+        self._links: set[Link] = set()
+        self._lock = threading.Lock()  # of _links and _closed
+        self._receiver: Optional[threading.Thread] = None
+        self._has_it = False  # this node
+        self._is_planned = False
+        self._closed = False
+        self._ends_at = float("inf")
+        self._error = ""
+
+    def start(self) -> None:
+        self._ends_at = time.monotonic() + LONGEST
+        threading.Thread(target=self._find, daemon=True).start()
+
+    def act(self, node: int, message: Message) -> None:
+        """Take a message of another node. It may come before the start."""
+        if message.kind is Kind.SNAPSHOT and message.offer is not None:
+            self._offers[node] = message.offer
+        elif message.kind is Kind.COPIED:
+            self._holders.add(node)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every node has the newest snapshot."""
+        return self._holders == self._peers.keys()
+
+    @property
+    def error(self) -> str:
+        """Why this node cannot take part, in words, or ''."""
+        if not self._error and time.monotonic() > self._ends_at:
+            return f"the newest snapshot was not on every node after {LONGEST / 60:.0f} min"
+        return self._error[:MAX_TEXT]
+
+    def turn(self) -> Iterator[Message]:
+        """Do what is due, and yield what the other nodes have to know."""
+        if self._found is not None and self._node not in self._offers:
+            self._offers[self._node] = self._found
+            self._note_damaged(self._found.snapshot.skipped)
+            yield Message(
+                Kind.SNAPSHOT, offer=replace(self._found, snapshot=replace(self._found.snapshot, skipped=()))
+            )
+        if not self._is_planned and self._offers.keys() == self._peers.keys():
+            self._is_planned = True
+            self._copy()
+        if self._has_it and self._node not in self._holders:
+            self._holders.add(self._node)
+            yield Message(Kind.COPIED)
+
+    def close(self) -> None:
+        """End what runs. A file that was begun is removed."""
+        with self._lock:
+            self._closed = True
+            links = list(self._links)
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        for link in links:
+            link.end()
+        if self._receiver is not None:
+            self._receiver.join(WAIT)
+
+    # -- what is to be done ------------------------------------------------------------------------------------
+
+    def _find(self) -> None:
+        """Find the newest snapshot of this node, and listen for those that lack it."""
+        try:
+            found = snapshot.newest(self._search)
+            port = 0
+            if found.path and len(self._peers) > 1:
+                self._listener = socket.socket()
+                self._listener.bind((self._peers[self._node].address, 0))
+                self._listener.listen(len(self._peers) + MAX_STRANGERS)
+                port = self._listener.getsockname()[1]
+                threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
+            self._found = Offer(found, port)
+        except Exception as error:  # of which the supervisor must know, whatever it is
+            self._error = f"its newest snapshot was not found: {crash.last_line(error)}"
+
+    def _copy(self) -> None:
+        """Begin to get the newest snapshot if this node lacks it."""
+        latest = (time.time() + LATEST) * 1e9
+        for node, offer in sorted(self._offers.items()):
+            if why := refusal(offer.snapshot, self._search, latest):
+                self._error = f"node {node} reports its newest snapshot, and {why}: nothing was copied"
+                return
+        nodes = [node for node, offer in sorted(self._offers.items()) if offer.snapshot.path]
+        if not nodes:
+            self._has_it = True
+            if self._node == min(self._peers):
+                self._note(f"no node has a snapshot that matches {', '.join(self._search.patterns)}")
+            return
+        source = max(nodes, key=lambda node: (self._offers[node].snapshot.mtime_ns, -node))
+        wanted = self._offers[source].snapshot
+        same = (wanted.path, wanted.digest)
+        lacking = [
+            node
+            for node, one in sorted(self._offers.items())
+            if (one.snapshot.path, one.snapshot.digest) != same
+        ]
+        if lacking and self._node in (source, *lacking):
+            where = ", ".join(map(str, lacking))
+            size = f"{wanted.size / 1e6:,.1f} MB"
+            self._note(
+                f"copying {wanted.path}, {size}, the newest snapshot, from node {source} to node {where}"
+            )
+        if self._node not in lacking:
+            self._has_it = True
+            return
+        self._receiver = threading.Thread(target=self._receive, args=(source,), daemon=True)
+        self._receiver.start()
+
+    def _note(self, text: str) -> None:
+        job_record.note(store.job_folder(self._request.job), text)
+
+    def _note_damaged(self, names: tuple[str, ...]) -> None:
+        for name in names[:SHOWN]:
+            self._note(f"node {self._node}: {name} is damaged; an older snapshot is used")
+
+    # -- sending and receiving ---------------------------------------------------------------------------------
+
+    def _open(self, connection: socket.socket) -> Optional[Link]:
+        """Return the link of a connection, or None, with the connection closed, where none is wanted any more."""
+        link = Link(connection, self._request.gang.secret, PURPOSE)
+        with self._lock:
+            if not self._closed and len(self._links) < len(self._peers) + MAX_STRANGERS:
+                self._links.add(link)
+                return link
+        link.close()
+        return None
+
+    def _forget(self, link: Link) -> None:
+        with self._lock:
+            self._links.discard(link)
+        link.close()
+
+    def _serve(self, listener: socket.socket) -> None:
+        """Accept connections until this is closed."""
+        with listener, contextlib.suppress(OSError):
+            while not self._closed:
+                accepted, _ = listener.accept()
+                link = self._open(accepted)
+                if link is not None:
+                    threading.Thread(target=self._give, args=(link,), daemon=True).start()
+
+    def _give(self, link: Link) -> None:
+        """Send the snapshot to a node of the job. One that does not get it says so itself."""
+        try:
+            link.accept()
+            if self._found is not None:
+                found = self._found.snapshot
+                link.send(store.project_folder(self._request.project) / found.path, found.size)
+        except REFUSED:
+            pass  # a stranger, or a node that was lost
+        finally:
+            self._forget(link)
+
+    def _receive(self, source: int) -> None:
+        """Get the snapshot of that node."""
+        offer, peer = self._offers[source], self._peers[source]
+        try:
+            link = self._open(socket.create_connection((peer.address, offer.port), CONNECT))
+            if link is None:
+                return
+            try:
+                link.connect()
+                snapshot.write(self._request.project, offer.snapshot, link.receive)
+            finally:
+                self._forget(link)
+            self._has_it = True
+        except (Exception, SystemExit) as error:
+            text = str(error) if isinstance(error, (*REFUSED, SystemExit)) else crash.last_line(error)
+            self._error = f"{offer.snapshot.path} was not copied from node {source}: {text}"
