@@ -40,6 +40,8 @@ VERSION = 3
 
 LAUNCHER_RANK = -1  # the rank number of the launcher's (torchrun's) own log
 SETUP_RANK = -2  # the rank number of the log of the setup commands
+NOTE = "--- cloudddp: "  # begins each line that the agents add to a log
+RESTART_NOTE = f"{NOTE}restart "  # that before the lines of the next attempt
 
 TASK_VARIABLE = "CLOUDDDP_TASK"  # marks every process of a job on a node; children inherit it
 ATTEMPT_VARIABLE = "CLOUDDDP_ATTEMPT"  # of every rank: how often the job was started again

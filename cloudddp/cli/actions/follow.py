@@ -12,7 +12,7 @@ import click
 
 from cloudddp import signals, timings
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol import LAUNCHER_RANK, SETUP_RANK
+from cloudddp.agent.protocol import LAUNCHER_RANK, NOTE, RESTART_NOTE, SETUP_RANK
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.cli.actions import deadlines
 from cloudddp.cli.console import Console
@@ -175,8 +175,9 @@ def line_printer(
 
     def show(node: int, rank: int, line: str) -> None:
         if rank in (LAUNCHER, SETUP):
-            if launcher or rank == SETUP:
-                label = f"[{'setup' if rank == SETUP else 'launcher'} | node {node}]"
+            if launcher or rank == SETUP or is_note(line):
+                who = "setup | " if rank == SETUP else "launcher | " if launcher else ""
+                label = f"[{who}node {node}]"
                 write(f"{click.style(label, dim=True) if styled else label} {shown(line)}")
             return
         label = f"[rank {rank} | node {node}]"
@@ -184,6 +185,11 @@ def line_printer(
         write(f"{click.style(label, fg=colour) if styled else label} {shown(line)}")
 
     return show
+
+
+def is_note(line: str) -> bool:
+    """Whether a line of a launcher's log is for the user: a note of an agent, which no rank's log has."""
+    return line.startswith(NOTE) and not line.startswith(RESTART_NOTE)
 
 
 def quiet_reporter(console: Console) -> Callable[[int, bool], None]:

@@ -18,6 +18,7 @@ from cloudddp.cli.actions.follow import (
     LAUNCHER,
     SETUP,
     ended_nodes_query,
+    is_note,
     line_printer,
     quiet_reporter,
     report_end,
@@ -172,7 +173,7 @@ def _printer(console: Console, *, as_json: bool, raw: bool, launcher: bool) -> P
         return line_printer(console, launcher=launcher)
 
     def show(node: int, rank: int, line: str) -> None:
-        if rank != LAUNCHER or launcher:
+        if rank != LAUNCHER or launcher or is_note(line):
             value = {"node": node, "rank": None if rank < 0 else rank, "line": line}
             if rank == SETUP:
                 value["setup"] = True

@@ -15,6 +15,7 @@ from typing import Optional
 
 from agent import phases, store
 from agent.commands import run_quietly
+from cloudddp.agent.protocol import NOTE, RESTART_NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import MAX_AGO, Observed
 from cloudddp.agent.protocol.jobs import RankRecord
@@ -124,8 +125,8 @@ def last_lines(path: Path) -> tuple[str, ...]:
     lines = data.decode(errors="replace").splitlines()
     if size > TAIL_BYTES and len(lines) > 1:
         del lines[0]  # begins in its middle
-    begin = max((n for n, line in enumerate(lines, 1) if line.startswith(phases.RESTART_NOTE)), default=0)
-    lines = [line for line in lines[begin:] if not line.startswith(phases.NOTE)]
+    begin = max((n for n, line in enumerate(lines, 1) if line.startswith(RESTART_NOTE)), default=0)
+    lines = [line for line in lines[begin:] if not line.startswith(NOTE)]
     return tuple(line[:MAX_LINE] for line in lines[-MAX_LINES:])
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Optional
 
 from agent import phases, processes, store
+from cloudddp.agent.protocol import NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
@@ -75,12 +76,13 @@ class JobRecord:
         return time.monotonic() - (0.0 if marked is None else max(time.time() - marked, 0.0))
 
 
-def note(folder: Path, text: str) -> None:
-    """Write into every log that this node has of the job what the agents do with it."""
+def note(folder: Path, text: str, *, launcher: bool = False) -> None:
+    """Write into the log of every rank on this node what the agents do with the job: into that of the launcher if no rank has
+    one yet, or if `launcher`."""
     shown = "".join(char if char.isprintable() else "?" for char in text)  # it may hold names of files
-    line = f"{phases.NOTE}{shown} ---\n".encode(errors="replace")
+    line = f"{NOTE}{shown} ---\n".encode(errors="replace")
     ranks = [path for _, path in phases.rank_files(folder, ".log")]
-    for path in [folder / "launcher.log", *ranks]:
+    for path in [*([folder / "launcher.log"] if launcher or not ranks else []), *ranks]:
         with contextlib.suppress(OSError), open(path, "ab+") as log:
             size = log.seek(0, os.SEEK_END)
             # A progress bar ends with a carriage return: the note would overwrite its last state.

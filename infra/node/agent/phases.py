@@ -22,9 +22,6 @@ from cloudddp.agent.protocol.jobs import MAX_NODES, MAX_RANK, MAX_RANKS, MAX_RES
 from cloudddp.agent.protocol.phases import LOG_MB, MAX_RUNNING, MAX_TOKEN, JobPhase
 from cloudddp.agent.protocol.verdict import Verdict
 
-NOTE = "--- cloudddp: "  # begins each line that the agents add to a log
-RESTART_NOTE = f"{NOTE}restart "  # that before the lines of the next attempt
-
 JOB_FILE = "job.json"
 STATE_FILE = "state.json"
 SETUP_FILE = "setup.json"

@@ -417,6 +417,6 @@ class _Supervisor:
         why = ""
         if verdict.first is not None and verdict.first.rank is not None:
             why = f": rank {verdict.first.rank} on node {verdict.first.node} failed"
-        job_record.note(self._record.folder, f"restart {number}{why}")
+        job_record.note(self._record.folder, f"restart {number}{why}", launcher=True)
         self._begin(number)
         self._launch()
