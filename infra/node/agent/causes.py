@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from agent import phases, store
+from agent import store
 from agent.commands import run_quietly
 from cloudddp.agent.protocol import NOTE, RESTART_NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
