@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
 
 import pytest
-from support.agentnode import until
+from support.agentnode import processes_of, until
 from support.gangs import Gangs, Make, kill
 
 from cloudddp.agent.protocol.phases import JobPhase
@@ -134,6 +137,59 @@ def test_same_failure_to_copy_is_not_repeated_for_ever(gangs: Make) -> None:
     job.start(FINDS, FINDS, snapshots=SNAPSHOTS, resumed_from="20260101-000000-abcd", retries=9)
     verdict = job.verdict()
     assert (verdict.restarts, verdict.refusal) == (2, "the same failure has occurred 3 times")
+
+
+def test_file_that_a_killed_agent_has_begun_is_no_snapshot(gangs: Make) -> None:
+    job = gangs(2)
+    hold(job, 0, "runs/step.bin", b"saved", 1e9)
+    begun = [hold(job, node, "runs/.4711.cloudddp-tmp", b"half", 2e9) for node in range(2)]
+    every = SnapshotSearch("p", ("runs/*",))
+    job.start(FINDS, FINDS, snapshots=every, resumed_from="20260101-000000-abcd")
+    assert job.verdict().phase is JobPhase.SUCCEEDED
+    assert finds(job, 1) == ["finds step.bin:saved:1000000000000000000"]
+    assert not begun[1].exists()
+
+
+def test_strangers_do_not_keep_a_node_from_its_snapshot(gangs: Make) -> None:
+    """A program on the node opens connections to its port all the time, and says nothing."""
+    job = gangs(2)
+    hold(job, 0, "runs/step.bin", bytes(400_000_000), 1e9)
+    done, ports, open_ones = threading.Event(), set[int](), []
+
+    def strangers() -> None:
+        while not done.is_set():
+            for port in listeners(job, 0):
+                ports.add(port)
+                with contextlib.suppress(OSError):
+                    open_ones.append(socket.create_connection(("127.0.0.1", port), 1.0))
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=strangers)
+    thread.start()
+    try:
+        job.start(FINDS, FINDS, snapshots=SNAPSHOTS, resumed_from="20260101-000000-abcd")
+        assert job.verdict().phase is JobPhase.SUCCEEDED
+    finally:
+        done.set()
+        thread.join()
+        for one in open_ones:
+            one.close()
+    assert ports
+    assert finds(job, 1)[0].startswith("finds step.bin:")
+
+
+def listeners(job: Gangs, node: int) -> set[int]:
+    """The ports at which a snapshot is offered: those of the job's own connections are known."""
+    known = {peer.port for peer in job.gang.peers}
+    sockets = set()
+    for pid in processes_of(job[node].home):
+        with contextlib.suppress(OSError):
+            sockets |= {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    found = {
+        int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets
+    }
+    return found - known
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def _write(stream: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, entry
             path.unlink()
         os.symlink(entry.target, path)
         return
-    temporary = path.with_name(f".{os.getpid()}.cloudddp-tmp")
+    temporary = files.temporary(path)
     source = stream.extractfile(member)
     if source is None:
         raise SystemExit(f"not a regular file in the stream: {member.name!r}")

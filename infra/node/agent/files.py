@@ -11,6 +11,8 @@ from agent import store
 from cloudddp.agent.protocol.codec import ProtocolError, decode_mapping
 from cloudddp.agent.protocol.manifest import Entry, Manifest, entry_of
 
+TEMPORARY = ".cloudddp-tmp"  # ends the name of a file that is being written
+
 
 def manifest_file(folder: Path) -> Path:
     return store.ROOT / f"manifest-{folder.name}.json"
@@ -37,6 +39,11 @@ def describe(path: Path) -> Optional[Entry]:
         return entry_of(info, os.readlink(path) if stat.S_ISLNK(info.st_mode) else "")
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return None
+
+
+def temporary(path: Path) -> Path:
+    """Return where a file is written before it gets its name. One that a killed process has left is no snapshot and no result."""
+    return path.with_name(f".{os.getpid()}{TEMPORARY}")
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -130,7 +130,11 @@ class Scan:
                 for entry in entries:
                     name = f"{below}/{entry.name}" if below else entry.name
                     self.late = self.late or time.monotonic() > deadline
-                    if entry.name in CACHES or entry.name.endswith(".pyc") or name in self.scratch:
+                    if (
+                        entry.name in CACHES
+                        or entry.name.endswith((".pyc", files.TEMPORARY))
+                        or name in self.scratch
+                    ):
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(name)

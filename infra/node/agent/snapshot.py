@@ -27,7 +27,8 @@ def newest(search: SnapshotSearch) -> Snapshot:
             with contextlib.suppress(OSError, UnicodeEncodeError):
                 name.encode()
                 info = os.lstat(path)
-                if stat.S_ISREG(info.st_mode) and len(name) <= MAX_PATH and name not in excluded:
+                usual = stat.S_ISREG(info.st_mode) and not name.endswith(files.TEMPORARY)
+                if usual and len(name) <= MAX_PATH and name not in excluded:
                     found[name] = (max(info.st_mtime_ns, 0), info.st_size)
     skipped: list[str] = []
     for name, (mtime_ns, size) in sorted(found.items(), key=lambda item: item[1], reverse=True):
@@ -62,7 +63,10 @@ def write(project: str, wanted: Snapshot, read: Callable[[int], bytes]) -> None:
     announced. Raises OSError, and SystemExit for anything else that is not as announced."""
     path = files.replaceable(store.project_folder(project), wanted.path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}.cloudddp-tmp")
+    temporary = files.temporary(path)
+    for stale in path.parent.glob(f".*{files.TEMPORARY}"):  # by an agent that was killed
+        with contextlib.suppress(OSError):
+            stale.unlink()
     found, left = hashlib.sha256(), wanted.size
     try:
         with open(temporary, "wb") as target:

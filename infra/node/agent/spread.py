@@ -27,6 +27,7 @@ LONGEST = 3600.0  # seconds for all of it: a disk may never answer
 MAX_STRANGERS = 64  # connections at a time, besides those of the nodes
 WAIT = 2.0  # seconds for a thread to remove the file that it has begun
 SHOWN = 3  # damaged snapshots that are named
+PAUSE = 0.2
 PURPOSE = "spread"
 
 
@@ -199,13 +200,12 @@ class Spread:
 
     def _receive(self, source: int) -> None:
         """Get the snapshot of that node."""
-        offer, peer = self._offers[source], self._peers[source]
+        offer = self._offers[source]
         try:
-            link = self._open(socket.create_connection((peer.address, offer.port), CONNECT))
+            link = self._connected(source, offer.port)
             if link is None:
                 return
             try:
-                link.connect()
                 snapshot.write(self._request.project, offer.snapshot, link.receive)
             finally:
                 self._forget(link)
@@ -213,3 +213,21 @@ class Spread:
         except (Exception, SystemExit) as error:
             text = str(error) if isinstance(error, (*REFUSED, SystemExit)) else crash.last_line(error)
             self._error = f"{offer.snapshot.path} was not copied from node {source}: {text}"
+
+    def _connected(self, source: int, port: int) -> Optional[Link]:
+        """Connect to that node, again while strangers take its connections. Return None after `close`. Raises what REFUSED
+        names."""
+        deadline = time.monotonic() + CONNECT
+        while True:
+            link = None
+            try:
+                link = self._open(socket.create_connection((self._peers[source].address, port), CONNECT))
+                if link is not None:
+                    link.connect()
+                return link
+            except REFUSED:
+                if link is not None:
+                    self._forget(link)
+                if self._closed or time.monotonic() > deadline:
+                    raise
+            time.sleep(PAUSE)
