@@ -7,7 +7,7 @@ from collections.abc import Callable
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import MAX_REPLY
-from cloudddp.agent.protocol.machine import MAX_MANIFEST, ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
 from cloudddp.cluster import host_keys
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.progress import ProgressCallback, ignore
@@ -163,7 +163,7 @@ def probe(
         request,
         ship=new,
         timeout=_PROBE_SECONDS + wait_boot + gpu_seconds + torch_seconds,
-        limit=MAX_MANIFEST if manifest else MAX_REPLY,
+        limit=MAX_FOLDERS if manifest else MAX_REPLY,
     )
     for rank, reply in replies.items():
         if not reply.interface:

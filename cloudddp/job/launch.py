@@ -1,7 +1,7 @@
 """Launching a job: check, sync, set up, start the ranks on every node.
 
-At most three batched steps per node before ranks run: probe (which ships the agent and compares files), apply and
-setup where something has changed, start.
+At most three batched steps per node before ranks run: probe (which ships the agent and compares files), receive
+and setup where something has changed, start.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def prepare(root: Path, here: Path, script: Script, config: Config, *, fresh: bo
     _check_inputs(root, config.setup.inputs, files.manifest)
     found = scripts.resolve(root, here, script, files.manifest, config.job.env)
     if fresh:
-        sync.check_size(files, sync.difference(files.manifest, {}), config.sync.max_mb)
+        sync.check_size(files.manifest, files.manifest, config.sync.max_mb)
         _check_rank_counts(config, config.cluster.nodes)
     return found
 
@@ -98,7 +98,7 @@ def launch(
     _check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
     hold.begin(runner, probes)
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
-    sync.update(runner, probes, config, files, progress)
+    sync.update(runner, cluster, probes, config, files, progress)
     _set_up(runner, probes, config, job, progress, on_setup_line)
     if job.resumed_from and not config.job.snapshots:
         progress(snapshots.NONE_COPIED)

@@ -6,6 +6,7 @@ the .gitignore files found on the way. Files that a job writes on a node are in 
 
 from __future__ import annotations
 
+import functools
 import os
 import posixpath
 import re
@@ -16,7 +17,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Manifest, entry_of, manifest_digest
+from cloudddp.agent.protocol.manifest import (
+    FILE,
+    MAX_FILES,
+    Entry,
+    Folder,
+    Manifest,
+    entry_of,
+    folder_digests,
+    manifest_digest,
+    manifest_to_wire,
+    nested,
+)
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 
@@ -35,7 +47,7 @@ NEVER_SENT = (
 _SECRET = re.compile(r"\.env(?:\..*)?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """The project's files on this computer, at one moment."""
 
@@ -48,10 +60,19 @@ class Snapshot:
         """Bytes of all files."""
         return sum(entry.size for entry in self.manifest.values())
 
+    @functools.cached_property
+    def folders(self) -> dict[str, Folder]:
+        """The manifest by folder, in wire form."""
+        return nested(manifest_to_wire(self.manifest))
+
+    @functools.cached_property
+    def folder_digests(self) -> dict[str, str]:
+        """A digest for each folder, equal for equal ones; a node computes the same."""
+        return folder_digests(self.folders)
+
     @property
     def digest(self) -> str:
-        """Equal for equal manifests; a node computes the same."""
-        return manifest_digest(self.manifest)
+        return manifest_digest(self.folder_digests)
 
 
 def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) -> Snapshot:

@@ -30,7 +30,7 @@ from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbea
 from cloudddp.agent.protocol.gang import Gang, Peer
 from cloudddp.agent.protocol.jobs import JobsRequest, JobState
 from cloudddp.agent.protocol.kill import KillReply, KillRequest
-from cloudddp.agent.protocol.machine import MAX_MANIFEST, ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.start import Process, StartReply, StartRequest
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ class Node:
         if done.returncode:
             raise Refused(done)
         kind: Any = request.REPLY
-        reply: T = decode(done.stdout.rstrip(), kind, limit=MAX_MANIFEST)
+        reply: T = decode(done.stdout.rstrip(), kind, limit=MAX_FOLDERS)
         return reply
 
     def probe(self, **changes: Any) -> ProbeReply:

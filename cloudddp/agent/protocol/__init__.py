@@ -12,7 +12,9 @@ Each module holds one topic, so that a step of the agent loads only what it need
     codec     JSON <-> dataclass; ProtocolError
     machine   probe
     manifest  the files of a project
-    files     apply, pack
+    files     pack
+    transfer  receive: the frames that bring the project's files
+    sending   files -> frames
     phases    JobPhase
     jobs      JobState; jobs
     start     setup, start

@@ -1,53 +1,10 @@
-"""The project's files on a node: `apply` and `pack`."""
+"""The files of a node that go to the laptop: `pack`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cloudddp.agent.protocol.codec import (
-    MAX_COUNT,
-    MAX_PATH,
-    ProtocolError,
-    check_job_id,
-    check_length,
-    check_project,
-    check_range,
-)
-from cloudddp.agent.protocol.manifest import Entry, check_wire_manifest
-
-
-@dataclass(frozen=True)
-class ApplyReply:
-    """How many files were written and deleted."""
-
-    written: int
-    deleted: int
-
-    def __post_init__(self) -> None:
-        check_range("written", self.written, 0, MAX_COUNT)
-        check_range("deleted", self.deleted, 0, MAX_COUNT)
-
-
-@dataclass(frozen=True)
-class ApplyRequest:
-    """Followed on stdin by a tar stream of `send` files. `manifest` (all files that the project then has) and `delete`
-    are in wire form."""
-
-    project: str
-    manifest: dict[str, Entry]
-    delete: tuple[str, ...]
-    send: int
-
-    STEP = "apply"
-    REPLY = ApplyReply
-
-    def __post_init__(self) -> None:
-        check_project(self.project)
-        check_range("send", self.send, 0, MAX_COUNT)
-        check_wire_manifest(self.manifest)
-        for path in self.delete:
-            if max(path, default="\0") > "\xff":
-                raise ProtocolError("a path is not bytes")
+from cloudddp.agent.protocol.codec import MAX_PATH, check_job_id, check_length, check_project
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     is_plain,
 )
-from cloudddp.agent.protocol.manifest import Entry, check_wire_manifest
+from cloudddp.agent.protocol.manifest import FOLDER_DIGEST, MAX_FILES
 from cloudddp.agent.protocol.phases import MAX_RUNNING
 from cloudddp.agent.protocol.poweroff import PowerOffReply
 
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
-MAX_MANIFEST = 16 << 20  # bytes of a reply that holds a manifest: 100,000 files take 12 MB
+MAX_FOLDERS = 16 << 20  # bytes of a reply that holds the digests of a project's folders
 MAX_GPUS = 256
 MAX_EFA = 256
 MAX_WAIT = 86_400.0  # seconds
@@ -35,8 +35,8 @@ def is_interface(name: str) -> bool:
 @dataclass(frozen=True)
 class ProbeReply:
     """`interface` carries the private address, '' if none does. `free_port` and `agent_port` are
-    free, for the rendezvous and for the agents of a job. `running` are job ids. `manifest` is in wire form, and
-    None where it is the laptop's or was not requested."""
+    free, for the rendezvous and for the agents of a job. `running` are job ids. `folders` are the digests of the project's
+    folders (manifest.py), and None where all are the laptop's or were not requested."""
 
     interface: str
     gpus: int
@@ -49,7 +49,7 @@ class ProbeReply:
     timer_state: str  # systemd's ActiveState of the deadline timer, '' unless it was asked for
     timer_next: str  # systemd's NextElapseUSecRealtime, '' where none is planned
     running: tuple[str, ...]
-    manifest: Optional[dict[str, Entry]] = None
+    folders: Optional[dict[str, str]] = None  # by path, in wire form
     torch_gpus: Optional[int] = (
         None  # that PyTorch can use; None where it was not asked, or `python` has no torch
     )
@@ -77,7 +77,10 @@ class ProbeReply:
         check_length("running", self.running, MAX_RUNNING)
         for job in self.running:
             check_job_id("running", job)
-        check_wire_manifest(self.manifest or {})
+        check_length("folders", self.folders or {}, MAX_FILES)
+        for path, digest in (self.folders or {}).items():
+            check_length("a path", path, MAX_PATH)
+            check_length("a digest", digest, FOLDER_DIGEST)
 
     @property
     def deadline_armed(self) -> bool:

@@ -1,7 +1,7 @@
 """The manifest: the files of a project, on the laptop and on a node.
 
 It maps each path of the project to its Entry. Both sides make it by the same rules, and compare digests before they
-send one. File names need not be UTF-8: in memory Python escapes such bytes (os.fsdecode), and on the wire a path has
+send any of it: one for the project, then one for each folder. File names need not be UTF-8: in memory Python escapes such bytes (os.fsdecode), and on the wire a path has
 one character for each of its bytes (latin-1).
 """
 
@@ -17,6 +17,7 @@ from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, che
 
 FILE, LINK = "f", "l"  # kinds of an entry
 MAX_FILES = 100_000  # of a project, links included
+FOLDER_DIGEST = 16  # characters
 
 
 class Entry(NamedTuple):
@@ -42,10 +43,36 @@ def entry_of(info: os.stat_result, target: str = "") -> Optional[Entry]:
     return None
 
 
-def manifest_digest(manifest: Mapping[str, Entry]) -> str:
-    import hashlib  # 2 ms: few steps need it
+Folder = dict[str, Entry]  # name in the folder -> entry
 
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+def nested(manifest: Mapping[str, Entry]) -> dict[str, Folder]:
+    """Return the entries of a manifest by folder, sorted."""
+    folders: dict[str, Folder] = {}
+    for path in sorted(manifest):
+        folder, _, name = path.rpartition("/")
+        files = folders.get(folder)
+        if files is None:
+            files = folders[folder] = {}
+        files[name] = manifest[path]
+    return folders
+
+
+def folder_digests(folders: Mapping[str, Folder]) -> dict[str, str]:
+    """Return a digest for each folder's own files, equal where these are equal."""
+    from hashlib import sha256  # 2 ms: few steps need it
+
+    return {
+        folder: sha256(json.dumps(list(files.items())).encode()).hexdigest()[:FOLDER_DIGEST]
+        for folder, files in folders.items()
+    }
+
+
+def manifest_digest(folders: Mapping[str, str]) -> str:
+    """Return the digest of a manifest from those of its folders."""
+    from hashlib import sha256
+
+    return sha256(json.dumps(sorted(folders.items())).encode()).hexdigest()
 
 
 def path_to_wire(path: str) -> str:
@@ -57,7 +84,13 @@ def path_from_wire(path: str) -> str:
 
 
 def manifest_to_wire(manifest: Mapping[str, Entry]) -> Manifest:
-    return {path_to_wire(k): Entry(*v[:4], path_to_wire(v[4])) for k, v in manifest.items()}
+    """Return the manifest with wire paths. Texts in ASCII are shared, not copied."""
+    return {
+        (k if k.isascii() else path_to_wire(k)): (
+            v if v.target.isascii() else v._replace(target=path_to_wire(v.target))
+        )
+        for k, v in manifest.items()
+    }
 
 
 def manifest_from_wire(manifest: Mapping[str, Entry]) -> Manifest:

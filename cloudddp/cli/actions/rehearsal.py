@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 from cloudddp.agent import build, client
 from cloudddp.agent.protocol.codec import decode, encode
-from cloudddp.agent.protocol.files import ApplyReply, ApplyRequest
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
+from cloudddp.agent.protocol.transfer import DONE, ReceiveEvent, ReceiveReply, ReceiveRequest, Wants
 from cloudddp.aws import instance_types, inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
@@ -79,19 +79,48 @@ class Nodes:
         *,
         stdin: bytes | Iterable[bytes] = b"",
         command_timeout: float | None = 60.0,  # noqa: ARG002  the protocol's
-        on_stdout: Callable[[bytes], None] | None = None,  # noqa: ARG002
+        on_stdout: Callable[[bytes], None] | None = None,
         on_stderr: Callable[[bytes], None] | None = None,  # noqa: ARG002
         limit: int = 0,  # noqa: ARG002
         total_timeout: float | None = None,  # noqa: ARG002
     ) -> Result:
-        data = stdin if isinstance(stdin, bytes) else b"".join(stdin)
         step = client.step_of(command)
+        if step == ReceiveRequest.STEP and on_stdout is not None:
+            return self._receive(
+                node, command, iter(stdin) if not isinstance(stdin, bytes) else iter(()), on_stdout
+            )
+        data = stdin if isinstance(stdin, bytes) else b"".join(stdin)
         if self._print:
             for line in self._shown(node, step, command, data):
                 self._print(line)
         if "make-host-key" in command:
             return Result(0, keys.generate().public.encode(), b"")
         return Result(0, self._answer(step), b"")
+
+    def _receive(
+        self, node: int, command: str, stdin: Iterator[bytes], report: Callable[[bytes], None]
+    ) -> Result:
+        """Take the files as the first node of the chain does; the others get them from it."""
+        request = decode(next(stdin), ReceiveRequest)
+        size = 0
+        if request.position == 0:
+            report(encode(ReceiveEvent(wants=Wants(everything=True))) + b"\n")
+            for piece in stdin:
+                size += len(piece)
+                if piece[:1] == bytes((DONE,)):
+                    break
+        report(encode(ReceiveEvent(done=ReceiveReply())) + b"\n")
+        if self._print:
+            for line in self._shown(node, "", command, b""):
+                self._print(line)
+            peer = request.chain[max(request.position - 1, 0)]
+            origin = (
+                f"{size} bytes"
+                if request.position == 0
+                else f"from node {peer.node} ({peer.address}:{peer.port})"
+            )
+            self._print(f"  < the project's files, {origin}")
+        return Result(0, b"", b"")
 
     def _shown(self, node: int, step: str, command: str, data: bytes) -> Iterator[str]:
         """Yield the lines that show a command and what it gets on stdin."""
@@ -101,9 +130,6 @@ class Nodes:
             start = decode(message, StartRequest)
             for process in start.processes:
                 yield from _process(start.env, process, self._hidden)
-        elif step == ApplyRequest.STEP:
-            apply = decode(message, ApplyRequest)
-            yield f"  < {len(apply.manifest)} files, {len(data)} bytes as a tar stream; deletes {len(apply.delete)}"
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
         elif data and data != build.agent() and step:
@@ -112,14 +138,13 @@ class Nodes:
             yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"
 
     def _answer(self, step: str) -> bytes:
-        replies: dict[str, ProbeReply | ApplyReply | SetupReply | StartReply] = {
+        replies: dict[str, ProbeReply | SetupReply | StartReply] = {
             "probe": ProbeReply(
                 interface="ens5", gpus=self._gpus, cpus=self._cpus,
                 python="/opt/pytorch/bin/python", free_port=29500, agent_port=29501, time=time.time(), disk_free=1 << 40,
-                timer_state="active", timer_next="-", running=(), manifest={}, torch_gpus=self._gpus,
+                timer_state="active", timer_next="-", running=(), folders={}, torch_gpus=self._gpus,
                 efa=self._efa,
             ),
-            "apply": ApplyReply(written=0, deleted=0),
             "setup": SetupReply(exit_code=0),
             "start": StartReply(pid=1),
         }  # fmt: skip

@@ -8,7 +8,7 @@ below ~/.cloudddp/jobs/JOB/. The agent does not depend on AWS or torch.
 Each step is the module of its name with `REQUEST`, the type of its request, and `step(request)`:
 
     probe      inspect the machine; compare the project's files
-    apply      delete and write files of the project, from a tar stream on stdin
+    receive    delete and write files of the project, from the laptop or from another node
     setup      run the project's setup commands, once for each content
     start      start a job's processes on this node, detached
     follow     write a job's logs and states to stdout as they are produced

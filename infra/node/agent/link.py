@@ -1,7 +1,7 @@
-"""A connection between two agents of a job, for one snapshot: those of mesh.py carry short messages.
+"""A connection between two agents, for a snapshot or for the project's files: those of mesh.py carry short messages.
 
-Both sides prove that they know the secret of the job, and for what they have connected. What is said about the file carries an
-HMAC under it, and the file itself is verified by its SHA-256.
+Both sides prove that they know the secret of the job, or of the sync, and for what they have connected. What is said about a file
+carries an HMAC under it, and the file itself is verified by its SHA-256.
 """
 
 from __future__ import annotations
@@ -70,6 +70,20 @@ class Link:
         """Return up to so many bytes of the file that is sent."""
         self._socket.settimeout(STALLED)
         return self._input.read(most)
+
+    def read_all(self, size: int) -> bytes:
+        """Return so many bytes, fewer only at the end."""
+        self._socket.settimeout(STALLED)
+        return self._input.read(size)
+
+    def write_all(self, data: bytes) -> None:
+        self._socket.settimeout(STALLED)
+        self._socket.sendall(data)
+
+    def write_part(self, file: BinaryIO, offset: int, size: int) -> None:
+        """Send a part of a file, which has it."""
+        self._socket.settimeout(STALLED)
+        self._socket.sendfile(file, offset, size)
 
     def end(self) -> None:
         """Wake the thread that uses the connection; it has to close it."""

@@ -13,7 +13,13 @@ from agent import machine, phases, poweroff, store
 from agent.commands import run_quietly
 from agent.files import current_manifest
 from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
-from cloudddp.agent.protocol.manifest import MAX_FILES, Manifest, manifest_digest, manifest_to_wire
+from cloudddp.agent.protocol.manifest import (
+    MAX_FILES,
+    folder_digests,
+    manifest_digest,
+    manifest_to_wire,
+    nested,
+)
 
 REQUEST = ProbeRequest
 TIMER = "cloudddp-deadline.timer"
@@ -45,7 +51,7 @@ def step(request: ProbeRequest) -> ProbeReply:
         running=running,
         poweroff=poweroff.reply(),
         efa=machine.count_efa() if request.efa else 0,
-        manifest=_different_manifest(folder, request.manifest_digest),
+        folders=_different_folders(folder, request.manifest_digest),
         torch_gpus=torch_gpus,
         torch_error=torch_error,
     )
@@ -64,12 +70,13 @@ def _deadline_timer() -> dict[str, str]:
     return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
 
 
-def _different_manifest(folder: Path, digest: str) -> Optional[Manifest]:
-    """Return the project's manifest in wire form, or None where it has this digest or none was given."""
+def _different_folders(folder: Path, digest: str) -> Optional[dict[str, str]]:
+    """Return the digests of the project's folders, or None where the manifest has this digest or none was given."""
     if not digest:
         return None
-    manifest = current_manifest(folder)
-    if manifest_digest(manifest) == digest:
+    folders = folder_digests(nested(manifest_to_wire(current_manifest(folder))))
+    if manifest_digest(folders) == digest:
         return None
-    # After a broken transfer there may be more: the files of two syncs.
-    return manifest_to_wire(dict(itertools.islice(manifest.items(), MAX_FILES)))
+    return dict(
+        itertools.islice(folders.items(), MAX_FILES)
+    )  # after a broken transfer there may be those of two syncs

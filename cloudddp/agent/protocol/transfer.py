@@ -1,0 +1,345 @@
+"""The transfer of project files: from the laptop to one node, and from each node to the next.
+
+A receiver first gets the manifest, answers with the files that it lacks, and then gets those. All three are frames, equal on
+SSH and on the connections between nodes, so that a node passes on what it gets as it is. Whoever sends a file first seals
+the frames: an HMAC under the secret of this sync covers the head of a frame, and the heads hold the SHA-256 of the contents.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import struct
+import zlib
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Callable, NamedTuple, Optional
+
+from cloudddp.agent.protocol.codec import (
+    MAX_COUNT,
+    MAX_SIZE,
+    MAX_TEXT,
+    ProtocolError,
+    check_length,
+    check_project,
+    check_range,
+    decode,
+    encode,
+)
+from cloudddp.agent.protocol.gang import Peer
+from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_wire_manifest
+from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
+
+# Kinds of frames.
+LISTING, WANTS, BATCH, PART, END, DONE, ALIVE, SOURCE = range(1, 9)
+
+SMALL = 1 << 20  # bytes; several files up to this size are in one BATCH, larger ones in PARTs
+PART_SIZE = 1 << 20  # bytes
+MAX_HEAD = 1 << 20  # bytes; a batch of the smallest files has 16,384
+MAX_BATCH = 8192  # files
+MAX_BODY = 2 * SMALL
+MAX_LISTING = 64 << 20  # bytes, before and after decompression
+
+SEAL = 16  # bytes of an HMAC-SHA-256
+DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same ones
+PLAIN, ZLIB = 0, 1  # codecs
+
+_PREFIX = struct.Struct(">BIQ")  # kind, bytes of the head, bytes of the body
+_RECORD = struct.Struct(">IQqB16s")  # index, size, mtime in ns, flags, digest
+_PART = struct.Struct(">IQBI")  # index, offset, codec, bytes before compression
+_BATCH = struct.Struct(">BI")  # codec, bytes before compression
+_EXECUTABLE, _MISSING = 1, 2  # flags
+
+
+class Record(NamedTuple):
+    """A file as it was read: `number` is its index in the listing, its size in bytes. `missing`: the sender does not have it, and there are no
+    contents."""
+
+    number: int
+    size: int
+    mtime_ns: int
+    executable: bool
+    digest: bytes
+    missing: bool = False
+
+    @property
+    def mode(self) -> int:
+        return 0o755 if self.executable else 0o644
+
+
+class Frame(NamedTuple):
+    """`raw` is the whole frame, for those to which it is passed on."""
+
+    kind: int
+    head: bytes
+    body: bytes
+    raw: bytes
+
+
+# -- frames ------------------------------------------------------------------------------------------------
+
+
+def seal(secret: bytes, kind: int, head: bytes) -> bytes:
+    return hmac.digest(secret, bytes((kind,)) + head, "sha256")[:SEAL]
+
+
+def frame(secret: bytes, kind: int, head: bytes = b"", body: bytes = b"") -> bytes:
+    return b"".join((_PREFIX.pack(kind, len(head), len(body)), seal(secret, kind, head), head, body))
+
+
+def read_frame(read: Callable[[int], bytes], secret: bytes) -> Frame:
+    """Return the next frame. `read(n)` returns n bytes, fewer only at the end. Raises EOFError at the end, ProtocolError."""
+    opening = read(_PREFIX.size + SEAL)
+    if len(opening) < _PREFIX.size + SEAL:
+        raise EOFError("the stream ended")
+    kind, head_size, body_size = _PREFIX.unpack_from(opening)
+    if not LISTING <= kind <= SOURCE or head_size > MAX_HEAD:
+        raise ProtocolError("not a frame of a transfer")
+    if body_size > (MAX_LISTING if kind in (LISTING, WANTS) else MAX_BODY):
+        raise ProtocolError("a frame is too long")
+    head = read(head_size) if head_size else b""
+    if not hmac.compare_digest(opening[_PREFIX.size :], seal(secret, kind, head)):
+        raise ProtocolError("a frame has no valid seal")
+    body = read(body_size) if body_size else b""
+    if len(head) < head_size or len(body) < body_size:
+        raise EOFError("the stream ended within a frame")
+    return Frame(kind, head, body, b"".join((opening, head, body)))
+
+
+# -- files ------------------------------------------------------------------------------------------------
+
+
+def _pack(record: Record) -> bytes:
+    flags = _EXECUTABLE * record.executable | _MISSING * record.missing
+    return _RECORD.pack(record.number, record.size, record.mtime_ns, flags, record.digest)
+
+
+def _unpack(fields: tuple[Any, ...]) -> Record:
+    index, size, mtime_ns, flags, digest = fields
+    return Record(index, size, mtime_ns, bool(flags & _EXECUTABLE), digest, bool(flags & _MISSING))
+
+
+def batch(secret: bytes, records: list[Record], contents: bytes, codec: int = PLAIN) -> bytes:
+    """Return the frame of several files."""
+    head = _BATCH.pack(codec, len(contents)) + b"".join(map(_pack, records))
+    return frame(secret, BATCH, head, _encoded(contents, codec))
+
+
+def read_batch(found: Frame) -> list[tuple[Record, memoryview]]:
+    """Return the files of a BATCH with their contents, which have been verified. Raises ProtocolError."""
+    codec, size = _BATCH.unpack_from(found.head)
+    if (len(found.head) - _BATCH.size) % _RECORD.size:
+        raise ProtocolError("a batch has half a record")
+    contents = memoryview(_decoded(found.body, codec, size))
+    files, at = [], 0
+    for fields in _RECORD.iter_unpack(found.head[_BATCH.size :]):
+        record = _unpack(fields)
+        data = contents[at : at + record.size]
+        if not record.missing and sha256(data).digest()[:DIGEST] != record.digest:
+            raise ProtocolError("the contents of a file were changed on the way")
+        at += record.size
+        files.append((record, data))
+    return files
+
+
+def indexes(found: Frame) -> list[int]:
+    """Return which files a BATCH has."""
+    return [fields[0] for fields in _RECORD.iter_unpack(found.head[_BATCH.size :])]
+
+
+def part(secret: bytes, index: int, offset: int, data: bytes, codec: int = PLAIN) -> bytes:
+    return frame(secret, PART, _PART.pack(index, offset, codec, len(data)), _encoded(data, codec))
+
+
+def part_begin(secret: bytes, index: int, offset: int, size: int) -> bytes:
+    """Return the beginning of a PART, which `size` bytes of the file have to follow."""
+    head = _PART.pack(index, offset, PLAIN, size)
+    return b"".join((_PREFIX.pack(PART, len(head), size), seal(secret, PART, head), head))
+
+
+def read_part(found: Frame) -> tuple[int, int, bytes]:
+    """Return index, offset and the data, which is verified with the whole file. Raises ProtocolError."""
+    index, offset, codec, size = _PART.unpack(found.head)
+    return index, offset, _decoded(found.body, codec, size)
+
+
+def end(secret: bytes, record: Record) -> bytes:
+    """Return the frame that ends a file that was sent in parts."""
+    return frame(secret, END, _pack(record))
+
+
+def read_end(found: Frame) -> Record:
+    return _unpack(_RECORD.unpack(found.head))
+
+
+def _encoded(data: bytes, codec: int) -> bytes:
+    return zlib.compress(data, 1) if codec == ZLIB else data
+
+
+def _decoded(data: bytes, codec: int, size: int) -> bytes:
+    if size > MAX_BODY:
+        raise ProtocolError("a frame is too long")
+    if codec == ZLIB:
+        data = _inflated(data, size)
+    if len(data) != size:
+        raise ProtocolError("a frame does not have the length that it names")
+    return data
+
+
+def _inflated(data: bytes, limit: int) -> bytes:
+    try:
+        inflate = zlib.decompressobj()
+        found = inflate.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise ProtocolError(f"not compressed data: {error}") from None
+    if len(found) > limit or not inflate.eof:
+        raise ProtocolError("compressed data is longer than it says")
+    return found
+
+
+# -- what is said about them ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of all folders that differ on some node, in wire form; a folder without files is one that is gone. `contents` is
+    the SHA-256 (its beginning, in hex) of files that may be there with another time, by path.
+
+    A file's index is its position in the folders, in order.
+    """
+
+    folders: dict[str, Folder]
+    contents: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_length("a listing", self.folders, MAX_FILES)
+        check_wire_manifest(dict(self.entries()))
+
+    def entries(self) -> list[tuple[str, Entry]]:
+        """Return path and entry by index, in wire form."""
+        return [
+            (f"{folder}/{name}" if folder else name, entry)
+            for folder, files in self.folders.items()
+            for name, entry in files.items()
+        ]
+
+    def frame(self, secret: bytes) -> bytes:
+        body = zlib.compress(encode(self), 1)
+        return frame(secret, LISTING, sha256(body).digest(), body)
+
+
+def read_listing(found: Frame) -> Listing:
+    """Raises ProtocolError."""
+    if found.kind != LISTING or sha256(found.body).digest() != found.head:
+        raise ProtocolError("not a listing")
+    return decode(_inflated(found.body, MAX_LISTING), Listing, limit=MAX_LISTING)
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a node lacks: the indexes of files, and how many bytes of one it has already. `everything`: all regular files of the
+    listing. `size` is the number of bytes to send, `delete` how many files the node will delete."""
+
+    everything: bool = False
+    files: tuple[int, ...] = ()
+    offsets: dict[str, int] = field(default_factory=dict)
+    size: int = 0
+    delete: int = 0
+
+    def __post_init__(self) -> None:
+        check_length("files", self.files, MAX_FILES)
+        check_length("offsets", self.offsets, MAX_FILES)
+        check_range("size", self.size, 0, MAX_SIZE)
+        check_range("delete", self.delete, 0, MAX_COUNT)
+        for index in self.files:
+            check_range("an index", index, 0, MAX_FILES)
+        for text, offset in self.offsets.items():
+            if not (text.isascii() and text.isdigit() and len(text) < 8):
+                raise ProtocolError("not an index")
+            check_range("an offset", offset, 0, MAX_SIZE)
+
+    def of(self, entries: list[tuple[str, Entry]]) -> list[tuple[int, int]]:
+        """Return index and offset of each file that is wanted. Raises ProtocolError for one that there is not."""
+        chosen = range(len(entries)) if self.everything else sorted(self.files)
+        if chosen and chosen[-1] >= len(entries):
+            raise ProtocolError("there is no such file")
+        offsets = {int(index): offset for index, offset in self.offsets.items()}
+        return [(index, offsets.get(index, 0)) for index in chosen if entries[index][1].kind == FILE]
+
+    def frame(self, secret: bytes) -> bytes:
+        body = encode(self)
+        return frame(secret, WANTS, sha256(body).digest(), body)
+
+
+def read_wants(found: Frame) -> Wants:
+    """Raises ProtocolError."""
+    if found.kind != WANTS or sha256(found.body).digest() != found.head:
+        raise ProtocolError("not a list of wanted files")
+    return decode(found.body, Wants, limit=MAX_LISTING)
+
+
+@dataclass(frozen=True)
+class ReceiveReply:
+    """How many files were written and deleted; the contents of `kept` ones were there already."""
+
+    written: int = 0
+    deleted: int = 0
+    kept: int = 0
+    received: int = 0  # bytes in frames
+
+    def __post_init__(self) -> None:
+        for name in ("written", "deleted", "kept"):
+            check_range(name, getattr(self, name), 0, MAX_COUNT)
+        check_range("received", self.received, 0, MAX_SIZE)
+
+
+@dataclass(frozen=True)
+class ReceiveEvent:
+    """A line of what a node reports meanwhile: the files that it lacks; what it has received; why it needs the files from the
+    laptop, and which nodes it could not use; the end."""
+
+    wants: Optional[Wants] = None
+    received: int = 0  # bytes
+    direct: str = ""
+    note: str = ""
+    done: Optional[ReceiveReply] = None
+
+    def __post_init__(self) -> None:
+        check_range("received", self.received, 0, MAX_SIZE)
+        check_length("direct", self.direct, MAX_TEXT)
+        check_length("note", self.note, MAX_TEXT)
+
+
+@dataclass(frozen=True)
+class ReceiveRequest:
+    """Followed on stdin by frames: those of the transfer for the node at position 0 of `chain`, whose source is the laptop. The
+    others connect to the node before them. SOURCE names another position, or `laptop`. The node reports ReceiveEvents,
+    one per line, serves the nodes after it, and ends when stdin does."""
+
+    project: str
+    secret: str
+    position: int
+    chain: tuple[Peer, ...]
+
+    STEP = "receive"
+
+    def __post_init__(self) -> None:
+        check_project(self.project)
+        check_length("secret", self.secret, MAX_TOKEN)
+        check_length("chain", self.chain, MAX_NODES)
+        check_range("position", self.position, 0, len(self.chain) - 1)
+
+
+LAPTOP = -1  # as a position
+
+
+def source(secret: bytes, position: int) -> bytes:
+    """Return the frame that names where the rest of the files comes from."""
+    return frame(secret, SOURCE, json.dumps(position).encode())
+
+
+def read_source(found: Frame) -> int:
+    position = json.loads(found.head)
+    if not isinstance(position, int) or not LAPTOP <= position <= MAX_NODES:
+        raise ProtocolError("not a position")
+    return position

@@ -1,0 +1,87 @@
+"""What is known about the contents of the project's files: their SHA-256 by path, size and time, from the last sync.
+
+A file that has only another time (after `git checkout`, or in a new clone) is not sent again: the nodes compare its SHA-256.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from cloudddp import local_state
+from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Manifest
+from cloudddp.agent.protocol.transfer import DIGEST, Record
+from cloudddp.errors import UsageError
+
+_MAX_BYTES = 32 << 20
+
+
+class _Known(NamedTuple):
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+class Contents:
+    """The contents of the files below `root`, in memory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        name = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        self._path = local_state.home() / "contents" / f"{name}.json"
+        self._known: dict[str, _Known] | None = None
+        self._changed = False
+
+    def of_touched(self, manifest: Manifest, paths: Iterable[str]) -> Mapping[str, str]:
+        """Return the SHA-256 of the files that have the size that they had, and another time."""
+        known = self._load()
+        found: dict[str, str] = {}
+        for path in paths:
+            entry, before = manifest[path], known.get(path)
+            if entry.kind != FILE or before is None or before.size != entry.size:
+                continue
+            if before.mtime_ns == entry.mtime_ns:
+                found[path] = before.digest
+                continue
+            with contextlib.suppress(OSError), (self._root / path).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").digest()[:DIGEST].hex()
+                found[path] = digest
+                self._set(path, _Known(entry.size, entry.mtime_ns, digest))
+        return found
+
+    def sent(self, path: str, record: Record, stable: bool) -> None:
+        if stable:
+            self._set(path, _Known(record.size, record.mtime_ns, record.digest.hex()))
+
+    def _set(self, path: str, known: _Known) -> None:
+        self._load()[path] = known
+        self._changed = True
+
+    def save(self, manifest: Manifest) -> None:
+        """Keep it for the next sync, as far as there are such files. Without it that sync sends more."""
+        if not self._changed:
+            return
+        kept = {path: known for path, known in self._load().items() if path in manifest}
+        with contextlib.suppress(OSError, UsageError):
+            local_state.write_atomic(self._path, json.dumps(kept))
+
+    def _load(self) -> dict[str, _Known]:
+        if self._known is None:
+            self._known = {}
+            with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+                data = self._path.read_bytes() if self._path.stat().st_size <= _MAX_BYTES else b"{}"
+                self._known = dict(_decoded(json.loads(data)))
+        return self._known
+
+
+def _decoded(found: object) -> Iterable[tuple[str, _Known]]:
+    """Yield what fits in a record that another program may have changed. Raises ValueError, TypeError."""
+    if not isinstance(found, dict) or len(found) > MAX_FILES:
+        raise ValueError
+    for path, (size, mtime_ns, digest) in found.items():
+        if isinstance(size, int) and isinstance(mtime_ns, int) and len(bytes.fromhex(digest)) == DIGEST:
+            yield path, _Known(size, mtime_ns, digest)

@@ -1,0 +1,313 @@
+"""Sends the project's files to the nodes: each byte leaves this computer once, and the nodes pass it on in a chain.
+
+Every node runs a `receive` step for as long as the transfer lasts. The first one of the chain gets the files on its stdin,
+each other one connects to the node before it, and to an earlier one if that does not work. A node that can reach none gets
+them from here. A node that falls behind is left to itself: the nodes after it are told to use another one.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloudddp.agent import client
+from cloudddp.agent.client import Runner
+from cloudddp.agent.decode import decode
+from cloudddp.agent.protocol import transfer
+from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.gang import Peer
+from cloudddp.agent.protocol.manifest import path_from_wire
+from cloudddp.agent.protocol.sending import Gone, Sender, Wanted
+from cloudddp.agent.protocol.transfer import (
+    LAPTOP,
+    PLAIN,
+    ZLIB,
+    Listing,
+    ReceiveEvent,
+    ReceiveReply,
+    ReceiveRequest,
+    Record,
+    Wants,
+)
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.errors import CloudDDPError, NodeError, Text
+from cloudddp.ssh.fleet import Outcome
+from cloudddp.text import one_line
+
+IDLE = (
+    1.0  # seconds without anything to send, after which a node gets to know that this computer is still there
+)
+TURN = 0.05  # seconds
+SILENCE = 60.0  # seconds without a report of a node
+MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
+
+# A node has fallen behind when the node before it has so many bytes more, and gets them so many times faster.
+BEHIND = 32 << 20
+FACTOR = 4
+RATE_SECONDS = 3.0  # over which rates are measured
+
+MEASURED = 4 << 20  # bytes after which the rate of the link is known
+COMPRESSOR = 30e6  # bytes per second: zlib's level 1 takes 20 to 40 ms for 1 MB
+SAMPLE = 1 << 16  # bytes of a frame that are compressed to see whether that is worth it
+WORTH = 0.9
+
+_CLOSE = object()
+
+
+@dataclass(slots=True)
+class _Node:
+    """One node of the chain, by what it has reported."""
+
+    rank: int
+    position: int
+    source: int  # the position of the node that it gets the files from, or LAPTOP
+    inbox: queue.SimpleQueue[object] = field(default_factory=queue.SimpleQueue)
+    received: deque[tuple[float, int]] = field(default_factory=lambda: deque([(time.monotonic(), 0)]))
+    line: bytearray = field(default_factory=bytearray)
+    begun: bool = False  # it has reported something
+    reply: ReceiveReply | None = None
+    ended: bool = False
+    avoided: bool = False  # the nodes after it use another one
+
+    @property
+    def bytes(self) -> int:
+        return self.received[-1][1]
+
+    @property
+    def rate(self) -> float:
+        (first, begin), (last, end) = self.received[0], self.received[-1]
+        return (end - begin) / max(last - first, 1e-3)
+
+
+class Transfer:
+    """One transfer of a listing to the nodes of a chain. `approve` gets what the first node lacks before anything is sent, and may
+    raise; `note` gets what the user should know; `sent` each file as it was read, and whether it was stable meanwhile."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        root: Path,
+        listing: Listing,
+        chain: Sequence[Peer],
+        *,
+        approve: Callable[[Wants], None],
+        note: Callable[[Text], None],
+        sent: Callable[[str, Record, bool], None],
+    ) -> None:
+        self._runner, self._root, self._listing = runner, root, listing
+        self._chain = tuple(chain)
+        self._approve, self._note, self._sent = approve, note, sent
+        self._secret = secrets.token_hex(32)
+        self._key = self._secret.encode()
+        self._nodes = {
+            peer.node: _Node(peer.node, position, position - 1) for position, peer in enumerate(chain)
+        }
+        self._lock = threading.RLock()
+        self._error: Exception | None = None  # of this computer: it ends the transfer
+        self._link = _Link()
+        self._is_approved = False
+        self._is_direct = False
+
+    def run(self) -> Outcome[ReceiveReply | None]:
+        """Return the nodes' replies and errors. Raises what `approve` raises, and CloudDDPError if a file cannot be read."""
+        outcome = self._runner.each(self._of_node, fatal=lambda _: False)
+        if self._error is not None:
+            raise self._error
+        return outcome
+
+    def _of_node(self, rank: int) -> ReceiveReply | None:
+        node = self._nodes.get(rank)
+        if node is None:
+            return None
+        request = ReceiveRequest(PROJECT, self._secret, node.position, self._chain)
+        try:
+            result = client.run_step(
+                self._runner, rank, request,
+                body=self._input(node), timeout=SILENCE, on_stdout=lambda data: self._received(node, data),
+            )  # fmt: skip
+            if node.reply is None and self._error is None:
+                raise NodeError(f"node {rank}: step {request.STEP!r} failed: {client.failure_text(result)}")
+            return node.reply
+        except ProtocolError as error:
+            raise client.unreadable(rank, ReceiveRequest.STEP, error) from None
+        finally:
+            self._ended(node)
+
+    def _ended(self, node: _Node) -> None:
+        """Note that a node needs nothing more; the last one ends the steps of all, which have served each other until then."""
+        with self._lock:
+            node.ended = True
+            if all(one.ended for one in self._nodes.values()):
+                self._close()
+
+    def _close(self) -> None:
+        for one in self._nodes.values():
+            one.inbox.put(_CLOSE)
+
+    def _fail(self, error: Exception) -> None:
+        """End the transfer for all nodes, since of this computer's fault."""
+        with self._lock:
+            self._error = self._error or error
+            self._close()
+
+    # -- to a node -----------------------------------------------------------------------------------------------
+
+    def _input(self, node: _Node) -> Iterator[bytes]:
+        """Yield what goes to the stdin of a node, b"" while there is nothing to send."""
+        if node.position == 0:
+            yield self._listing.frame(self._key)
+        quiet = 0.0
+        while True:
+            try:
+                todo = node.inbox.get(timeout=TURN)
+            except queue.Empty:
+                quiet += TURN
+                if quiet >= IDLE:
+                    quiet = 0.0
+                    yield transfer.frame(self._key, transfer.ALIVE)
+                else:
+                    yield b""
+                continue
+            if todo is _CLOSE:
+                return
+            if isinstance(todo, bytes):
+                yield todo
+            elif isinstance(todo, Wants):
+                try:
+                    yield from self._files(todo)
+                except Exception as error:
+                    self._fail(_explained(error))
+
+    def _files(self, wants: Wants) -> Iterator[bytes]:
+        entries = self._listing.entries()
+        wanted = [
+            Wanted(index, path_from_wire(entries[index][0]), offset) for index, offset in wants.of(entries)
+        ]
+        sender = Sender(str(self._root), self._key, sent=self._sent, choose=self._link.choose)
+        for frame in sender.frames(wanted):
+            began = time.monotonic()
+            yield frame
+            self._link.measure(len(frame), time.monotonic() - began)
+        yield transfer.frame(self._key, transfer.DONE)
+
+    # -- from a node ---------------------------------------------------------------------------------------------
+
+    def _received(self, node: _Node, data: bytes) -> None:
+        """Take what a node reports. Raises ProtocolError."""
+        node.line += data
+        if len(node.line) > MAX_LINE:
+            raise ProtocolError("a report is too long")
+        *lines, rest = bytes(node.line).split(b"\n")
+        node.line[:] = rest
+        for line in lines:
+            try:
+                event = decode(line, ReceiveEvent)
+            except ProtocolError:
+                if node.begun:
+                    raise
+                continue  # a .bashrc has written before
+            node.begun = True
+            self._act(node, event)
+
+    def _act(self, node: _Node, event: ReceiveEvent) -> None:
+        if event.received:
+            self._count(node, event.received)
+        if event.wants is not None:
+            self._send(node, event.wants)
+        if event.direct:
+            self._send_directly(node, event.direct)
+        elif event.note:
+            self._note(f"node {node.rank}: {one_line(event.note, 300)}")
+        if event.done is not None:
+            node.reply = event.done
+            self._ended(node)
+
+    def _send(self, node: _Node, wants: Wants) -> None:
+        wants.of(self._listing.entries())  # raises ProtocolError for what was not listed
+        with self._lock:
+            try:
+                if not self._is_approved:
+                    self._approve(wants)
+                    self._is_approved = True
+            except Exception as error:
+                self._fail(error)
+                return
+        node.inbox.put(wants)
+
+    def _send_directly(self, node: _Node, reason: str) -> None:
+        """Send the files to a node that can get them from no other one."""
+        with self._lock:
+            first, self._is_direct = not self._is_direct, True
+        if first:
+            self._note(
+                f"warning: the nodes cannot pass the files on ({one_line(reason, 300)}); sending from this computer"
+            )
+        node.source = LAPTOP
+        node.inbox.put(transfer.source(self._key, LAPTOP))
+        node.inbox.put(self._listing.frame(self._key))
+
+    def _count(self, node: _Node, received: int) -> None:
+        now = time.monotonic()
+        with self._lock:
+            node.received.append((now, received))
+            while len(node.received) > 2 and now - node.received[0][0] > RATE_SECONDS:
+                node.received.popleft()
+            for slow in fallen_behind(list(self._nodes.values())):
+                self._avoid(slow)
+
+    def _avoid(self, slow: _Node) -> None:
+        """Tell the nodes that get the files from this one to use the one before it."""
+        slow.avoided = True
+        after = [one for one in self._nodes.values() if one.source == slow.position and not one.ended]
+        for one in after:
+            one.source = slow.source
+            one.inbox.put(transfer.source(self._key, slow.source))
+        if after:
+            self._note(f"node {slow.rank} is slow; the nodes after it get the files from another one")
+
+
+def fallen_behind(nodes: Sequence[_Node]) -> list[_Node]:
+    """Return the nodes that hold up the ones after them."""
+    by_position = {one.position: one for one in nodes}
+    return [
+        one
+        for one in nodes
+        if not (one.avoided or one.ended)
+        and (before := by_position.get(one.source)) is not None
+        and before.bytes - one.bytes > BEHIND
+        and (before.ended or before.rate > FACTOR * one.rate)
+    ]
+
+
+class _Link:
+    """How fast this computer sends, and so whether compression is worth its time."""
+
+    def __init__(self) -> None:
+        self._bytes, self._seconds = 0, 0.0
+
+    def measure(self, size: int, seconds: float) -> None:
+        self._bytes += size
+        self._seconds += seconds
+
+    def choose(self, data: bytes) -> int:
+        """Return the codec for some data."""
+        if self._bytes < MEASURED or self._bytes / max(self._seconds, 1e-6) > COMPRESSOR:
+            return PLAIN
+        sample = data[:SAMPLE]
+        return ZLIB if sample and len(zlib.compress(sample, 1)) < WORTH * len(sample) else PLAIN
+
+
+def _explained(error: Exception) -> Exception:
+    if not isinstance(error, Gone):
+        return error
+    return CloudDDPError(
+        f"{error.path} disappeared before it was sent to the nodes: {error.error.strerror}",
+        hint="repeat the command; add temporary files to .gitignore or sync.exclude",
+    )

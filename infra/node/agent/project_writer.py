@@ -1,0 +1,243 @@
+"""Writes the files of a sync into the project's folder, through open folders, and never through a link.
+
+A file gets its name once it is complete. One that comes in parts is kept where it was begun, so that the next sync continues it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections import OrderedDict
+from hashlib import sha256
+from pathlib import Path
+from typing import Optional
+
+from agent import files, store
+from cloudddp.agent.protocol.codec import ProtocolError, decode_mapping
+from cloudddp.agent.protocol.manifest import Entry
+from cloudddp.agent.protocol.transfer import DIGEST, Record
+
+MAX_OPEN = 256  # folders
+PIECE = 1 << 20  # bytes
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class ProjectWriter:
+    """Writes below one folder. Names have been checked by files.inside. Not for use by several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folders: OrderedDict[str, int] = OrderedDict()
+        self._temporary = files.temporary(Path("x")).name
+        self._partials = Partials(folder)
+        os.umask(0o022)  # each file is created with its mode
+
+    def small(self, name: str, record: Record, contents: memoryview) -> None:
+        """Write a whole file."""
+        parent, base = self._place(name)
+        descriptor = self._create(parent, record.mode)
+        try:
+            try:
+                while contents:
+                    contents = contents[os.write(descriptor, contents) :]
+                os.utime(descriptor, ns=(record.mtime_ns, record.mtime_ns))
+            finally:
+                os.close(descriptor)
+            _name(parent, self._temporary, base)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary, dir_fd=parent)
+            raise
+
+    def _create(self, parent: int, mode: int) -> int:
+        try:
+            return os.open(self._temporary, _NEW, mode, dir_fd=parent)
+        except FileExistsError:  # of a process that was killed and had this id
+            os.unlink(self._temporary, dir_fd=parent)
+            return os.open(self._temporary, _NEW, mode, dir_fd=parent)
+
+    def link(self, name: str, target: str) -> None:
+        parent, base = self._place(name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._temporary, dir_fd=parent)
+        os.symlink(target, self._temporary, dir_fd=parent)
+        _name(parent, self._temporary, base)
+
+    def touch(self, name: str, entry: Entry) -> None:
+        """Set mode and time of a file that has the contents."""
+        parent, base = self._place(name)
+        os.chmod(base, entry.mode, dir_fd=parent)
+        os.utime(base, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
+
+    def remove(self, name: str) -> None:
+        """Delete a file, and the folders that are empty then: what a job wrote stays."""
+        path = files.replaceable(self.folder, name)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        for parent in path.parents:
+            if parent == self.folder:
+                return
+            try:
+                parent.rmdir()
+            except OSError:
+                return
+
+    def partial(self, name: str, entry: Entry) -> Partial:
+        """Return what there is of a file that comes in parts."""
+        parent, base = self._place(name)
+        return Partial(parent, base, _partial_name(name, entry), name, self._partials)
+
+    def forget_partials(self, wanted: set[str]) -> None:
+        """Delete what earlier syncs have begun, but for these files."""
+        self._partials.forget(wanted)
+
+    def _place(self, name: str) -> tuple[int, str]:
+        """Return an open folder and the name in it. What is in the way of a folder is deleted."""
+        folder, _, base = name.rpartition("/")
+        if not folder:
+            return self._root, base
+        found = self._folders.get(folder)
+        if found is None:
+            found = self._open(folder)
+            self._folders[folder] = found
+            if len(self._folders) > MAX_OPEN:
+                os.close(self._folders.popitem(last=False)[1])
+        return found, base
+
+    def _open(self, folder: str) -> int:
+        at = os.dup(self._root)
+        for part in folder.split("/"):
+            try:
+                inner = _enter(at, part)
+            finally:
+                os.close(at)
+            at = inner
+        return at
+
+
+def _enter(parent: int, name: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.open(name, _FOLDER, dir_fd=parent)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=parent)  # a file or a link, and it is a folder now
+    os.mkdir(name, 0o755, dir_fd=parent)
+    return os.open(name, _FOLDER, dir_fd=parent)
+
+
+def _name(parent: int, temporary: str, base: str) -> None:
+    """Give a file its name. A folder of that name is deleted."""
+    try:
+        os.rename(temporary, base, src_dir_fd=parent, dst_dir_fd=parent)
+    except IsADirectoryError:
+        shutil.rmtree(f"/proc/self/fd/{parent}/{base}")
+        os.rename(temporary, base, src_dir_fd=parent, dst_dir_fd=parent)
+
+
+def _partial_name(name: str, entry: Entry) -> str:
+    known = repr((name, entry.size, entry.mtime_ns)).encode("utf-8", "surrogateescape")
+    return f".{sha256(known).hexdigest()[:16]}{files.TEMPORARY}"
+
+
+class Partial:
+    """A file of which a beginning may be there."""
+
+    def __init__(self, parent: int, base: str, temporary: str, name: str, partials: Partials) -> None:
+        self._parent, self._base, self._temporary = os.dup(parent), base, temporary
+        self._name, self._partials = name, partials
+        self._descriptor: Optional[int] = None
+        self._hash = sha256()
+        self.written = 0
+
+    def begin(self) -> int:
+        """Open it, and return another descriptor of it. `written` bytes are there."""
+        self._partials.add(self._name, self._temporary)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(self._temporary, flags, 0o644, dir_fd=self._parent)
+        while data := os.read(self._descriptor, PIECE):
+            self._hash.update(data)
+            self.written += len(data)
+        return os.dup(self._descriptor)
+
+    def restart(self) -> int:
+        """Begin a new file, and return another descriptor of it. Who reads the old one still can."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary, dir_fd=self._parent)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._hash, self.written = sha256(), 0
+        return self.begin()
+
+    def write(self, offset: int, data: bytes) -> None:
+        assert self._descriptor is not None  # noqa: S101  begin() was called
+        if offset != self.written:
+            raise ProtocolError("a part of a file is missing")
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(self._descriptor, view, self.written)
+            self._hash.update(view[:count])
+            self.written += count
+            view = view[count:]
+
+    def finish(self, record: Record) -> bool:
+        """Give the file its name if it is what was sent; else delete it and return False."""
+        assert self._descriptor is not None  # noqa: S101  begin() was called
+        good = self.written == record.size and self._hash.digest()[:DIGEST] == record.digest
+        if good:
+            os.fchmod(self._descriptor, record.mode)
+            os.utime(self._descriptor, ns=(record.mtime_ns, record.mtime_ns))
+            _name(self._parent, self._temporary, self._base)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(self._temporary, dir_fd=self._parent)
+        return good
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        os.close(self._parent)
+
+
+class Partials:
+    """The record of the files that were begun: path -> the name that they have meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = store.ROOT / f"partial-{folder.name}.json"
+        try:
+            self._names = decode_mapping(store.read_bytes(self._file), str)
+        except (OSError, ProtocolError):
+            self._names = {}
+
+    def size(self, name: str, entry: Entry) -> int:
+        """Return how many bytes of a file there are."""
+        temporary = _partial_name(name, entry)
+        if self._names.get(name) != temporary:
+            return 0
+        try:
+            return os.lstat(files.inside(self._folder, name).with_name(temporary)).st_size
+        except OSError:
+            return 0
+
+    def add(self, name: str, temporary: str) -> None:
+        if self._names.get(name) != temporary:
+            self._remove(name)
+            self._names[name] = temporary
+            store.write(self._file, self._names)
+
+    def forget(self, wanted: set[str]) -> None:
+        gone = [name for name in self._names if name not in wanted]
+        for name in gone:
+            self._remove(name)
+        if gone:
+            store.write(self._file, self._names)
+
+    def _remove(self, name: str) -> None:
+        temporary = self._names.pop(name, "")
+        if temporary.endswith(files.TEMPORARY) and "/" not in temporary:
+            with contextlib.suppress(OSError, SystemExit):
+                path = files.inside(self._folder, name)
+                path.with_name(temporary).unlink()

@@ -1,0 +1,101 @@
+"""What a sync changes on this node: the laptop's listing, compared with what is there. Changes nothing but records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent import files, store
+from cloudddp.agent.protocol.codec import ProtocolError, decode_mapping
+from cloudddp.agent.protocol.manifest import LINK, Entry, Manifest, path_from_wire
+from cloudddp.agent.protocol.transfer import SMALL, Listing, Record
+
+
+@dataclass
+class SyncPlan:
+    """`names` and `entries` are by index. `wanted` are the regular files whose contents are needed, `large` those that come in
+    parts, `touch` those that only have another time or mode."""
+
+    names: list[str]
+    entries: list[Entry]
+    old: Manifest  # what the last sync wrote and is unchanged
+    new: Manifest  # what it will be
+    wanted: dict[int, None] = field(default_factory=dict)
+    large: list[int] = field(default_factory=list)
+    links: list[int] = field(default_factory=list)
+    touch: list[int] = field(default_factory=list)
+    delete: list[str] = field(default_factory=list)
+    regular: int = 0  # files of the listing
+    size: int = 0  # bytes of those that are wanted
+    digests: dict[str, str] = field(default_factory=dict)  # of the contents of files that are unchanged
+
+    @property
+    def is_change(self) -> bool:
+        return bool(self.wanted or self.links or self.touch or self.delete)
+
+    def record_both(self, folder: Path) -> None:
+        store.write(files.manifest_file(folder), {**self.old, **self.new})
+
+    def record(self, folder: Path, records: Mapping[int, Record]) -> None:
+        """Record the new manifest. A file may have changed on the laptop since it was listed: it is as it was sent."""
+        for index, record in records.items():
+            name = self.names[index]
+            self.new[name] = self.entries[index]._replace(
+                mode=record.mode, size=record.size, mtime_ns=record.mtime_ns
+            )
+            self.digests[name] = record.digest.hex()
+        store.write(files.manifest_file(folder), self.new)
+        store.write(_digest_file(folder), {k: v for k, v in self.digests.items() if k in self.new})
+
+
+def plan(folder: Path, listing: Listing) -> SyncPlan:
+    """Return what to do. Raises SystemExit for a name that leads out of the project."""
+    listed = [(path_from_wire(path), entry) for path, entry in listing.entries()]
+    names = [name for name, _ in listed]
+    entries = [
+        entry._replace(target=path_from_wire(entry.target)) if entry.target else entry for _, entry in listed
+    ]
+    for name in names:
+        files.inside(folder, name)
+    old = files.current_manifest(folder)
+    folders = {path_from_wire(name) for name in listing.folders}
+    here = dict(zip(names, entries))
+    delete = [name for name in old if name.rpartition("/")[0] in folders and name not in here]
+    new = {name: entry for name, entry in old.items() if name.rpartition("/")[0] not in folders}
+    new.update(here)
+    made = SyncPlan(names, entries, old, new, delete=delete)
+    made.digests = {name: digest for name, digest in _recorded_digests(folder).items() if name in old}
+    contents = {path_from_wire(name): digest for name, digest in listing.contents.items()}
+    for index, (name, entry) in enumerate(zip(names, entries)):
+        made.regular += entry.kind != LINK
+        known = old.get(name)
+        if known == entry:
+            continue
+        if entry.kind == LINK:
+            made.links.append(index)
+        elif known is not None and _has_contents(known, entry, made.digests.get(name), contents.get(name)):
+            made.touch.append(index)
+        else:
+            made.wanted[index] = None
+            made.size += entry.size
+            if entry.size > SMALL:
+                made.large.append(index)
+    return made
+
+
+def _has_contents(known: Entry, entry: Entry, there: object, wanted: object) -> bool:
+    if (known.kind, known.size) != (entry.kind, entry.size):
+        return False
+    return known.mtime_ns == entry.mtime_ns or (bool(wanted) and there == wanted)
+
+
+def _digest_file(folder: Path) -> Path:
+    return store.ROOT / f"digests-{folder.name}.json"
+
+
+def _recorded_digests(folder: Path) -> dict[str, str]:
+    try:
+        return decode_mapping(store.read_bytes(_digest_file(folder)), str)
+    except (OSError, ProtocolError):
+        return {}

@@ -1,0 +1,183 @@
+"""Syncing to nodes of this machine: the laptop's own code, with the agent run as over SSH."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from support.agentnode import HANG_GUARD, agent_file
+from support.instances import inventory_instance
+
+from cloudddp.agent import client
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.cluster.model import Cluster
+from cloudddp.config.spec import Config
+from cloudddp.errors import NodeError, Text
+from cloudddp.job import sync
+from cloudddp.ssh.connection import Result
+from cloudddp.ssh.fleet import Outcome, each
+from cloudddp.tags import Tags
+
+T = TypeVar("T")
+
+
+class LocalNode:
+    """A home folder in which commands are run. `broken` ends each command as a lost connection does."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.project = home / PROJECT
+        self.sent = 0  # bytes that the laptop has sent to `receive`
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.prefix = ""  # of commands: the shell words before them
+        (home / ".cloudddp").mkdir(parents=True, mode=0o700)
+        shutil.copy(agent_file(), home / client.agent_path())
+
+
+class LocalRunner:
+    """Carries commands to nodes of this machine. `limit` ends the input of a node after so many bytes."""
+
+    def __init__(self, nodes: Mapping[int, LocalNode]) -> None:
+        self.nodes = dict(nodes)
+        self.limits: dict[int, int] = {}
+        self.on_sent: Callable[[int, int], None] = lambda _node, _sent: None
+
+    def run(
+        self,
+        node: int,
+        command: str,
+        *,
+        stdin: bytes | Iterable[bytes] = b"",
+        command_timeout: float | None = 60.0,  # noqa: ARG002  the protocol's
+        on_stdout: Callable[[bytes], None] | None = None,
+        on_stderr: Callable[[bytes], None] | None = None,
+        limit: int = 0,  # noqa: ARG002
+        total_timeout: float | None = None,  # noqa: ARG002
+    ) -> Result:
+        local = self.nodes[node]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("CLOUDDDP_")}
+        process = subprocess.Popen(
+            ["sh", "-c", local.prefix + command],
+            env={**environment, "HOME": str(local.home), "CLOUDDDP_METADATA": ""},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        local.processes.append(process)
+        kept: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
+        errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+        assert process.stdout is not None
+        assert process.stderr is not None
+        readers = [
+            threading.Thread(target=_drain, args=(pipe.fileno(), keep or kept[name].extend, errors), daemon=True)
+            for name, pipe, keep in (("out", process.stdout, on_stdout), ("err", process.stderr, on_stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        is_transfer = client.step_of(command) == "receive"
+        self._feed(node, process, [stdin] if isinstance(stdin, bytes) else stdin, is_transfer=is_transfer)
+        for reader in readers:
+            reader.join(HANG_GUARD)
+        code = process.wait(HANG_GUARD)
+        process.stdout.close()
+        process.stderr.close()
+        if not errors.empty():
+            raise errors.get()
+        if code < 0:
+            raise NodeError(f"node {node}: the connection broke", reason=f"node {node}: the connection broke")
+        return Result(code, bytes(kept["out"]), bytes(kept["err"]))
+
+    def _feed(
+        self, node: int, process: subprocess.Popen[bytes], pieces: Iterable[bytes], *, is_transfer: bool
+    ) -> None:
+        assert process.stdin is not None
+        left = self.limits.get(node, 1 << 62) if is_transfer else 1 << 62
+        try:
+            for piece in pieces:
+                process.stdin.write(piece[:left])
+                process.stdin.flush()
+                left -= len(piece)
+                if is_transfer:
+                    self.nodes[node].sent += len(piece)
+                    self.on_sent(node, self.nodes[node].sent)
+                if left <= 0 or (not piece and process.poll() is not None):
+                    break
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+
+    def each(
+        self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
+    ) -> Outcome[T]:
+        return each({node: (lambda node=node: work(node)) for node in self.nodes}, fatal=fatal)  # type: ignore[misc]
+
+    def host_key(self, node: int) -> str:
+        raise NotImplementedError
+
+    def expect(self, node: int, host_key: str) -> None:
+        raise NotImplementedError
+
+    def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Nothing to do: there are no connections."""
+
+    def close(self) -> None:
+        """Nothing to do: there are no connections."""
+
+
+def _drain(descriptor: int, keep: Callable[[bytes], object], errors: queue.SimpleQueue[Exception]) -> None:
+    while data := os.read(descriptor, 1 << 16):
+        try:
+            keep(data)
+        except Exception as error:
+            errors.put(error)
+            return
+
+
+class LocalCluster:
+    """Nodes of this machine that are synced with the laptop's own code."""
+
+    def __init__(self, folder: Path, count: int, *, addresses: Sequence[str] = ()) -> None:
+        self._folder = folder
+        self._addresses = addresses
+        self._numbers = itertools.count()
+        self.runner = LocalRunner({})
+        self.lines: list[str] = []
+        for _ in range(count):
+            self.add()
+
+    def add(self) -> LocalNode:
+        number = next(self._numbers)
+        node = LocalNode(self._folder / f"node{number}")
+        self.runner.nodes[number] = node
+        return node
+
+    @property
+    def nodes(self) -> list[LocalNode]:
+        return list(self.runner.nodes.values())
+
+    @property
+    def sent(self) -> int:
+        """Bytes that the laptop has sent in transfers."""
+        return sum(node.sent for node in self.nodes)
+
+    def sync(self, here: Path, config: Config | None = None) -> list[str]:
+        """Sync a folder to all nodes; return the lines that the user gets."""
+        self.lines = []
+        members = {
+            number: inventory_instance(f"i-{number}", Tags(), private_ip=self._address(number))
+            for number in self.runner.nodes
+        }
+        cluster = Cluster("c", "c-1", "us-east-1", members)
+        sync.sync(self.runner, cluster, config or Config(), root=here, progress=self._show)
+        return self.lines
+
+    def _address(self, number: int) -> str:
+        return self._addresses[number] if self._addresses else "127.0.0.1"
+
+    def _show(self, text: Text) -> None:
+        self.lines.append(str(text))
