@@ -62,8 +62,8 @@ def update(
     unstable: list[str] = []
 
     def approve(wants: Wants) -> None:
-        sent = [listing.entries()[index] for index, _ in wants.of(listing.entries())]
-        names = [path_from_wire(path) for path, _ in sent]
+        entries = listing.entries()
+        names = [path_from_wire(entries[index][0]) for index, _ in wants.of(entries)]
         check_size(files.manifest, names, config.sync.max_mb)
         progress(_summary(len(names), wants, len(theirs)))
 

@@ -80,10 +80,10 @@ class _Node:
     def bytes(self) -> int:
         return self.received[-1][1]
 
-    @property
-    def rate(self) -> float:
-        (first, begin), (last, end) = self.received[0], self.received[-1]
-        return (end - begin) / max(last - first, 1e-3)
+    def rate(self, now: float) -> float | None:
+        """Return bytes per second in the last RATE_SECONDS, None before."""
+        first, begin = self.received[0]
+        return (self.bytes - begin) / (now - first) if now - first >= RATE_SECONDS else None
 
 
 class Transfer:
@@ -257,9 +257,9 @@ class Transfer:
         now = time.monotonic()
         with self._lock:
             node.received.append((now, received))
-            while len(node.received) > 2 and now - node.received[0][0] > RATE_SECONDS:
+            while len(node.received) > 1 and now - node.received[1][0] >= RATE_SECONDS:
                 node.received.popleft()
-            for slow in fallen_behind(list(self._nodes.values())):
+            for slow in fallen_behind(list(self._nodes.values()), now):
                 self._avoid(slow)
 
     def _avoid(self, slow: _Node) -> None:
@@ -273,7 +273,7 @@ class Transfer:
             self._note(f"node {slow.rank} is slow; the nodes after it get the files from another one")
 
 
-def fallen_behind(nodes: Sequence[_Node]) -> list[_Node]:
+def fallen_behind(nodes: Sequence[_Node], now: float) -> list[_Node]:
     """Return the nodes that hold up the ones after them."""
     by_position = {one.position: one for one in nodes}
     return [
@@ -282,7 +282,8 @@ def fallen_behind(nodes: Sequence[_Node]) -> list[_Node]:
         if not (one.avoided or one.ended)
         and (before := by_position.get(one.source)) is not None
         and before.bytes - one.bytes > BEHIND
-        and (before.ended or before.rate > FACTOR * one.rate)
+        and (rate := one.rate(now)) is not None
+        and (before.ended or (before.rate(now) or 0.0) > FACTOR * rate)
     ]
 
 

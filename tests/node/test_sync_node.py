@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import stat
-import tarfile
+import subprocess
+import sys
+import threading
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agentnode import Node
+from support.localsync import LocalCluster
 
-from cloudddp.agent.protocol.codec import encode
-from cloudddp.agent.protocol.files import ApplyReply, ApplyRequest
-from cloudddp.agent.protocol.manifest import manifest_from_wire
-from cloudddp.job import sync
-from cloudddp.job.project_files import Snapshot, snapshot
+from cloudddp.agent import client
+from cloudddp.agent.protocol.manifest import Entry
+from cloudddp.agent.protocol.transfer import DONE, Listing, Record, batch, frame
+from cloudddp.config.spec import Config
+from cloudddp.config.spec.job import JobSpec
+from cloudddp.errors import CloudDDPError, NodeError, UsageError
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9 \xff.bin")
 
@@ -36,33 +41,25 @@ def here(tmp_path: Path) -> Path:
     return folder
 
 
-class SyncNode(Node):
-    """A node that is synced as the laptop does."""
+class SyncedNode:
+    """One node that is synced as the laptop does."""
 
-    def difference(self, project: Snapshot) -> sync.Difference:
-        """Return how the node's files differ, by its reply."""
-        manifest = self.probe(manifest_digest=project.digest).manifest
-        if manifest is None:
-            return sync.Difference((), (), 0)
-        return sync.difference(project.manifest, manifest_from_wire(manifest))
+    def __init__(self, folder: Path) -> None:
+        self.cluster = LocalCluster(folder, 1)
+        self.node = self.cluster.nodes[0]
+        self.project = self.node.project
 
-    def sync(self, here: Path) -> sync.Difference:
-        """Sync the node; return the difference that was sent."""
-        project = snapshot(here, keep_out=("runs",))
-        todo = self.difference(project)
-        reply = self.call(sync.apply_request(project, todo, "p"), sync.stream(project, todo))
-        assert reply == ApplyReply(len(todo.send), len(todo.delete))
-        return todo
-
-
-def stream(project: Snapshot, todo: sync.Difference) -> bytes:
-    """Return the request and the tar stream."""
-    return b"".join((encode(sync.apply_request(project, todo, "p")), b"\n", *sync.stream(project, todo)))
+    def sync(self, here: Path) -> str:
+        """Sync the node; return what the user gets to read."""
+        return "; ".join(self.cluster.sync(here, Config(job=JobSpec(outputs=("runs",)))))
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> SyncNode:
-    return SyncNode(tmp_path / "home")
+def node(tmp_path: Path) -> SyncedNode:
+    return SyncedNode(tmp_path / "nodes")
+
+
+UP_TO_DATE = "files are up to date"
 
 
 def tree(root: Path, *, leave_out: str = "runs") -> dict[str, Any]:
@@ -81,7 +78,7 @@ def tree(root: Path, *, leave_out: str = "runs") -> dict[str, Any]:
     return found
 
 
-def test_any_file_name_and_content_arrives(here: Path, node: SyncNode) -> None:
+def test_any_file_name_and_content_arrives(here: Path, node: SyncedNode) -> None:
     put(
         here,
         {
@@ -113,35 +110,35 @@ def test_any_file_name_and_content_arrives(here: Path, node: SyncNode) -> None:
     (here / "to-odd").symlink_to(NOT_UTF8)
     (here / "long-link").symlink_to("t" * 200)
     os.utime(here / "train.py", ns=(1_600_000_000_123_456_789,) * 2)
-    took = node.sync(here)
+    said = node.sync(here)
     assert tree(node.project) == tree(here)
-    assert len(took.send) == len(tree(here))
+    links = 5
+    assert f"sending {len(tree(here)) - links} files" in said
 
 
-def test_second_sync_sends_nothing(here: Path, node: SyncNode) -> None:
+def test_second_sync_sends_nothing(here: Path, node: SyncedNode) -> None:
     put(here, {"a": "1", "b/c": "2", NOT_UTF8: "3"})
     (here / "link").symlink_to("b")
     node.sync(here)
-    project = snapshot(here)
-    assert node.probe(manifest_digest=project.digest).manifest is None
-    assert node.sync(here).empty
+    sent = node.cluster.sent
+    assert node.sync(here) == f"{UP_TO_DATE} on every node (4 files)"
+    assert node.cluster.sent == sent
 
 
-def test_only_changes_are_sent(here: Path, node: SyncNode) -> None:
+def test_only_changes_are_sent(here: Path, node: SyncedNode) -> None:
     put(here, {"a": "1", "b": "2", "c": "3"})
     node.sync(here)
     put(here, {"b": "changed", "d": "new"})
     (here / "c").unlink()
-    took = node.sync(here)
-    assert (set(took.send), took.delete) == ({"b", "d"}, ("c",))
+    assert "sending 2 files, 10 bytes, to 1 node; deleting 1" in node.sync(here)
     assert tree(node.project) == tree(here)
 
 
-def test_mode_alone_is_a_change(here: Path, node: SyncNode) -> None:
+def test_mode_alone_is_a_change(here: Path, node: SyncedNode) -> None:
     put(here, {"run.sh": "x"})
     node.sync(here)
     (here / "run.sh").chmod(0o755)
-    assert node.sync(here).send == ("run.sh",)
+    assert "sending 0 files" in node.sync(here)
     assert tree(node.project) == tree(here)
 
 
@@ -197,7 +194,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_path_may_change_its_kind(here: Path, node: SyncNode, change: Any) -> None:
+def test_path_may_change_its_kind(here: Path, node: SyncedNode, change: Any) -> None:
     put(here, {"x": "1", "f/a": "2", "f/deep/er/b": "3", "g/g1": "4"})
     (here / "l").symlink_to("x")
     (here / "lf").symlink_to("g")
@@ -205,12 +202,12 @@ def test_path_may_change_its_kind(here: Path, node: SyncNode, change: Any) -> No
     change(here)
     node.sync(here)
     assert tree(node.project) == tree(here)
-    assert node.difference(snapshot(here)).empty
+    assert UP_TO_DATE in node.sync(here)
     kept = {folder.relative_to(here) for folder in here.rglob("*") if folder.is_dir()}
     assert {f.relative_to(node.project) for f in node.project.rglob("*") if f.is_dir()} == kept
 
 
-def test_files_of_jobs_are_kept(here: Path, node: SyncNode) -> None:
+def test_files_of_jobs_are_kept(here: Path, node: SyncedNode) -> None:
     put(here, {"a": "1", "pkg/b": "2", "gone/c": "3"})
     node.sync(here)
     put(node.project, {"runs/1/model.pt": "weights", "pkg/cache": "x", "gone/log": "y"})
@@ -227,91 +224,195 @@ def test_files_of_jobs_are_kept(here: Path, node: SyncNode) -> None:
     assert not (node.project / "gone" / "c").exists()
 
 
-def test_file_changed_or_removed_on_the_node_is_restored(here: Path, node: SyncNode) -> None:
+def test_file_changed_or_removed_on_the_node_is_restored(here: Path, node: SyncedNode) -> None:
     put(here, {"a": "1", "b": "2", "c": "3"})
     node.sync(here)
     (node.project / "a").write_text("other")
     (node.project / "b").unlink()
-    assert set(node.sync(here).send) == {"a", "b"}
+    assert "sending 2 files" in node.sync(here)
     assert tree(node.project) == tree(here)
 
 
-@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.9])
-def test_next_sync_repairs_a_broken_one(here: Path, node: SyncNode, part: float) -> None:
+@pytest.mark.parametrize("part", [0.001, 0.1, 0.5, 0.9])
+def test_next_sync_repairs_a_broken_one(here: Path, node: SyncedNode, part: float) -> None:
     put(here, {"a": "old", "dropped": "x", **{f"many/{k}": os.urandom(3000) for k in range(40)}})
     node.sync(here)
     (here / "dropped").unlink()
-    put(here, {"a": "new", "short-lived": "x" * 5000, **{f"many/{k}": os.urandom(3000) for k in range(40)}})
-    project = snapshot(here)
-    data = stream(project, node.difference(project))
-    broken = node.send(ApplyRequest.STEP, data[: int(len(data) * part)])
-    assert broken.returncode != 0
+    many = {f"many/{k}": os.urandom(300_000) for k in range(10)}
+    put(here, {"a": "new", "short-lived": "x" * 5000, **many})
+    before = {**tree(node.project)}
+    node.cluster.runner.limits[0] = int(3_000_000 * part)
+    with pytest.raises(NodeError, match="node 0: step 'receive' failed: the connection to the computer"):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    whole = {**tree(here), **before}
+    for name, found in tree(node.project).items():  # a file is the old one or the new one
+        assert found in (whole[name], tree(here).get(name))
     (here / "short-lived").unlink()
     node.sync(here)
     assert tree(node.project) == tree(here)
+    assert not list(node.project.rglob("*.cloudddp-tmp"))
 
 
-def test_stream_cut_between_two_files_is_an_error(here: Path, node: SyncNode) -> None:
-    put(here, {"a": "1", "b": "2"})
-    project = snapshot(here)
-    whole = sync.difference(project.manifest, {})
-    assert whole.send == ("a", "b")
-    data = stream(project, whole)
-    of_b = 2 * 512 + 1024  # its header, its content, the end of the archive
-    broken = node.send(ApplyRequest.STEP, data[:-of_b])
-    assert broken.returncode != 0
-    assert b"after 1 of 2 files" in broken.stderr
-    assert node.sync(here).send == ("b",)
+SECRET = "s" * 64
 
 
-@pytest.mark.parametrize("name", ["../out", "a/../../out", "..", "/tmp/out", "a//b", ""])
-@pytest.mark.parametrize("how", ["write", "delete"])
-def test_name_that_leaves_the_project_is_refused(node: SyncNode, name: str, how: str) -> None:
-    put(node.home, {"out": "precious"})
-    writing = how == "write"
-    manifest = {name: ["f", 0o644, 0, 0, ""]} if writing else {}
-    delete = [] if writing else [name]
-    request = {"project": "p", "delete": delete, "send": int(writing), "manifest": manifest}
-    member = tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT) if writing else b""
-    data = json.dumps(request).encode() + b"\n" + member + b"\0" * 1024
-    done = node.send(ApplyRequest.STEP, data)
+def receive(node: SyncedNode, frames: bytes, project: str = "project") -> subprocess.CompletedProcess[bytes]:
+    """Run the step with these frames."""
+    chain = [{"node": 0, "address": "127.0.0.1", "port": 1}]
+    request = {"project": project, "secret": SECRET, "position": 0, "chain": chain}
+    return subprocess.run(
+        [sys.executable, "-IS", str(node.node.home / client.agent_path()), "receive"],
+        input=json.dumps(request).encode() + b"\n" + frames, env={"HOME": str(node.node.home)},
+        capture_output=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "..", "/tmp/out", "a//b"])
+def test_name_that_leaves_the_project_is_refused(node: SyncedNode, name: str) -> None:
+    put(node.node.home, {"out": "precious"})
+    folder, _, base = name.rpartition("/")
+    if name.startswith("/"):
+        folder = "/tmp"
+    listing = Listing({folder: {base: Entry("f", 0o644, 3, 5, "")}})
+    record = Record(0, 3, 5, False, sha256(b"new").digest()[:16])
+    key = SECRET.encode()
+    done = receive(node, listing.frame(key) + batch(key, [record], b"new") + frame(key, DONE))
     assert done.returncode != 0
-    assert b"outside the project" in done.stderr or b"a path is empty" in done.stderr
-    assert (node.home / "out").read_text() == "precious"
+    assert b"outside the project" in done.stderr
+    assert (node.node.home / "out").read_text() == "precious"
 
 
-def test_link_out_of_the_project_is_not_followed(here: Path, node: SyncNode, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "", "p\n"])
+def test_invalid_project_name_is_refused(node: SyncedNode, name: str) -> None:
+    done = receive(node, b"", project=name)
+    assert done.returncode != 0
+    assert b"not a project name" in done.stderr
+
+
+@pytest.mark.parametrize("changed", ["contents", "seal"])
+def test_file_that_was_changed_on_the_way_is_refused(node: SyncedNode, changed: str) -> None:
+    key = SECRET.encode()
+    listing = Listing({"": {"a": Entry("f", 0o644, 3, 5, "")}})
+    sent = bytearray(batch(key, [Record(0, 3, 5, False, sha256(b"new").digest()[:16])], b"new"))
+    sent[-1 if changed == "contents" else 14] ^= 1
+    done = receive(node, listing.frame(key) + sent + frame(key, DONE))
+    assert done.returncode != 0
+    assert (b"changed on the way" if changed == "contents" else b"no valid seal") in done.stderr
+    assert not (node.project / "a").exists()
+
+
+def test_link_out_of_the_project_is_not_followed(here: Path, node: SyncedNode, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     put(here, {"d/file": "inside"})
+    node.project.mkdir()
     (node.project / "d").symlink_to(outside)
     node.sync(here)
     assert list(outside.iterdir()) == []
     assert tree(node.project) == tree(here)
 
 
-@pytest.mark.parametrize("name", ["..", ".", "a/b", "", "p\n"])
-def test_invalid_project_name_is_refused(node: SyncNode, name: str) -> None:
-    request = {"project": name, "delete": [], "send": 0, "manifest": {}}
-    done = node.send(ApplyRequest.STEP, json.dumps(request).encode())
-    assert done.returncode != 0
-    assert b"not a project name" in done.stderr
+def test_file_that_changed_since_it_was_listed_arrives_as_it_is(here: Path, node: SyncedNode) -> None:
+    """The probe takes time: a file that is saved meanwhile is neither cut nor padded."""
+    put(here, {"grows": "1" * 2000, "shrinks": "2" * 2000, "large": b"3" * 3_000_000, "z": "last"})
+    node.cluster.runner.on_probed = lambda: put(
+        here, {"grows": "1" * 9000, "shrinks": "2", "large": b"4" * 2_500_000}
+    )
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    node.cluster.runner.on_probed = lambda: None
+    assert UP_TO_DATE in node.sync(here)
 
 
-def test_file_that_changes_during_a_sync_is_sent_again(here: Path, node: SyncNode) -> None:
-    put(here, {"grows": "1" * 2000, "shrinks": "2" * 2000, "z": "last"})
-    project = snapshot(here)
-    put(here, {"grows": "1" * 9000, "shrinks": "2"})
-    todo = sync.difference(project.manifest, {})
-    node.call(sync.apply_request(project, todo, "p"), sync.stream(project, todo))
-    assert (node.project / "z").read_text() == "last"
-    assert set(node.sync(here).send) == {"grows", "shrinks"}
+def test_file_that_changes_while_it_is_read_is_named_and_sent_again(here: Path, node: SyncedNode) -> None:
+    log = here / "train.log"
+    put(here, {"a.py": "1", "train.log": b"x" * 2_000_000})
+    stop = threading.Event()
+
+    def write() -> None:
+        with log.open("ab", buffering=0) as file:
+            while not stop.is_set():
+                file.write(b"y")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        said = node.sync(here)
+    finally:
+        stop.set()
+        writer.join()
+    assert "warning: train.log was changing while it was sent; the next sync sends it again" in said
+    assert (node.project / "a.py").read_text() == "1"
+    content = (node.project / "train.log").read_bytes()
+    assert log.read_bytes().startswith(content)
+    assert len(content) >= 2_000_000
+    assert "sending 1 file," in node.sync(here)
     assert tree(node.project) == tree(here)
 
 
-def test_stream_comes_in_pieces_of_useful_size(here: Path) -> None:
-    put(here, {f"f{k}": b"x" * 300 for k in range(1500)})
-    project = snapshot(here)
-    pieces = list(sync.stream(project, sync.difference(project.manifest, {})))
-    assert all(sync.PIECE <= len(piece) < 4 * sync.PIECE for piece in pieces[:-1])
-    assert 1 < len(pieces) < 20
+def test_file_that_disappears_before_it_is_sent_is_named(here: Path, node: SyncedNode) -> None:
+    put(here, {"a": "1", "gone.tmp": "2"})
+    node.cluster.runner.on_probed = (here / "gone.tmp").unlink
+    with pytest.raises(CloudDDPError, match=r"gone\.tmp disappeared"):
+        node.sync(here)
+
+
+def test_touched_file_is_not_sent_again(here: Path, node: SyncedNode) -> None:
+    """As after `git checkout` of another branch and back, or in a new clone."""
+    put(here, {"data/large": os.urandom(3_000_000), "data/small": os.urandom(300_000), "b": "1"})
+    node.sync(here)
+    sent = node.cluster.sent
+    for name in ("data/large", "data/small"):
+        os.utime(here / name, ns=(1_700_000_000_000_000_001,) * 2)
+    node.sync(here)
+    assert node.cluster.sent - sent < 10_000
+    assert tree(node.project) == tree(here)
+    (here / "data/large").write_bytes(os.urandom(3_000_000))
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+
+
+def test_large_file_continues_after_a_broken_transfer(here: Path, node: SyncedNode) -> None:
+    put(here, {"large.bin": os.urandom(8_000_000), "a": "1"})
+    node.cluster.runner.limits[0] = 5_000_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    assert not (node.project / "large.bin").exists()
+    node.cluster.runner.limits.clear()
+    sent = node.cluster.sent
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert node.cluster.sent - sent < 5_000_000
+    assert not list(node.project.rglob("*.cloudddp-tmp"))
+
+
+def test_begun_file_that_is_no_longer_wanted_is_deleted(here: Path, node: SyncedNode) -> None:
+    put(here, {"large.bin": os.urandom(8_000_000), "a": "1"})
+    node.cluster.runner.limits[0] = 5_000_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    (here / "large.bin").unlink()
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert not list(node.project.rglob("*.cloudddp-tmp"))
+
+
+def test_sparse_file_of_a_terabyte_is_named_before_anything_is_sent(here: Path, node: SyncedNode) -> None:
+    put(here, {"train.py": "1"})
+    with (here / "disk.img").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UsageError, match=r"more than sync\.max_mb = 512: disk\.img 1048576 MiB"):
+        node.sync(here)
+    assert not (node.project / "train.py").exists()
+
+
+def test_second_sync_waits_for_the_first_one_and_then_refuses(here: Path, node: SyncedNode) -> None:
+    put(here, {"train.py": "1"})
+    with (node.node.home / ".cloudddp" / "sync-project.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(NodeError, match="another sync writes to this node; wait for its end, and repeat"):
+            node.sync(here)
+    node.sync(here)
+    assert tree(node.project) == tree(here)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import queue
+import shlex
 import shutil
 import subprocess
 import threading
@@ -29,14 +30,13 @@ T = TypeVar("T")
 
 
 class LocalNode:
-    """A home folder in which commands are run. `broken` ends each command as a lost connection does."""
+    """A home folder in which commands are run."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.project = home / PROJECT
         self.sent = 0  # bytes that the laptop has sent to `receive`
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.prefix = ""  # of commands: the shell words before them
         (home / ".cloudddp").mkdir(parents=True, mode=0o700)
         shutil.copy(agent_file(), home / client.agent_path())
 
@@ -47,7 +47,9 @@ class LocalRunner:
     def __init__(self, nodes: Mapping[int, LocalNode]) -> None:
         self.nodes = dict(nodes)
         self.limits: dict[int, int] = {}
+        self.wrap: dict[int, str] = {}  # a program with arguments that runs the commands of a node
         self.on_sent: Callable[[int, int], None] = lambda _node, _sent: None
+        self.on_probed: Callable[[], object] = lambda: None
 
     def run(
         self,
@@ -64,7 +66,7 @@ class LocalRunner:
         local = self.nodes[node]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("CLOUDDDP_")}
         process = subprocess.Popen(
-            ["sh", "-c", local.prefix + command],
+            [*shlex.split(self.wrap.get(node, "")), "sh", "-c", command],
             env={**environment, "HOME": str(local.home), "CLOUDDDP_METADATA": ""},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -74,12 +76,16 @@ class LocalRunner:
         assert process.stdout is not None
         assert process.stderr is not None
         readers = [
-            threading.Thread(target=_drain, args=(pipe.fileno(), keep or kept[name].extend, errors), daemon=True)
+            threading.Thread(
+                target=_drain, args=(pipe.fileno(), keep or kept[name].extend, errors), daemon=True
+            )
             for name, pipe, keep in (("out", process.stdout, on_stdout), ("err", process.stderr, on_stderr))
         ]
         for reader in readers:
             reader.start()
         is_transfer = client.step_of(command) == "receive"
+        if is_transfer:
+            self.on_probed()
         self._feed(node, process, [stdin] if isinstance(stdin, bytes) else stdin, is_transfer=is_transfer)
         for reader in readers:
             reader.join(HANG_GUARD)

@@ -6,7 +6,9 @@ A file gets its name once it is complete. One that comes in parts is kept where 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import secrets
 import shutil
 from collections import OrderedDict
 from hashlib import sha256
@@ -31,14 +33,16 @@ class ProjectWriter:
         self.folder = folder
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folders: OrderedDict[str, int] = OrderedDict()
-        self._temporary = files.temporary(Path("x")).name
+        self._mark = secrets.token_hex(4)
+        self._numbers = itertools.count()
         self._partials = Partials(folder)
         os.umask(0o022)  # each file is created with its mode
 
     def small(self, name: str, record: Record, contents: memoryview) -> None:
         """Write a whole file."""
         parent, base = self._place(name)
-        descriptor = self._create(parent, record.mode)
+        temporary = self._temporary()
+        descriptor = os.open(temporary, _NEW, record.mode, dir_fd=parent)
         try:
             try:
                 while contents:
@@ -46,25 +50,21 @@ class ProjectWriter:
                 os.utime(descriptor, ns=(record.mtime_ns, record.mtime_ns))
             finally:
                 os.close(descriptor)
-            _name(parent, self._temporary, base)
+            _name(parent, temporary, base)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(self._temporary, dir_fd=parent)
+                os.unlink(temporary, dir_fd=parent)
             raise
-
-    def _create(self, parent: int, mode: int) -> int:
-        try:
-            return os.open(self._temporary, _NEW, mode, dir_fd=parent)
-        except FileExistsError:  # of a process that was killed and had this id
-            os.unlink(self._temporary, dir_fd=parent)
-            return os.open(self._temporary, _NEW, mode, dir_fd=parent)
 
     def link(self, name: str, target: str) -> None:
         parent, base = self._place(name)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._temporary, dir_fd=parent)
-        os.symlink(target, self._temporary, dir_fd=parent)
-        _name(parent, self._temporary, base)
+        temporary = self._temporary()
+        os.symlink(target, temporary, dir_fd=parent)
+        _name(parent, temporary, base)
+
+    def _temporary(self) -> str:
+        """Return a new name: ext4 takes four times as long to create a file by a name that was there before."""
+        return f".{self._mark}-{next(self._numbers)}{files.TEMPORARY}"
 
     def touch(self, name: str, entry: Entry) -> None:
         """Set mode and time of a file that has the contents."""

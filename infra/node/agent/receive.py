@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Callable, Optional
+from io import BufferedReader
+from typing import Callable, Optional, cast
 
 from agent import store
 from agent.link import REFUSED, Link
@@ -85,10 +86,22 @@ class Laptop:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
+        self._read_before = _buffered_stdin()
         self.heard = time.monotonic()
 
+    def _read(self, size: int) -> bytes:
+        pieces = []
+        while size > 0:
+            piece, self._read_before = self._read_before[:size], self._read_before[size:]
+            piece = piece or os.read(sys.stdin.fileno(), size)
+            if not piece:
+                break
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
     def read(self) -> Frame:
-        frame = transfer.read_frame(sys.stdin.buffer.read, self._secret)
+        frame = transfer.read_frame(self._read, self._secret)
         self.heard = time.monotonic()
         return frame
 
@@ -97,6 +110,17 @@ class Laptop:
 
     def close(self) -> None:
         pass
+
+
+def _buffered_stdin() -> bytes:
+    """Return what Python has read of stdin besides the request. From now on it is read without Python's buffer: a thread that
+    waits there holds the buffer's lock, and Python aborts if the process ends meanwhile."""
+    descriptor, buffer = sys.stdin.fileno(), cast(BufferedReader, sys.stdin.buffer)
+    os.set_blocking(descriptor, False)
+    try:
+        return buffer.read1(len(buffer.peek()))
+    finally:
+        os.set_blocking(descriptor, True)
 
 
 class OtherNode:
@@ -337,9 +361,6 @@ class Receiver:
         """Decide what this node lacks. Nothing is changed yet."""
         listing = transfer.read_listing(frame)
         self._plan = made = plan(self._folder, listing)
-        free = shutil.disk_usage(str(self._folder)).free
-        if made.size and free < made.size + DISK_RESERVE:
-            raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
         self._relay.listed(frame.raw, listing.entries(), frozenset(made.wanted))
 
     def _wants(self) -> Wants:
@@ -362,6 +383,9 @@ class Receiver:
     def _prepare(self) -> None:
         """Change the project's folder: from now on its manifest has the old files and the new."""
         made = self._the_plan
+        free = shutil.disk_usage(str(self._folder)).free
+        if made.size and free < made.size + DISK_RESERVE:
+            raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
         if made.is_change:
             made.record_both(self._folder)
         writer = ProjectWriter(self._folder)

@@ -1,0 +1,197 @@
+"""Syncing several nodes: the laptop sends each byte once, and a node that fails does not hold up the others."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.agentnode import until
+from support.localsync import LocalCluster
+
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.errors import CloudDDPError, NodeError
+from cloudddp.job import transfer
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A project of 12 MB: small files, one that comes in parts, a link."""
+    folder = tmp_path / "here"
+    for number in range(60):
+        path = folder / f"package{number % 6}" / f"file{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.urandom(50_000))
+    (folder / "large.bin").write_bytes(os.urandom(9_000_000))
+    (folder / "link").symlink_to("large.bin")
+    return folder
+
+
+def same(here: Path, there: Path) -> bool:
+    return subprocess.run(["diff", "-r", here, there], check=False, capture_output=True).returncode == 0
+
+
+def size_of(here: Path) -> int:
+    return sum(path.stat().st_size for path in here.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def test_laptop_sends_each_byte_once_for_any_number_of_nodes(here: Path, tmp_path: Path) -> None:
+    sent = {}
+    for count in (1, 2, 5):
+        cluster = LocalCluster(tmp_path / f"nodes{count}", count)
+        cluster.sync(here)
+        assert all(same(here, node.project) for node in cluster.nodes)
+        sent[count] = cluster.sent
+    assert max(sent.values()) < 1.02 * min(sent.values())
+    assert sent[1] < 1.02 * size_of(here)
+
+
+def test_new_node_gets_the_files_from_another_one(here: Path, tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "nodes", 2)
+    cluster.sync(here)
+    before = cluster.sent
+    new = cluster.add()
+    cluster.sync(here)
+    assert same(here, new.project)
+    assert cluster.sent - before < 0.01 * size_of(here)
+
+
+def test_node_that_lacks_less_is_sent_less(here: Path, tmp_path: Path) -> None:
+    """One node has everything but a file; a new one has nothing: only that file leaves the laptop."""
+    cluster = LocalCluster(tmp_path / "nodes", 1)
+    cluster.sync(here)
+    before = cluster.sent
+    (here / "changed").write_bytes(os.urandom(200_000))
+    cluster.add()
+    cluster.sync(here)
+    assert all(same(here, node.project) for node in cluster.nodes)
+    assert cluster.sent - before < 250_000
+
+
+def kill_once(cluster: LocalCluster, node: int, after: int) -> None:
+    """Kill the agent of a node once the laptop has sent so many bytes to the first one."""
+
+    def killed(to: int, sent: int) -> None:
+        processes = cluster.runner.nodes[node].processes
+        if to == 0 and sent >= after and processes[-1].poll() is None:
+            processes[-1].kill()
+
+    cluster.runner.on_sent = killed
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_node_lost_in_the_middle_of_the_chain_does_not_stop_the_others(
+    here: Path, tmp_path: Path, lost: int
+) -> None:
+    cluster = LocalCluster(tmp_path / "nodes", 4)
+    kill_once(cluster, lost, 5_000_000)
+    with pytest.raises(NodeError, match=f"node {lost}: the connection broke"):
+        cluster.sync(here)
+    assert [same(here, node.project) for node in cluster.nodes] == [node != lost for node in range(4)]
+    assert cluster.sent < 1.1 * size_of(here)
+    cluster.runner.on_sent = lambda _node, _sent: None
+    before = cluster.sent
+    cluster.sync(here)
+    assert all(same(here, node.project) for node in cluster.nodes)
+    assert cluster.sent - before < 0.01 * size_of(here)
+
+
+def test_first_node_lost_the_second_one_continues_from_the_laptop(here: Path, tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "nodes", 3)
+    kill_once(cluster, 0, 5_000_000)
+    with pytest.raises(NodeError, match="node 0: the connection broke"):
+        cluster.sync(here)
+    assert [same(here, node.project) for node in cluster.nodes] == [False, True, True]
+    assert any("sending from this computer" in line for line in cluster.lines)
+
+
+def test_full_disk_on_one_node_is_named_and_the_others_are_done(here: Path, tmp_path: Path) -> None:
+    """No inode is left there: the disk is found to be full while files are written."""
+    cluster = LocalCluster(tmp_path / "nodes", 3)
+    full = cluster.nodes[1]
+    (full.home / PROJECT).mkdir()
+    mount = f"mount -t tmpfs -o size=900m,nr_inodes=20 tmpfs {full.home}/{PROJECT}"
+    inside = shlex.quote(f'{mount} && exec "$@"')
+    cluster.runner.wrap[1] = f"unshare --user --map-root-user --mount sh -c {inside} sh"
+    with pytest.raises(NodeError, match=r"node 1: .*no space is left on this node's disk"):
+        cluster.sync(here)
+    assert [same(here, node.project) for node in cluster.nodes] == [True, False, True]
+
+
+def test_nodes_that_cannot_reach_each_other_get_the_files_from_the_laptop(here: Path, tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "nodes", 2)
+    alone = shlex.quote('ip link set lo up && exec "$@"')
+    cluster.runner.wrap[1] = f"unshare --user --map-root-user --net sh -c {alone} sh"
+    lines = cluster.sync(here)
+    assert all(same(here, node.project) for node in cluster.nodes)
+    warning = next(line for line in lines if line.startswith("warning: the nodes cannot pass the files on"))
+    assert "node 0 cannot be reached at 127.0.0.1:" in warning
+
+
+def test_node_that_stands_still_is_bypassed(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "BEHIND", 1 << 20)
+    cluster = LocalCluster(tmp_path / "nodes", 3)
+    stopped: list[subprocess.Popen[bytes]] = []
+
+    def stop(to: int, sent: int) -> None:
+        if to == 0 and sent >= 4_000_000 and not stopped:
+            stopped.append(cluster.nodes[1].processes[-1])
+            stopped[0].send_signal(signal.SIGSTOP)
+        if stopped and same(here, cluster.nodes[2].project):
+            stopped[0].kill()
+
+    cluster.runner.on_sent = stop
+    with pytest.raises(NodeError, match="node 1"):
+        cluster.sync(here)
+    assert stopped
+    assert same(here, cluster.nodes[2].project)
+
+
+def test_stranger_gets_nothing_from_a_node(here: Path, tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "nodes", 2)
+    answers: list[bytes] = []
+
+    def connect(to: int, sent: int) -> None:
+        if to == 0 and sent >= 4_000_000 and not answers:
+            port = until(lambda: listening(cluster.nodes[0].processes[-1].pid))
+            with socket.create_connection(("127.0.0.1", port), 10) as stranger:
+                stranger.sendall(b'{"nonce": "0"}\n')
+                answers.append(stranger.makefile("rb").readline())
+                stranger.sendall(b'{"seal": "0"}\n')
+                answers.append(stranger.makefile("rb").read())
+
+    cluster.runner.on_sent = connect
+    cluster.sync(here)
+    assert b'"seal"' in answers[0]
+    assert answers[1] == b""
+    assert all(same(here, node.project) for node in cluster.nodes)
+
+
+def listening(pid: int) -> int:
+    """Return a port on which a process listens, or 0."""
+    inodes = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        target = str(entry.readlink())
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            return int(fields[1].partition(":")[2], 16)
+    return 0
+
+
+def test_file_that_cannot_be_read_ends_the_sync_on_all_nodes(here: Path, tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "nodes", 3)
+    cluster.runner.on_probed = lambda: (here / "package3" / "file57").unlink(missing_ok=True)
+    with pytest.raises(CloudDDPError, match=r"file57 disappeared"):
+        cluster.sync(here)
+    cluster.runner.on_probed = lambda: None
+    cluster.sync(here)
+    assert all(same(here, node.project) for node in cluster.nodes)
