@@ -45,7 +45,8 @@ IDLE = (
     1.0  # seconds without anything to send, after which a node gets to know that this computer is still there
 )
 TURN = 0.05  # seconds
-SILENCE = 60.0  # seconds without a report of a node
+SILENCE = 30.0  # seconds without a report of a node, which sends one every 5 s: its stdin ends then
+MAX_NOISE = 1 << 16  # bytes
 MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
 
 # A node has fallen behind when the node before it has so many bytes more, and gets them so many times faster.
@@ -72,6 +73,8 @@ class _Node:
     received: deque[tuple[float, int]] = field(default_factory=lambda: deque([(time.monotonic(), 0)]))
     line: bytearray = field(default_factory=bytearray)
     begun: bool = False  # it has reported something
+    noise: int = 0  # bytes before that
+    heard: float = field(default_factory=time.monotonic)
     reply: ReceiveReply | None = None
     ended: bool = False
     avoided: bool = False  # the nodes after it use another one
@@ -133,6 +136,8 @@ class Transfer:
                 body=self._input(node), timeout=SILENCE, on_stdout=lambda data: self._received(node, data),
             )  # fmt: skip
             if node.reply is None and self._error is None:
+                if not result.exit_code:
+                    raise ProtocolError("it ends without a reply")
                 raise NodeError(f"node {rank}: step {request.STEP!r} failed: {client.failure_text(result)}")
             return node.reply
         except ProtocolError as error:
@@ -164,7 +169,7 @@ class Transfer:
         if node.position == 0:
             yield self._listing.frame(self._key)
         quiet = 0.0
-        while True:
+        while time.monotonic() - node.heard < SILENCE:
             try:
                 todo = node.inbox.get(timeout=TURN)
             except queue.Empty:
@@ -181,17 +186,19 @@ class Transfer:
                 yield todo
             elif isinstance(todo, Wants):
                 try:
-                    yield from self._files(todo)
+                    yield from self._files(node, todo)
                 except Exception as error:
                     self._fail(_explained(error))
 
-    def _files(self, wants: Wants) -> Iterator[bytes]:
+    def _files(self, node: _Node, wants: Wants) -> Iterator[bytes]:
         entries = self._listing.entries()
         wanted = [
             Wanted(index, path_from_wire(entries[index][0]), offset) for index, offset in wants.of(entries)
         ]
         sender = Sender(str(self._root), self._key, sent=self._sent, choose=self._link.choose)
         for frame in sender.frames(wanted):
+            if time.monotonic() - node.heard > SILENCE:
+                return
             began = time.monotonic()
             yield frame
             self._link.measure(len(frame), time.monotonic() - began)
@@ -210,10 +217,11 @@ class Transfer:
             try:
                 event = decode(line, ReceiveEvent)
             except ProtocolError:
-                if node.begun:
+                node.noise += len(line)
+                if node.begun or node.noise > MAX_NOISE:
                     raise
                 continue  # a .bashrc has written before
-            node.begun = True
+            node.begun, node.heard = True, time.monotonic()
             self._act(node, event)
 
     def _act(self, node: _Node, event: ReceiveEvent) -> None:

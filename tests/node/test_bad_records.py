@@ -197,14 +197,14 @@ def test_list_of_files_that_is_not_a_file_is_empty(
 ) -> None:
     ended(node)
     put(node.store / name)
-    assert node.probe(manifest_digest="0" * 64).manifest == {}
+    assert node.probe(manifest_digest="0" * 64).folders == {}
     assert node.call(NewFilesRequest("p", (), ())).complete
 
 
 def test_name_with_a_nul_in_the_list_of_files_is_dropped(node: Node) -> None:
     node.probe()
     (node.store / "manifest-p.json").write_text('{"a\\u0000b": ["f", 420, 0, 0, ""]}')
-    assert node.probe(manifest_digest="0" * 64).manifest == {}
+    assert node.probe(manifest_digest="0" * 64).folders == {}
 
 
 def test_job_whose_records_are_unreadable_can_be_cancelled(node: Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import time
@@ -18,26 +19,43 @@ from cloudddp.agent.decode import decode
 from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import codec
 from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError, encode, encode_utf8
-from cloudddp.agent.protocol.files import ApplyReply, ApplyRequest, PackRequest
+from cloudddp.agent.protocol.files import PackRequest
 from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Peer, Report, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_LISTING, JobsReply, JobState, RankRecord
 from cloudddp.agent.protocol.kill import KillReply, KillRequest
-from cloudddp.agent.protocol.machine import MAX_MANIFEST, ProbeReply, ProbeRequest, is_interface
+from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest, is_interface
 from cloudddp.agent.protocol.manifest import (
     FILE,
     LINK,
     MAX_FILES,
     Entry,
+    folder_digests,
     manifest_digest,
     manifest_from_wire,
     manifest_to_wire,
+    nested,
 )
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.poweroff import PowerOffReply
 from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, NewFilesRequest, NewPath
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.transfer import (
+    BATCH,
+    ZLIB,
+    Listing,
+    ReceiveEvent,
+    ReceiveReply,
+    ReceiveRequest,
+    Record,
+    Wants,
+    batch,
+    read_batch,
+    read_frame,
+    read_listing,
+)
+from cloudddp.agent.protocol.transfer import frame as transfer_frame
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 from cloudddp.agent.protocol.version import VersionConflict
 
@@ -48,7 +66,7 @@ KINDS = [
     KillReply,
     SetupReply,
     StartReply,
-    ApplyReply,
+    ReceiveEvent,
     NewFilesReply,
     VersionConflict,
 ]
@@ -69,7 +87,10 @@ STATE = JobState(
 )  # fmt: skip
 MESSAGES: list[Any] = [
     ProbeRequest("p", "10.0.0.1", python="~/x", manifest_digest="0" * 64, boot_seconds=1.5, gpus=8, gpu_seconds=60.0, torch_seconds=9.0),
-    ApplyRequest("p", {"caf\xe9": Entry(FILE, 0o644, 5, -1, ""), "l": Entry(LINK, 0, 0, 0, "../x")}, ("d",), 2),
+    Listing({"": {"caf\xe9": Entry(FILE, 0o644, 5, -1, "")}, "a/b": {"l": Entry(LINK, 0, 0, 0, "../x")}}, {"caf\xe9": "0" * 32}),
+    Wants(False, (0, 2), {"2": 7}, 9, 1),
+    ReceiveRequest("p", "0" * 64, 1, (Peer(0, "10.0.0.1", 1), Peer(1, "10.0.0.2", 65535))),
+    ReceiveEvent(received=5, note="x", done=ReceiveReply(1, 2, 3, 4)),
     PackRequest("p", ("./a", "b c")),
     SetupRequest(JOB_ID, 0, "p", "s", ("pip install x",), ("requirements.txt",), {"A": "b"}, "/opt/x/bin/python"),
     StartRequest(JOB_ID, 0, "p", "s", {"A": "b"}, (Process(("torchrun",), ("x",), {"B": ""}),), 2, 1, 30.0, GANG),
@@ -268,7 +289,8 @@ def test_only_colours_reach_a_terminal(words: str) -> None:
 
 @given(
     st.dictionaries(
-        st.binary(min_size=1, max_size=20).filter(lambda name: b"\0" not in name), st.integers(0, 1 << 40)
+        st.binary(min_size=1, max_size=20).filter(lambda name: b"\0" not in name and b"/" not in name),
+        st.integers(0, 1 << 40),
     )
 )
 def test_paths_that_are_not_utf8_survive_both_decoders(names: dict[bytes, int]) -> None:
@@ -277,12 +299,14 @@ def test_paths_that_are_not_utf8_survive_both_decoders(names: dict[bytes, int]) 
         for name, size in names.items()
     }
     wire = manifest_to_wire(manifest)
-    reply = decode(json.dumps({**PROBE, "manifest": wire}).encode(), ProbeReply)
-    assert reply.manifest is not None
-    assert manifest_from_wire(reply.manifest) == manifest
-    assert manifest_digest(manifest_from_wire(reply.manifest)) == manifest_digest(manifest)
-    request = codec.decode(encode(ApplyRequest("p", wire, tuple(wire), 0)), ApplyRequest)
-    assert manifest_from_wire(request.manifest) == manifest
+    listing = Listing(nested(wire))
+    frame = read_frame(io.BytesIO(listing.frame(b"k")).read, b"k")
+    found = read_listing(frame)
+    assert manifest_from_wire(dict(found.entries())) == manifest
+    digests = folder_digests(nested(wire))
+    reply = decode(json.dumps({**PROBE, "folders": digests}).encode(), ProbeReply)
+    assert reply.folders == digests == folder_digests(found.folders)
+    assert manifest_digest(reply.folders) == manifest_digest(digests)
 
 
 def test_manifest_from_the_wire_shares_its_entries() -> None:
@@ -293,11 +317,39 @@ def test_manifest_from_the_wire_shares_its_entries() -> None:
     assert found["a"] is wire["a"]
 
 
-def test_manifest_of_the_most_files_is_accepted() -> None:
-    manifest = {f"pages/[id]/{number}": Entry(FILE, 0o644, 1, 0, "") for number in range(MAX_FILES)}
-    reply = decode(json.dumps({**PROBE, "manifest": manifest}).encode(), ProbeReply, limit=MAX_MANIFEST)
-    assert reply.manifest == manifest
-    ApplyRequest("p", manifest, (), 0)
+def test_project_of_the_most_files_is_accepted() -> None:
+    manifest = {f"pages/[id]{number}/x": Entry(FILE, 0o644, 1, 0, "") for number in range(MAX_FILES)}
+    digests = folder_digests(nested(manifest))
+    reply = decode(json.dumps({**PROBE, "folders": digests}).encode(), ProbeReply, limit=MAX_FOLDERS)
+    assert reply.folders == digests
+    frame = read_frame(io.BytesIO(Listing(nested(manifest)).frame(b"k")).read, b"k")
+    assert len(read_listing(frame).entries()) == MAX_FILES
+    wants = Wants(files=tuple(range(MAX_FILES)))
+    assert decode(encode(ReceiveEvent(wants=wants)), ReceiveEvent) == ReceiveEvent(wants=wants)
+
+
+@pytest.mark.parametrize("at", [0, 5, 14, 29, 40, -1])
+def test_frame_that_was_changed_is_refused(at: int) -> None:
+    raw = bytearray(Listing({"": {"a": Entry(FILE, 0o644, 1, 0, "")}}).frame(b"k"))
+    raw[at] ^= 0x40
+    with pytest.raises((codec.ProtocolError, EOFError)):
+        read_listing(read_frame(io.BytesIO(raw).read, b"k"))
+
+
+def test_compressed_contents_are_bounded_by_what_they_name() -> None:
+    bomb = batch(b"k", [Record(0, 5, 0, False, b"x" * 16)], b"\0" * (1 << 20), codec=ZLIB)
+    small = bytearray(bomb)
+    opening = len(bomb) - len(read_frame(io.BytesIO(bomb).read, b"k").body)
+    head = (ZLIB).to_bytes(1, "big") + (5).to_bytes(4, "big") + bomb[29 + 5 : opening]
+    lying = transfer_frame(b"k", BATCH, head, bytes(small[opening:]))
+    with pytest.raises(codec.ProtocolError, match="longer than it says"):
+        read_batch(read_frame(io.BytesIO(lying).read, b"k"))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_no_frame(data: bytes) -> None:
+    with pytest.raises((codec.ProtocolError, EOFError)):
+        read_frame(io.BytesIO(data).read, b"k")
 
 
 @pytest.mark.parametrize("piece", ['"[{', '\\\\"', "\\\\\\", "x", '"', "\\u0022["])

@@ -195,3 +195,17 @@ def test_file_that_cannot_be_read_ends_the_sync_on_all_nodes(here: Path, tmp_pat
     cluster.runner.on_probed = lambda: None
     cluster.sync(here)
     assert all(same(here, node.project) for node in cluster.nodes)
+
+
+def test_node_that_takes_everything_and_reports_nothing_is_named(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "SILENCE", 2.0)
+    cluster = LocalCluster(tmp_path / "nodes", 2)
+    cluster.sync(here)
+    (here / "new").write_bytes(b"x")
+    silent = shlex.quote('case "$3" in *receive*) exec cat > /dev/null;; *) exec "$@";; esac')
+    cluster.runner.wrap[1] = f"sh -c {silent} sh"
+    with pytest.raises(NodeError, match="node 1 sent an answer that cloudddp cannot read"):
+        cluster.sync(here)
+    assert same(here, cluster.nodes[0].project)

@@ -7,7 +7,7 @@ from typing import Any
 
 PROBE = {
     "interface": "lo", "gpus": 4, "cpus": 2, "python": "/bin/false", "free_port": 29500, "agent_port": 29501, "time": 1e9,
-    "disk_free": 1 << 40, "timer_state": "active", "timer_next": "x", "running": [], "manifest": None,
+    "disk_free": 1 << 40, "timer_state": "active", "timer_next": "x", "running": [], "folders": None,
     "torch_gpus": None, "torch_error": "", "efa": 0,
     "poweroff": None,
 }  # fmt: skip
@@ -60,12 +60,11 @@ BAD_PROBES = {
     "a running job that is a path": changed(PROBE, running=["../../x"]),
     "many running jobs": changed(PROBE, running=[f"job-{number}" for number in range(21)]),
     "running is a word": changed(PROBE, running="abc"),
-    "manifest is a list": changed(PROBE, manifest=[1]),
-    "manifest with short entries": changed(PROBE, manifest={"a": ["f", 1]}),
-    "manifest of another kind": changed(PROBE, manifest={"a": ["d", 0, 0, 0, ""]}),
-    "manifest with a size below 0": changed(PROBE, manifest={"a": ["f", 420, -5, 0, ""]}),
-    "manifest of many files": changed(PROBE, manifest={str(k): ["f", 420, 5, 0, ""] for k in range(100_001)}),
-    "manifest with an empty path": changed(PROBE, manifest={"": ["f", 420, 5, 0, ""]}),
+    "folders are a list": changed(PROBE, folders=["a"]),
+    "folders with a number": changed(PROBE, folders={"a": 1}),
+    "folders with a long digest": changed(PROBE, folders={"a": "0" * 17}),
+    "folders with a long path": changed(PROBE, folders={"a" * 4097: "0" * 16}),
+    "too many folders": changed(PROBE, folders={str(k): "0" * 16 for k in range(100_001)}),
 }
 
 

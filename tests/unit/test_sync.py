@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudddp.agent.protocol.manifest import Entry
+from cloudddp.agent.protocol.manifest import Entry, folder_digests, nested
 from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, UsageError, render
+from cloudddp.errors import UsageError, render
 from cloudddp.job import project_files, sync
 from cloudddp.job.project_files import of_config, snapshot
 
@@ -276,40 +276,29 @@ def test_unreadable_file_is_refused(here: Path) -> None:
         names(here)
 
 
-def test_file_that_disappears_before_it_is_sent_is_named(here: Path) -> None:
-    put(here, {"a": "1", "gone.tmp": "2"})
-    project = snapshot(here)
-    (here / "gone.tmp").unlink()
-    with pytest.raises(CloudDDPError, match=r"gone\.tmp"):
-        b"".join(sync.stream(project, sync.difference(project.manifest, {})))
-
-
 # -- the difference --------------------------------------------------------------------------------------------
 
 
-def test_difference_is_new_changed_and_deleted_files() -> None:
-    here = {
-        "same": Entry("f", 0o644, 1, 5, ""),
-        "new": Entry("f", 0o644, 10, 5, ""),
-        "size": Entry("f", 0o644, 100, 5, ""),
-        "time": Entry("f", 0o644, 1000, 6, ""),
-        "mode": Entry("f", 0o755, 10000, 5, ""),
-        "link": Entry("l", 0, 0, 0, "b"),
-    }
-    there = {
-        "same": Entry("f", 0o644, 1, 5, ""),
-        "size": Entry("f", 0o644, 99, 5, ""),
-        "time": Entry("f", 0o644, 1000, 5, ""),
-        "mode": Entry("f", 0o644, 10000, 5, ""),
-        "link": Entry("l", 0, 0, 0, "a"),
-        "gone": Entry("f", 0o644, 1, 5, ""),
-    }
-    found = sync.difference(here, there)
-    assert set(found.send) == {"new", "size", "time", "mode", "link"}
-    assert found.delete == ("gone",)
-    assert found.size == 11110
-    assert not found.empty
-    assert sync.difference(here, dict(here)).empty
+def digests(manifest: dict[str, Entry]) -> dict[str, str]:
+    return folder_digests(nested(manifest))
+
+
+def test_folders_that_differ_on_some_node_are_found() -> None:
+    one, two = Entry("f", 0o644, 1, 5, ""), Entry("f", 0o644, 1, 6, "")
+    here = {"top": one, "same/a": one, "changed/a": two, "new/a": one, "mode/a": one._replace(mode=0o755)}
+    there = {"top": one, "same/a": one, "changed/a": one, "gone/deep/a": one, "mode/a": one}
+    found = sync.different_folders([digests(there), digests(here)], digests(here))
+    assert found == {"changed", "new", "gone/deep", "mode"}
+    assert sync.different_folders([{}], digests(here)) == {"", "same", "changed", "new", "mode"}
+    assert sync.different_folders([digests(here)], digests(here)) == set()
+
+
+def test_chain_begins_with_the_node_that_lacks_least() -> None:
+    entry = Entry("f", 0o644, 1, 5, "")
+    here = digests({"a/x": entry, "b/x": entry, "c/x": entry})
+    theirs = {0: {}, 1: digests({"a/x": entry}), 3: digests({"a/x": entry, "b/x": entry})}
+    assert sync.order_of(theirs, [0, 1, 3], here) == [3, 1, 0]
+    assert sync.order_of(theirs, [0, 1, 2, 3, 4], here) == [2, 3, 1, 0], "node 2 has all, as node 4"
 
 
 def test_size_limit_names_the_largest_folders(here: Path) -> None:
@@ -317,22 +306,14 @@ def test_size_limit_names_the_largest_folders(here: Path) -> None:
         here,
         {"data/a": b"x" * 900_000, "data/b": b"x" * 900_000, "m.pt": b"x" * 700_000, "s.py": "x", "t": "x"},
     )
-    project = snapshot(here)
-    difference = sync.difference(project.manifest, {})
-    assert difference.size == project.size == 2_500_002
-    sync.check_size(project, difference, 2.5)
+    manifest = snapshot(here).manifest
+    sync.check_size(manifest, manifest, 2.5)
     with pytest.raises(UsageError) as caught:
-        sync.check_size(project, difference, 1.0)
+        sync.check_size(manifest, manifest, 1.0)
     assert "data/ 2 MiB; m.pt 1 MiB" in caught.value.message
     assert "sync.max_mb = 1" in caught.value.message
     assert ".gitignore" in caught.value.hint
-
-
-def test_size_limit_counts_only_what_is_sent(here: Path) -> None:
-    put(here, {"data": b"x" * 3_000_000, "a": "1"})
-    project = snapshot(here)
-    there = {"data": project.manifest["data"]}
-    sync.check_size(project, sync.difference(project.manifest, there), 1.0)
+    sync.check_size(manifest, ["m.pt", "t"], 1.0)  # only what is sent counts
 
 
 def test_project_of_too_many_files_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from cloudddp.agent.protocol.phases import MAX_RUNNING
 from cloudddp.agent.protocol.poweroff import PowerOffReply
 
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
-MAX_FOLDERS = 16 << 20  # bytes of a reply that holds the digests of a project's folders
+MAX_FOLDERS = 8 << 20  # bytes of a reply that holds the digests of a project's folders
 MAX_GPUS = 256
 MAX_EFA = 256
 MAX_WAIT = 86_400.0  # seconds

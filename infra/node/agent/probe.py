@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import time
@@ -12,7 +11,7 @@ from typing import Optional
 from agent import machine, phases, poweroff, store
 from agent.commands import run_quietly
 from agent.files import current_manifest
-from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import (
     MAX_FILES,
     folder_digests,
@@ -77,6 +76,6 @@ def _different_folders(folder: Path, digest: str) -> Optional[dict[str, str]]:
     folders = folder_digests(nested(manifest_to_wire(current_manifest(folder))))
     if manifest_digest(folders) == digest:
         return None
-    return dict(
-        itertools.islice(folders.items(), MAX_FILES)
-    )  # after a broken transfer there may be those of two syncs
+    # After a broken transfer there may be the files of two syncs. {} is as good: `receive` compares each file.
+    fits = len(folders) <= MAX_FILES and sum(map(len, folders)) < MAX_FOLDERS // 4
+    return folders if fits else {}
