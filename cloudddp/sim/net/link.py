@@ -51,6 +51,8 @@ class WideAreaLink:
             except OSError:
                 self._end()
                 raise
+            finally:
+                _forget_measurements()
 
     def _end(self) -> None:
         """First the rules: without the process, the packets that they queue are lost."""
@@ -64,6 +66,11 @@ class WideAreaLink:
         except subprocess.TimeoutExpired:
             running.process.kill()
             running.process.wait()
+
+
+def _forget_measurements() -> None:
+    """Clear what the kernel has learned about the way to each node, and would begin new connections with."""
+    subprocess.run(["ip", "tcp_metrics", "flush"], capture_output=True, check=False)
 
 
 def _start() -> _Running:
