@@ -320,7 +320,7 @@ def bench(
     if process.returncode:
         raise SystemExit(process.returncode)
     where = (
-        f"{turns} turns (1 of 1 GB to 8 nodes), medians, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, {tcp}, load "
+        f"medians of {turns} turns (1 of 1 GB to 8 nodes), {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, {tcp}, load "
         f"average {load:.1f} before and {os.getloadavg()[0]:.1f} after."
     )
     print(f"  {where}")
