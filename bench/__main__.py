@@ -1,9 +1,10 @@
 """Measure cloudddp and its example trainer, compared with other programs where they are given.
 
     python -m bench                                              every benchmark, ours only
-    python -m bench models                                       one of them: help status models up sync window logs lab routes launch faults recovery training trainer
+    python -m bench models                                       one of them: help status models up sync window logs lab routes launch scale faults recovery training trainer
     python -m bench help status --peers VENV                     compared with torchx and flintrock
     python -m bench trainer --peers EXAMPLES                     compared with pytorch/examples
+    python -m bench sync --peers                                 compared with rsync (--cases, --nodes, --rtt, --turns)
 
 --peers names a folder with the programs to compare with. It may be given twice, and is one of two things:
 
@@ -43,6 +44,11 @@ class Options:
     fault: str = ""
     write: bool = False
     seed: int = 0
+    peers: bool = False
+    cases: Sequence[str] = ()
+    nodes: Sequence[int] = ()
+    rtt: Sequence[int] = ()
+    turns: int = 0
 
 
 def find_peers(folders: Sequence[Path]) -> dict[str, Path]:
@@ -129,8 +135,19 @@ def _one_up(found: Any, name: str) -> tuple[float, float]:
     return ready - started, ready - responding[0]
 
 
-def bench_sync(_: Options) -> None:
-    """Sync of 2,000 files to one simulated node, the first time and unchanged: round trips and seconds."""
+def bench_sync(options: Options) -> None:
+    """Sync of 2,000 files to one simulated node: round trips and seconds; with --peers, compared with rsync."""
+    if options.peers:
+        from bench import sync as peers
+
+        peers.bench(
+            cases=options.cases or tuple(peers.CASES),
+            nodes=options.nodes or peers.NODES,
+            round_trips=options.rtt or peers.ROUND_TRIPS,
+            turns=options.turns or peers.TURNS,
+            write=options.write,
+        )
+        return
     from cloudddp.aws.client import AWS
     from cloudddp.cluster import connect, up
     from cloudddp.config.spec import ClusterSpec, Config
@@ -238,6 +255,13 @@ def bench_launch(options: Options) -> None:
     first_line.bench(write=options.write)
 
 
+def bench_scale(options: Options) -> None:
+    """What a node more costs: up, launch, exec and down of 1 to 64 nodes, and more without hosts."""
+    from bench import scale
+
+    scale.bench(nodes=options.nodes or scale.NODES, write=options.write)
+
+
 def bench_faults(options: Options) -> None:
     """Every fault of a job, in the foreground and detached (--fault TEXT: those whose name contains it)."""
     from bench import faults
@@ -307,11 +331,20 @@ BENCHES: dict[str, Callable[[Options], None]] = {
     "lab": bench_lab,
     "routes": bench_routes,
     "launch": bench_launch,
+    "scale": bench_scale,
     "faults": bench_faults,
     "recovery": bench_recovery,
     "training": bench_training,
     "trainer": bench_trainer,
 }
+
+
+def _texts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def main() -> None:
@@ -327,9 +360,25 @@ def main() -> None:
         metavar="DIR",
         type=Path,
         action="append",
+        nargs="?",
+        const=None,
         default=[],
-        help="a virtual environment with torchx and flintrock, or a checkout of pytorch/examples (see above)",
+        help="a virtual environment with torchx and flintrock, or a checkout of pytorch/examples (see above); of `sync`: none",
     )
+    parser.add_argument(
+        "--cases", metavar="A,B", type=_texts, default=(), help="of `sync`: 2000 20000 1gb unchanged changed"
+    )
+    parser.add_argument(
+        "--nodes",
+        metavar="N,N",
+        type=_numbers,
+        default=(),
+        help="of `sync`: default 1,4,8; of `scale`: 1 to 64",
+    )
+    parser.add_argument(
+        "--rtt", metavar="MS,MS", type=_numbers, default=(), help="of `sync`: round trips, default 0,50"
+    )
+    parser.add_argument("--turns", metavar="N", type=int, default=0, help="of `sync`: default 3")
     parser.add_argument(
         "--fault", metavar="TEXT", default="", help="of `faults`: only those whose name contains it"
     )
@@ -337,10 +386,20 @@ def main() -> None:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="of `faults`, `recovery` and `launch`: write their tables into docs/",
+        help="of `faults`, `recovery`, `launch`, `scale` and `sync --peers`: write their tables into docs/",
     )
     given = parser.parse_args()
-    options = Options(**find_peers(given.peers), fault=given.fault, write=given.write, seed=given.seed)
+    options = Options(
+        **find_peers([folder for folder in given.peers if folder]),
+        fault=given.fault,
+        write=given.write,
+        seed=given.seed,
+        peers=bool(given.peers),
+        cases=given.cases,
+        nodes=given.nodes,
+        rtt=given.rtt,
+        turns=given.turns,
+    )
     print(f"python {sys.version.split()[0]}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
     for name in given.names or BENCHES:
         BENCHES[name](options)

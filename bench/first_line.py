@@ -1,4 +1,4 @@
-"""From the command to the first line of a rank: `cloudddp launch`, and the same torchrun typed by hand on both nodes.
+"""From the command to the first line of a rank, and to its end: `cloudddp launch`, and the same torchrun typed by hand.
 
 Both run on the same two namespace nodes, in turns. By hand means one OpenSSH client per node, started at once.
 """
@@ -20,8 +20,8 @@ RUNS = 7
 SCRIPT = "import torch.distributed as d\nd.init_process_group('gloo')\nprint('first line', flush=True)\nd.barrier()\n"
 
 
-def rows(program: str, env: dict[str, str], folder: Path) -> Iterator[tuple[float, float]]:
-    """Yield (launch, by hand) in seconds."""
+def rows(program: str, env: dict[str, str], folder: Path) -> Iterator[tuple[float, float, float, float]]:
+    """Yield the seconds to the first line and to the end, of launch and by hand."""
 
     def sim(*words: str) -> str:
         command = [program, "--sim", *words]
@@ -46,15 +46,15 @@ def rows(program: str, env: dict[str, str], folder: Path) -> Iterator[tuple[floa
                 )
                 for rank, one in enumerate(nodes)
             ]
-            yield launched, _first_line(by_hand, env, folder, begins=True)
+            yield *launched, *_first_line(by_hand, env, folder, begins=True)
     finally:
         sim("down", "-y")
 
 
 def _first_line(
     commands: list[list[str]], env: dict[str, str], folder: Path, *, begins: bool = False
-) -> float:
-    """Return the seconds until any of the commands has written the first line; wait for their ends. With `begins`, from
+) -> tuple[float, float]:
+    """Return the seconds until any of the commands has written the first line, and until all have ended. With `begins`, from
     when all of them have written that they begin: `sim exec`, which they need here, is no part of them."""
     log = folder / "output"
     with log.open("wb") as output:
@@ -75,7 +75,8 @@ def _first_line(
         seconds = time.perf_counter() - began
         for one in started:
             one.wait(timeout=120)
-    return seconds
+        ended = time.perf_counter() - began
+    return seconds, ended
 
 
 def _by_hand(program: str, env: dict[str, str], address: str, command: str) -> list[str]:
@@ -97,21 +98,29 @@ def _torchrun(head: str, own: str, node: int, port: int) -> str:
 
 def bench(*, write: bool) -> None:
     """Print the medians of both; exit with 1 if `launch` takes longer than the goal: 1.1 x by hand + 0.5 s."""
-    print("launch: 2 namespace nodes x 2 ranks, from the command to the first line of a rank, in turns")
+    print(
+        "launch: 2 namespace nodes x 2 ranks, from the command to the first line of a rank and to its end, in turns"
+    )
     load = os.getloadavg()[0]
     with simulator("namespace") as (found, env), tempfile.TemporaryDirectory() as folder:
         inside = {**env, "CLOUDDDP_HOME": str(found.home), "CLOUDDDP_YES": "1", "OMP_NUM_THREADS": "1"}
         done = list(rows(script("cloudddp"), inside, Path(folder)))
-    ours, by_hand = (list(row) for row in zip(*done, strict=True))
+    ours, ours_end, by_hand, by_hand_end = (list(row) for row in zip(*done, strict=True))
     table = ["| | median | minimum | maximum |", "|---|---|---|---|"]
-    for name, row in (("cloudddp launch", ours), ("by hand, one ssh per node", by_hand)):
-        line(f"  {name}", statistics.median(row), min(row), max(row), "s")
-        table.append(f"| {name} | {statistics.median(row):.2f} s | {min(row):.2f} s | {max(row):.2f} s |")
-    ratios = [one / other for one, other in done]
-    line("  ratio", statistics.median(ratios), min(ratios), max(ratios), "")
-    table.append(
-        f"| ratio of a turn | {statistics.median(ratios):.2f} | {min(ratios):.2f} | {max(ratios):.2f} |"
-    )
+    for title, launched, typed in (
+        ("to the first line", ours, by_hand),
+        ("to the end", ours_end, by_hand_end),
+    ):
+        ratios = [one / other for one, other in zip(launched, typed, strict=True)]
+        for name, row, unit in (
+            ("cloudddp launch", launched, " s"),
+            ("by hand, one ssh per node", typed, " s"),
+            ("ratio of a turn", ratios, ""),
+        ):
+            middle, low, high = statistics.median(row), min(row), max(row)
+            line(f"  {title}: {name}", middle, low, high, unit.strip())
+            cells = (f"{value:.2f}{unit}" for value in (middle, low, high))
+            table.append(f"| {title}: {name} | {' | '.join(cells)} |")
     more = statistics.median(ours) - 1.1 * statistics.median(by_hand)
     where = (
         f"{RUNS} turns, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, on a machine that was not idle: load average "

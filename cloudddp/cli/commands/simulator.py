@@ -10,7 +10,10 @@ from cloudddp.cli.verbs import LazyGroup, Verb
 
 _HERE = "cloudddp.cli.commands.simulator"
 VERBS = {
-    "conditions": (f"{_HERE}:conditions", "Change how EC2 answers: capacity, quotas, throttling, latency."),
+    "conditions": (
+        f"{_HERE}:conditions",
+        "Change how EC2 and the network answer: capacity, latency.",
+    ),
     "env": (f"{_HERE}:env", "Print the variables that point AWS clients at the simulator."),
     "exec": (f"{_HERE}:exec_", "Run COMMAND inside the simulator's network."),
     "fault": (f"{_HERE}:fault", "Inject a fault into a node or its network."),
@@ -261,7 +264,7 @@ conditions = Verb(
         click.Argument(["changes"], required=False),
         click.Option(["--clear"], is_flag=True, help="Reset all conditions."),
     ],
-    help="""Change how EC2 answers: capacity, quotas, throttling, latency.
+    help="""Change how EC2 and the network answer: capacity, latency.
 
     CHANGES are JSON; without them, the current conditions are shown. docs/simulator.md lists them.
     """,

@@ -27,6 +27,7 @@ from cloudddp.sim.api.authorization import Permissions
 from cloudddp.sim.api.calls import read_body
 from cloudddp.sim.api.faults import FaultInjector, InvalidFault
 from cloudddp.sim.api.wsgi import Environ, StartResponse, respond
+from cloudddp.sim.conditions.link import Link
 from cloudddp.sim.conditions.model import InvalidCondition
 from cloudddp.sim.conditions.store import Store
 from cloudddp.sim.ec2 import scheduled_events
@@ -56,6 +57,7 @@ class AdminApi:
         self._conditions = conditions
         self._permissions = permissions
         self._faults = FaultInjector(backend)
+        self._changing = threading.Lock()
         self.notices: dict[str, Notice] = {}  # by instance id, of spot instances that will be interrupted
 
     def serve(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -133,7 +135,23 @@ class AdminApi:
             body = json.loads(read_body(environ) or b"null")
         except ValueError as error:
             raise InvalidCondition(f"the body is not valid JSON: {error}") from None
-        return self._conditions.update(body).to_json()
+        with self._changing:
+            before = self._conditions.read()
+            after = self._conditions.update(body)
+            if after.laptop_link != before.laptop_link:
+                self._use_link(after.laptop_link)
+        return after.to_json()
+
+    def _use_link(self, link: Link | None) -> None:
+        """Put the condition `link` into effect; if that fails, there is no link."""
+        try:
+            if self._backend.router is not None:
+                self._backend.router.link.use(link)
+            elif link is not None:
+                raise OSError(f"it needs namespace nodes; these are process nodes ({self._backend.why})")
+        except OSError as error:
+            self._conditions.update({"link": None})
+            raise InvalidCondition(f"link: {error}") from None
 
     def _inject_fault(self, request: dict[str, Any]) -> dict[str, Any]:
         kind, names = request.get("kind"), request.get("nodes", [])

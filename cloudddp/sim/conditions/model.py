@@ -22,6 +22,7 @@ current conditions; `null` removes one entry; `"clear": true` first removes all:
      "prices":         {"g5.xlarge": 1.5},                   USD per hour on demand, in every region (Pricing API)
      "spot_prices":    {"us-east-1a": {"g5.xlarge": 0.4}},   USD per hour
      "reject":         {"RunInstances": {"code": "UnauthorizedOperation", "message": "", "status": 403, "calls": 1}},
+     "link":           {"latency": 0.05, "mbit": 200, "loss": 5},   between laptop and nodes (link.py); null removes it
      "boot":           {"ssh_seconds": 60},                  of the nodes that boot from then on (boot.py)
      "roles":          {"arn:aws:iam::123456789012:role/x": {"codes": ["123456"], "seconds": 900}},   see roles.Role
      "clock":          {"ahead": 900}}                       seconds by which AWS's clock is ahead of this computer's
@@ -42,8 +43,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.sim.conditions import boot as boots
+from cloudddp.sim.conditions import link as links
 from cloudddp.sim.conditions import roles
 from cloudddp.sim.conditions.boot import Boot
+from cloudddp.sim.conditions.link import Link
 from cloudddp.sim.conditions.roles import Role
 
 QUOTAS = (
@@ -81,6 +84,7 @@ EXAMPLES: Mapping[str, Any] = {
     "prices": {"g5.xlarge": 1.5},
     "spot_prices": {"us-east-1a": {"g5.xlarge": 0.4}},
     "reject": {"RunInstances": {"code": "UnauthorizedOperation", "status": 403}},
+    "link": {"latency": 0.05, "mbit": 200, "loss": 5},
     "boot": {"ssh_seconds": 60, "nologin_seconds": 30},
     "roles": {"arn:aws:iam::123456789012:role/trainer": {"codes": ["123456"], "seconds": 900}},
     "clock": {"ahead": 900},
@@ -160,6 +164,7 @@ class Conditions:
     prices: Mapping[str, float] = field(default_factory=dict)
     spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     reject: Mapping[str, Rejection] = field(default_factory=dict)
+    link: Mapping[str, float] = field(default_factory=dict)
     boot: Mapping[str, float] = field(default_factory=dict)
     roles: Mapping[str, Role] = field(default_factory=dict)
     clock: Mapping[str, int] = field(default_factory=dict)
@@ -168,6 +173,11 @@ class Conditions:
     def next_boot(self) -> Boot:
         """How a node boots that starts now."""
         return Boot(**self.boot)  # type: ignore[arg-type]  # checked by `merge`
+
+    @property
+    def laptop_link(self) -> Link | None:
+        """The link between laptop and nodes; None if there is none but the computer itself."""
+        return Link(**self.link) if self.link else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form; `merge(Conditions(), to_json(), names)` returns the same conditions."""
@@ -219,6 +229,7 @@ def merge(conditions: Conditions, body: object, names: Names) -> Conditions:
         "prices": lambda old, new: _entries("instance type", old, new, names.types, _usd),
         "spot_prices": lambda old, new: _by_zone(old, new, names, _usd),
         "reject": lambda old, new: _entries("action", old, new, names.actions, _rejection),
+        "link": lambda old, new: _link(old, new),
         "boot": lambda old, new: _entries("setting of a boot", old, new, boots.NAMES, _boot_setting),
         "roles": lambda old, new: _entries("role ARN", old, new, _arns(new), _reading(roles.read_role)),
         "clock": lambda old, new: _entries("key", old, new, ("ahead",), _reading(roles.read_clock)),
@@ -311,6 +322,12 @@ def _address(name: str, value: Any) -> str:
         return str(ipaddress.IPv4Address(str(value)))
     except ValueError:
         raise InvalidCondition(f"{name}: expected an IPv4 address, not {json.dumps(value)}") from None
+
+
+def _link(old: Mapping[str, float], new: Any) -> dict[str, Any]:
+    if new is None:
+        return {}
+    return _entries("setting of a link", old, new, links.NAMES, _reading(links.read_setting))
 
 
 def _calls(name: str, value: Any) -> int:

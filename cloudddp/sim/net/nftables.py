@@ -1,4 +1,4 @@
-"""Renders a policy and faults as nftables rules. Pure: returns text for `nft -f`, runs nothing.
+"""Renders a policy and faults as nftables rules: pure functions that return text for `nft -f`, and `nft`, which runs it.
 
 EC2's rules are stateful, closed by default, and only allow. So is this table: connections are tracked, each node's
 groups are a chain, and what no chain accepts is dropped. Routes apply to every packet, established or not.
@@ -6,12 +6,15 @@ groups are a chain, and what no chain accepts is dropped. Routes apply to every 
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 
 from cloudddp.sim.net.faults import Faults
 from cloudddp.sim.net.policy import LAPTOP, S3, S3_PORT, Member, Policy, Rule
 
 METADATA = "169.254.169.254"  # the instance metadata service
+LINK_TABLE, LINK_CHAIN = "cloudddp_link", "link"
+LINK_MARK = 0x6C696E6B  # of packets that have passed the link
 
 _SLOW_SSH = "limit rate over 4 kbytes/second burst 2 kbytes drop"
 _ESTABLISHED = "ct state established,related accept"
@@ -47,6 +50,45 @@ def ruleset(policy: Policy, faults: Faults) -> str:
         "",
     ]
     return "\n".join(parts)
+
+
+def link_ruleset(*, present: bool = True) -> str:
+    """Return the table that sends packets between laptop and nodes to the chain LINK_CHAIN, or that removes it.
+
+    Of packets of nodes, those for the laptop only: metadata and S3 are not there.
+    """
+    remove = f"table ip {LINK_TABLE}\ndelete table ip {LINK_TABLE}\n"
+    if not present:
+        return remove
+    parts = [
+        f"table ip {LINK_TABLE} {{",
+        _chain(LINK_CHAIN, []),
+        _chain(
+            "leaving",
+            [
+                # Before connections are tracked: the packet comes by a second time, when the link lets it go.
+                "type filter hook output priority raw;",
+                f'oifname != "lo" ip saddr {LAPTOP} meta mark != {LINK_MARK} jump {LINK_CHAIN}',
+            ],
+        ),
+        _chain(
+            "arriving",
+            [
+                "type filter hook input priority filter + 10;",
+                f'iifname != "lo" ip daddr {LAPTOP} jump {LINK_CHAIN}',
+            ],
+        ),
+        "}",
+        "",
+    ]
+    return remove + "\n".join(parts)
+
+
+def nft(text: str) -> None:
+    """Apply a text as a whole. Raises OSError, with nothing changed, if it is rejected."""
+    done = subprocess.run(["nft", "-f", "-"], input=text, text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise OSError(f"nft rejected the firewall rules: {done.stderr.strip()}")
 
 
 def _kind(member: Member) -> tuple[str, tuple[str, ...]]:

@@ -12,7 +12,8 @@ import threading
 from pathlib import Path
 
 from cloudddp.sim.net.faults import Faults
-from cloudddp.sim.net.nftables import METADATA, ruleset
+from cloudddp.sim.net.link import WideAreaLink
+from cloudddp.sim.net.nftables import METADATA, nft, ruleset
 from cloudddp.sim.net.policy import LAPTOP, PUBLIC, S3, Policy
 
 MTU = 9001  # as inside a VPC
@@ -26,6 +27,7 @@ class Router:
 
     def __init__(self) -> None:
         self.faults = Faults()
+        self.link = WideAreaLink()
         self._policy = Policy()
         self._lock = threading.Lock()
         self._numbers = iter(range(1, 1 << 20))
@@ -96,10 +98,7 @@ class Router:
         """
         with self._lock:
             new = policy or self._policy
-            text = ruleset(new, self.faults)
-            done = subprocess.run(["nft", "-f", "-"], input=text, text=True, capture_output=True, check=False)
-            if done.returncode:
-                raise OSError(f"nft rejected the firewall rules: {done.stderr.strip()}")
+            nft(ruleset(new, self.faults))
             self._policy = new
 
 

@@ -1,0 +1,206 @@
+"""The condition `link`: latency, bandwidth and loss between the laptop and the nodes. Times are lower bounds only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.account import post_conditions
+from support.labnode import LabLaptop, inside, network_namespace, reachable, serve, shell
+from support.simlab import execute, until
+
+from cloudddp.errors import CloudDDPError
+from cloudddp.sim import control
+from cloudddp.sim.linux import processes
+
+COUNTER = (
+    "import socket,sys\\ns=socket.socket(type=socket.SOCK_DGRAM);s.bind((\\'0.0.0.0\\',5000));print(1,flush=True)\\n"
+    "count=0\\nwhile s.recv(99)!=b\\'end\\':\\n count+=1\\nprint(count,flush=True)"
+)
+
+SetLink = Callable[[Any], dict[str, Any]]
+
+
+@pytest.fixture
+def link(lab: control.Simulator) -> Iterator[SetLink]:
+    """Set the link and return the condition; afterwards there is none."""
+    yield lambda settings: control.conditions(lab, {"link": settings})["link"]
+    control.conditions(lab, {"link": None})
+
+
+@pytest.fixture(scope="module")
+def pair(shared_lab_laptop: LabLaptop) -> Iterator[tuple[Any, Any]]:
+    """Two nodes that accept SSH and UDP from the laptop, the second one with a server on port 4000."""
+    nodes = shared_lab_laptop.launch(2)
+    rule = {"IpProtocol": "udp", "FromPort": 5000, "ToPort": 5000, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+    shared_lab_laptop.ec2.authorize_security_group_ingress(
+        GroupId=shared_lab_laptop.group, IpPermissions=[rule]
+    )
+    serve(shared_lab_laptop.login(nodes[1]))
+    shared_lab_laptop.login(nodes[0])
+    yield nodes[0], nodes[1]
+
+
+def connect_seconds(lab: control.Simulator, address: str) -> float:
+    """Return how long the laptop takes to connect to a node: one round trip."""
+    with inside(lab):
+        started = time.monotonic()
+        socket.create_connection((address, 22), timeout=30).close()
+        return time.monotonic() - started
+
+
+def seen_from(lab: control.Simulator, node: Any, address: str, port: int) -> str:
+    """Return what a node reads from a connection that it makes, or '' without one. Needs no SSH."""
+    shown = next(one for one in control.nodes(lab) if one["instance_id"] == node["InstanceId"])
+    with network_namespace(Path(f"/proc/{shown['home'].split('/')[2]}/ns/net")):
+        try:
+            with socket.create_connection((address, port), timeout=5) as connection:
+                if port == 80:
+                    connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                return connection.recv(99).decode()
+        except OSError:
+            return ""
+
+
+def test_round_trip_takes_the_latency(lab: control.Simulator, pair: Any, link: SetLink) -> None:
+    assert link({"latency": 0.2}) == {"latency": 0.2}
+    assert connect_seconds(lab, pair[0]["PublicIpAddress"]) >= 0.2
+    link({"latency": 0.5})
+    assert connect_seconds(lab, pair[0]["PublicIpAddress"]) >= 0.5
+
+
+def test_link_applies_to_connections_that_are_open(
+    shared_lab_laptop: LabLaptop, pair: Any, link: SetLink
+) -> None:
+    client = shared_lab_laptop.login(pair[0])
+    link({"latency": 0.3})
+    started = time.monotonic()
+    assert shell(client, "echo here") == "here"
+    assert time.monotonic() - started >= 0.3
+    link(None)
+    assert shell(client, "echo here") == "here"
+
+
+def test_bandwidth_limits_each_direction(shared_lab_laptop: LabLaptop, pair: Any, link: SetLink) -> None:
+    client = shared_lab_laptop.login(pair[0])
+    link({"mbit": 8})  # 1 MB takes a second
+    started = time.monotonic()
+    assert execute(client, "wc -c", os.urandom(1_000_000)).out.strip() == b"1000000"
+    assert time.monotonic() - started >= 1
+    started = time.monotonic()
+    assert len(execute(client, "head -c 1000000 /dev/urandom").out) == 1_000_000
+    assert time.monotonic() - started >= 1
+
+
+def test_all_bytes_arrive_over_a_slow_link_that_loses_packets(
+    shared_lab_laptop: LabLaptop, pair: Any, link: SetLink
+) -> None:
+    client = shared_lab_laptop.login(pair[0])
+    link({"latency": 0.02, "mbit": 100, "loss": 2})
+    sent = os.urandom(3_000_000)
+    assert execute(client, "cat", sent).out == sent
+
+
+def test_loss_drops_packets(
+    lab: control.Simulator, shared_lab_laptop: LabLaptop, pair: Any, link: SetLink
+) -> None:
+    client, address = shared_lab_laptop.login(pair[0]), pair[0]["PublicIpAddress"]
+    counts = []
+    for loss in (0, 50):
+        shell(client, f"rm -f count; nohup python3 -c \"exec('{COUNTER}')\" > count 2>&1 & "
+              "until [ -s count ]; do sleep 0.05; done")  # fmt: skip
+        link({"loss": loss})
+        with inside(lab), socket.socket(type=socket.SOCK_DGRAM) as sender:
+            for number in range(200):  # as many as fit into the receiver's buffer
+                sender.sendto(b"%d" % number, (address, 5000))
+            link({"loss": 0})
+            until(lambda: sender.sendto(b"end", (address, 5000)) and len(count(client)) == 2)
+        counts.append(int(count(client)[1]))
+    assert counts[0] == 200
+    assert 50 < counts[1] < 150  # 100, with a standard deviation of 7
+
+
+def count(client: Any) -> list[str]:
+    return shell(client, "cat count").split()
+
+
+def test_nodes_among_themselves_are_not_affected(lab: control.Simulator, pair: Any, link: SetLink) -> None:
+    first, second = pair
+    link({"loss": 100})
+    assert not reachable(lab, first["PublicIpAddress"], 22)
+    assert seen_from(lab, first, second["PrivateIpAddress"], 4000) == first["PrivateIpAddress"]
+    assert seen_from(lab, first, "169.254.169.254", 80).startswith("HTTP/1")
+    link(None)
+    assert reachable(lab, first["PublicIpAddress"], 22, seconds=10)
+
+
+def test_settings_are_merged_and_removed_one_by_one(lab: control.Simulator, link: SetLink) -> None:
+    link({"latency": 0.1, "mbit": 50})
+    assert link({"loss": 1, "mbit": None}) == {"latency": 0.1, "loss": 1}
+    assert link({"latency": None, "loss": None}) == {}
+    assert own_processes(lab) == [lab.pid]
+
+
+def test_clearing_all_conditions_removes_the_link(lab: control.Simulator, link: SetLink) -> None:
+    link({"latency": 0.1})
+    assert len(own_processes(lab)) == 2
+    assert control.conditions(lab, {"clear": True})["link"] == {}
+    assert own_processes(lab) == [lab.pid]
+
+
+def own_processes(lab: control.Simulator) -> list[int]:
+    """Return the pids of the simulator that belong to no node."""
+    return [process.pid for process in processes.belonging(lab.home) if not process.node]
+
+
+def test_link_whose_process_was_killed_is_set_up_again(
+    lab: control.Simulator, pair: Any, link: SetLink
+) -> None:
+    link({"latency": 0.1})
+    (pid,) = set(own_processes(lab)) - {lab.pid}
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: own_processes(lab) == [lab.pid])
+    link({"latency": 0.2})
+    assert connect_seconds(lab, pair[0]["PublicIpAddress"]) >= 0.2
+
+
+def test_stop_ends_the_link(home: Path) -> None:
+    sim = control.start(home, nodes="namespace")
+    control.conditions(sim, {"link": {"latency": 0.1}})
+    assert len(own_processes(sim)) == 2
+    control.stop(home)
+    assert processes.belonging(home) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"latency": -1}, "latency: expected seconds of a round trip, from 0 to 10 (0.05 is 50 ms), not -1"),
+        ({"latency": 50}, "latency: expected seconds of a round trip, from 0 to 10 (0.05 is 50 ms), not 50"),
+        ({"latency": "50ms"}, "latency: expected seconds"),
+        ({"mbit": 0}, "mbit: expected Mbit/s above 0"),
+        ({"mbit": True}, "mbit: expected Mbit/s above 0"),
+        ({"loss": 101}, "loss: expected percent from 0 to 100, not 101"),
+        ({"delay": 0.1}, "unknown setting of a link 'delay'; known: latency, loss, mbit"),
+        ([], "expected an object with a key per setting of a link"),
+    ],
+)
+def test_invalid_link_is_refused(lab: control.Simulator, settings: Any, message: str) -> None:
+    before = control.conditions(lab, {})["link"]
+    status, answer = post_conditions(lab.endpoint, {"link": settings})
+    assert status == 400
+    assert f"link: {message}" in answer["error"]
+    assert '{"link": {"latency": 0.05, "mbit": 200, "loss": 5}}' in answer["error"]
+    assert control.conditions(lab, {})["link"] == before
+
+
+def test_process_nodes_have_no_link(sim: control.Simulator) -> None:
+    with pytest.raises(CloudDDPError, match="link: it needs namespace nodes; these are process nodes"):
+        control.conditions(sim, {"link": {"latency": 0.1}})
+    assert control.conditions(sim, {})["link"] == {}
