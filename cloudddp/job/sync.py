@@ -5,7 +5,7 @@ Only files that a node lacks are sent (transfer.py); files deleted here are dele
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
@@ -23,6 +23,7 @@ from cloudddp.job import project_files
 from cloudddp.job.contents import Contents
 from cloudddp.job.project_files import Snapshot
 from cloudddp.job.transfer import Transfer
+from cloudddp.ssh.fleet import WIDTH, Outcome
 from cloudddp.text import one_line, size_of
 
 Progress = Callable[[Text], None]
@@ -60,8 +61,12 @@ def update(
     contents = Contents(files.root)
     listing = _listing(files, folders, contents, known=any(theirs.values()))
     unstable: list[str] = []
+    approved: list[Wants] = []
 
     def approve(wants: Wants) -> None:
+        if approved:
+            return  # of an earlier chain
+        approved.append(wants)
         entries = listing.entries()
         names = [path_from_wire(entries[index][0]) for index, _ in wants.of(entries)]
         check_size(files.manifest, names, config.sync.max_mb)
@@ -72,15 +77,18 @@ def update(
         if not stable:
             unstable.append(path)
 
-    outcome = Transfer(
-        runner, files.root, listing,
-        [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in order],
-        approve=approve, note=progress, sent=sent,
-    ).run()  # fmt: skip
+    errors: dict[int, Exception] = {}
+    for chain in chains_of(order, WIDTH):
+        outcome = Transfer(
+            runner, files.root, listing,
+            [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in chain],
+            approve=approve, note=progress, sent=sent,
+        ).run()  # fmt: skip
+        errors |= outcome.errors
     contents.save(files.manifest)
     for path in unstable[:SHOWN]:
         progress(f"warning: {one_line(path)} was changing while it was sent; the next sync sends it again")
-    outcome.all()
+    Outcome[None](errors=errors).all()
 
 
 def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, known: bool) -> Listing:
@@ -121,6 +129,13 @@ def order_of(
     complete = sorted(set(nodes) - theirs.keys())[:1]
     lacking = sorted(theirs, key=lambda node: (len(different_folders([theirs[node]], ours)), node))
     return complete + lacking
+
+
+def chains_of(order: Sequence[int], longest: int) -> list[list[int]]:
+    """Return the chains, one after the other: each later one begins with the first node, which has all files then."""
+    head, rest = list(order[:1]), order[1:]
+    size = longest - 1
+    return [[*head, *rest[at : at + size]] for at in range(0, max(len(rest), 1), size)]
 
 
 def check_size(manifest: Manifest, names: Iterable[str], max_mb: float) -> None:

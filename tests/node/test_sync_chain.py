@@ -15,7 +15,7 @@ from support.localsync import LocalCluster
 
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.job import transfer
+from cloudddp.job import sync, transfer
 
 
 @pytest.fixture
@@ -209,3 +209,13 @@ def test_node_that_takes_everything_and_reports_nothing_is_named(
     with pytest.raises(NodeError, match="node 1 sent an answer that cloudddp cannot read"):
         cluster.sync(here)
     assert same(here, cluster.nodes[0].project)
+
+
+def test_second_chain_gets_the_files_from_the_first(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "WIDTH", 2)
+    cluster = LocalCluster(tmp_path / "nodes", 4)
+    cluster.sync(here)
+    assert all(same(here, node.project) for node in cluster.nodes)
+    assert cluster.sent < 1.02 * size_of(here)
