@@ -1,4 +1,4 @@
-"""Input and output of one command's channel, and a time limit for each wait. Independent of commands and nodes."""
+"""One command's channel: its input and output without waiting, and its time limits. Independent of nodes."""
 
 from __future__ import annotations
 
@@ -9,31 +9,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from cloudddp.ssh.event_loop import event_loop
+
 if TYPE_CHECKING:
     import paramiko
 
-CHUNK = 128 * 1024  # bytes per write; larger ones were slower (0.82 s against 1.30 s for 200 MB)
-
-
-class Background:
-    """A daemon thread that keeps its error. It is only joined with a timeout, so that it never delays Ctrl-C."""
-
-    def __init__(self, work: Callable[[], None], *, on_error: Callable[[], None] = lambda: None) -> None:
-        self.error: BaseException | None = None
-        self._work = work
-        self._on_error = on_error
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self.error = error
-            self._on_error()
-
-    def join(self, timeout: float | None) -> None:
-        self._thread.join(timeout)
+CHUNK = 128 * 1024  # bytes per read
+TURN = 1 << 20  # bytes in each direction, after which other commands of the same thread have their turn
+BACKLOG = 1 << 20  # bytes that wait for the network before no more input is read
+POLL = 0.02  # seconds: how often an input that had nothing is asked again
+LONGEST_WAIT = 0.5  # seconds until time limits are looked at again
 
 
 @contextlib.contextmanager
@@ -51,10 +36,8 @@ def time_limit(seconds: float, channel: paramiko.Channel) -> Iterator[None]:
         finally:
             channel.event.set()  # a channel that was already closed wakes no waiting thread
 
-    timer = threading.Timer(seconds, close)
-    timer.daemon = True
+    timer = event_loop().call_later(seconds, close)
     try:
-        timer.start()
         yield
     except Exception:
         if decided.acquire(blocking=False):
@@ -105,31 +88,142 @@ class Activity:
         return f"no answer for {self.silence if silence is None else silence:g} s"
 
 
-def feed(channel: paramiko.Channel, stdin: bytes | Iterable[bytes], activity: Activity) -> None:
-    """Send the input and its end. A command that ends without reading all of it is not an error."""
-    pieces = [stdin] if isinstance(stdin, bytes) else stdin
-    try:
-        for piece in pieces:
-            for start in range(0, len(piece), CHUNK):
-                channel.sendall(piece[start : start + CHUNK])
-                activity.record()
-        channel.shutdown_write()
-    except OSError as error:
-        if error.errno in (None, errno.EPIPE) or isinstance(error, TimeoutError):
-            return  # the command has ended, and its exit code is reported
-        raise
+class Exchange:
+    """The input and output of a command that runs. A thread calls `advance` until it returns ENDED, and waits in between as
+    `patience` says or until `wake` is called, by another thread.
 
+    The input may be a stream of pieces: it is read as the command takes it, and b"" means that there is nothing yet.
+    """
 
-def drain(receive: Callable[[int], bytes], keep: Callable[[bytes], Any], activity: Activity) -> None:
-    """Receive one stream to its end. Silence on one stream is not a timeout while data arrives on the other."""
-    while True:
+    ENDED, MOVED, WAITING = range(3)
+
+    def __init__(
+        self,
+        channel: paramiko.Channel,
+        stdin: bytes | Iterable[bytes],
+        activity: Activity,
+        keep: tuple[Callable[[bytes], object], Callable[[bytes], object]],
+        wake: Callable[[], None],
+    ) -> None:
+        self.channel = channel
+        self._activity = activity
+        self._input = iter((stdin,) if isinstance(stdin, bytes) else stdin)
+        self._has_input, self._piece, self._at = True, b"", 0
+        self._is_starved = False
+        self._wake = wake
+        self._streams = (
+            (channel.recv_ready, channel.recv, keep[0]),
+            (channel.recv_stderr_ready, channel.recv_stderr, keep[1]),
+        )
+        self._transport: Any = channel.transport
+        _wake_on_changes(channel, wake)
+
+    @property
+    def patience(self) -> float:
+        """Return how many seconds may pass until the next call of `advance`."""
+        return POLL if self._is_starved or not self._transport.clear_to_send.is_set() else LONGEST_WAIT
+
+    def advance(self) -> int:
+        """Send and receive what is possible at once. Raises TimeoutError when a time limit has passed; what the input and the
+        receivers of the output raise; and paramiko's errors."""
+        if not self._transport.clear_to_send.is_set() and self._transport.is_active():
+            moved = False  # keys are exchanged, and sending would wait
+        else:
+            moved = self._receive() | self._send()
+        if moved:
+            self._activity.record()
+            return self.MOVED
+        if self._has_ended:
+            return self.ENDED
+        if self._activity.timed_out:
+            raise TimeoutError
+        return self.WAITING
+
+    @property
+    def _has_ended(self) -> bool:
+        channel = self.channel
+        return bool(
+            (channel.eof_received or channel.closed)
+            and channel.status_event.is_set()
+            and not (channel.recv_ready() or channel.recv_stderr_ready())
+        )
+
+    def _receive(self) -> bool:
+        received = 0
+        for is_ready, receive, keep in self._streams:
+            end = received + TURN
+            while received < end and is_ready():
+                data = receive(CHUNK)
+                received += len(data)
+                keep(data)
+        return received > 0
+
+    def _send(self) -> bool:
+        sent = 0
+        self._is_starved = False
+        while self._has_input and sent < TURN and self.channel.out_window_size > 0:
+            if getattr(self._transport.sock, "backlog", 0) > BACKLOG:
+                self._transport.sock.when_sent(self._wake)
+                break
+            if self._at == len(self._piece):
+                piece = next(self._input, None)
+                if piece is None:
+                    self._has_input = False
+                    self._end_input()
+                    return True
+                self._piece, self._at = piece, 0
+                if not piece:
+                    self._is_starved = True
+                    break
+            count = self._send_piece()
+            if not count:
+                self._has_input = False  # the command has ended, and its exit code is reported
+            sent += count
+        return sent > 0
+
+    def _send_piece(self) -> int:
+        most = self.channel.out_max_packet_size - 64  # as paramiko does: room for the header
         try:
-            data = receive(CHUNK)
-        except TimeoutError:
-            if activity.timed_out:
-                raise
-            continue
-        if not data:
-            return
-        activity.record()
-        keep(data)
+            count = self.channel.send(self._piece[self._at : self._at + most])
+        except OSError as error:
+            if error.errno in (None, errno.EPIPE):
+                return 0
+            raise
+        self._at += count
+        return count
+
+    def _end_input(self) -> None:
+        with contextlib.suppress(OSError):
+            self.channel.shutdown_write()
+
+
+def _wake_on_changes(channel: paramiko.Channel, wake: Callable[[], None]) -> None:
+    """Call `wake` when a channel has output, accepts input, or ends: paramiko offers an event for each of these."""
+
+    class Flag:
+        """What BufferedPipe.set_event needs."""
+
+        def set(self) -> None:
+            wake()
+
+        def clear(self) -> None:
+            pass
+
+    class Window(threading.Condition):
+        def notify_all(self) -> None:
+            super().notify_all()
+            wake()
+
+    class Status(threading.Event):
+        def set(self) -> None:
+            super().set()
+            wake()
+
+    with channel.lock:
+        channel.out_buffer_cv = Window(channel.lock)  # type: ignore[arg-type]
+        status = Status()
+        if channel.status_event.is_set():
+            status.set()
+        channel.status_event = status
+    for buffer in (channel.in_buffer, channel.in_stderr_buffer):
+        buffer.set_event(Flag())  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """One SSH connection to one node: strict host key, no Nagle delay, keepalives, a time limit for each wait.
 
-`connect_timeout` limits connecting and authenticating, `command_timeout` the silence of one command, `total_timeout` all
-of its time. If a node stops answering, keepalives end the connection after Timing.dead seconds. Nothing here retries,
+`connect_timeout` limits connecting and authenticating; the limits of a command are in its Order. If a node stops answering, keepalives end the connection after Timing.dead seconds. Nothing here retries,
 or depends on other nodes.
 """
 
@@ -10,7 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
-from cloudddp.errors import Command, ConnectError, NodeError
+from cloudddp.errors import Command, ConnectError
 from cloudddp.ssh import paramiko_fixes
-from cloudddp.ssh.channel import Activity, Background, drain, feed, time_limit
+from cloudddp.ssh.channel import Exchange
 from cloudddp.ssh.routes.route import DIRECT, Route, Stream
+from cloudddp.ssh.running import MAX_OUTPUT, Order, Result, RunningCommand
 from cloudddp.text import reason_of
 
 if TYPE_CHECKING:
     import paramiko
 
-MAX_OUTPUT = 4 << 20  # bytes of a command's output that are kept by default
 # Bytes that a server may send before the first of them is acknowledged: so many per round trip. paramiko's default of 2 MiB
 # is 17 MB/s at 100 ms, 16 MiB is 71 MB/s (`python -m bench window`).
 DEFAULT_WINDOW, STREAM_WINDOW = 2 << 20, 16 << 20
@@ -66,15 +66,6 @@ class Target:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The result of a command. Output is bytes: a node's text need not be UTF-8."""
-
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
-
-
 class Connection:
     """An authenticated connection. Thread-safe to close; several commands may run at the same time."""
 
@@ -104,6 +95,8 @@ class Connection:
         paramiko_fixes.load()  # 0.1 s, which commands without SSH do not need; likewise below
         import paramiko
 
+        from cloudddp.ssh.transport import make_transport
+
         paramiko_fixes.silence_log()
         limits = timing.current()
         client = paramiko.SSHClient()
@@ -125,6 +118,7 @@ class Connection:
                 auth_timeout=connect_timeout,
                 allow_agent=False,
                 look_for_keys=False,
+                transport_factory=make_transport,
             )
         except (OSError, EOFError, paramiko.SSHException) as error:
             cause = target.route.explain(target, stream) if _is_end(error) else None
@@ -151,117 +145,36 @@ class Connection:
         total_timeout: float | None = None,
         window: int = STREAM_WINDOW,
     ) -> Result:
-        """Run a command to its end and return its result.
+        """Run a command to its end and return its result: see Order. `window`: how many bytes of a stream may be in memory if
+        `on_stdout` is slower than the node.
 
-        `stdin` may be a stream of pieces, which is sent while output is read. With `on_stdout` the output is passed on as
-        it arrives and Result.stdout is empty; `on_stderr` likewise. Otherwise at most `limit` bytes of each stream are
-        kept: a command that writes more is ended, with NodeError.
-
-        Raises NodeError also if the connection breaks or a time limit passes. `command_timeout` is the longest time, in
-        seconds, in which the command neither sends nor accepts a byte; None sets no limit once the server has started
-        it (keepalives still find a dead node). `total_timeout` limits the whole command: a node that sends a byte now
-        and then would otherwise never time out. `window`: how many bytes of a stream may be in memory if `on_stdout` is
-        slower than the node.
+        Raises NodeError also if the connection breaks or a time limit passes.
         """
-        activity = Activity(command_timeout, total_timeout)
-        with self._channel(command, activity, DEFAULT_WINDOW if on_stdout is None else window) as channel:
-            # If the input cannot be read to its end, the command must not wait for the rest of it.
-            feeder = Background(lambda: feed(channel, stdin, activity), on_error=channel.close)
-            out, err = (_BoundedBuffer(self.target.label, command, limit) for _ in range(2))
-            # If a stream is no longer read, the command must not block on writing to it.
-            listener = Background(
-                lambda: drain(channel.recv_stderr, on_stderr or err.add, activity), on_error=channel.close
-            )
-            try:
-                drain(channel.recv, on_stdout or out.add, activity)
-                listener.join(command_timeout)
-                if isinstance(listener.error, (NodeError, TimeoutError)):
-                    raise listener.error
-                exit_code = self._exit_code(channel, command, command_timeout)
-            except TimeoutError:
-                raise self._timed_out(command, activity.reason()) from None
-            for thread in (listener, feeder):
-                if thread.error is not None and not isinstance(thread.error, TimeoutError):
-                    raise thread.error
-        return Result(exit_code, bytes(out.data), bytes(err.data))
+        order = Order(command, stdin, command_timeout, on_stdout, on_stderr, limit, total_timeout)
+        wake = threading.Event()
+        with contextlib.closing(self.start(order, wake.set, window=window)) as running:
+            while True:
+                wake.clear()
+                state = running.advance()
+                if state == Exchange.ENDED:
+                    return running.result()
+                if state == Exchange.WAITING:
+                    wake.wait(running.patience)
 
-    @contextlib.contextmanager
-    def _channel(self, command: str, activity: Activity, window: int) -> Iterator[paramiko.Channel]:
-        import paramiko
-
-        transport = self._client.get_transport()
-        silence = self._limits.start if activity.silence is None else activity.silence
-        try:
-            if transport is None or not transport.is_active():
-                raise EOFError
-            channel = transport.open_session(window, timeout=activity.left(silence))
-            channel.settimeout(activity.silence)
-            activity.record()
-            with time_limit(activity.left(silence), channel):  # paramiko has no limit for this reply
-                channel.exec_command(command.encode("utf-8", "surrogateescape"))  # a path need not be UTF-8
-        except TimeoutError:
-            raise self._timed_out(command, activity.reason(silence)) from None
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            if str(error) == "Timeout opening channel." and transport.is_active():
-                raise self._timed_out(command, activity.reason(silence)) from None
-            raise self._broken(command, error) from None
-        try:
-            yield channel
-        except (paramiko.SSHException, EOFError) as error:  # an OSError comes from stdin or from on_stdout
-            raise self._broken(command, error) from None
-        finally:
-            channel.close()
-
-    def _exit_code(self, channel: paramiko.Channel, command: str, timeout: float | None) -> int:
-        if not channel.status_event.wait(timeout):
-            raise TimeoutError
-        if channel.exit_status == -1:  # no exit status: killed by a signal, or the connection is gone
-            transport = self._client.get_transport()
-            if transport is not None:  # it closes its channels first, and becomes inactive a moment later
-                transport.join(0.2)
-            if transport is None or not transport.is_active():
-                raise self._broken(command, EOFError("connection closed"))
-            return 255
-        return int(channel.exit_status)
-
-    def _timed_out(self, command: str, limit: str) -> NodeError:
-        reason = f"{self.target.label}: {limit}"
-        return NodeError(
-            f"{reason} to: {_short(command)}",
-            reason=reason,
-            hint=(
-                "is the node alive? ",
-                Command("status"),
-                " shows its state; try ",
-                Command("exec", "--", "uptime"),
-            ),
-        )
-
-    def _broken(self, command: str, error: BaseException) -> NodeError:
-        reason = f"{self.target.label}: the SSH connection broke ({str(error) or 'connection closed'})"
-        return NodeError(
-            f"{reason} in: {_short(command)}",
-            reason=reason,
-            hint=(Command("status"), " shows whether the node still exists"),
+    def start(self, order: Order, wake: Callable[[], None], *, window: int = STREAM_WINDOW) -> RunningCommand:
+        """Start a command, which the caller advances. `wake` is called by another thread when it can be. Raises NodeError."""
+        return RunningCommand(
+            self.target.label,
+            self._client.get_transport(),
+            order,
+            self._limits,
+            window=DEFAULT_WINDOW if order.on_stdout is None else window,
+            wake=wake,
         )
 
     def close(self) -> None:
         """Close the connection; a command that waits in another thread ends with NodeError."""
         self._client.close()
-
-
-class _BoundedBuffer:
-    """Keeps what a command writes to one stream, up to a limit in bytes."""
-
-    def __init__(self, label: str, command: str, limit: int) -> None:
-        self.data = bytearray()
-        self._label, self._command, self._limit = label, command, limit
-
-    def add(self, data: bytes) -> None:
-        if len(self.data) + len(data) > self._limit:
-            reason = f"{self._label}: its answer is longer than {self._limit >> 20} MiB and was cut off"
-            raise NodeError(f"{reason}: {_short(self._command)}", reason=reason)
-        self.data += data
 
 
 def _is_end(error: BaseException) -> bool:
@@ -277,11 +190,6 @@ def _close(client: paramiko.SSHClient, stream: Stream | None) -> None:
     client.close()
     if stream is not None:  # which the client closes only if it has begun to use it
         stream.close()
-
-
-def _short(command: str) -> str:
-    line = command.strip().splitlines()[0] if command.strip() else ""
-    return line if len(line) <= 100 else line[:97] + "..."
 
 
 def _closed_by_server(error: paramiko.AuthenticationException) -> bool:

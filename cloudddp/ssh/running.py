@@ -1,0 +1,174 @@
+"""A command that runs on a node: started over an authenticated connection, advanced by some thread, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cloudddp.config.timing import Timing
+from cloudddp.errors import Command, NodeError
+from cloudddp.ssh.channel import Activity, Exchange, time_limit
+
+if TYPE_CHECKING:
+    import paramiko
+
+MAX_OUTPUT = 4 << 20  # bytes of a command's output that are kept by default
+MAX_PACKET = 128 << 10  # bytes that a server may put into one packet; paramiko's default is 32 KiB
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a command. Output is bytes: a node's text need not be UTF-8."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A command to run, its input and its limits.
+
+    `stdin` may be a stream of pieces, which is sent while output is read; b"" means that there is nothing to send yet. With
+    `on_stdout` the output is passed on as it arrives and Result.stdout is empty; `on_stderr` likewise. Otherwise at most
+    `limit` bytes of each stream are kept: a command that writes more is ended, with NodeError.
+
+    `command_timeout` is the longest time, in seconds, in which the command neither sends nor accepts a byte; None sets no
+    limit once the server has started it (keepalives still find a dead node). `total_timeout` limits the whole command: a
+    node that sends a byte now and then would otherwise never time out.
+    """
+
+    command: str
+    stdin: bytes | Iterable[bytes] = b""
+    command_timeout: float | None = 60.0
+    on_stdout: Callable[[bytes], None] | None = None
+    on_stderr: Callable[[bytes], None] | None = None
+    limit: int = MAX_OUTPUT
+    total_timeout: float | None = None
+
+
+class RunningCommand:
+    """An order that a node carries out. Only one thread at a time may use it."""
+
+    def __init__(
+        self,
+        label: str,
+        transport: paramiko.Transport | None,
+        order: Order,
+        limits: Timing,
+        *,
+        window: int,
+        wake: Callable[[], None],
+    ) -> None:
+        """Start it. `window`: how many bytes of its output may be in memory. Raises NodeError."""
+        self._label, self._transport, self._order = label, transport, order
+        self._activity = Activity(order.command_timeout, order.total_timeout)
+        self._out, self._err = (_BoundedBuffer(label, order.command, order.limit) for _ in range(2))
+        self._exchange = self._start(limits, window, wake)
+
+    def _start(self, limits: Timing, window: int, wake: Callable[[], None]) -> Exchange:
+        import paramiko
+
+        order, activity, transport = self._order, self._activity, self._transport
+        silence = limits.start if activity.silence is None else activity.silence
+        channel = None
+        try:
+            if transport is None or not transport.is_active():
+                raise EOFError
+            channel = transport.open_session(window, MAX_PACKET, timeout=activity.left(silence))
+            channel.settimeout(activity.silence)
+            activity.record()
+            keep = order.on_stdout or self._out.add, order.on_stderr or self._err.add
+            exchange = Exchange(channel, order.stdin, activity, keep, wake)
+            with time_limit(activity.left(silence), channel):  # paramiko has no limit for this reply
+                channel.exec_command(
+                    order.command.encode("utf-8", "surrogateescape")
+                )  # a path need not be UTF-8
+            return exchange
+        except BaseException as error:
+            if channel is not None:
+                channel.close()
+            timed_out = isinstance(error, TimeoutError) or (
+                str(error) == "Timeout opening channel." and transport is not None and transport.is_active()
+            )
+            if timed_out:
+                raise self._timed_out(activity.reason(silence)) from None
+            if isinstance(error, (OSError, EOFError, paramiko.SSHException)):
+                raise self._broken(error) from None
+            raise
+
+    @property
+    def patience(self) -> float:
+        """Return how many seconds may pass until the next call of `advance`."""
+        return self._exchange.patience
+
+    def advance(self) -> int:
+        """Send and receive what is possible at once; return the state of the Exchange.
+
+        Raises NodeError if the connection breaks or a time limit passes, and what input and receivers of output raise.
+        """
+        import paramiko
+
+        try:
+            return self._exchange.advance()
+        except TimeoutError:
+            raise self._timed_out(self._activity.reason()) from None
+        except (paramiko.SSHException, EOFError) as error:  # an OSError comes from stdin or from on_stdout
+            raise self._broken(error) from None
+
+    def result(self) -> Result:
+        """Return the result of a command that has ended. Raises NodeError if it is the connection that has."""
+        exit_code = self._exchange.channel.exit_status
+        if exit_code == -1:  # no exit status: killed by a signal, or the connection is gone
+            transport = self._transport
+            if transport is not None:  # it closes its channels first, and becomes inactive a moment later
+                transport.join(0.2)
+            if transport is None or not transport.is_active():
+                raise self._broken(EOFError("connection closed"))
+            exit_code = 255
+        return Result(int(exit_code), bytes(self._out.data), bytes(self._err.data))
+
+    def close(self) -> None:
+        """Close its channel: a command that still runs gets no more input, and its output is lost."""
+        self._exchange.channel.close()
+
+    def _timed_out(self, limit: str) -> NodeError:
+        reason = f"{self._label}: {limit}"
+        return NodeError(
+            f"{reason} to: {_short(self._order.command)}",
+            reason=reason,
+            hint=(
+                "is the node alive? ",
+                Command("status"),
+                " shows its state; try ",
+                Command("exec", "--", "uptime"),
+            ),
+        )
+
+    def _broken(self, error: BaseException) -> NodeError:
+        reason = f"{self._label}: the SSH connection broke ({str(error) or 'connection closed'})"
+        return NodeError(
+            f"{reason} in: {_short(self._order.command)}",
+            reason=reason,
+            hint=(Command("status"), " shows whether the node still exists"),
+        )
+
+
+class _BoundedBuffer:
+    """Keeps what a command writes to one stream, up to a limit in bytes."""
+
+    def __init__(self, label: str, command: str, limit: int) -> None:
+        self.data = bytearray()
+        self._label, self._command, self._limit = label, command, limit
+
+    def add(self, data: bytes) -> None:
+        if len(self.data) + len(data) > self._limit:
+            reason = f"{self._label}: its answer is longer than {self._limit >> 20} MiB and was cut off"
+            raise NodeError(f"{reason}: {_short(self._command)}", reason=reason)
+        self.data += data
+
+
+def _short(command: str) -> str:
+    line = command.strip().splitlines()[0] if command.strip() else ""
+    return line if len(line) <= 100 else line[:97] + "..."
