@@ -152,7 +152,7 @@ def bench_sync(options: Options) -> None:
     from cloudddp.cluster import connect, up
     from cloudddp.config.spec import ClusterSpec, Config
     from cloudddp.job import sync
-    from cloudddp.ssh.connection import Result
+    from cloudddp.ssh.running import Result
     from cloudddp.ssh.fleet import Fleet
 
     print("sync: 2,000 files of 4 KiB to one simulated node")

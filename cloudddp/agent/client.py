@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -23,8 +23,9 @@ from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
 from cloudddp.agent.protocol.version import VersionConflict
 from cloudddp.errors import Command, NodeError
-from cloudddp.ssh.connection import MAX_OUTPUT, Result
-from cloudddp.ssh.fleet import Outcome
+from cloudddp.ssh.fleet import Outcome, gather
+from cloudddp.ssh.pump import OnEnd
+from cloudddp.ssh.running import MAX_OUTPUT, Order, Result
 from cloudddp.text import one_line
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ class Runner(Protocol):
     ) -> Result: ...
 
     def each(self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = ...) -> Outcome[T]: ...
+
+    def start(self, node: int, order: Order, on_end: OnEnd) -> None: ...
 
     def host_key(self, node: int) -> str: ...
 
@@ -165,6 +168,7 @@ def run_step(
     Raises RefusedByAgent, NodeError.
     """
     message = encode(request)
+    is_stream = on_stdout is not None or body is not None
 
     def run(command: str, data: bytes | Iterable[bytes]) -> Result:
         with timings.span(f"agent: {request.STEP}", node) if on_stdout is None else timings.NOTHING:
@@ -178,20 +182,15 @@ def run_step(
                     on_stdout=on_stdout,
                     on_stderr=on_stderr,
                     # A reply must arrive completely within the time limit; a stream has no limit.
-                    total_timeout=timeout if on_stdout is None and body is None else None,
+                    total_timeout=None if is_stream else timeout,
                 )
             except NodeError as error:
-                if not error.reason:
-                    raise
-                text = (
-                    f"{error.reason}, in step {request.STEP!r} of the agent"  # the command is not the user's
-                )
-                raise NodeError(text, hint=error.hint, reason=error.reason) from None
+                raise _of_step(request, error) from None
 
     if ship:
         result = run(_ship(_run_agent(request.STEP, message.decode())), build.agent())
     else:
-        command = f"{_intact()} || exit {ExitCode.NO_AGENT.value}; {_run_agent(request.STEP)}"
+        command = _step_command(request)
         line = message + b"\n"
         result = run(command, line if body is None else itertools.chain((line,), body))
         if result.exit_code == ExitCode.NO_AGENT and body is None:
@@ -199,6 +198,67 @@ def run_step(
             result = result if result.exit_code else run(command, line)
     _raise_refusal(node, result)
     return result
+
+
+def start_step(
+    runner: Runner,
+    node: int,
+    request: Step,
+    on_end: OnEnd,
+    *,
+    body: Iterable[bytes] | None = None,
+    timeout: float | None = 60.0,
+    limit: int = MAX_REPLY,
+    on_stdout: Callable[[bytes], None] | None = None,
+    on_stderr: Callable[[bytes], None] | None = None,
+) -> None:
+    """Start one step of the agent on a node, without waiting. `on_end` gets what run_step returns or raises; it, the body and the
+    output run in a thread that serves all nodes."""
+    line = encode(request) + b"\n"
+    order = Order(
+        _step_command(request),
+        line if body is None else itertools.chain((line,), body),
+        timeout,
+        on_stdout,
+        on_stderr,
+        limit,
+    )
+    shipping = Order(_ship("exit 0"), build.agent())
+    left = [order, shipping, order] if body is None else [order]
+
+    def next_order() -> None:
+        runner.start(node, left.pop(0), ended)
+
+    def ended(end: Result | Exception) -> None:
+        try:
+            if isinstance(end, Exception):
+                raise end
+            is_missing = len(left) == 2 and end.exit_code == ExitCode.NO_AGENT
+            is_shipped = len(left) == 1 and end.exit_code == 0
+            if is_missing or is_shipped:
+                next_order()
+                return
+            _raise_refusal(node, end)
+        except NodeError as error:
+            end = _of_step(request, error)
+        except Exception as error:
+            end = error
+        on_end(end)
+
+    next_order()
+
+
+def _step_command(request: Step) -> str:
+    return f"{_intact()} || exit {ExitCode.NO_AGENT.value}; {_run_agent(request.STEP)}"
+
+
+def _of_step(request: Step, error: NodeError) -> NodeError:
+    """Return an error of the connection for the user, who does not know the command."""
+    if not error.reason:
+        return error
+    return NodeError(
+        f"{error.reason}, in step {request.STEP!r} of the agent", hint=error.hint, reason=error.reason
+    )
 
 
 def _raise_refusal(node: int, result: Result) -> None:
@@ -225,19 +285,59 @@ def call(
 ) -> T:
     """Run a step on one node and return its reply. Raises NodeError with the node's error text, or if the reply
     does not fit the protocol. `on_stderr` gets what the step writes to stderr, as it arrives."""
-    last = bytearray()
-
-    def received(data: bytes) -> None:
-        last[:] = (last + data)[-(4 * _LONGEST_REASON) :]
-        if on_stderr is not None:
-            on_stderr(data)
-
+    last = _Tail(on_stderr)
     result = run_step(
         runner, node, request, body=body, ship=ship, timeout=timeout, limit=limit,
-        on_stderr=received if on_stderr is not None else None,
+        on_stderr=last.receive if on_stderr is not None else None,
     )  # fmt: skip
-    if on_stderr is not None:
-        result = replace(result, stderr=bytes(last))
+    return _reply(
+        node, request, result if on_stderr is None else replace(result, stderr=bytes(last.data)), limit
+    )
+
+
+def gather_replies(
+    runner: Runner,
+    requests: Mapping[int, Request[T]],
+    *,
+    timeout: float | None = 60.0,
+    limit: int = MAX_REPLY,
+    on_stderr: Callable[[int, bytes], None],
+    fatal: Callable[[Exception], bool] = lambda _: True,
+) -> Outcome[T]:
+    """Run a long step on all nodes at the same time, however many they are, and return what `call` would for each."""
+
+    def start(node: int, request: Request[T], on_end: Callable[[T | Exception], None]) -> None:
+        last = _Tail(lambda data: on_stderr(node, data))
+
+        def ended(end: Result | Exception) -> None:
+            try:
+                if isinstance(end, Exception):
+                    raise end
+                on_end(_reply(node, request, replace(end, stderr=bytes(last.data)), limit))
+            except Exception as error:
+                on_end(error)
+
+        start_step(runner, node, request, ended, timeout=timeout, limit=limit, on_stderr=last.receive)
+
+    starts = {node: functools.partial(start, node, request) for node, request in requests.items()}
+    return gather(starts, fatal=fatal, on_stop=runner.close)
+
+
+class _Tail:
+    """Passes on what a step writes to stderr, and keeps its end, which says why the step failed."""
+
+    def __init__(self, receive: Callable[[bytes], None] | None) -> None:
+        self.data = bytearray()
+        self._receive = receive
+
+    def receive(self, data: bytes) -> None:
+        self.data[:] = (self.data + data)[-(4 * _LONGEST_REASON) :]
+        if self._receive is not None:
+            self._receive(data)
+
+
+def _reply(node: int, request: Request[T], result: Result, limit: int) -> T:
+    """Decode the reply of a step. Raises NodeError."""
     step = request.STEP
     if result.exit_code:
         raise NodeError(f"node {node}: step {step!r} failed: {failure_text(result)}")

@@ -233,7 +233,7 @@ def _set_up(
         )
 
     try:
-        replies = runner.each(lambda node: _set_up_node(runner, node, request(node), on_line)).all()
+        replies = _set_up_nodes(runner, {node: request(node) for node in probes}, on_line)
     except Exception:  # the other nodes continue with it
         _abort(runner, job.id, progress)
         raise
@@ -253,17 +253,20 @@ def _set_up(
             )
 
 
-def _set_up_node(runner: Runner, node: int, request: SetupRequest, on_line: OnSetupLine) -> SetupReply:
-    splitter = LineSplitter()
+def _set_up_nodes(
+    runner: Runner, requests: Mapping[int, SetupRequest], on_line: OnSetupLine
+) -> dict[int, SetupReply]:
+    splitters = {node: LineSplitter() for node in requests}
 
-    def show(data: bytes, *, last: bool = False) -> None:
-        for line in splitter.feed(data, last=last):
+    def show(node: int, data: bytes, *, last: bool = False) -> None:
+        for line in splitters[node].feed(data, last=last):
             on_line(node, line)
 
     try:
-        return client.call(runner, node, request, timeout=None, on_stderr=show)
+        return client.gather_replies(runner, requests, timeout=None, on_stderr=show).all()
     finally:
-        show(b"", last=True)
+        for node in requests:
+            show(node, b"", last=True)
 
 
 def _setup_hint(reply: SetupReply) -> str:

@@ -7,6 +7,7 @@ them from here. A node that falls behind is left to itself: the nodes after it a
 
 from __future__ import annotations
 
+import functools
 import queue
 import secrets
 import threading
@@ -38,13 +39,13 @@ from cloudddp.agent.protocol.transfer import (
 )
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError, Text
-from cloudddp.ssh.fleet import Outcome
+from cloudddp.ssh.fleet import Outcome, gather
+from cloudddp.ssh.running import Result
 from cloudddp.text import one_line
 
 IDLE = (
     1.0  # seconds without anything to send, after which a node gets to know that this computer is still there
 )
-TURN = 0.05  # seconds
 SILENCE = 30.0  # seconds without a report of a node, which sends one every 5 s: its stdin ends then
 MAX_NOISE = 1 << 16  # bytes
 MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
@@ -120,30 +121,46 @@ class Transfer:
 
     def run(self) -> Outcome[ReceiveReply | None]:
         """Return the nodes' replies and errors. Raises what `approve` raises, and CloudDDPError if a file cannot be read."""
-        outcome = self._runner.each(self._of_node, fatal=lambda _: False)
+        starts = {rank: functools.partial(self._start, node) for rank, node in self._nodes.items()}
+        outcome = gather(starts, fatal=lambda _: False, on_stop=self._runner.close)
         if self._error is not None:
             raise self._error
         return outcome
 
-    def _of_node(self, rank: int) -> ReceiveReply | None:
-        node = self._nodes.get(rank)
-        if node is None:
-            return None
-        request = ReceiveRequest(PROJECT, self._secret, node.position, self._chain)
+    def _start(self, node: _Node, on_end: Callable[[ReceiveReply | Exception | None], None]) -> None:
+        """Start the step of a node, which lasts until the whole transfer ends."""
+
+        def ended(end: Result | Exception) -> None:
+            try:
+                on_end(self._reply(node, end))
+            except Exception as error:
+                on_end(error)
+            finally:
+                self._ended(node)
+
+        client.start_step(
+            self._runner,
+            node.rank,
+            ReceiveRequest(PROJECT, self._secret, node.position, self._chain),
+            ended,
+            body=self._input(node),
+            timeout=SILENCE,
+            on_stdout=lambda data: self._received(node, data),
+        )
+
+    def _reply(self, node: _Node, end: Result | Exception) -> ReceiveReply | None:
         try:
-            result = client.run_step(
-                self._runner, rank, request,
-                body=self._input(node), timeout=SILENCE, on_stdout=lambda data: self._received(node, data),
-            )  # fmt: skip
+            if isinstance(end, Exception):
+                raise end
             if node.reply is None and self._error is None:
-                if not result.exit_code:
+                if not end.exit_code:
                     raise ProtocolError("it ends without a reply")
-                raise NodeError(f"node {rank}: step {request.STEP!r} failed: {client.failure_text(result)}")
+                raise NodeError(
+                    f"node {node.rank}: step {ReceiveRequest.STEP!r} failed: {client.failure_text(end)}"
+                )
             return node.reply
         except ProtocolError as error:
-            raise client.unreadable(rank, ReceiveRequest.STEP, error) from None
-        finally:
-            self._ended(node)
+            raise client.unreadable(node.rank, ReceiveRequest.STEP, error) from None
 
     def _ended(self, node: _Node) -> None:
         """Note that a node needs nothing more; the last one ends the steps of all, which have served each other until then."""
@@ -168,17 +185,14 @@ class Transfer:
         """Yield what goes to the stdin of a node, b"" while there is nothing to send."""
         if node.position == 0:
             yield self._listing.frame(self._key)
-        quiet = 0.0
+        last = time.monotonic()
         while time.monotonic() - node.heard < SILENCE:
             try:
-                todo = node.inbox.get(timeout=TURN)
+                todo = node.inbox.get_nowait()
             except queue.Empty:
-                quiet += TURN
-                if quiet >= IDLE:
-                    quiet = 0.0
-                    yield transfer.frame(self._key, transfer.ALIVE)
-                else:
-                    yield b""
+                is_due = time.monotonic() - last >= IDLE
+                last = time.monotonic() if is_due else last
+                yield transfer.frame(self._key, transfer.ALIVE) if is_due else b""
                 continue
             if todo is _CLOSE:
                 return

@@ -184,7 +184,7 @@ class Exchange:
     def _send_piece(self) -> int:
         most = self.channel.out_max_packet_size - 64  # as paramiko does: room for the header
         try:
-            count = self.channel.send(self._piece[self._at : self._at + most])
+            count = int(self.channel.send(self._piece[self._at : self._at + most]))
         except OSError as error:
             if error.errno in (None, errno.EPIPE):
                 return 0
@@ -220,10 +220,10 @@ def _wake_on_changes(channel: paramiko.Channel, wake: Callable[[], None]) -> Non
             wake()
 
     with channel.lock:
-        channel.out_buffer_cv = Window(channel.lock)  # type: ignore[arg-type]
+        channel.out_buffer_cv = Window(channel.lock)
         status = Status()
         if channel.status_event.is_set():
             status.set()
         channel.status_event = status
     for buffer in (channel.in_buffer, channel.in_stderr_buffer):
-        buffer.set_event(Flag())  # type: ignore[arg-type]
+        buffer.set_event(Flag())

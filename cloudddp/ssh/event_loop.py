@@ -147,7 +147,7 @@ def _guarded(call: Callable[[], None]) -> None:
     try:
         call()
     except Exception:
-        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))  # type: ignore[arg-type]
+        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
 
 class LoopSocket:

@@ -1,4 +1,4 @@
-"""Many nodes at once: a bounded number of threads, one connection per node, results that are never lost.
+"""Many nodes at once: a bounded number of threads, whatever their number; one connection per node; results that are never lost.
 
 The result of "do this on every node" is an `Outcome`: node -> value, and node -> error, in every case. The first
 fatal error, or Ctrl-C, ends the wait at once; threads are daemons and are not joined, so that the slowest host never
@@ -18,12 +18,14 @@ from typing import Generic, TypeVar
 from cloudddp import timings
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError
-from cloudddp.ssh.connection import DEFAULT_WINDOW, MAX_OUTPUT, STREAM_WINDOW, Connection, Result, Target
+from cloudddp.ssh.connection import DEFAULT_WINDOW, STREAM_WINDOW, Connection, Target
+from cloudddp.ssh.pump import OnEnd, Pump
+from cloudddp.ssh.running import MAX_OUTPUT, Order, Result
 
 MAX_WINDOWS = (
     128 << 20
 )  # bytes that nodes may send ahead, all together, unless that is less than paramiko's default
-WIDTH = 32  # threads; 64 connections took 0.88 s with 32 and 0.75 s with 64
+WIDTH = 20  # threads for work on nodes that waits: with those of the pump there are fewer than 32 in all
 
 T = TypeVar("T")
 
@@ -60,63 +62,106 @@ def each(
     connections, which ends the others) and no other function is waited for. The same happens for KeyboardInterrupt, and
     for what `meanwhile` raises, which the waiting thread calls several times a second.
     """
-    outcome: Outcome[T] = Outcome()
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, T | None, Exception | None]] = queue.SimpleQueue()
-    stopped = threading.Event()
+    collected: Collection[T] = Collection(work)
     for node in work:
         todo.put(node)
 
     def worker() -> None:
-        while not stopped.is_set():
+        while not collected.stopped.is_set():
             try:
                 node = todo.get_nowait()
             except queue.Empty:
                 return
             try:
-                done.put((node, work[node](), None))
+                collected.put(node, work[node]())
             except Exception as error:
-                done.put((node, None, error))
+                collected.put(node, error)
 
-    try:
-        for _ in range(min(width, len(work))):  # inside the try: Ctrl-C may come while threads are started
+    def start() -> None:
+        for _ in range(min(width, len(work))):
             threading.Thread(target=worker, daemon=True).start()
-        for _ in work:
-            node, value, error = _take(done, meanwhile)
-            if error is None:
-                outcome.values[node] = value  # type: ignore[assignment]
-                continue
-            outcome.errors[node] = error
-            if fatal(error):
-                stopped.set()
-                on_stop()
-                return _rest(outcome, done)
-    except BaseException:
-        stopped.set()
-        on_stop()
-        raise
-    return outcome
+
+    return collected.outcome(start, fatal=fatal, on_stop=on_stop, meanwhile=meanwhile)
 
 
-def _take(
-    done: queue.SimpleQueue[tuple[int, T | None, Exception | None]], meanwhile: Callable[[], None]
-) -> tuple[int, T | None, Exception | None]:
-    while True:  # a wait without a timeout would not see Ctrl-C
+def gather(
+    starts: Mapping[int, Callable[[Callable[[T | Exception], None]], None]],
+    *,
+    fatal: Callable[[Exception], bool] = lambda _: True,
+    on_stop: Callable[[], None] = lambda: None,
+) -> Outcome[T]:
+    """Start something for every node that goes on without a thread, and wait for all, as `each` does.
+
+    Each start gets the function that it has to call at the end, once, with a value or an error.
+    """
+    collected: Collection[T] = Collection(starts)
+
+    def start() -> None:
+        for node, begin in starts.items():
+            try:
+                begin(lambda end, node=node: collected.put(node, end))  # type: ignore[misc]
+            except Exception as error:
+                collected.put(node, error)
+
+    return collected.outcome(start, fatal=fatal, on_stop=on_stop)
+
+
+class Collection(Generic[T]):
+    """What nodes return, as it comes in."""
+
+    def __init__(self, nodes: Iterable[int]) -> None:
+        self._nodes = tuple(nodes)
+        self._done: queue.SimpleQueue[tuple[int, T | Exception]] = queue.SimpleQueue()
+        self.stopped = threading.Event()
+
+    def put(self, node: int, end: T | Exception) -> None:
+        self._done.put((node, end))
+
+    def outcome(
+        self,
+        start: Callable[[], None],
+        *,
+        fatal: Callable[[Exception], bool],
+        on_stop: Callable[[], None],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Outcome[T]:
+        """Call `start`, and wait for all nodes or the first fatal error."""
+        outcome: Outcome[T] = Outcome()
         try:
-            return done.get(timeout=0.2)
-        except queue.Empty:
-            meanwhile()
+            start()  # inside the try: Ctrl-C may come while threads are started
+            for _ in self._nodes:
+                node, end = self._take(meanwhile)
+                if not isinstance(end, Exception):
+                    outcome.values[node] = end
+                    continue
+                outcome.errors[node] = end
+                if fatal(end):
+                    self.stopped.set()
+                    on_stop()
+                    return self._with_rest(outcome)
+        except BaseException:
+            self.stopped.set()
+            on_stop()
+            raise
+        return outcome
 
+    def _take(self, meanwhile: Callable[[], None]) -> tuple[int, T | Exception]:
+        while True:  # a wait without a timeout would not see Ctrl-C
+            try:
+                return self._done.get(timeout=0.2)
+            except queue.Empty:
+                meanwhile()
 
-def _rest(outcome: Outcome[T], done: queue.SimpleQueue[tuple[int, T | None, Exception | None]]) -> Outcome[T]:
-    """Add the values that arrived before the stop; later errors are caused by the stop itself."""
-    while True:
-        try:
-            node, value, error = done.get_nowait()
-        except queue.Empty:
-            return outcome
-        if error is None:
-            outcome.values[node] = value  # type: ignore[assignment]
+    def _with_rest(self, outcome: Outcome[T]) -> Outcome[T]:
+        """Add the values that arrived before the stop; later errors are caused by the stop itself."""
+        while True:
+            try:
+                node, end = self._done.get_nowait()
+            except queue.Empty:
+                return outcome
+            if not isinstance(end, Exception):
+                outcome.values[node] = end
 
 
 class Fleet:
@@ -130,6 +175,7 @@ class Fleet:
         self._connections: dict[int, Connection] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._pump = Pump()
         self._silent_since: dict[int, float] = {}  # time.monotonic() of the first attempt without an answer
         self._failures: dict[
             int, str
@@ -260,6 +306,11 @@ class Fleet:
             total_timeout=total_timeout,
             window=self.window,
         )
+
+    def start(self, node: int, order: Order, on_end: OnEnd) -> None:
+        """Start a command on one node, without waiting. Its input, its output and `on_end`, which gets its result or error, are
+        handled in one thread for all nodes, which they must not hold up."""
+        self._pump.start(lambda order, wake: self[node].start(order, wake, window=self.window), order, on_end)
 
     def host_key(self, node: int) -> str:
         """Return the host key that a node has presented."""

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 
-class LoopTransport(paramiko.Transport):
+class LoopTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko has no types
     """A transport whose `run`, which paramiko starts as a thread, is a greenlet of the event loop."""
 
     def __init__(self, stream: LoopSocket, **more: Any) -> None:
-        super().__init__(stream, **more)  # type: ignore[arg-type]
+        super().__init__(stream, **more)
         self._loop = event_loop()
         self._is_started, self._ended = False, threading.Event()
         # paramiko starts a thread per connection for this limit.
-        self.packetizer.start_handshake = self._limit_handshake  # type: ignore[method-assign]
+        self.packetizer.start_handshake = self._limit_handshake
 
     def _limit_handshake(self, seconds: float) -> None:
         def expire() -> None:

@@ -33,8 +33,8 @@ def test_unchanged_sync_takes_one_round_trip(cli: Any, simulator: Any, monkeypat
     from cloudddp.cluster import connect, inspect
     from cloudddp.config.spec import ClusterSpec, Config
     from cloudddp.job import sync
-    from cloudddp.ssh.connection import Result
     from cloudddp.ssh.fleet import Fleet
+    from cloudddp.ssh.running import Result
 
     for k in range(2000):
         cli.write(f"d{k % 40}/f{k}.py", f"x = {k}\n")

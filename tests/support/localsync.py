@@ -9,12 +9,14 @@ import shlex
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from support.agentnode import HANG_GUARD, agent_file
 from support.instances import inventory_instance
+from support.runners import start_in_thread
 
 from cloudddp.agent import client
 from cloudddp.cluster.connect import PROJECT
@@ -22,8 +24,9 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import NodeError, Text
 from cloudddp.job import sync
-from cloudddp.ssh.connection import Result
 from cloudddp.ssh.fleet import Outcome, each
+from cloudddp.ssh.pump import OnEnd
+from cloudddp.ssh.running import Order, Result
 from cloudddp.tags import Tags
 
 T = TypeVar("T")
@@ -111,6 +114,8 @@ class LocalRunner:
                 if is_transfer:
                     self.nodes[node].sent += len(piece)
                     self.on_sent(node, self.nodes[node].sent)
+                if not piece:
+                    time.sleep(0.005)
                 if left <= 0 or (not piece and process.poll() is not None):
                     break
             process.stdin.close()
@@ -121,6 +126,9 @@ class LocalRunner:
         self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
     ) -> Outcome[T]:
         return each({node: (lambda node=node: work(node)) for node in self.nodes}, fatal=fatal)  # type: ignore[misc]
+
+    def start(self, node: int, order: Order, on_end: OnEnd) -> None:
+        start_in_thread(self, node, order, on_end)
 
     def host_key(self, node: int) -> str:
         raise NotImplementedError

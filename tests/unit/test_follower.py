@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.jobstates import agreed, job, rank
+from support.runners import start_in_thread
 
 from cloudddp import signals
 from cloudddp.agent.client import step_of
@@ -24,8 +25,9 @@ from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.selection import Selection
-from cloudddp.ssh.connection import Result
 from cloudddp.ssh.fleet import Outcome, each
+from cloudddp.ssh.pump import OnEnd
+from cloudddp.ssh.running import Order, Result
 
 FAST = Timing().scaled(0.1)
 
@@ -67,6 +69,9 @@ class Nodes:
 
     def each(self, work: Callable[[int], Any], *, fatal: Any = lambda _: True) -> Outcome[Any]:
         return each({node: lambda node=node: work(node) for node in range(self.count)}, fatal=fatal)  # type: ignore[misc]
+
+    def start(self, node: int, order: Order, on_end: OnEnd) -> None:
+        start_in_thread(self, node, order, on_end)
 
     def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
         self.reconnected.append(node)

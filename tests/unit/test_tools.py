@@ -12,8 +12,8 @@ import pytest
 from cloudddp.agent.protocol.start import StartReply
 from cloudddp.errors import NodeError
 from cloudddp.job import tools
-from cloudddp.ssh.connection import Result
 from cloudddp.ssh.fleet import Outcome
+from cloudddp.ssh.running import Result
 
 pytestmark = pytest.mark.skipif(not Path(sys.executable).with_name("py-spy").exists(), reason="needs py-spy")
 

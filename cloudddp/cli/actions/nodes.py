@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
@@ -19,6 +20,8 @@ from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job import sync as syncing
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.local_state import ClusterFolder, write_atomic
+from cloudddp.ssh.fleet import gather
+from cloudddp.ssh.running import Order, Result
 from cloudddp.text import without_colours
 
 _LOST_KEEPALIVES = 120  # until a session ends: half an hour, in which a laptop may sleep
@@ -39,34 +42,40 @@ def exec_(
     with session.connect() as (cluster, runner):
         if node is not None:
             cluster.require_node(node)
-        outcome = runner.each(
-            lambda rank: _execute(console, runner, rank, inside) if node in (None, rank) else None,
+        ranks = cluster.nodes if node is None else [node]
+        outcome = gather(
+            {rank: functools.partial(_execute, console, runner, rank, inside) for rank in ranks},
             fatal=lambda _: False,
+            on_stop=runner.close,
         )
     for rank, code in sorted(outcome.values.items()):
         if code:
             console.log(f"node {rank}: exit code {code}")
-    return max((code or 0 for code in outcome.all().values()), default=0)
+    return max(outcome.all().values(), default=0)
 
 
-def _execute(console: Console, runner: Runner, node: int, command: str) -> int:
-    """Run a command on a node and print each line as soon as it is complete; return its exit code."""
+def _execute(
+    console: Console, runner: Runner, node: int, command: str, on_end: Callable[[int | Exception], None]
+) -> None:
+    """Start a command on a node, which may last; print each line as soon as it is complete. `on_end` gets the exit code."""
     out, err = LineSplitter(), LineSplitter()
 
     def show(lines: Iterable[str], *, err: bool) -> None:
         for line in lines:
             console.print(f"[node {node}] {without_colours(line)}", err=err)
 
-    result = runner.run(
-        node,
+    def ended(end: Result | Exception) -> None:
+        show(out.feed(b"", last=True), err=False)
+        show(err.feed(b"", last=True), err=True)
+        on_end(end if isinstance(end, Exception) else end.exit_code)
+
+    order = Order(
         command,
         command_timeout=None,
         on_stdout=lambda data: show(out.feed(data), err=False),
         on_stderr=lambda data: show(err.feed(data), err=True),
     )
-    show(out.feed(b"", last=True), err=False)
-    show(err.feed(b"", last=True), err=True)
-    return result.exit_code
+    runner.start(node, order, ended)
 
 
 def ssh(console: Console, options: GlobalOptions, *, anyone: bool, node: int, command: Sequence[str]) -> None:

@@ -40,8 +40,9 @@ from cloudddp.job.new_job import NewJob
 from cloudddp.job.poweroff import Hold
 from cloudddp.job.ranks import Script
 from cloudddp.ssh import keys
-from cloudddp.ssh.connection import Result
 from cloudddp.ssh.fleet import Outcome
+from cloudddp.ssh.pump import OnEnd
+from cloudddp.ssh.running import Order, Result
 
 T = TypeVar("T")
 Print = Callable[[str], None]
@@ -163,6 +164,17 @@ class Nodes:
                 if fatal(error):
                     break
         return outcome
+
+    def start(self, node: int, order: Order, on_end: OnEnd) -> None:
+        """Run the command at once."""
+        end: Result | Exception
+        try:
+            end = self.run(
+                node, order.command, stdin=order.stdin, on_stdout=order.on_stdout, on_stderr=order.on_stderr
+            )
+        except Exception as error:
+            end = error
+        on_end(end)
 
     def host_key(self, node: int) -> str:
         """Return the key that the node would have shown; '' for the one of the user data."""

@@ -1,7 +1,7 @@
 """Follows a job on all its nodes: reports its log lines, and returns how it ended.
 
-A thread per node reads from it; the caller's thread handles the events, so that Ctrl-C takes effect at once. The
-caller decides how lines are shown.
+One thread reads from all nodes; the caller's thread handles the events, so that Ctrl-C takes effect at once. The caller decides
+how lines are shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The event stream of one node: a thread that reads the agent's frames over SSH and survives broken connections."""
+"""The event stream of one node: the agent's frames over SSH, across broken connections.
+
+The frames of all nodes are read in one thread. Connecting again waits, and is done in a few others.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,10 @@ from cloudddp.job.follow.events import (
 )
 from cloudddp.job.follow.liveness import Liveness
 from cloudddp.job.follow.selection import EVERYTHING, Selection
+from cloudddp.ssh.running import Result
+from cloudddp.ssh.tasks import TaskPool
+
+ATTEMPTS = 16  # to connect again, at a time
 
 
 class Connections:
@@ -36,6 +43,7 @@ class Connections:
     def __init__(self, runner: Runner, nodes: Iterable[int]) -> None:
         self.runner = runner
         self.closed = False
+        self.attempts = TaskPool(ATTEMPTS, "reconnect")
         self._locks = {node: threading.Lock() for node in nodes}
 
     def reconnect(self, node: int) -> None:
@@ -81,38 +89,23 @@ class NodeStream:
         self._phase: JobPhase | None = None  # as the node reported it last
         self._ended = False
         self._broken_since: float | None = None
-        self._claimed = threading.Lock()  # held by the thread that reads
+        self._claimed = threading.Lock()  # held by what reads
 
     def start(self) -> None:
         """Start reading, if that was not done before.
 
-        Ctrl-C may interrupt the start of a thread, and leave it unknown whether it runs. So a second one may be
-        started, and the threads themselves ensure that only one of them reads.
+        Ctrl-C may interrupt this, and leave it unknown whether it was started. So it may be started twice, and only one of
+        both reads.
         """
         if not self._claimed.locked():
-            threading.Thread(target=self._run, daemon=True, name=f"follow node {self._node}").start()
+            self._connections.attempts.submit(self._begin)
 
-    def _run(self) -> None:
-        if not self._claimed.acquire(blocking=False):
-            return
-        while True:
-            try:
-                self._read()
-                return
-            except ProtocolError as error:
-                unreadable = client.unreadable(self._node, FollowRequest.STEP, error)
-                self._emit(NodeLost(self._node, str(unreadable), time.time(), unreadable))
-                return
-            except Exception as error:
-                if not self._recover(error):
-                    # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because
-                    # of it long before its connection times out.
-                    since = time.time() - self._liveness.silence(self._node)
-                    self._emit(NodeLost(self._node, _reason(error), since))
-                    return
+    def _begin(self) -> None:
+        if self._claimed.acquire(blocking=False):
+            self._read()
 
     def _read(self) -> None:
-        """Follow the job to its end over the current connection. Raises the error that breaks it."""
+        """Begin to follow the job over the current connection."""
         frames = FrameDecoder()
 
         def received(data: bytes) -> None:
@@ -133,12 +126,34 @@ class NodeStream:
             tail=None if begun else self._selection.tail,
             setup=self._selection.setup,
         )
-        result = client.run_step(
-            self._connections.runner, self._node, request, timeout=self._timing.silence, on_stdout=received
-        )
-        if not self._ended:
-            raise NodeError(f"node {self._node}: {client.failure_text(result)}")
-        self._liveness.finished(self._node)
+        try:
+            client.start_step(
+                self._connections.runner, self._node, request, self._read_ended,
+                timeout=self._timing.silence, on_stdout=received,
+            )  # fmt: skip
+        except Exception as error:
+            self._read_ended(error)
+
+    def _read_ended(self, end: Result | Exception) -> None:
+        """Handle the end of the frames: that of the job on this node, or of the connection."""
+        if not isinstance(end, Exception) and not self._ended:
+            end = NodeError(f"node {self._node}: {client.failure_text(end)}")
+        if not isinstance(end, Exception):
+            self._liveness.finished(self._node)
+        elif isinstance(end, ProtocolError):
+            unreadable = client.unreadable(self._node, FollowRequest.STEP, end)
+            self._emit(NodeLost(self._node, str(unreadable), time.time(), unreadable))
+        elif self._may_recover(end):
+            self._emit(NodeDisconnected(self._node))
+            self._try_later(end)
+        else:
+            self._lose(end)
+
+    def _lose(self, error: Exception) -> None:
+        # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because of it long before
+        # its connection times out.
+        since = time.time() - self._liveness.silence(self._node)
+        self._emit(NodeLost(self._node, _reason(error), since))
 
     def _event(self, frame: Log | Dropped | JobState | End) -> Event:
         """Return the event of a frame. Raises ProtocolError for a frame that no agent sends in this place."""
@@ -162,26 +177,31 @@ class NodeStream:
                 self._ended = True
                 return NodeFinished(self._node)
 
-    def _recover(self, error: Exception) -> bool:
-        """Reconnect after an error; return False if the node is lost."""
+    def _may_recover(self, error: Exception) -> bool:
+        """Note that the connection has broken; return False if the node is lost."""
         now = time.monotonic()
         self._broken_since = self._broken_since or now
         self._liveness.broken(self._node)
         refused = isinstance(error, client.RefusedByAgent)
-        if not self._wait or refused or now - self._broken_since > self._timing.offline:
-            return False
-        self._emit(NodeDisconnected(self._node))
-        while True:
-            time.sleep(self._timing.reconnect)
-            self._check_finished_nodes()
-            give_up = self._liveness.should_give_up(self._node, self._broken_since)
-            try:
-                self._connections.reconnect(self._node)
-                self._emit(NodeReconnected(self._node))
-                return True
-            except Exception:
-                if give_up or self._connections.closed:  # decided before this last attempt
-                    return False
+        return self._wait and not refused and now - self._broken_since <= self._timing.offline
+
+    def _try_later(self, error: Exception) -> None:
+        self._connections.attempts.submit_later(self._timing.reconnect, lambda: self._reconnect(error))
+
+    def _reconnect(self, error: Exception) -> None:
+        """Try once to connect again, and follow the job from there."""
+        self._check_finished_nodes()
+        give_up = self._liveness.should_give_up(self._node, self._broken_since or time.monotonic())
+        try:
+            self._connections.reconnect(self._node)
+        except Exception:
+            if give_up or self._connections.closed:  # decided before this last attempt
+                self._lose(error)
+            else:
+                self._try_later(error)
+            return
+        self._emit(NodeReconnected(self._node))
+        self._read()
 
     def _check_finished_nodes(self) -> None:
         """Check that nodes whose streams have ended still respond. Otherwise a node that is lost after the others have
