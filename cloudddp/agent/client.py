@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -38,6 +39,9 @@ _LONGEST_REASON = 500  # characters of a node's error text in a message
 
 class Runner(Protocol):
     """Carries a command to a node, by node rank."""
+
+    @property
+    def nodes(self) -> Iterable[int]: ...
 
     def run(
         self,
@@ -207,6 +211,7 @@ def start_step(
     on_end: OnEnd,
     *,
     body: Iterable[bytes] | None = None,
+    ship: bool = False,
     timeout: float | None = 60.0,
     limit: int = MAX_REPLY,
     on_stdout: Callable[[bytes], None] | None = None,
@@ -214,22 +219,27 @@ def start_step(
 ) -> None:
     """Start one step of the agent on a node, without waiting. `on_end` gets what run_step returns or raises; it, the body and the
     output run in a thread that serves all nodes."""
-    line = encode(request) + b"\n"
+    message = encode(request)
+    line = message + b"\n"
+    is_stream = on_stdout is not None or body is not None
     order = Order(
-        _step_command(request),
-        line if body is None else itertools.chain((line,), body),
+        _ship(_run_agent(request.STEP, message.decode())) if ship else _step_command(request),
+        build.agent() if ship else line if body is None else itertools.chain((line,), body),
         timeout,
         on_stdout,
         on_stderr,
         limit,
+        None if is_stream else timeout,
     )
-    shipping = Order(_ship("exit 0"), build.agent())
-    left = [order, shipping, order] if body is None else [order]
+    left = [order] if ship or body is not None else [order, Order(_ship("exit 0"), build.agent()), order]
+    began = time.monotonic()
 
     def next_order() -> None:
         runner.start(node, left.pop(0), ended)
 
     def ended(end: Result | Exception) -> None:
+        if on_stdout is None:
+            timings.add(f"agent: {request.STEP}", began, time.monotonic(), node)
         try:
             if isinstance(end, Exception):
                 raise end
@@ -299,25 +309,30 @@ def gather_replies(
     runner: Runner,
     requests: Mapping[int, Request[T]],
     *,
+    ship: bool = False,
     timeout: float | None = 60.0,
     limit: int = MAX_REPLY,
-    on_stderr: Callable[[int, bytes], None],
+    on_stderr: Callable[[int, bytes], None] | None = None,
     fatal: Callable[[Exception], bool] = lambda _: True,
 ) -> Outcome[T]:
-    """Run a long step on all nodes at the same time, however many they are, and return what `call` would for each."""
+    """Run a step on all nodes at the same time, however many they are, and return what `call` would for each."""
 
     def start(node: int, request: Request[T], on_end: Callable[[T | Exception], None]) -> None:
-        last = _Tail(lambda data: on_stderr(node, data))
+        last = _Tail(functools.partial(on_stderr, node) if on_stderr is not None else None)
 
         def ended(end: Result | Exception) -> None:
             try:
                 if isinstance(end, Exception):
                     raise end
-                on_end(_reply(node, request, replace(end, stderr=bytes(last.data)), limit))
+                result = end if on_stderr is None else replace(end, stderr=bytes(last.data))
+                on_end(_reply(node, request, result, limit))
             except Exception as error:
                 on_end(error)
 
-        start_step(runner, node, request, ended, timeout=timeout, limit=limit, on_stderr=last.receive)
+        start_step(
+            runner, node, request, ended, ship=ship, timeout=timeout, limit=limit,
+            on_stderr=None if on_stderr is None else last.receive,
+        )  # fmt: skip
 
     starts = {node: functools.partial(start, node, request) for node, request in requests.items()}
     return gather(starts, fatal=fatal, on_stop=runner.close)
@@ -385,10 +400,10 @@ def call_all(
 ) -> dict[int, T]:
     """Run a step on every node at once, with the request for each, and return the replies by node; the first failure is
     raised. `silent` takes the failures of nodes whose connection breaks or that do not answer, unless none answers."""
-    done = runner.each(
-        lambda node: call(runner, node, request(node), ship=ship, timeout=timeout, limit=limit),
+    done = gather_replies(
+        runner, {node: request(node) for node in runner.nodes}, ship=ship, timeout=timeout, limit=limit,
         fatal=lambda error: silent is None or not _is_silence(error),
-    )
+    )  # fmt: skip
     if silent is not None and done.values and all(map(_is_silence, done.errors.values())):
         silent.update({node: error for node, error in done.errors.items() if isinstance(error, NodeError)})
         done.errors.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError
 from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.channel import Exchange
+from cloudddp.ssh.event_loop import LoopSocket, event_loop
 from cloudddp.ssh.routes.route import DIRECT, Route, Stream
 from cloudddp.ssh.running import MAX_OUTPUT, Order, Result, RunningCommand
 from cloudddp.text import reason_of
@@ -107,6 +109,8 @@ class Connection:
         stream = None
         try:
             stream = target.route.open(target, connect_timeout, limits)
+            if isinstance(stream, socket.socket):
+                stream = LoopSocket(stream, event_loop())
             client.connect(
                 target.host,
                 target.port,

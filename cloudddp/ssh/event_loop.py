@@ -156,7 +156,7 @@ class LoopSocket:
 
     def __init__(self, connection: socket.socket, loop: EventLoop) -> None:
         connection.setblocking(False)
-        self._socket, self._loop = connection, loop
+        self._socket, self.loop = connection, loop
         self._descriptor = connection.fileno()
         self._received, self._at = b"", 0
         self._reader: Any = None  # the greenlet that waits in recv
@@ -168,7 +168,7 @@ class LoopSocket:
         self._watches = False  # the loop waits until more can be sent
         self._on_sent: list[Callable[[], None]] = []
         self.backlog = 0
-        loop.call_soon(lambda: loop.register(self, self._descriptor, self._ready))
+        loop.call_soon(self._register)
 
     def settimeout(self, _seconds: float | None) -> None:
         """Waits last until data arrives, or for one tick."""
@@ -180,7 +180,7 @@ class LoopSocket:
                 import greenlet
 
                 self._reader = greenlet.getcurrent()
-                self._loop.wait()
+                self.loop.wait()
             if self._at == len(self._received):
                 if self._error is not None:
                     raise self._error
@@ -205,7 +205,7 @@ class LoopSocket:
                 self.backlog += len(rest)
                 if not self._watches:
                     self._watches = True
-                    self._loop.call_soon(self._watch)
+                    self.loop.call_soon(self._watch)
         return len(data)
 
     def when_sent(self, call: Callable[[], None]) -> None:
@@ -224,7 +224,7 @@ class LoopSocket:
             self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._loop.call_soon(self._close)
+        self.loop.call_soon(self._close)
 
     def getpeername(self) -> Any:
         return self._socket.getpeername()
@@ -247,6 +247,10 @@ class LoopSocket:
     def _has_ended(self) -> bool:
         return self._ended or self._closed or self._error is not None
 
+    def _register(self) -> None:
+        if not self._closed:
+            self.loop.register(self, self._descriptor, self._ready)
+
     def _ready(self, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             self._send_waiting()
@@ -263,12 +267,12 @@ class LoopSocket:
         else:
             if not self._received:
                 self._ended = True
-                self._loop.unregister(self, self._descriptor)
+                self.loop.unregister(self, self._descriptor)
         self.tick()
 
     def _watch(self) -> None:
         if not self._has_ended:
-            self._loop.watch(self._descriptor, self._ready, writes=True)
+            self.loop.watch(self._descriptor, self._ready, writes=True)
         else:
             self._forget_waiting()
 
@@ -291,12 +295,12 @@ class LoopSocket:
             self._fail(self._error)
             self.tick()
             return
-        self._loop.watch(self._descriptor, self._ready, writes=False)
+        self.loop.watch(self._descriptor, self._ready, writes=False)
         self._call_waiters()
 
     def _fail(self, error: OSError) -> None:
         self._error = self._error or error
-        self._loop.unregister(self, self._descriptor)
+        self.loop.unregister(self, self._descriptor)
         self._forget_waiting()
 
     def _forget_waiting(self) -> None:
@@ -312,13 +316,20 @@ class LoopSocket:
             call()
 
     def _close(self) -> None:
-        self._loop.unregister(self, self._descriptor)
+        self.loop.unregister(self, self._descriptor)
         self._forget_waiting()
         self._socket.close()
         self.tick()
 
 
-@functools.cache
+_starting = threading.Lock()
+_loop: EventLoop | None = None
+
+
 def event_loop() -> EventLoop:
     """Return the loop of this process, which is started when it is first needed."""
-    return EventLoop()
+    global _loop
+    with _starting:
+        if _loop is None:
+            _loop = EventLoop()
+        return _loop

@@ -214,6 +214,10 @@ class Fleet:
         self.targets = {node: target for node, target in self.targets.items() if node in outcome.values}
         return outcome.errors
 
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(self.targets)
+
     def silent_for(self) -> tuple[int, float] | None:
         """Return the node that has answered nothing for the longest time so far, and that time in seconds."""
         now = time.monotonic()

@@ -5,13 +5,12 @@ Streams that are no sockets (a jump host's channel, a proxy command) keep parami
 
 from __future__ import annotations
 
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 import paramiko
 
-from cloudddp.ssh.event_loop import LoopSocket, event_loop
+from cloudddp.ssh.event_loop import LoopSocket
 
 if TYPE_CHECKING:
     from cloudddp.ssh.routes.route import Stream
@@ -25,7 +24,7 @@ class LoopTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko has n
 
     def __init__(self, stream: LoopSocket, **more: Any) -> None:
         super().__init__(stream, **more)
-        self._loop = event_loop()
+        self._loop = stream.loop
         self._is_started, self._ended = False, threading.Event()
         # paramiko starts a thread per connection for this limit.
         self.packetizer.start_handshake = self._limit_handshake
@@ -61,10 +60,8 @@ class LoopTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko has n
 
 def make_transport(stream: Stream, **more: Any) -> paramiko.Transport:
     """Return the transport for a stream: the `transport_factory` of paramiko.SSHClient.connect."""
-    if isinstance(stream, socket.socket):
-        transport: paramiko.Transport = LoopTransport(LoopSocket(stream, event_loop()), **more)
-    else:
-        transport = paramiko.Transport(stream, **more)
+    kind = LoopTransport if isinstance(stream, LoopSocket) else paramiko.Transport
+    transport: paramiko.Transport = kind(stream, **more)
     options = transport.get_security_options()
     preferred = [one for one in _CIPHERS if one in options.ciphers]
     options.ciphers = (*preferred, *(one for one in options.ciphers if one not in preferred))

@@ -73,6 +73,10 @@ class Nodes:
         self._print = print
         self._host_keys: dict[int, str] = {}
 
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(self._cluster.nodes)
+
     def run(
         self,
         node: int,
