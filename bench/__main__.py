@@ -152,8 +152,8 @@ def bench_sync(options: Options) -> None:
     from cloudddp.cluster import connect, up
     from cloudddp.config.spec import ClusterSpec, Config
     from cloudddp.job import sync
-    from cloudddp.ssh.running import Result
     from cloudddp.ssh.fleet import Fleet
+    from cloudddp.ssh.running import Result
 
     print("sync: 2,000 files of 4 KiB to one simulated node")
     commands: list[str] = []

@@ -8,6 +8,7 @@ does not protect against a rank, which may replace any program of its user: deco
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import itertools
 import re
@@ -138,14 +139,20 @@ def _run_agent(*words: str) -> str:
     return f'exec {_PYTHON} "$HOME"/{agent_path()} {shlex.join(words)}'
 
 
+@functools.cache
+def parcel() -> bytes:
+    """Return the agent as it is sent. Its hash is that of the file which comes out, whatever this zlib has made of it."""
+    return gzip.compress(build.agent(), 6, mtime=0)
+
+
 def _ship(then: str) -> str:
-    """Return the command that takes the agent from stdin and puts it in place whole, then runs `then`.
+    """Return the command that takes the agent, compressed, from stdin and puts it in place whole, then runs `then`.
 
     An intact agent is kept: a node whose disk is full can still be queried. A new one is compiled, which saves each later
     step a third of its start; if that fails, it runs from its sources.
     """
     path = f'"$HOME"/{agent_path()}'
-    install = f"cat > {path}.$$ && mv -f {path}.$$ {path} && {{ {_PYTHON} {path} compile > /dev/null 2>&1 || true; }}"
+    install = f"gzip -dc > {path}.$$ && mv -f {path}.$$ {path} && {{ {_PYTHON} {path} compile > /dev/null 2>&1 || true; }}"
     return (
         'umask 077; mkdir -p "$HOME"/.cloudddp && '
         f"if {_intact()}; then cat > /dev/null; else {install}; fi && {then}"
@@ -192,13 +199,13 @@ def run_step(
                 raise _of_step(request, error) from None
 
     if ship:
-        result = run(_ship(_run_agent(request.STEP, message.decode())), build.agent())
+        result = run(_ship(_run_agent(request.STEP, message.decode())), parcel())
     else:
         command = _step_command(request)
         line = message + b"\n"
         result = run(command, line if body is None else itertools.chain((line,), body))
         if result.exit_code == ExitCode.NO_AGENT and body is None:
-            result = run(_ship("exit 0"), build.agent())
+            result = run(_ship("exit 0"), parcel())
             result = result if result.exit_code else run(command, line)
     _raise_refusal(node, result)
     return result
@@ -224,14 +231,14 @@ def start_step(
     is_stream = on_stdout is not None or body is not None
     order = Order(
         _ship(_run_agent(request.STEP, message.decode())) if ship else _step_command(request),
-        build.agent() if ship else line if body is None else itertools.chain((line,), body),
+        parcel() if ship else line if body is None else itertools.chain((line,), body),
         timeout,
         on_stdout,
         on_stderr,
         limit,
         None if is_stream else timeout,
     )
-    left = [order] if ship or body is not None else [order, Order(_ship("exit 0"), build.agent()), order]
+    left = [order] if ship or body is not None else [order, Order(_ship("exit 0"), parcel()), order]
     began = time.monotonic()
 
     def next_order() -> None:

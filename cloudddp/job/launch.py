@@ -117,7 +117,7 @@ def launch(
         _abort(runner, job.id, progress)
         raise
     if config.job.stall_minutes:
-        tools.send_where_missing(runner, started, progress)
+        tools.send_where_missing(runner, cluster, started, progress)
 
 
 def _withheld(names: Sequence[str]) -> str:

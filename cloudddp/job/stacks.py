@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.stacks import MAX_STACKS, RankStack, StacksReply, StacksRequest
+from cloudddp.cluster.model import Cluster
+from cloudddp.errors import Text
 from cloudddp.job import tools
 
 SECONDS = 180.0  # py-spy may have to be installed first
 
 
-def gather(runner: Runner, job_id: str, progress: Callable[[str], None]) -> dict[int, tuple[RankStack, ...]]:
+def gather(
+    runner: Runner, cluster: Cluster, job_id: str, progress: Callable[[Text], None]
+) -> dict[int, tuple[RankStack, ...]]:
     """Return the stacks of the ranks that run, by node. Raises NodeError; NoSuchJob if a node does not know the job."""
     tool = tools.local()
+    replies = _ask(runner, StacksRequest(job_id, install=tool is None), runner.nodes)
+    lacking = {node for node, reply in replies.items() if reply.lacks_tool and tool is not None}
+    if tool is not None and lacking:
+        alike = {
+            node: cluster.nodes[node].private_ip
+            for node in lacking
+            if replies[node].platform == tool.platform
+        }
+        if alike:
+            progress(f"sending py-spy to node {', '.join(map(str, sorted(alike)))}")
+            tool.send(runner, alike, progress).all()
+        replies |= _ask(runner, StacksRequest(job_id), lacking)
+    return {node: reply.ranks for node, reply in sorted(replies.items())}
 
-    def ask(node: int) -> StacksReply:
-        request = StacksRequest(job_id, install=tool is None)
-        reply = client.call(runner, node, request, timeout=SECONDS, limit=MAX_STACKS)
-        if not reply.lacks_tool or tool is None:
-            return reply
-        if reply.platform == tool.platform:
-            progress(f"sending py-spy to node {node}")
-            tool.send(runner, node)
-        return client.call(runner, node, StacksRequest(job_id), timeout=SECONDS, limit=MAX_STACKS)
 
-    return {node: reply.ranks for node, reply in runner.each(ask).all().items()}
+def _ask(runner: Runner, request: StacksRequest, nodes: Iterable[int]) -> dict[int, StacksReply]:
+    requests = dict.fromkeys(nodes, request)
+    return client.gather_replies(runner, requests, timeout=SECONDS, limit=MAX_STACKS).all()

@@ -7,45 +7,55 @@ Python, or installs it with pip into a folder of its own; without it, stacks are
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import platform
+import secrets
 import sys
 import sysconfig
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.stacks import ToolRequest
+from cloudddp.agent.protocol.gang import Peer
+from cloudddp.agent.protocol.manifest import FILE, Entry
+from cloudddp.agent.protocol.stacks import TOOLS
 from cloudddp.agent.protocol.start import StartReply
-from cloudddp.errors import CloudDDPError
+from cloudddp.agent.protocol.transfer import Listing, ReceiveReply
+from cloudddp.cluster.model import Cluster
+from cloudddp.errors import CloudDDPError, Text
+from cloudddp.job.transfer import Transfer
+from cloudddp.ssh.fleet import Outcome
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # other names of the same
-LEVEL = 1  # of compression: 8 MB become 3.2 in 0.1 s, and 2.8 in 0.4 s
+PORTS = 20_000, 32_000  # below those that Linux gives to outgoing connections
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """py-spy of this computer. `platform` is of the nodes that it runs on, such as linux-x86_64; `digest` its SHA-256."""
 
-    program: bytes
+    path: Path
     digest: str
     platform: str
 
-    def send(self, runner: Runner, node: int) -> None:
-        """Put it on a node. Raises NodeError."""
-        packed = _packed(self.program)
-        request = ToolRequest(len(packed), self.digest)
-        client.call(runner, node, request, body=[packed])
-
-
-@functools.lru_cache(maxsize=1)
-def _packed(program: bytes) -> bytes:
-    return zlib.compress(program, LEVEL)
+    def send(
+        self, runner: Runner, addresses: Mapping[int, str], progress: Callable[[Text], None]
+    ) -> Outcome[ReceiveReply | None]:
+        """Put it on nodes, by their private addresses: it leaves this computer once. Raises CloudDDPError if it cannot be read."""
+        info = self.path.stat()
+        entry = Entry(FILE, 0o755, info.st_size, info.st_mtime_ns, "")
+        # Any port that is likely to be free: if it is not, the nodes get it from here.
+        chain = [
+            Peer(node, address, PORTS[0] + secrets.randbelow(PORTS[1] - PORTS[0]))
+            for node, address in sorted(addresses.items())
+        ]
+        listing = Listing({"": {self.path.name: entry}})
+        return Transfer(
+            runner, self.path.parent, listing, chain, project=TOOLS,
+            approve=lambda _wants: None, note=progress, sent=lambda _path, _record, _stable: None,
+        ).run()  # fmt: skip
 
 
 def local() -> Tool | None:
@@ -54,36 +64,34 @@ def local() -> Tool | None:
         path = folder / "py-spy"
         if path.is_file() and os.access(path, os.R_OK | os.X_OK):
             try:
-                program = path.read_bytes()
+                digest = hashlib.sha256(path.read_bytes()).hexdigest()
             except OSError:
                 continue
-            return Tool(program, hashlib.sha256(program).hexdigest(), _platform())
+            return Tool(path, digest, _platform())
     return None
 
 
 def send_where_missing(
-    runner: Runner, started: Mapping[int, StartReply], progress: Callable[[str], None]
+    runner: Runner,
+    cluster: Cluster,
+    started: Mapping[int, StartReply],
+    progress: Callable[[Text], None],
 ) -> None:
     """Send py-spy to the nodes on which a job was `started` and that lack it. A failure is a warning: the job runs."""
     tool = local()
     if tool is None:
         return
-    missing = [
-        node
+    missing = {
+        node: cluster.nodes[node].private_ip
         for node, reply in started.items()
         if reply.platform == tool.platform and reply.tool != tool.digest
-    ]
+    }
     if not missing:
         return
     progress(
         f"sending py-spy to {len(missing)} node{'s' * (len(missing) != 1)}, for the stacks of a job that stalls"
     )
-
-    def send(node: int) -> None:
-        if node in missing:
-            tool.send(runner, node)
-
-    for error in runner.each(send, fatal=lambda _: False).errors.values():
+    for error in tool.send(runner, missing, progress).errors.values():
         if not isinstance(error, CloudDDPError):
             raise error
         progress(f"warning: py-spy was not sent, so that stacks may be less exact: {error}")

@@ -101,12 +101,13 @@ class Transfer:
         listing: Listing,
         chain: Sequence[Peer],
         *,
+        project: str = PROJECT,
         approve: Callable[[Wants], None],
         note: Callable[[Text], None],
         sent: Callable[[str, Record, bool], None],
     ) -> None:
         self._runner, self._root, self._listing = runner, root, listing
-        self._chain = tuple(chain)
+        self._chain, self._project = tuple(chain), project
         self._approve, self._note, self._sent = approve, note, sent
         self._secret = secrets.token_hex(32)
         self._key = self._secret.encode()
@@ -141,7 +142,7 @@ class Transfer:
         client.start_step(
             self._runner,
             node.rank,
-            ReceiveRequest(PROJECT, self._secret, node.position, self._chain),
+            ReceiveRequest(self._project, self._secret, node.position, self._chain),
             ended,
             body=self._input(node),
             timeout=SILENCE,

@@ -202,7 +202,7 @@ class Fleet:
         """
         limit = timing.current().connect if connect_timeout is None else connect_timeout
         work = {
-            node: (lambda node=node: self._connect_one(node, within=within, connect_timeout=limit))
+            node: (lambda node=node: self.connect_node(node, within=within, connect_timeout=limit))
             for node in self.targets
         }
         outcome = each(work, fatal=lambda _: not partly, on_stop=self.close, meanwhile=meanwhile)
@@ -232,7 +232,8 @@ class Fleet:
         failures = dict(self._failures)
         return failures[min(failures)] if failures else ""
 
-    def _connect_one(self, node: int, *, within: float, connect_timeout: float) -> None:
+    def connect_node(self, node: int, *, within: float = 0.0, connect_timeout: float) -> None:
+        """Connect to one node; `within`: as `connect`."""
         began = time.monotonic()
         refused: float | None = None  # when the last unbroken run of refusals began
         while True:

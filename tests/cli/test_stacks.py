@@ -103,4 +103,4 @@ def test_launch_puts_py_spy_on_each_node_once(cli: Any) -> None:
     assert "sending py-spy to 2 nodes" in first.stderr
     assert "py-spy" not in second.stderr
     digest = hashlib.sha256(Path(sys.executable).with_name("py-spy").read_bytes()).hexdigest()
-    assert cli.ok("exec", "--", "sha256sum ~/.cloudddp/tools/py-spy").count(digest) == 2
+    assert cli.ok("exec", "--", "sha256sum ~/.cloudddp-tools/py-spy").count(digest) == 2

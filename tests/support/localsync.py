@@ -182,13 +182,16 @@ class LocalCluster:
     def sync(self, here: Path, config: Config | None = None) -> list[str]:
         """Sync a folder to all nodes; return the lines that the user gets."""
         self.lines = []
+        sync.sync(self.runner, self.cluster, config or Config(), root=here, progress=self._show)
+        return self.lines
+
+    @property
+    def cluster(self) -> Cluster:
         members = {
             number: inventory_instance(f"i-{number}", Tags(), private_ip=self._address(number))
             for number in self.runner.nodes
         }
-        cluster = Cluster("c", "c-1", "us-east-1", members)
-        sync.sync(self.runner, cluster, config or Config(), root=here, progress=self._show)
-        return self.lines
+        return Cluster("c", "c-1", "us-east-1", members)
 
     def _address(self, number: int) -> str:
         return self._addresses[number] if self._addresses else "127.0.0.1"

@@ -68,3 +68,18 @@ def test_events_of_many_writers_all_arrive() -> None:
     for start in range(0, 800, 100):  # each writer's own order is kept
         own = [node for node in found if start <= node < start + 100]
         assert own == sorted(own)
+
+
+def test_closed_queue_holds_up_no_writer() -> None:
+    """The thread that reads from all nodes puts events: it must go on when nobody reads them any more."""
+    events = EventQueue(capacity=1)
+    events.put(NodeQuiet(0))
+    blocked = threading.Thread(
+        target=lambda: [events.put(NodeQuiet(number)) for number in range(1, 5)], daemon=True
+    )
+    blocked.start()
+    blocked.join(0.2)
+    assert blocked.is_alive()
+    events.close()
+    blocked.join(60)
+    assert not blocked.is_alive()

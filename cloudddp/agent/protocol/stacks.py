@@ -15,6 +15,7 @@ MAX_WORD = 200  # characters of a function or of a file
 MAX_STACK = 1 << 15  # characters of one rank's stacks
 MAX_STACKS = 16 << 20  # bytes of a reply
 MAX_TOOL = 1 << 26  # bytes of a program
+TOOLS = ".cloudddp-tools"  # the project, as a transfer knows it, whose only file is py-spy
 SHOWN_GROUPS = 6
 
 
@@ -76,27 +77,6 @@ class StacksRequest:
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)
-
-
-@dataclass(frozen=True)
-class ToolReply:
-    """The program is in place."""
-
-
-@dataclass(frozen=True)
-class ToolRequest:
-    """Put py-spy, which follows on stdin, compressed by zlib, into the folder of tools. `size` is that of what follows,
-    `digest` the SHA-256 of the program."""
-
-    size: int
-    digest: str
-
-    STEP = "tool"
-    REPLY = ToolReply
-
-    def __post_init__(self) -> None:
-        check_range("size", self.size, 1, MAX_TOOL)
-        check_length("digest", self.digest, 64)
 
 
 def summary(positions: Iterable[Position]) -> str:

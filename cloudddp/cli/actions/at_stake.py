@@ -18,7 +18,7 @@ from cloudddp.config.spec import Config
 from cloudddp.errors import Part
 from cloudddp.job.results import new_files
 from cloudddp.ssh.connection import Target
-from cloudddp.ssh.fleet import Fleet, each
+from cloudddp.ssh.fleet import Fleet
 
 
 def at_stake(found: Cluster, settings: Config) -> list[tuple[Part, ...]]:
@@ -40,12 +40,13 @@ def at_stake(found: Cluster, settings: Config) -> list[tuple[Part, ...]]:
 def _ask(
     targets: dict[int, Target], settings: Config, replies: dict[int, NewFilesReply], limit: float
 ) -> None:
-    def one(node: int) -> None:
-        with Fleet({node: targets[node]}) as fleet:
-            fleet.connect(connect_timeout=limit)
+    with Fleet(targets) as fleet:
+
+        def one(node: int) -> None:
+            fleet.connect_node(node, connect_timeout=limit)
             replies[node] = new_files.find(fleet, node, settings.job, project=PROJECT, timeout=limit)
 
-    each({node: (lambda node=node: one(node)) for node in targets}, fatal=lambda _: False)  # type: ignore[misc]
+        fleet.each(one, fatal=lambda _: False)
 
 
 def _messages(replies: dict[int, NewFilesReply], nodes: list[int]) -> list[tuple[Part, ...]]:

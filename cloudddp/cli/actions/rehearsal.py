@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudddp.agent import build, client
+from cloudddp.agent import client
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
@@ -137,7 +137,7 @@ class Nodes:
                 yield from _process(start.env, process, self._hidden)
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
-        elif data and data != build.agent() and step:
+        elif data and data != client.parcel() and step:
             yield f"  < {message.decode()}"
         elif data:
             yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"

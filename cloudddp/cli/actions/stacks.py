@@ -23,7 +23,7 @@ def stacks(
     console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None, as_json: bool
 ) -> None:
     session = sessions.start(console, options, anyone=anyone)
-    with session.connect(partly=True) as (_, runner):
+    with session.connect(partly=True) as (cluster, runner):
         record = status.find(status.list_jobs(runner), job_id)
         if record.status.ended:
             raise CloudDDPError(
@@ -35,7 +35,7 @@ def stacks(
                     " copies its logs and verdict",
                 ),
             )
-        found = gathering.gather(runner, record.id, console.log)
+        found = gathering.gather(runner, cluster, record.id, console.log)
         record = status.find(status.list_jobs(runner), record.id)  # a rank may have exited meanwhile
     if not any(found.values()):
         raise CloudDDPError(

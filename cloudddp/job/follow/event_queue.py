@@ -29,6 +29,7 @@ class EventQueue:
         self._events: deque[tuple[int, Event]] = deque()
         self._numbers = itertools.count()
         self._writers = threading.Lock()  # never taken by the reader
+        self._closed = False
         self._free: queue.SimpleQueue[None] = queue.SimpleQueue()  # one token per free place
         self._arrived: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the reader
         for _ in range(capacity):
@@ -37,6 +38,9 @@ class EventQueue:
     def put(self, event: Event) -> None:
         """Append an event; wait while the queue is full. For any thread except the reader's."""
         self._free.get()
+        if self._closed:
+            self._free.put(None)
+            return
         with self._writers:
             self._events.append((next(self._numbers), event))
         self._arrived.put(None)
@@ -55,6 +59,11 @@ class EventQueue:
             with contextlib.suppress(queue.Empty):
                 self._arrived.get(timeout=timeout)
         return self._events[0][1] if self._events else None
+
+    def close(self) -> None:
+        """Drop what is put from now on: nobody reads it, and the thread that reads from the nodes must not wait for that."""
+        self._closed = True
+        self._free.put(None)
 
     @property
     def backlogged(self) -> bool:

@@ -120,8 +120,9 @@ class JobFollower:
                     return verdict(self._state, self._job, time.time())
 
     def close(self) -> None:
-        """Stop replacing connections, since replacing one closes the old one, which the caller may be using."""
+        """Stop reading, and replacing connections: replacing one closes the old one, which the caller may be using."""
         self._connections.close()
+        self._queue.close()
 
     @property
     def _state(self) -> FollowState:

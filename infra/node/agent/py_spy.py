@@ -14,10 +14,10 @@ import subprocess
 from pathlib import Path
 
 from agent import stack_dump, store
-from cloudddp.agent.protocol.stacks import MAX_TOOL
+from cloudddp.agent.protocol.stacks import MAX_TOOL, TOOLS
 
 NAME = "py-spy"
-TOOLS = "tools"  # below the agent's folder
+INSTALLED = "tools/installed"  # below the agent's folder
 INSTALL_SECONDS = 60.0
 DUMP_SECONDS = 40.0  # of one attempt; symbols of libtorch take two on an idle machine
 REFUSED = ("Permission", "permission", "Operation not permitted", "root")
@@ -25,7 +25,7 @@ REFUSED = ("Permission", "permission", "Operation not permitted", "root")
 
 def shipped() -> Path:
     """Return where the laptop puts py-spy."""
-    return store.ROOT / TOOLS / NAME
+    return store.project_folder(TOOLS) / NAME
 
 
 def platform() -> str:
@@ -43,7 +43,7 @@ def shipped_digest() -> str:
 
 def find(python: str) -> str:
     """Return the path of py-spy, '' if it is missing: the laptop's, or that of an environment of Python, or pip's."""
-    installed = store.ROOT / TOOLS / "installed" / "bin" / NAME
+    installed = store.ROOT / INSTALLED / "bin" / NAME
     places = [
         str(shipped()),
         os.path.join(os.path.dirname(python), NAME) if "/" in python else "",
@@ -57,7 +57,7 @@ def install(python: str) -> str:
     concern --target). Return its path, '' where that fails: there is no pip, or the network is closed."""
     if found := find(python):
         return found
-    folder = store.ROOT / TOOLS / "installed"
+    folder = store.ROOT / INSTALLED
     command = [
         python or "python3", "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--upgrade",
         "--disable-pip-version-check", "--timeout", "5", "--retries", "0", "--target", str(folder), NAME,

@@ -13,7 +13,7 @@ from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, encode, encode_utf8
 
 STEPS = (
-    "probe", "receive", "setup", "start", "follow", "kill", "jobs", "new_files", "pulled", "pack", "stacks", "tool",
+    "probe", "receive", "setup", "start", "follow", "kill", "jobs", "new_files", "pulled", "pack", "stacks",
     "conclude", "poweroff",
 )  # fmt: skip
 
