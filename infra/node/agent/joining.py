@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
 from agent import preflight, store
 from agent.commands import program
@@ -21,11 +22,12 @@ PATIENCE = 5.0  # seconds after the limit, for the nodes that know what is missi
 
 
 class Joining:
-    """Connects this node to all others. What the node is like is collected meanwhile, by a thread."""
+    """Connects this node to all others. What the node is like is collected meanwhile, by a thread, which calls `on_facts`."""
 
-    def __init__(self, request: StartRequest, peers: Peers) -> None:
+    def __init__(self, request: StartRequest, peers: Peers, *, on_facts: Callable[[], object]) -> None:
         self._request = request
         self._peers = peers
+        self._on_facts = on_facts
         self._announced = False
         self._found: Optional[Facts] = None
         self.deadline = time.monotonic() + request.gang.join
@@ -48,6 +50,8 @@ class Joining:
             self._found = replace(found, defects=(*found.defects, *defects))
         finally:
             self._found = self._found or Facts()
+            with contextlib.suppress(OSError):  # the socket is full, or closed
+                self._on_facts()
 
     def _cannot_copy(self) -> str:
         if self._request.results is None:

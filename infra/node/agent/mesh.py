@@ -26,7 +26,9 @@ from agent import laps
 from cloudddp.agent.protocol.codec import ProtocolError, decode, encode
 from cloudddp.agent.protocol.gang import LONGEST_MESSAGE, Gang, Message, Unreachable
 
-RETRY = 0.1  # seconds until a refused connection is tried again: the other agent may not have started
+# Seconds until a refused connection is tried again, doubled each time: the other agent may not have started. Once it has, it
+# connects to this one, which then connects at once: of many nodes that start one by one, nobody has to ask all the others often.
+RETRY, LONGEST_RETRY = 0.1, 1.6
 HELLO_SECONDS = 10.0  # for a connection to prove that it belongs to the job
 ANSWER_SECONDS = 5.0  # for the other side to answer, before its connection is opened again
 OTHER_JOB = "it proves another secret: it belongs to another job"
@@ -85,6 +87,7 @@ class Mesh:
         self._in: dict[int, _Link] = {}
         self._strangers: list[_Link] = []
         self._retry_at = dict.fromkeys(self._peers, 0.0)
+        self._delay = dict.fromkeys(self._peers, RETRY)
         self._refusals: dict[int, str] = {}
         self._events: list[Event] = []
         self._proven: set[tuple[int, bool]] = set()  # the node, and whether the connection is an outgoing one
@@ -179,8 +182,12 @@ class Mesh:
             return
         if self._refusals.get(node) != OTHER_JOB:  # which has given up since
             self._refusals[node] = os.strerror(code)
-        self._retry_at[node] = time.monotonic() + RETRY
+        self._retry_later(node)
         self._forget(link)
+
+    def _retry_later(self, node: int) -> None:
+        self._retry_at[node] = time.monotonic() + self._delay[node]
+        self._delay[node] = min(2 * self._delay[node], LONGEST_RETRY)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -225,7 +232,7 @@ class Mesh:
                 self._closed.add(node)
                 self._events.append(Closed(node))
         elif node is not None and link.outgoing:
-            self._retry_at[node] = time.monotonic() + RETRY
+            self._retry_later(node)
 
     # -- reading and writing -----------------------------------------------------------------------------------
 

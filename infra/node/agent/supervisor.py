@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from agent.spread import Spread
 
 PAUSE = 0.05  # seconds between two looks at the ranks
-JOIN_PAUSE = 0.01  # seconds between two looks at the connections
 FIRST_DECIDES = 5.0  # seconds for the first node to say why the ranks do not start, as it knows it, too
 FAILURE_GRACE = (
     2.0  # seconds between SIGTERM and SIGKILL at most, once a rank has failed: the others cannot go on
@@ -144,9 +143,9 @@ class _Supervisor:
 
     def _join(self) -> bool:
         """Connect to all other nodes, in both directions; return whether the ranks can start."""
-        joining = Joining(self._request, self._peers)
+        joining = Joining(self._request, self._peers, on_facts=lambda: self._wake.send(b"\0"))
         while not joining.is_done:
-            self._receive(JOIN_PAUSE)
+            self._receive(PAUSE)
             joining.announce()
             stopped = (
                 self._record.is_stopping or self._attempt.stopped_at is not None or self._verdict is not None
@@ -164,7 +163,7 @@ class _Supervisor:
         """Let the first node decide: all have the same verdict then."""
         deadline = time.monotonic() + FIRST_DECIDES
         while self._node != min(self._peers.left) and self._verdict is None and time.monotonic() < deadline:
-            self._receive(JOIN_PAUSE)
+            self._receive(PAUSE)
             if self._record.is_stopping or self._asked_to_end:
                 return
 
