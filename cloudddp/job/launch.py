@@ -20,7 +20,7 @@ from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
-from cloudddp.job import project_files, ranks, scripts, snapshots, sync, tools
+from cloudddp.job import project_files, ranks, scripts, snapshots, sync
 from cloudddp.job import start as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.follow.lines import LineSplitter
@@ -28,6 +28,7 @@ from cloudddp.job.new_job import NewJob
 from cloudddp.job.poweroff import Hold
 from cloudddp.job.ranks import Host, Script
 from cloudddp.job.sync import Progress
+from cloudddp.job.tools import Sending
 from cloudddp.text import one_line
 
 OnSetupLine = Callable[[int, str], None]  # node, line
@@ -73,8 +74,10 @@ def launch(
     hold: Hold,
     secret_files: Iterable[Path] = (),
     on_setup_line: OnSetupLine = lambda _node, _line: None,
-) -> None:
+) -> Sending:
     """Sync, set up and start the script's ranks on every node; return when all have been started. `secret_files` are not sent.
+
+    What is returned is still being sent, by a thread: the ranks do not need it.
 
     `on_setup_line` gets the output of the setup commands as it arrives, from a thread per node.
 
@@ -116,8 +119,7 @@ def launch(
     except Exception:  # some nodes may have started
         _abort(runner, job.id, progress)
         raise
-    if config.job.stall_minutes:
-        tools.send_where_missing(runner, cluster, started, progress)
+    return Sending(runner, cluster, started if config.job.stall_minutes else {}, progress)
 
 
 def _withheld(names: Sequence[str]) -> str:

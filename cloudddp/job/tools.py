@@ -1,7 +1,7 @@
 """py-spy for the nodes: the agents read the stacks of a stalled job with it, also when nobody is connected.
 
-It is one static program in the wheel of py-spy. `launch` sends this computer's to each node that lacks it, after the ranks have
-been started. Where this computer has none, or is of another kind than the nodes, an agent that needs it takes that of the ranks'
+It is one static program in the wheel of py-spy. `launch` sends this computer's to the nodes that lack it, while the ranks
+run. Where this computer has none, or is of another kind than the nodes, an agent that needs it takes that of the ranks'
 Python, or installs it with pip into a folder of its own; without it, stacks are less exact.
 """
 
@@ -13,6 +13,7 @@ import platform
 import secrets
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,30 +72,55 @@ def local() -> Tool | None:
     return None
 
 
-def send_where_missing(
-    runner: Runner,
-    cluster: Cluster,
-    started: Mapping[int, StartReply],
-    progress: Callable[[Text], None],
-) -> None:
-    """Send py-spy to the nodes on which a job was `started` and that lack it. A failure is a warning: the job runs."""
-    tool = local()
-    if tool is None:
-        return
-    missing = {
-        node: cluster.nodes[node].private_ip
-        for node, reply in started.items()
-        if reply.platform == tool.platform and reply.tool != tool.digest
-    }
-    if not missing:
-        return
-    progress(
-        f"sending py-spy to {len(missing)} node{'s' * (len(missing) != 1)}, for the stacks of a job that stalls"
-    )
-    for error in tool.send(runner, missing, progress).errors.values():
-        if not isinstance(error, CloudDDPError):
-            raise error
-        progress(f"warning: py-spy was not sent, so that stacks may be less exact: {error}")
+class Sending:
+    """Sends py-spy to the nodes on which a job was `started` and that lack it, in a thread. A failure is a warning: the job runs."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        cluster: Cluster,
+        started: Mapping[int, StartReply],
+        progress: Callable[[Text], None],
+    ) -> None:
+        self._runner, self._progress = runner, progress
+        self._is_abandoned = False
+        self._thread: threading.Thread | None = None
+        tool = local() if started else None
+        if tool is None:
+            return
+        missing = {
+            node: cluster.nodes[node].private_ip
+            for node, reply in started.items()
+            if reply.platform == tool.platform and reply.tool != tool.digest
+        }
+        if not missing:
+            return
+        nodes = f"{len(missing)} node{'s' * (len(missing) != 1)}"
+        progress(f"sending py-spy to {nodes}, for the stacks of a job that stalls")
+        self._thread = threading.Thread(target=self._send, args=(tool, missing), daemon=True)
+        self._thread.start()
+
+    def _send(self, tool: Tool, missing: Mapping[int, str]) -> None:
+        errors: list[Exception] = []
+        try:
+            errors += tool.send(self._runner, missing, self._report).errors.values()
+        except (CloudDDPError, OSError) as error:
+            errors.append(error)
+        for one in errors:
+            self._report(f"warning: py-spy was not sent, so that stacks may be less exact: {one}")
+
+    def _report(self, text: Text) -> None:
+        if not self._is_abandoned:
+            self._progress(text)
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def abandon(self) -> None:
+        """Report nothing from now on: the connections are about to be closed. The next launch sends it again."""
+        self._is_abandoned = True
 
 
 def _platform() -> str:

@@ -7,6 +7,7 @@ at once. Nothing in this thread may block.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import functools
@@ -52,9 +53,12 @@ class EventLoop:
         self._lock = threading.Lock()
         self._readers: set[LoopSocket] = set()
         self._main: Any = None  # the greenlet that waits for all sockets
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="ssh connections")
         self._thread.start()
         self.ident = self._thread.ident
+        # Python ends daemon threads where they are: in a greenlet, whose stack is not the thread's, that is a crash.
+        atexit.register(self._stop)
 
     @property
     def is_current(self) -> bool:
@@ -102,7 +106,7 @@ class EventLoop:
 
         self._main = greenlet.getcurrent()
         ticked = time.monotonic()
-        while True:
+        while not self._is_stopped:
             for key, mask in self._selector.select(self._seconds(ticked)):
                 _guarded(functools.partial(key.data, mask))
             for _ in range(len(self._calls)):
@@ -115,6 +119,12 @@ class EventLoop:
                 ticked = now
                 for reader in list(self._readers):
                     _guarded(reader.tick)
+
+    def _stop(self) -> None:
+        """End the thread. It serves nobody any more, and never blocks: this is a matter of milliseconds."""
+        self._is_stopped = True
+        self._wake()
+        self._thread.join()
 
     def _seconds(self, ticked: float) -> float | None:
         """Return how long to wait for sockets."""

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not Path(sys.executable).with_name("py-spy").exi
 
 def send(cluster: LocalCluster, started: dict[int, StartReply]) -> list[str]:
     lines: list[Text] = []
-    tools.send_where_missing(cluster.runner, cluster.cluster, started, lines.append)
+    tools.Sending(cluster.runner, cluster.cluster, started, lines.append).wait()
     return [str(line) for line in lines]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -231,3 +233,30 @@ def test_connections_that_are_closed_leave_nothing_in_the_loop(ssh_site: Site) -
     while any(transport.sock in loop._readers for transport in transports):  # type: ignore[union-attr]
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_process_ends_cleanly_with_connections_that_are_busy(ssh_site: Site) -> None:
+    """A thread that Python ends in the middle of a greenlet crashes the process."""
+    server = ssh_site.server()
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from cloudddp.ssh.connection import Target\n"
+        "from cloudddp.ssh.fleet import Fleet\n"
+        "from cloudddp.ssh.running import Order\n"
+        "key, port, host = sys.argv[1:4]\n"
+        "target = Target('n', '127.0.0.1', int(port), 'ubuntu', Path(key), (host,))\n"
+        "fleet = Fleet(dict.fromkeys(range(8), target)); fleet.connect()\n"
+        "for node in range(8): fleet.start(node, Order('yes', on_stdout=len), lambda _end: None)\n"
+        "if len(sys.argv) > 4: fleet.close()\n"
+    )
+    arguments = [str(ssh_site.private_key), str(server.port), ssh_site.host.public]
+    for number in range(20):
+        last = ["close"] * (number % 2)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments, *last],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")

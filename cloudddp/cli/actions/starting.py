@@ -21,6 +21,7 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.new_job import NewJob
 from cloudddp.job.poweroff import Hold
 from cloudddp.job.ranks import Script
+from cloudddp.job.tools import Sending
 from cloudddp.local_state import ClusterFolder
 from cloudddp.text import without_colours
 
@@ -38,8 +39,9 @@ def start_job(
     runner: Runner,
     cluster: Cluster,
     job: NewJob,
-) -> None:
-    """Start the job, and record what it was launched with. Call it inside `stopped_if_interrupted`.
+) -> Sending:
+    """Start the job, and record what it was launched with; return what is still being sent. Call it inside
+    `stopped_if_interrupted`.
 
     If the job is not started, the nodes still power off where that was planned, and it is reported when.
     """
@@ -54,7 +56,7 @@ def start_job(
     hold = Hold(job)
     try:
         with session.console.progress() as progress:
-            launch.launch(
+            return launch.launch(
                 runner, cluster, session.settings, job, root=session.root, progress=progress, hold=hold,
                 secret_files=map(Path, session.env_files),
                 on_setup_line=_setup_line_printer(session.console),
@@ -93,9 +95,10 @@ def start_and_follow(
     """
     console = session.console
     with stopped_if_interrupted(console, runner, job.id):
-        start_job(session, runner, cluster, job)
+        sending = start_job(session, runner, cluster, job)
         on_start()
         if detach:
+            sending.wait()
             if not suggest:
                 return None
             console.print(job.id)
@@ -109,6 +112,8 @@ def start_and_follow(
         except Detached:
             deadlines.report_leaving(console, cluster, session.settings, job)
             raise
+        finally:
+            sending.abandon()
     report_end(session, cluster, finished, seconds)
     deadlines.report_copies(console, session.settings, job.id)
     if finished.leaving is not None:
