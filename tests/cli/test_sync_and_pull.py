@@ -34,7 +34,8 @@ def test_unchanged_sync_takes_one_round_trip(cli: Any, simulator: Any, monkeypat
     from cloudddp.config.spec import ClusterSpec, Config
     from cloudddp.job import sync
     from cloudddp.ssh.fleet import Fleet
-    from cloudddp.ssh.running import Result
+    from cloudddp.ssh.pump import OnEnd
+    from cloudddp.ssh.running import Order, Result
 
     for k in range(2000):
         cli.write(f"d{k % 40}/f{k}.py", f"x = {k}\n")
@@ -47,6 +48,10 @@ def test_unchanged_sync_takes_one_round_trip(cli: Any, simulator: Any, monkeypat
         def run(self, node: int, command: str, **rest: Any) -> Result:
             commands.append(command)
             return super().run(node, command, **rest)
+
+        def start(self, node: int, order: Order, on_end: OnEnd) -> None:
+            commands.append(order.command)
+            super().start(node, order, on_end)
 
     spec = ClusterSpec(name=cli.cluster, ssh_port=simulator.ssh_port)
     found = inspect.get(AWS(region=simulator.region), cli.cluster)
