@@ -1,4 +1,4 @@
-"""`sync`, `exec` and `ssh`."""
+"""`exec` and `ssh`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,11 @@ from cloudddp.cluster.connect import PROJECT
 from cloudddp.config import timing
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command
-from cloudddp.job import sync as syncing
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.local_state import ClusterFolder, write_atomic
 from cloudddp.text import without_colours
 
 _LOST_KEEPALIVES = 120  # until a session ends: half an hour, in which a laptop may sleep
-
-
-def sync(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
-    session = sessions.start(console, options, anyone=anyone)
-    with session.connect() as (cluster, runner), console.progress() as progress:
-        syncing.sync(runner, cluster, session.settings, root=session.root, progress=progress)
 
 
 def exec_(
