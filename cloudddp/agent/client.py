@@ -167,7 +167,7 @@ def run_step(
     message = encode(request)
 
     def run(command: str, data: bytes | Iterable[bytes]) -> Result:
-        with timings.span(f"agent: {request.STEP}", node) if on_stdout is None else timings.NOTHING:
+        with timings.span(f"agent: {request.STEP}", node):
             try:
                 return runner.run(
                     node,

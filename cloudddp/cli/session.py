@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudddp import local_state
+from cloudddp import local_state, timings
 from cloudddp.aws.client import AWS, require_region
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
@@ -165,7 +165,8 @@ class Session:
         error.
         """
         # 10 ms, which verbs that only ask AWS do not need.
-        from cloudddp.cluster import connect
+        with timings.span("imports: connections"):
+            from cloudddp.cluster import connect
 
         with connect.loaded_meanwhile():  # while AWS answers
             found = self.cluster()
@@ -192,6 +193,7 @@ class Session:
             raise _not_queried(silent)
 
 
+@timings.spanned("settings")
 def start(
     console: Console,
     options: GlobalOptions,
@@ -284,7 +286,8 @@ def _enter_simulator(console: Console) -> None:
     found = control.find(local_state.home())
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")
-        found = control.start(local_state.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
+        with timings.span("start of the simulator"):
+            found = control.start(local_state.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
         if found.why:
             console.log(f"its nodes share this computer's network and processes: {found.why}")
     control.enter(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import MAX_REPLY
@@ -53,6 +54,7 @@ Meanwhile = Callable[
 Dial = Callable[[Cluster, ClusterSpec, float, Meanwhile], Runner]
 
 
+@timings.spanned("connections")
 def dial(cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Meanwhile) -> Fleet:
     """Return open SSH connections to every node. The nodes may still share the host key of their user data."""
     fleet = Fleet(targets(cluster, spec))

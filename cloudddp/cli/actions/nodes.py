@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from cloudddp import timings
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
@@ -50,13 +51,14 @@ def _execute(console: Console, runner: Runner, node: int, command: str) -> int:
         for line in lines:
             console.print(f"[node {node}] {without_colours(line)}", err=err)
 
-    result = runner.run(
-        node,
-        command,
-        command_timeout=None,
-        on_stdout=lambda data: show(out.feed(data), err=False),
-        on_stderr=lambda data: show(err.feed(data), err=True),
-    )
+    with timings.span("command", node):
+        result = runner.run(
+            node,
+            command,
+            command_timeout=None,
+            on_stdout=lambda data: show(out.feed(data), err=False),
+            on_stderr=lambda data: show(err.feed(data), err=True),
+        )
     show(out.feed(b"", last=True), err=False)
     show(err.feed(b"", last=True), err=True)
     return result.exit_code
@@ -92,6 +94,7 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, node: int, co
     # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not trusted.
     argv = [program, "-F", "none", "-p", str(target.port)]
     argv += [word for setting in settings for word in ("-o", setting)]
+    console.print_timings()  # until here: OpenSSH takes the place of this process
     os.execv(program, [*argv, f"{target.user}@{target.host}", *command])  # noqa: S606  no shell
 
 
