@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _LOADED = time.monotonic()  # the edge imports this module first
 _MOST = 1000  # spans that are kept: `watch` and `logs -f` may run for days
-_ROWS = 60  # of a waterfall
+_ROWS = 200  # of a waterfall: those of `run` are 70
 _WIDTH = 40  # characters of a bar
 
 NOTHING = contextlib.nullcontext()

@@ -54,7 +54,6 @@ Meanwhile = Callable[
 Dial = Callable[[Cluster, ClusterSpec, float, Meanwhile], Runner]
 
 
-@timings.spanned("connections")
 def dial(cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Meanwhile) -> Fleet:
     """Return open SSH connections to every node. The nodes may still share the host key of their user data."""
     fleet = Fleet(targets(cluster, spec))
@@ -66,6 +65,7 @@ def dial(cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Meanwhil
     return fleet
 
 
+@timings.spanned("connections")
 def connect(
     cluster: Cluster,
     spec: ClusterSpec,
@@ -92,6 +92,7 @@ def connect(
     return runner
 
 
+@timings.spanned("connections")
 def connect_reachable(
     cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback = ignore
 ) -> tuple[Runner, dict[int, Exception]]:
