@@ -164,8 +164,8 @@ class Session:
         raise NodeError, naming them, at the end. `listing`: a replacement that boots has nothing to list, and is no
         error.
         """
-        # 10 ms, which verbs that only ask AWS do not need.
         with timings.span("imports: connections"):
+            # 10 ms, which verbs that only ask AWS do not need.
             from cloudddp.cluster import connect
 
         with connect.loaded_meanwhile():  # while AWS answers

@@ -63,5 +63,12 @@ def test_a_span_is_recorded_also_when_its_block_fails_and_in_any_thread() -> Non
         timings.mark("first line")
         timings.mark("first line")
     names = [line.split(None, 2)[2].rstrip(" #") for line in timings.finish().splitlines()[1:]]
-    assert names == ["total", "start of Python", "imports: command line", "in a thread", "fails", "first line"]
+    assert names == [
+        "total",
+        "start of Python",
+        "imports: command line",
+        "in a thread",
+        "fails",
+        "first line",
+    ]
     assert timings.finish() == ""
