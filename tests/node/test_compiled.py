@@ -152,5 +152,5 @@ def test_a_step_imports_little_of_the_standard_library(installed: Node) -> None:
         check=True,
     )
     found = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"dataclasses", "agent.jobs"} <= found
+    assert {"dataclasses", "agent.phases"} <= found
     assert not found & {"inspect", "ast", "dis", "subprocess", "hashlib", "threading", "tempfile", "logging"}
