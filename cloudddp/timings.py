@@ -8,14 +8,19 @@ use it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _LOADED = time.monotonic()  # the edge imports this module first
 _MOST = 1000  # spans that are kept: `watch` and `logs -f` may run for days
-_ROWS = 60  # of a waterfall
+_ROWS = 200  # of a waterfall: those of `run` are 70
 _WIDTH = 40  # characters of a bar
 
 NOTHING = contextlib.nullcontext()
@@ -58,6 +63,20 @@ def span(name: str, node: int | None = None) -> contextlib.AbstractContextManage
     return NOTHING if _spans is None else _recorded(name, node)
 
 
+def spanned(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator for functions that are a span."""
+
+    def decorated(work: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(work)
+        def inside(*args: P.args, **kwargs: P.kwargs) -> T:
+            with span(name):
+                return work(*args, **kwargs)
+
+        return inside
+
+    return decorated
+
+
 @contextlib.contextmanager
 def _recorded(name: str, node: int | None) -> Iterator[None]:
     began = time.monotonic()
@@ -81,9 +100,11 @@ def mark(name: str) -> None:
 
 
 def finish() -> str:
-    """Return the waterfall of what was recorded, '' if nothing was, and switch the recording off."""
+    """Return the waterfall of what was recorded, after a line with the total; '' if nothing was. The recording ends."""
     global _spans
     found, _spans = _spans, None
+    if found:
+        found.append(Span("total", found[0].began, time.monotonic()))
     return waterfall(rows(found or []))
 
 

@@ -182,7 +182,7 @@ def run_step(
     is_stream = on_stdout is not None or body is not None
 
     def run(command: str, data: bytes | Iterable[bytes]) -> Result:
-        with timings.span(f"agent: {request.STEP}", node) if on_stdout is None else timings.NOTHING:
+        with timings.span(f"agent: {request.STEP}", node):
             try:
                 return runner.run(
                     node,

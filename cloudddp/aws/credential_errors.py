@@ -66,7 +66,7 @@ def _of_botocore(error: Any, source: Source) -> CloudDDPError:
     if "MissingDependencyException" in names:
         return UsageError(
             f"{source.shown} uses `aws login`, which needs a package that is not installed",
-            hint="pip install 'boto3[crt]>=1.41'",
+            hint="pip install 'botocore[crt]>=1.41'",
         )
     if "SSOError" in names or "TokenRetrievalError" in names:
         return CredentialsError(

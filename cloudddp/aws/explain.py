@@ -78,7 +78,7 @@ _MOST_SKEW = 240.0  # seconds; a signature is valid for 300
 
 
 def action(service: str, method: str) -> str:
-    """Return the name that IAM has for a call of boto3: ec2:RunInstances for ec2, run_instances. Users grant that name."""
+    """Return the name that IAM has for a call of botocore: ec2:RunInstances for ec2, run_instances. Users grant that name."""
     prefix = service.replace("-", "")  # service-quotas has the actions servicequotas:...
     return f"{prefix}:{''.join(word.capitalize() for word in method.split('_'))}"
 

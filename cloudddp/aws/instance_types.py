@@ -121,7 +121,7 @@ def require_known_type(aws: AWS, name: str) -> None:
         raise UsageError(
             f"unknown instance type {name!r}",
             hint=f"{near if family or near.startswith('did') else 'for example g5.xlarge, p5.48xlarge'} "
-            "(a type newer than your botocore: pip install -U boto3)",
+            "(a type newer than your botocore: pip install -U botocore)",
         )
 
 

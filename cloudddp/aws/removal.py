@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from cloudddp import timings
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.config import timing
@@ -73,6 +74,7 @@ def _terminate_each(aws: AWS, ids: list[str]) -> list[str]:
     return unknown
 
 
+@timings.spanned("wait: nodes are terminated")
 def wait_terminated(
     aws: AWS,
     look: Callable[[], list[Instance]],

@@ -10,12 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudddp import local_state
-from cloudddp.agent.client import Runner
+from cloudddp import local_state, timings
 from cloudddp.aws.client import AWS, require_region
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
-from cloudddp.cluster import connect, inspect
+from cloudddp.cluster import inspect
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.config import project, settings
@@ -23,10 +22,10 @@ from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, UsageError
-from cloudddp.sim import control
 from cloudddp.tags import iso
 
 if TYPE_CHECKING:
+    from cloudddp.agent.client import Runner
     from cloudddp.job.launch_record import LaunchRecord
 
 
@@ -57,14 +56,14 @@ class Session:
         if self.region or self.options.region:
             return self._connect(self.region or self.options.region, finishing=finishing)
         found = self._connect(self._regions[0], finishing=finishing)
-        created = self._created_in()
-        if created in (None, found.region):
+        created = self._created_in(found, finishing=finishing)
+        if created is None or created is found:
             return found
-        text = f"using region {created}, where cluster {self.settings.cluster.name} was created"
+        text = f"using region {created.region}, where cluster {self.settings.cluster.name} was created"
         if text not in self._reported:
             self._reported.add(text)
             self.console.log(text)
-        return self._connect(created, finishing=finishing)
+        return created
 
     def clouds(self) -> list[AWS]:
         """Return a new connection to AWS per region in which `up` looks for capacity, in order."""
@@ -99,12 +98,16 @@ class Session:
             finishing=finishing,
         )
 
-    def _created_in(self) -> str | None:
-        """Return the region in which this computer created the cluster of that name; None if it is not known or not one."""
+    def _created_in(self, asked: AWS, *, finishing: bool) -> AWS | None:
+        """Return a connection to the region in which this computer created the cluster of that name: `asked`, if it is that
+        one; None if the region is not known or not one. A connection more takes 25 ms."""
         now, name = iso(datetime.now(UTC)), self.settings.cluster.name
         records = [one for one in local_state.known_clusters() if one.name == name and one.expires > now]
-        regions = {one.region for one in records if one.endpoint == self._connect(one.region).endpoint}
-        return regions.pop() if len(regions) == 1 else None
+        connections = {asked.region: asked}
+        for region in {one.region for one in records} - {asked.region}:
+            connections[region] = self._connect(region, finishing=finishing)
+        created = {one.region for one in records if one.endpoint == connections[one.region].endpoint}
+        return connections[created.pop()] if len(created) == 1 else None
 
     def ownership(self, aws: AWS) -> Ownership:
         return Ownership(aws, anyone=self.anyone)
@@ -161,6 +164,10 @@ class Session:
         raise NodeError, naming them, at the end. `listing`: a replacement that boots has nothing to list, and is no
         error.
         """
+        with timings.span("imports: connections"):
+            # 10 ms, which verbs that only ask AWS do not need.
+            from cloudddp.cluster import connect
+
         with connect.loaded_meanwhile():  # while AWS answers
             found = self.cluster()
         if found.missing:
@@ -186,6 +193,7 @@ class Session:
             raise _not_queried(silent)
 
 
+@timings.spanned("settings")
 def start(
     console: Console,
     options: GlobalOptions,
@@ -272,11 +280,14 @@ def _report_other_region(
 
 def _enter_simulator(console: Console) -> None:
     """Start the simulator unless it runs, and point this process at it."""
+    # 10 ms, which only --sim costs.
+    from cloudddp.sim import control
 
     found = control.find(local_state.home())
     if found is None:
         console.log("starting the simulator (", Command("sim", "stop"), " stops it)")
-        found = control.start(local_state.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
+        with timings.span("start of the simulator"):
+            found = control.start(local_state.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
         if found.why:
             console.log(f"its nodes share this computer's network and processes: {found.why}")
     control.enter(found)

@@ -1,1 +1,1 @@
-"""Clusters on EC2: plan, create, inspect, connect to and remove them. boto3 stays in aws/, SSH in ssh/."""
+"""Clusters on EC2: plan, create, inspect, connect to and remove them. botocore stays in aws/, SSH in ssh/."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import MAX_REPLY
@@ -64,6 +65,7 @@ def dial(cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Meanwhil
     return fleet
 
 
+@timings.spanned("connections")
 def connect(
     cluster: Cluster,
     spec: ClusterSpec,
@@ -90,6 +92,7 @@ def connect(
     return runner
 
 
+@timings.spanned("connections")
 def connect_reachable(
     cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback = ignore
 ) -> tuple[Runner, dict[int, Exception]]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from cloudddp import payload
+from cloudddp import payload, timings
 from cloudddp.agent.client import Runner, failure_text
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError
@@ -116,6 +116,7 @@ def exclusive(
         yield
 
 
+@timings.spanned("host keys")
 def replace_shared_key(
     runner: Runner,
     folder: ClusterFolder,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from cloudddp import timings
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
@@ -38,6 +39,7 @@ def ready_minutes(spec: ClusterSpec, gpus: int) -> float:
     return 30.0 if gpus > 1 else 10.0
 
 
+@timings.spanned("wait: nodes run")
 def wait_running(
     aws: AWS,
     spec: ClusterSpec,

@@ -24,7 +24,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One AWS call: the name of the step, the boto3 method, its parameters (which may contain Refs)."""
+    """One AWS call: the name of the step, the botocore method, its parameters (which may contain Refs)."""
 
     step: str
     method: str

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from cloudddp import timings
 from cloudddp.aws import inventory, removal
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Filters, Instance, Resource
@@ -204,7 +205,8 @@ class _Teardown:
                 continue
             if errors:
                 self._progress("waiting until they are no longer in use")
-            time.sleep(removal.POLL_SECONDS)
+            with timings.span("wait: resources are no longer in use"):
+                time.sleep(removal.POLL_SECONDS)
 
     def _delete(self, present: Sequence[Resource]) -> list[AWSError]:
         """Try once to delete these, the key pair last and only if nothing else is left; return the errors."""

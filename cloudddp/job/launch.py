@@ -24,9 +24,9 @@ from cloudddp.job import project_files, ranks, scripts, snapshots, sync
 from cloudddp.job import start as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.follow.lines import LineSplitter
-from cloudddp.job.new_job import NewJob
+from cloudddp.job.new_job import NewJob, Script
 from cloudddp.job.poweroff import Hold
-from cloudddp.job.ranks import Host, Script
+from cloudddp.job.ranks import Host
 from cloudddp.job.sync import Progress
 from cloudddp.job.tools import Sending
 from cloudddp.text import one_line

@@ -20,8 +20,7 @@ from cloudddp.config import env_file, settings
 from cloudddp.config.options import Flag
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, UsageError
-from cloudddp.job.new_job import KEEP, NewJob
-from cloudddp.job.ranks import Script
+from cloudddp.job.new_job import KEEP, NewJob, Script
 from cloudddp.local_state import ClusterFolder
 from cloudddp.text import one_line
 

@@ -1,13 +1,16 @@
-"""A job that is to be started: what `launch`, `run` and `resume` ask for."""
+"""A job that is to be started: what `launch`, `run` and `resume` ask for. The records of launches need it, too, which `status`
+reads: so it imports nothing that takes long."""
 
 from __future__ import annotations
 
 import secrets
+import shlex
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from cloudddp.job.ranks import Script
+from cloudddp.text import one_line
 
+LONGEST_SCRIPT = 1000  # characters of a script and its arguments in a list of jobs
 KEEP = 30.0  # minutes that nodes stay for a pull, unless --keep is given
 
 
@@ -15,6 +18,24 @@ def _new_id() -> str:
     """Return a new job's id. Ids sort by time, to 1/256 s: the first two of the last digits."""
     now = datetime.now(UTC)
     return f"{now:%Y%m%d-%H%M%S}-{now.microsecond * 256 // 1_000_000:02x}{secrets.token_hex(1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What every rank runs: a file of the project, or with `module` a module as for `python -m`."""
+
+    target: str
+    args: tuple[str, ...] = ()
+    module: bool = False
+
+    @property
+    def argv(self) -> list[str]:
+        return (["-m"] if self.module else []) + [self.target, *self.args]
+
+    @property
+    def shown(self) -> str:
+        """The script and its arguments as lists of jobs show them."""
+        return one_line(shlex.join(self.argv), LONGEST_SCRIPT)
 
 
 @dataclass(frozen=True, slots=True)

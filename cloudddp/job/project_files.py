@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloudddp import timings
 from cloudddp.agent.protocol.manifest import (
     FILE,
     MAX_FILES,
@@ -75,6 +76,7 @@ class Snapshot:
         return manifest_digest(self.folder_digests)
 
 
+@timings.spanned("project files")
 def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) -> Snapshot:
     """Return the project's files that the settings select for the nodes. `secret_files` are withheld as `.env` is, wherever
     they are. Raises UsageError where there are no files, or too many."""

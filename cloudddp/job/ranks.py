@@ -7,17 +7,15 @@ variables that torch.distributed's env:// reads. The agent on the node executes 
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cloudddp.agent.protocol.start import Process
 from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, UsageError
-from cloudddp.text import one_line
+from cloudddp.job.new_job import Script
 
 STORE_SECONDS = 600
-LONGEST_SCRIPT = 1000  # characters of a script and its arguments in a list of jobs
 # The name of AWS's plugin for NCCL. NCCL fails if it cannot use it; without this setting it uses TCP instead, and says so
 # in its log only (aws-ofi-nccl, platform-aws.cpp; NCCL documentation, NCCL_NET).
 _REQUIRE_EFA = {"NCCL_NET": "Libfabric"}
@@ -34,24 +32,6 @@ class Host:
     cpus: int
     python: str
     free_port: int = 29500
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What every rank runs: a file of the project, or with `module` a module as for `python -m`."""
-
-    target: str
-    args: tuple[str, ...] = ()
-    module: bool = False
-
-    @property
-    def argv(self) -> list[str]:
-        return (["-m"] if self.module else []) + [self.target, *self.args]
-
-    @property
-    def shown(self) -> str:
-        """The script and its arguments as lists of jobs show them."""
-        return one_line(shlex.join(self.argv), LONGEST_SCRIPT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from cloudddp.errors import UsageError
-from cloudddp.job.ranks import Script
+from cloudddp.job.new_job import Script
 
 SHOWN = 10  # names in a hint
 TORCHRUN = ("python", "python3", "torchrun", "torch.distributed.run", "torch.distributed.launch")

@@ -17,8 +17,8 @@ from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.agent.protocol.verdict import ConcludeRequest, Verdict
 from cloudddp.errors import CloudDDPError, Command, NodeError
+from cloudddp.job.new_job import LONGEST_SCRIPT
 from cloudddp.job.outcome import ExitedRank, JobStatus, agreed, cause, exited_ranks, leaving, outcome
-from cloudddp.job.ranks import LONGEST_SCRIPT
 from cloudddp.text import one_line
 
 _NEWEST = 3  # jobs that a message lists

@@ -157,7 +157,7 @@ LOGIN = "[profile work]\nlogin_session = arn:aws:iam::123456789012:user/alice\nr
 def test_aws_login_without_its_package_names_the_command_that_installs_it(user: User) -> None:
     user.config(LOGIN)
     user.refused(
-        "uses `aws login`, which needs a package", "pip install 'boto3[crt]", code=2, AWS_PROFILE="work"
+        "uses `aws login`, which needs a package", "pip install 'botocore[crt]", code=2, AWS_PROFILE="work"
     )
 
 

@@ -6,12 +6,78 @@ from typing import Any
 
 from support.jobs import direct
 
+from cloudddp.cli.main import VERBS
+
+# Spans of every verb that connects to the nodes.
+START = {"total", "start of Python", "imports: command line", "settings"}
+AWS = START | {"imports: botocore", "AWS client: ec2", "AWS ec2 describe_instances"}
+NODES = AWS | {"imports: connections", "connections", "SSH connect"}
+# Verb -> the words after it, and its spans, in the order in which they can be run.
+STEPS: dict[str, tuple[list[str], set[str]]] = {
+    "init": (["fresh"], START - {"settings"}),
+    "sim": (["status"], START - {"settings"}),
+    "doctor": ([], AWS),
+    "up": ([], AWS),
+    "status": ([], AWS),
+    "ls": ([], AWS),
+    "allow-me": ([], AWS - {"AWS ec2 describe_instances"} | {"AWS ec2 describe_security_groups"}),
+    "sync": ([], NODES | {"project files", "agent: probe"}),
+    "exec": (["--", "true"], NODES | {"command"}),
+    "ssh": (["0", "true"], AWS),
+    "launch": (["hello.py"], NODES | {"project files", "agent: probe", "agent: start", "first line", "job"}),
+    "run": (["hello.py"], NODES | {"project files", "agent: start", "first line", "job", "wait: nodes run", "wait: nodes are terminated"}),
+    "jobs": ([], NODES | {"agent: jobs"}),
+    "logs": ([], NODES | {"agent: jobs", "logs"}),
+    "stacks": ([], NODES | {"agent: jobs"}),
+    "cancel": ([], NODES | {"agent: jobs"}),
+    "pull": ([], NODES | {"agent: jobs", "agent: pack"}),
+    "watch": ([], (NODES | {"agent: jobs"}) - {"imports: connections"}),
+    "resume": ([], (NODES | {"agent: jobs"}) - {"imports: connections"}),
+    "down": (["-y"], AWS | {"wait: nodes are terminated"}),
+}  # fmt: skip
+
 
 def spans(text: str) -> list[str]:
     """Return what the lines of the waterfall are about, in order."""
     lines = text.splitlines()
     (head,) = (number for number, line in enumerate(lines) if line.split() == ["begin", "took", "(seconds)"])
     return [line.split(None, 2)[2].rstrip(" #").partition(" (")[0] for line in lines[head + 1 :]]
+
+
+def agent_steps(found: list[str]) -> list[str]:
+    """Return the commands that are run on every node until the ranks are started, in order."""
+    before = found[: found.index("agent: start") + 1]
+    return [name.removeprefix("agent: ") for name in before if name.startswith("agent: ")]
+
+
+def test_ranks_are_started_one_command_after_the_files_are_there(cli: Any) -> None:
+    direct(cli, nodes=2, ranks=1)
+    found = []
+    for text in ("first", "", "changed"):
+        if text:
+            cli.write("hello.py", f"print('{text}')")
+        found.append(agent_steps(spans(cli("--timings", "launch", "hello.py").stderr)))
+    assert found == [["probe", "receive", "start"], ["probe", "start"], ["probe", "receive", "start"]]
+
+
+def test_every_verb_shows_its_steps(cli: Any) -> None:
+    assert STEPS.keys() == VERBS.keys()
+    direct(cli, nodes=2, ranks=1)
+    cli.write("hello.py", "print('hello')")
+    missing = {}
+    for verb, (words, expected) in STEPS.items():
+        before = ["--timings", "-c", f"{cli.cluster}-run"] if verb == "run" else ["--timings"]
+        options = ["-n", "1", "-t", "g5.xlarge", "-y"] if verb == "run" else []
+        done = cli(*before, verb, *options, *words)
+        if lacking := expected - set(spans(done.stderr)):
+            missing[verb] = (done.returncode, lacking, spans(done.stderr))
+    assert missing == {}
+
+
+def test_one_connection_to_aws_is_made_for_a_cluster_that_was_created_here(cli: Any) -> None:
+    direct(cli)
+    found = spans(cli("exec", "--timings", "--", "true").stderr)
+    assert [found.count(name) for name in ("imports: botocore", "AWS client: ec2")] == [1, 1]
 
 
 def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:

@@ -139,3 +139,18 @@ def test_failed_compilation_leaves_nothing(node: Node) -> None:
     assert subprocess.run(limited, capture_output=True, check=False).returncode
     assert list(folder.iterdir()) == [node.agent]
     assert node.jobs() == ()
+
+
+def test_a_step_imports_little_of_the_standard_library(installed: Node) -> None:
+    """Each module takes milliseconds, for which every step waits."""
+    assert installed.send("compile", b"").returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-IS", "-X", "utf8", "-X", "importtime", installed.agent, "jobs", "{}"],
+        env={"HOME": str(installed.home)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert {"dataclasses", "agent.phases"} <= found
+    assert not found & {"inspect", "ast", "dis", "subprocess", "hashlib", "threading", "tempfile", "logging"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-import boto3  # noqa: F401
 import botocore.endpoint
 import botocore.handlers
 import botocore.parsers

@@ -121,6 +121,8 @@ class JobState:
 
 @dataclass(frozen=True)
 class JobsReply:
+    """The jobs that a node has recorded, by id, which is by time."""
+
     jobs: tuple[JobState, ...]
 
     def __post_init__(self) -> None:

@@ -63,6 +63,7 @@ class Answer(enum.Enum):
     DETACH = "d"
 
 
+@timings.spanned("job")
 def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> tuple[JobResult, float]:
     """Show the job's logs until it ends; return how it ended, and after how many seconds. Raises JobStopped
     and Detached.

@@ -16,8 +16,7 @@ from cloudddp.config import env_file
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import EXIT_LEFTOVERS, Command, Interrupted, Text, UsageError
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.new_job import KEEP, NewJob
-from cloudddp.job.ranks import Script
+from cloudddp.job.new_job import KEEP, NewJob, Script
 
 
 def launch(

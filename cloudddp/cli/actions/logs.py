@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from cloudddp import timings
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.jobs import MAX_RANK, MAX_RANKS
 from cloudddp.cli import session as sessions
@@ -122,7 +123,7 @@ def logs(
         if follow:
             _report_stall(console, record)
         try:
-            with deadlines.warnings(console, cluster if follow else None):
+            with timings.span("logs"), deadlines.warnings(console, cluster if follow else None):
                 finished = follower.run()
         except KeyboardInterrupt:
             console.log("the job keeps running; ", Command("cancel", record.id), " ends it")

@@ -1,4 +1,4 @@
-"""`sync`, `exec` and `ssh`."""
+"""`exec` and `ssh`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import functools
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from cloudddp import timings
 from cloudddp.agent.client import Runner
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
@@ -17,7 +19,6 @@ from cloudddp.cluster.connect import PROJECT
 from cloudddp.config import timing
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command
-from cloudddp.job import sync as syncing
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.local_state import ClusterFolder, write_atomic
 from cloudddp.ssh.fleet import gather
@@ -25,12 +26,6 @@ from cloudddp.ssh.running import Order, Result
 from cloudddp.text import without_colours
 
 _LOST_KEEPALIVES = 120  # until a session ends: half an hour, in which a laptop may sleep
-
-
-def sync(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
-    session = sessions.start(console, options, anyone=anyone)
-    with session.connect() as (cluster, runner), console.progress() as progress:
-        syncing.sync(runner, cluster, session.settings, root=session.root, progress=progress)
 
 
 def exec_(
@@ -59,12 +54,14 @@ def _execute(
 ) -> None:
     """Start a command on a node, which may last; print each line as soon as it is complete. `on_end` gets the exit code."""
     out, err = LineSplitter(), LineSplitter()
+    began = time.monotonic()
 
     def show(lines: Iterable[str], *, err: bool) -> None:
         for line in lines:
             console.print(f"[node {node}] {without_colours(line)}", err=err)
 
     def ended(end: Result | Exception) -> None:
+        timings.add("command", began, time.monotonic(), node)
         show(out.feed(b"", last=True), err=False)
         show(err.feed(b"", last=True), err=True)
         on_end(end if isinstance(end, Exception) else end.exit_code)
@@ -108,6 +105,7 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, node: int, co
     # -F none: a `ForwardAgent yes` for every host would lend the user's keys to the node, which is not trusted.
     argv = [program, "-F", "none", "-p", str(target.port)]
     argv += [word for setting in settings for word in ("-o", setting)]
+    console.print_timings()  # until here: OpenSSH takes the place of this process
     os.execv(program, [*argv, f"{target.user}@{target.host}", *command])  # noqa: S606  no shell
 
 

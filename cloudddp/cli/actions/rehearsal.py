@@ -36,9 +36,8 @@ from cloudddp.cluster.up import UpResult
 from cloudddp.config.spec import ClusterSpec, Config
 from cloudddp.errors import CloudDDPError
 from cloudddp.job import launch as starting
-from cloudddp.job.new_job import NewJob
+from cloudddp.job.new_job import NewJob, Script
 from cloudddp.job.poweroff import Hold
-from cloudddp.job.ranks import Script
 from cloudddp.ssh import keys
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.ssh.pump import OnEnd

@@ -44,8 +44,7 @@ from cloudddp.errors import (
 )
 from cloudddp.job import cancel, launch_record, project_files, ranks
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.new_job import NewJob
-from cloudddp.job.ranks import Script
+from cloudddp.job.new_job import NewJob, Script
 from cloudddp.job.results import pull
 from cloudddp.local_state import ClusterFolder
 from cloudddp.text import one_line

@@ -18,9 +18,8 @@ from cloudddp.config.spec import Config
 from cloudddp.errors import Command, UsageError
 from cloudddp.job import cancel, launch, launch_record
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.new_job import NewJob
+from cloudddp.job.new_job import NewJob, Script
 from cloudddp.job.poweroff import Hold
-from cloudddp.job.ranks import Script
 from cloudddp.job.tools import Sending
 from cloudddp.local_state import ClusterFolder
 from cloudddp.text import without_colours

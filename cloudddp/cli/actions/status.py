@@ -1,4 +1,4 @@
-"""`status`, `ls` and `allow-me`."""
+"""`status` and `ls`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.formats import credentials_end
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
-from cloudddp.cluster import access, inspect
+from cloudddp.cluster import inspect
 from cloudddp.cluster.inspect import Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.options import GlobalOptions
@@ -97,13 +97,6 @@ def _json(session: Session, aws: AWS, live: list[Cluster], left: list[Remains]) 
     ownership = session.ownership(aws)
     clusters = [views.cluster_json(c, ownership, aws.credentials_end(), ends.planned(c)) for c in live]
     return clusters + [views.remains_json(one, ownership) for one in left]
-
-
-def allow_me(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
-    session = sessions.start(console, options, anyone=anyone)
-    aws, spec = session.aws(), session.settings.cluster
-    block = access.allow_caller(aws, spec, ownership=session.ownership(aws))
-    console.print(f"SSH to cluster {spec.name} is allowed from {block}")
 
 
 def _warn(console: Console, found: Iterable[Cluster]) -> None:

@@ -73,7 +73,7 @@ ls = Verb(
 
 allow_me = Verb(
     "allow-me",
-    "cloudddp.cli.actions.status:allow_me",
+    "cloudddp.cli.actions.allow_me:allow_me",
     params=[ANYONE],
     help="""Allow SSH from this computer's current address.
 

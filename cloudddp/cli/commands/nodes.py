@@ -28,7 +28,7 @@ init = Verb(
 
 sync = Verb(
     "sync",
-    "cloudddp.cli.actions.nodes:sync",
+    "cloudddp.cli.actions.sync:sync",
     params=[ANYONE],
     help="""Send the project's files to every node.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.sim.control.record import Simulator
+
+if TYPE_CHECKING:
+    import urllib.error
+    import urllib.request
 
 _TIMEOUT = 10  # seconds
 
@@ -63,6 +65,8 @@ def is_healthy(sim: Simulator) -> bool:
 
 
 def get(url: str | urllib.request.Request) -> bytes:
+    import urllib.request  # 10 ms, which commands that only look for the server need not take; likewise below
+
     # No proxy, even if the environment sets one: the address is a loopback address.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=_TIMEOUT) as response:
@@ -80,6 +84,9 @@ def _read(sim: Simulator, page: str) -> Any:
 
 
 def _post(sim: Simulator, page: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    import urllib.error
+    import urllib.request
+
     request = urllib.request.Request(  # noqa: S310  the endpoint is the simulator's
         f"{sim.endpoint}/_cloudddp/{page}",
         data=json.dumps(body).encode(),

@@ -9,12 +9,14 @@ def main() -> int:
     """Imports are here: each takes milliseconds, and none of these commands needs those of another one."""
     command, arguments = sys.argv[1], sys.argv[2:]
     if command == "rank":
-        from agent import rank
+        from agent import garbage, rank
 
+        garbage.collect()
         return rank.main(*arguments)
     if command == "upload":
-        from agent import upload
+        from agent import garbage, upload
 
+        garbage.collect()
         return upload.main(*arguments)
     if command == "compile":
         from agent import compiled

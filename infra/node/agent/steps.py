@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from agent import version
+from agent import garbage, version
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, encode, encode_utf8
 
@@ -46,6 +46,7 @@ def run(step: str, arguments: Any) -> int:
     if conflict is not None:
         sys.stderr.write(encode(conflict).decode() + "\n")
         return int(ExitCode.OTHER_VERSION)
+    garbage.collect()
     reply = module.step(request)
     if isinstance(reply, int):
         return reply

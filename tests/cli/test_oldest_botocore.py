@@ -1,4 +1,4 @@
-"""The oldest boto3 that pyproject.toml allows: whole commands, and the loader that takes the place of botocore's."""
+"""The oldest botocore that pyproject.toml allows: whole commands, and the loader that takes the place of botocore's."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ except botocore.exceptions.DataNotFoundError:
 
 @pytest.fixture(scope="module")
 def oldest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the oldest allowed boto3, for PYTHONPATH."""
+    """A folder with the oldest allowed botocore, for PYTHONPATH."""
     needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    (bound,) = [found.group(1) for need in needs if (found := re.fullmatch(r"boto3>=([0-9.]+)", need))]
-    folder = tmp_path_factory.mktemp("boto3")
+    (bound,) = [found.group(1) for need in needs if (found := re.fullmatch(r"botocore>=([0-9.]+)", need))]
+    folder = tmp_path_factory.mktemp("botocore")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run(
-        [*pip, "install", "--target", folder, f"boto3=={bound}", f"botocore=={bound}"],
+        [*pip, "install", "--target", folder, f"botocore=={bound}"],
         check=True,
         timeout=TIMEOUT,
     )
@@ -71,11 +71,13 @@ def test_models_equal_those_of_botocores_loader() -> None:
     assert compared() == botocore.__version__
 
 
-def test_models_of_the_oldest_boto3_equal_those_of_its_loader(oldest: Path) -> None:
+def test_models_of_the_oldest_botocore_equal_those_of_its_loader(oldest: Path) -> None:
     assert compared(oldest) == "1.35.0"
 
 
-def test_mfa_code_is_asked_once_with_the_oldest_boto3(cli: CommandLine, oldest: Path, tmp_path: Path) -> None:
+def test_mfa_code_is_asked_once_with_the_oldest_botocore(
+    cli: CommandLine, oldest: Path, tmp_path: Path
+) -> None:
     """cloudddp sets an attribute of botocore's provider that is not public."""
     user = User(cli, tmp_path / "user")
     user.config(
@@ -92,8 +94,8 @@ def test_mfa_code_is_asked_once_with_the_oldest_boto3(cli: CommandLine, oldest: 
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_up_status_and_down_with_the_oldest_boto3(cli: CommandLine, oldest: Path, remains: Any) -> None:
-    """Started without the zygote, which has imported the installed boto3."""
+def test_up_status_and_down_with_the_oldest_botocore(cli: CommandLine, oldest: Path, remains: Any) -> None:
+    """Started without the zygote, which has imported the installed botocore."""
     for words, message in (
         (("up", "-n", "1"), "is ready"),
         (("status",), "running"),

@@ -1,0 +1,14 @@
+"""`sync`."""
+
+from __future__ import annotations
+
+from cloudddp.cli import session as sessions
+from cloudddp.cli.console import Console
+from cloudddp.config.options import GlobalOptions
+from cloudddp.job import sync as syncing
+
+
+def sync(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
+    session = sessions.start(console, options, anyone=anyone)
+    with session.connect() as (cluster, runner), console.progress() as progress:
+        syncing.sync(runner, cluster, session.settings, root=session.root, progress=progress)

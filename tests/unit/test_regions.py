@@ -1,0 +1,18 @@
+"""The regions that have EC2, as `--region` is checked against them."""
+
+from __future__ import annotations
+
+import botocore.session
+
+from cloudddp.aws import client
+
+
+def test_regions_are_those_of_botocore() -> None:
+    session = botocore.session.Session()
+    theirs = [
+        region
+        for partition in session.get_available_partitions()
+        for region in session.get_available_regions("ec2", partition_name=partition)
+    ]
+    assert sorted(client.regions(session)) == sorted(theirs)
+    assert {"us-east-1", "cn-north-1", "us-gov-west-1"} <= set(theirs)
