@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.gang import Peer
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.manifest import Manifest, path_from_wire
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.transfer import Listing, Wants
 from cloudddp.cluster.connect import PROJECT as PROJECT
 from cloudddp.cluster.connect import probe

@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import threading
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -328,20 +327,14 @@ def test_file_that_changed_since_it_was_listed_arrives_as_it_is(here: Path, node
 def test_file_that_changes_while_it_is_read_is_named_and_sent_again(here: Path, node: SyncedNode) -> None:
     log = here / "train.log"
     put(here, {"a.py": "1", "train.log": b"x" * 2_000_000})
-    stop = threading.Event()
 
-    def write() -> None:
-        with log.open("ab", buffering=0) as file:
-            while not stop.is_set():
-                file.write(b"y")
+    def write(_node: int, _sent: int) -> None:
+        with log.open("ab") as file:
+            file.write(b"y")
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        said = node.sync(here)
-    finally:
-        stop.set()
-        writer.join()
+    node.cluster.runner.on_sent = write  # called after each of the two parts
+    said = node.sync(here)
+    node.cluster.runner.on_sent = lambda _node, _sent: None
     assert "warning: train.log was changing while it was sent; the next sync sends it again" in said
     assert (node.project / "a.py").read_text() == "1"
     content = (node.project / "train.log").read_bytes()

@@ -330,6 +330,7 @@ class Receiver:
                     self._begin(frame)
                 source.ask(self._wants())
                 is_asked = True
+                self._report_codecs()
                 continue
             if frame.kind in (transfer.ALIVE, transfer.SOURCE):
                 continue
@@ -376,6 +377,11 @@ class Receiver:
                     offsets[str(index)] = there
         everything = len(missing) == made.regular
         return Wants(everything, () if everything else tuple(missing), offsets, made.size, len(made.delete))
+
+    def _report_codecs(self) -> None:
+        """Report what this node can decode, while the answer to its request is on the way: to find that out takes milliseconds."""
+        is_receiver = bool(self._the_plan.wanted)
+        report(ReceiveEvent(codecs=transfer.codecs() if is_receiver else transfer.ALL_CODECS))
 
     def _missing(self) -> list[int]:
         return [index for index in self._the_plan.wanted if index not in self._records]
