@@ -92,13 +92,13 @@ def update(
 
 
 def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, known: bool) -> Listing:
-    """Return what these folders have. `known`: a node may have files with another time, and the same contents."""
+    """Return what these folders have. `known`: a node may have files with another time or name, and the same contents."""
     listed = {folder: files.folders.get(folder, {}) for folder in sorted(folders)}
     listing = Listing(listed)
     if not known:
         return listing
     paths = {path_from_wire(path): path for path, _ in listing.entries()}
-    found = contents.of_touched(files.manifest, paths)
+    found = contents.of_known(files.manifest, paths)
     return Listing(listed, {paths[path]: digest for path, digest in found.items()})
 
 

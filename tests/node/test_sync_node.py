@@ -409,3 +409,116 @@ def test_second_sync_waits_for_the_first_one_and_then_refuses(here: Path, node: 
             node.sync(here)
     node.sync(here)
     assert tree(node.project) == tree(here)
+
+
+def test_renamed_file_is_neither_read_nor_sent_again(here: Path, node: SyncedNode) -> None:
+    put(here, {"data/large": os.urandom(3_000_000), "data/deep/small": os.urandom(300_000), "b": "1"})
+    node.sync(here)
+    sent = node.cluster.sent
+    (here / "data").rename(here / "corpus")
+    there = [path for path in here.rglob("*") if path.is_file()]
+    for path in there:
+        os.utime(path, ns=(0, path.stat().st_mtime_ns))  # any read changes the first one
+    assert "sending 0 files" in node.sync(here)
+    assert {path.stat().st_atime_ns for path in there} == {0}
+    assert node.cluster.sent - sent < 10_000
+    assert tree(node.project) == tree(here)
+    assert not (node.project / "data").exists()
+    assert UP_TO_DATE in node.sync(here)
+
+
+def test_renamed_file_is_known_under_its_new_name(here: Path, node: SyncedNode) -> None:
+    put(here, {"one": os.urandom(300_000)})
+    node.sync(here)
+    for name in ("two", "three"):
+        (next(here.iterdir())).rename(here / name)
+        os.utime(here / name)
+        node.sync(here)
+        sent = node.cluster.sent
+    assert tree(node.project) == tree(here)
+    assert node.cluster.sent == sent
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        [("a", "t"), ("b", "a"), ("t", "b")],  # exchanged
+        [("a", "t"), ("t", "a/inner")],  # into a folder of its own name
+        [("d/x", "t"), ("d/y", "gone/y"), ("t", "d")],  # instead of its folder
+        [("a", "b")],  # over another one
+        [("d", "t"), ("a", "d"), ("t/x", "a")],
+        [("d/x", "x"), ("d/y", "y"), ("a", "d/a")],
+    ],
+)
+def test_renamed_files_in_the_way_of_each_other(
+    here: Path, node: SyncedNode, moves: list[tuple[str, str]]
+) -> None:
+    put(here, {name: os.urandom(2000) for name in ("a", "b", "d/x", "d/y", "gone/z")})
+    put(here, {"big": os.urandom(1_500_000)})
+    node.sync(here)
+    (node.project / "runs").mkdir()
+    (node.project / "runs" / "log").write_text("a result")
+    for old, new in moves:
+        if (here / new).is_dir() and not any((here / new).iterdir()):
+            (here / new).rmdir()
+        if (here / new).is_dir():
+            shutil.rmtree(here / new)
+        (here / new).parent.mkdir(exist_ok=True)
+        (here / old).rename(here / new)
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert (node.project / "runs" / "log").read_text() == "a result"
+    assert UP_TO_DATE in node.sync(here)
+
+
+def test_copied_file_arrives(here: Path, node: SyncedNode) -> None:
+    put(here, {"a": os.urandom(2000)})
+    node.sync(here)
+    shutil.copy2(here / "a", here / "b")
+    (here / "a").rename(here / "c")
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+
+
+def test_renamed_file_behind_a_link_on_the_node_is_sent(here: Path, node: SyncedNode, tmp_path: Path) -> None:
+    """A job may have replaced a folder by a link: what is behind it is not the project's."""
+    put(here, {"d/a": os.urandom(2000)})
+    node.sync(here)
+    (node.project / "d").rename(tmp_path / "outside")
+    (node.project / "d").symlink_to(tmp_path / "outside")
+    (here / "d" / "a").rename(here / "a")
+    node.sync(here)
+    assert (tmp_path / "outside" / "a").exists()
+    assert (node.project / "a").read_bytes() == (here / "a").read_bytes()
+
+
+def test_contents_that_an_interrupted_sync_replaced_are_sent_again(here: Path, node: SyncedNode) -> None:
+    """The file has the size that it had, and gets its former contents and another time."""
+    put(here, {"a": "1" * 1000, "z": "z"})
+    node.sync(here)
+    put(here, {"a": "2" * 1000, "m": os.urandom(900_000), "n": os.urandom(900_000)})
+    node.cluster.runner.limits[0] = 1_200_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    assert (node.project / "a").read_text() == "2" * 1000
+    node.cluster.runner.limits.clear()
+    put(here, {"a": "1" * 1000})
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_files_are_brought_to_the_disk_once_and_before_the_manifest(
+    here: Path, node: SyncedNode, tmp_path: Path
+) -> None:
+    put(here, {f"d{number % 5}/{number}": os.urandom(3000) for number in range(200)})
+    trace = tmp_path / "trace"
+    calls = "trace=fsync,fdatasync,sync,syncfs,/rename"
+    node.cluster.runner.wrap[0] = f"strace -f -qq -o {trace} -e {calls}"
+    node.sync(here)
+    lines = trace.read_text().splitlines()
+    (at,) = [number for number, line in enumerate(lines) if "sync" in line.split("(")[0]]
+    files = [number for number, line in enumerate(lines) if '"d' in line or ".cloudddp-tmp" in line]
+    (manifest,) = [number for number, line in enumerate(lines) if "/manifest-" in line][-1:]
+    assert len(files) == 200
+    assert max(files) < at < manifest
