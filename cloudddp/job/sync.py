@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from cloudddp import timings
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.manifest import Manifest, path_from_wire
@@ -33,7 +34,8 @@ SHOWN = 3  # files that are named
 
 def sync(runner: Runner, cluster: Cluster, config: Config, *, root: Path, progress: Progress) -> None:
     """Sync the project's files to every node. Raises UsageError, NodeError."""
-    files = project_files.of_config(root, config)
+    with timings.span("list the project's files"):
+        files = project_files.of_config(root, config)
     probes = probe(runner, cluster, manifest=files.digest, python=config.job.python)
     for job in sorted({job for reply in probes.values() for job in reply.running}):
         progress(f"warning: job {job} is running while its files are changed")
@@ -79,11 +81,13 @@ def update(
 
     errors: dict[int, Exception] = {}
     for chain in chains_of(order, WIDTH):
-        outcome = Transfer(
+        transfer = Transfer(
             runner, files.root, listing,
             [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in chain],
             approve=approve, note=progress, sent=sent,
-        ).run()  # fmt: skip
+        )  # fmt: skip
+        with timings.span("send files"):
+            outcome = transfer.run()
         errors |= outcome.errors
     contents.save(files.manifest)
     for path in unstable[:SHOWN]:

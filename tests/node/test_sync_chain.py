@@ -283,3 +283,17 @@ def test_files_are_compressed_by_what_all_have_where_the_link_is_slow(
 
 def test_files_that_are_compressed_already_are_sent_as_they_are(here: Path, tmp_path: Path) -> None:
     assert set(codecs_over_a_slow_link(LocalCluster(tmp_path / "nodes", 1), here)) == {PLAIN}
+
+
+def test_new_node_gets_renamed_files_from_another_one(here: Path, tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "nodes", 1)
+    cluster.sync(here)
+    before = cluster.sent
+    for number in range(3):
+        (here / f"package{number}").rename(here / f"module{number}")
+    (here / "large.bin").rename(here / "weights.bin")
+    (here / "link").unlink()
+    cluster.add()
+    cluster.sync(here)
+    assert all(same(here, node.project) for node in cluster.nodes)
+    assert cluster.sent - before < 0.01 * size_of(here)

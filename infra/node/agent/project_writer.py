@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 from collections import OrderedDict
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Optional
@@ -87,7 +88,6 @@ class ProjectWriter:
         finally:
             os.close(source)
         self.touch(name, entry)
-        self.remove(old)  # and the folders that are empty now
 
     def to_disk(self) -> None:
         """Wait until all that was written is on the disk: one call for any number of files, which an fsync of each is not.
@@ -103,18 +103,38 @@ class ProjectWriter:
         except (ImportError, AttributeError):
             os.sync()
 
-    def remove(self, name: str) -> None:
-        """Delete a file, and the folders that are empty then: what a job wrote stays."""
-        path = files.replaceable(self.folder, name)
-        with contextlib.suppress(OSError):
-            path.unlink()
-        for parent in path.parents:
-            if parent == self.folder:
-                return
+    def remove(self, names: Iterable[str]) -> None:
+        """Delete files, and the folders that are empty then: what a job wrote stays."""
+        by_folder: dict[str, list[str]] = {}
+        for name in names:
+            folder, _, base = name.rpartition("/")
+            by_folder.setdefault(folder, []).append(base)
+        for folder, bases in by_folder.items():
+            self._remove_in(folder, bases)
+        for folder in sorted(filter(None, by_folder), key=len, reverse=True):
+            self._remove_empty(folder)
+
+    def _remove_in(self, folder: str, bases: list[str]) -> None:
+        path = files.replaceable(self.folder, f"{folder}/x" if folder else "x").parent
+        try:
+            at = os.open(path, _FOLDER)
+        except OSError:
+            return  # it is gone
+        try:
+            for base in bases:
+                with contextlib.suppress(OSError):
+                    os.unlink(base, dir_fd=at)
+        finally:
+            os.close(at)
+
+    def _remove_empty(self, folder: str) -> None:
+        path = self.folder / folder
+        while path != self.folder:
             try:
-                parent.rmdir()
+                path.rmdir()
             except OSError:
                 return
+            path = path.parent
 
     def partial(self, name: str, entry: Entry) -> Partial:
         """Return what there is of a file that comes in parts."""

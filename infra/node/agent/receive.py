@@ -325,8 +325,7 @@ class Receiver:
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
             writer.move(name, made.names[index], made.entries[index])
         self._relay.renamed(made.move)
-        for name in made.delete:
-            writer.remove(name)
+        writer.remove([*made.delete, *made.move.values()])  # the latter for folders that are empty now
         for index in made.links:
             writer.link(made.names[index], made.entries[index].target)
         for index in made.touch:

@@ -65,7 +65,7 @@ def plan(folder: Path, listing: Listing) -> SyncPlan:
         entry._replace(target=path_from_wire(entry.target)) if entry.target else entry for _, entry in listed
     ]
     for name in names:
-        files.inside(folder, name)
+        files.check_inside(name)
     old = files.current_manifest(folder)
     folders = {path_from_wire(name) for name in listing.folders}
     here = dict(zip(names, entries))
