@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -17,8 +18,8 @@ import pytest
 from support.localsync import LocalCluster
 
 from cloudddp.agent import client
-from cloudddp.agent.protocol.manifest import Entry
-from cloudddp.agent.protocol.transfer import DONE, Listing, Record, batch, frame
+from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
+from cloudddp.agent.protocol.transfer import BATCH, DONE, MAX_BATCH, Listing, Record, batch, frame
 from cloudddp.config.spec import Config
 from cloudddp.config.spec.job import JobSpec
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
@@ -522,3 +523,30 @@ def test_files_are_brought_to_the_disk_once_and_before_the_manifest(
     (manifest,) = [number for number, line in enumerate(lines) if "/manifest-" in line][-1:]
     assert len(files) == 200
     assert max(files) < at < manifest
+
+
+def test_permissions_and_times_are_kept(here: Path, node: SyncedNode) -> None:
+    put(here, {"small": "1", "tool": "2", "large": os.urandom(2_000_000), "program": os.urandom(2_000_000)})
+    times = [-1_000_000_000_000_000_001, 1, 1_700_000_000_123_456_789, 4_102_444_800_000_000_007]
+    for path, nanoseconds in zip(sorted(here.iterdir()), times, strict=True):
+        path.chmod(0o755 if path.name in ("tool", "program") else 0o640)
+        os.utime(path, ns=(nanoseconds, nanoseconds))
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in node.project.iterdir()}
+    assert modes == {"small": 0o644, "tool": 0o755, "large": 0o644, "program": 0o755}  # as git keeps them
+    assert UP_TO_DATE in node.sync(here)
+
+
+def test_folder_of_the_most_files(here: Path, node: SyncedNode) -> None:
+    """What a file costs: its name in the listing, and a record in one of few frames. The agent's memory is bounded."""
+    for number in range(MAX_FILES):
+        (here / f"{number:06}.txt").touch()
+    frames: list[bytes] = []
+    node.cluster.runner.on_piece = lambda _node, piece: frames.append(piece[:1])
+    limit = shlex.quote('ulimit -v 800000 && exec "$@"')
+    node.cluster.runner.wrap[0] = f"sh -c {limit} sh"
+    assert f"sending {MAX_FILES} files, 0 bytes" in node.sync(here)
+    assert {path.name for path in node.project.iterdir()} == {path.name for path in here.iterdir()}
+    assert frames.count(bytes((BATCH,))) <= MAX_FILES / MAX_BATCH + 1
+    assert node.cluster.sent < 60 * MAX_FILES
