@@ -1,6 +1,7 @@
-"""What is known about the contents of the project's files: their SHA-256 by path, size and time, from the last sync.
+"""What is known about the contents of the project's files: their SHA-256 by inode, size and time, from the last sync.
 
-A file that has only another time (after `git checkout`, or in a new clone) is not sent again: the nodes compare its SHA-256.
+A file that has only another time (after `git checkout`, or in a new clone) or another name is not sent again: the nodes compare
+its SHA-256 with those of what they have. Only a file with another time is read for that.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +23,7 @@ _MAX_BYTES = 32 << 20
 
 
 class _Known(NamedTuple):
+    inode: int
     size: int
     mtime_ns: int
     digest: str
@@ -34,32 +37,40 @@ class Contents:
         name = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
         self._path = local_state.home() / "contents" / f"{name}.json"
         self._known: dict[str, _Known] | None = None
+        self._digests: dict[tuple[int, int, int], str] = {}  # by inode, size and time
         self._changed = False
 
-    def of_touched(self, manifest: Manifest, paths: Iterable[str]) -> Mapping[str, str]:
-        """Return the SHA-256 of the files that have the size that they had, and another time."""
+    def of_known(self, manifest: Manifest, paths: Iterable[str]) -> Mapping[str, str]:
+        """Return the SHA-256 of the files that are known, under any name, and of those that have the size that they had under this
+        name, and another time."""
         known = self._load()
         found: dict[str, str] = {}
         for path in paths:
-            entry, before = manifest[path], known.get(path)
-            if entry.kind != FILE or before is None or before.size != entry.size:
+            entry = manifest[path]
+            if entry.kind != FILE:
                 continue
-            if before.mtime_ns == entry.mtime_ns:
-                found[path] = before.digest
-                continue
-            with contextlib.suppress(OSError), (self._root / path).open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").digest()[:DIGEST].hex()
-                found[path] = digest
-                self._set(path, _Known(entry.size, entry.mtime_ns, digest))
+            with contextlib.suppress(OSError):
+                inode = os.lstat(self._root / path).st_ino
+                digest = self._digests.get((inode, entry.size, entry.mtime_ns))
+                if digest is None and (before := known.get(path)) is not None and before.size == entry.size:
+                    with (self._root / path).open("rb") as file:
+                        digest = hashlib.file_digest(file, "sha256").digest()[:DIGEST].hex()
+                if digest is not None:
+                    found[path] = digest
+                    self._set(path, _Known(inode, entry.size, entry.mtime_ns, digest))
         return found
 
     def sent(self, path: str, record: Record, stable: bool) -> None:
         if stable:
-            self._set(path, _Known(record.size, record.mtime_ns, record.digest.hex()))
+            with contextlib.suppress(OSError):
+                inode = os.lstat(self._root / path).st_ino
+                self._set(path, _Known(inode, record.size, record.mtime_ns, record.digest.hex()))
 
     def _set(self, path: str, known: _Known) -> None:
-        self._load()[path] = known
-        self._changed = True
+        if self._load().get(path) != known:
+            self._load()[path] = known
+            self._digests[known[:3]] = known.digest
+            self._changed = True
 
     def save(self, manifest: Manifest) -> None:
         """Keep it for the next sync, as far as there are such files. Without it that sync sends more."""
@@ -75,6 +86,7 @@ class Contents:
             with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
                 data = self._path.read_bytes() if self._path.stat().st_size <= _MAX_BYTES else b"{}"
                 self._known = dict(_decoded(json.loads(data)))
+            self._digests = {one[:3]: one.digest for one in self._known.values()}
         return self._known
 
 
@@ -82,6 +94,7 @@ def _decoded(found: object) -> Iterable[tuple[str, _Known]]:
     """Yield what fits in a record that another program may have changed. Raises ValueError, TypeError."""
     if not isinstance(found, dict) or len(found) > MAX_FILES:
         raise ValueError
-    for path, (size, mtime_ns, digest) in found.items():
-        if isinstance(size, int) and isinstance(mtime_ns, int) and len(bytes.fromhex(digest)) == DIGEST:
-            yield path, _Known(size, mtime_ns, digest)
+    for path, (inode, size, mtime_ns, digest) in found.items():
+        numbers = all(isinstance(one, int) for one in (inode, size, mtime_ns))
+        if numbers and len(bytes.fromhex(digest)) == DIGEST:
+            yield path, _Known(inode, size, mtime_ns, digest)

@@ -5,13 +5,14 @@ Only files that a node lacks are sent (transfer.py); files deleted here are dele
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from cloudddp import timings
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.gang import Peer
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.manifest import Manifest, path_from_wire
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.transfer import Listing, Wants
 from cloudddp.cluster.connect import PROJECT as PROJECT
 from cloudddp.cluster.connect import probe
@@ -23,7 +24,6 @@ from cloudddp.job import project_files
 from cloudddp.job.contents import Contents
 from cloudddp.job.project_files import Snapshot
 from cloudddp.job.transfer import Transfer
-from cloudddp.ssh.fleet import WIDTH, Outcome
 from cloudddp.text import one_line, size_of
 
 Progress = Callable[[Text], None]
@@ -33,7 +33,8 @@ SHOWN = 3  # files that are named
 
 def sync(runner: Runner, cluster: Cluster, config: Config, *, root: Path, progress: Progress) -> None:
     """Sync the project's files to every node. Raises UsageError, NodeError."""
-    files = project_files.of_config(root, config)
+    with timings.span("list the project's files"):
+        files = project_files.of_config(root, config)
     probes = probe(runner, cluster, manifest=files.digest, python=config.job.python)
     for job in sorted({job for reply in probes.values() for job in reply.running}):
         progress(f"warning: job {job} is running while its files are changed")
@@ -61,12 +62,8 @@ def update(
     contents = Contents(files.root)
     listing = _listing(files, folders, contents, known=any(theirs.values()))
     unstable: list[str] = []
-    approved: list[Wants] = []
 
     def approve(wants: Wants) -> None:
-        if approved:
-            return  # of an earlier chain
-        approved.append(wants)
         entries = listing.entries()
         names = [path_from_wire(entries[index][0]) for index, _ in wants.of(entries)]
         check_size(files.manifest, names, config.sync.max_mb)
@@ -77,28 +74,27 @@ def update(
         if not stable:
             unstable.append(path)
 
-    errors: dict[int, Exception] = {}
-    for chain in chains_of(order, WIDTH):
-        outcome = Transfer(
-            runner, files.root, listing,
-            [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in chain],
-            approve=approve, note=progress, sent=sent,
-        ).run()  # fmt: skip
-        errors |= outcome.errors
+    transfer = Transfer(
+        runner, files.root, listing,
+        [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in order],
+        approve=approve, note=progress, sent=sent,
+    )  # fmt: skip
+    with timings.span("send files"):
+        outcome = transfer.run()
     contents.save(files.manifest)
     for path in unstable[:SHOWN]:
         progress(f"warning: {one_line(path)} was changing while it was sent; the next sync sends it again")
-    Outcome[None](errors=errors).all()
+    outcome.all()
 
 
 def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, known: bool) -> Listing:
-    """Return what these folders have. `known`: a node may have files with another time, and the same contents."""
+    """Return what these folders have. `known`: a node may have files with another time or name, and the same contents."""
     listed = {folder: files.folders.get(folder, {}) for folder in sorted(folders)}
     listing = Listing(listed)
     if not known:
         return listing
     paths = {path_from_wire(path): path for path, _ in listing.entries()}
-    found = contents.of_touched(files.manifest, paths)
+    found = contents.of_known(files.manifest, paths)
     return Listing(listed, {paths[path]: digest for path, digest in found.items()})
 
 
@@ -129,13 +125,6 @@ def order_of(
     complete = sorted(set(nodes) - theirs.keys())[:1]
     lacking = sorted(theirs, key=lambda node: (len(different_folders([theirs[node]], ours)), node))
     return complete + lacking
-
-
-def chains_of(order: Sequence[int], longest: int) -> list[list[int]]:
-    """Return the chains, one after the other: each later one begins with the first node, which has all files then."""
-    head, rest = list(order[:1]), order[1:]
-    size = longest - 1
-    return [[*head, *rest[at : at + size]] for at in range(0, max(len(rest), 1), size)]
 
 
 def check_size(manifest: Manifest, names: Iterable[str], max_mb: float) -> None:

@@ -12,7 +12,6 @@ import queue
 import secrets
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +22,12 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.gang import Peer
 from cloudddp.agent.protocol.manifest import path_from_wire
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.sending import Gone, Sender, Wanted
 from cloudddp.agent.protocol.transfer import (
     LAPTOP,
-    PLAIN,
-    ZLIB,
+    ZSTD,
     Listing,
     ReceiveEvent,
     ReceiveReply,
@@ -39,6 +37,7 @@ from cloudddp.agent.protocol.transfer import (
 )
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError, Text
+from cloudddp.job.compression import Compression
 from cloudddp.ssh.fleet import Outcome, gather
 from cloudddp.ssh.running import Result
 from cloudddp.text import one_line
@@ -54,11 +53,6 @@ MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 k
 BEHIND = 32 << 20
 FACTOR = 4
 RATE_SECONDS = 3.0  # over which rates are measured
-
-MEASURED = 4 << 20  # bytes after which the rate of the link is known
-COMPRESSOR = 30e6  # bytes per second: zlib's level 1 takes 20 to 40 ms for 1 MB
-SAMPLE = 1 << 16  # bytes of a frame that are compressed to see whether that is worth it
-WORTH = 0.9
 
 _CLOSE = object()
 
@@ -78,6 +72,7 @@ class _Node:
     heard: float = field(default_factory=time.monotonic)
     reply: ReceiveReply | None = None
     ended: bool = False
+    has_zstd: bool = False  # it can decode it
     avoided: bool = False  # the nodes after it use another one
 
     @property
@@ -116,7 +111,7 @@ class Transfer:
         }
         self._lock = threading.RLock()
         self._error: Exception | None = None  # of this computer: it ends the transfer
-        self._link = _Link()
+        self._compression = Compression()
         self._is_approved = False
         self._is_direct = False
 
@@ -210,13 +205,13 @@ class Transfer:
         wanted = [
             Wanted(index, path_from_wire(entries[index][0]), offset) for index, offset in wants.of(entries)
         ]
-        sender = Sender(str(self._root), self._key, sent=self._sent, choose=self._link.choose)
+        sender = Sender(str(self._root), self._key, sent=self._sent, encode=self._compression.encode)
         for frame in sender.frames(wanted):
             if time.monotonic() - node.heard > SILENCE:
                 return
             began = time.monotonic()
             yield frame
-            self._link.measure(len(frame), time.monotonic() - began)
+            self._compression.measure(len(frame), time.monotonic() - began)
         yield transfer.frame(self._key, transfer.DONE)
 
     # -- from a node ---------------------------------------------------------------------------------------------
@@ -242,6 +237,8 @@ class Transfer:
     def _act(self, node: _Node, event: ReceiveEvent) -> None:
         if event.received:
             self._count(node, event.received)
+        if event.codecs:
+            self._decodable(node, event.codecs)
         if event.wants is not None:
             self._send(node, event.wants)
         if event.direct:
@@ -251,6 +248,13 @@ class Transfer:
         if event.done is not None:
             node.reply = event.done
             self._ended(node)
+
+    def _decodable(self, node: _Node, codecs: Sequence[int]) -> None:
+        """Use zstd once all nodes have reported that they can decode it: each frame is passed on as it is."""
+        with self._lock:
+            node.has_zstd = ZSTD in codecs
+            if all(one.has_zstd for one in self._nodes.values()):
+                self._compression.use_zstd()
 
     def _send(self, node: _Node, wants: Wants) -> None:
         wants.of(self._listing.entries())  # raises ProtocolError for what was not listed
@@ -308,24 +312,6 @@ def fallen_behind(nodes: Sequence[_Node], now: float) -> list[_Node]:
         and (rate := one.rate(now)) is not None
         and (before.ended or (before.rate(now) or 0.0) > FACTOR * rate)
     ]
-
-
-class _Link:
-    """How fast this computer sends, and so whether compression is worth its time."""
-
-    def __init__(self) -> None:
-        self._bytes, self._seconds = 0, 0.0
-
-    def measure(self, size: int, seconds: float) -> None:
-        self._bytes += size
-        self._seconds += seconds
-
-    def choose(self, data: bytes) -> int:
-        """Return the codec for some data."""
-        if self._bytes < MEASURED or self._bytes / max(self._seconds, 1e-6) > COMPRESSOR:
-            return PLAIN
-        sample = data[:SAMPLE]
-        return ZLIB if sample and len(zlib.compress(sample, 1)) < WORTH * len(sample) else PLAIN
 
 
 def _explained(error: Exception) -> Exception:

@@ -152,3 +152,18 @@ def test_pull_reports_missing_and_older_files(cli: Any) -> None:
     missing = cli("pull", "nowhere")
     assert missing.returncode == 1
     assert "nothing to pull" in missing.stderr
+
+
+def test_folder_larger_than_the_memory_is_sent(cli: Any, tmp_path: Any) -> None:
+    """Sparse files: what is sent, in all, is more than the process may take."""
+    direct(cli, nodes=1)
+    for name, size in {"data/large.bin": 300 << 20, **{f"data/{k}.bin": 3 << 20 for k in range(20)}}.items():
+        path = cli.cwd / name
+        path.parent.mkdir(exist_ok=True)
+        with path.open("wb") as file:
+            file.truncate(size)
+    cli.env["CLOUDDDP_SYNC_MAX_MB"] = "1000"
+    process = cli.to_files(tmp_path, "sync")
+    assert process.returncode == 0, (tmp_path / "err.txt").read_text()
+    assert "sending 21 files, 360.0 MiB" in (tmp_path / "err.txt").read_text()
+    assert process.peak_memory < 200e6

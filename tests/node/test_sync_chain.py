@@ -7,15 +7,18 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from support.agentnode import until
 from support.localsync import LocalCluster
 
+from cloudddp.agent.protocol.transfer import BATCH, PART, PLAIN, ZLIB, ZSTD
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.job import sync, transfer
+from cloudddp.job import compression, transfer
 
 
 @pytest.fixture
@@ -211,11 +214,76 @@ def test_node_that_takes_everything_and_reports_nothing_is_named(
     assert same(here, cluster.nodes[0].project)
 
 
-def test_second_chain_gets_the_files_from_the_first(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sync, "WIDTH", 2)
-    cluster = LocalCluster(tmp_path / "nodes", 4)
+LIBZSTD = next(
+    (path for pattern in ("lib/*", "lib64") for path in Path("/usr").glob(f"{pattern}/libzstd.so.1")), None
+)
+
+
+def codecs_over_a_slow_link(cluster: LocalCluster, here: Path) -> list[int]:
+    """Sync over a link of at most 20 MB/s; return the codecs of the frames with files, in order."""
+    found: list[int] = []
+
+    def piece(_node: int, data: bytes) -> None:
+        if data[:1] in (bytes((BATCH,)), bytes((PART,))):
+            found.append(data[29 if data[0] == BATCH else 41])
+            time.sleep(0.05)
+
+    cluster.runner.on_piece = piece
     cluster.sync(here)
     assert all(same(here, node.project) for node in cluster.nodes)
-    assert cluster.sent < 1.02 * size_of(here)
+    return found
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A project of 8 MB that can be compressed to a tenth: small files, and one that comes in parts."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number}.csv").write_text("".join(f"{number},{row},0.5\n" for row in range(8_000)))
+    (folder / "large.csv").write_text("".join(f"{row},{row % 7}\n" for row in range(400_000)))
+    return folder
+
+
+@pytest.mark.skipif(LIBZSTD is None, reason="this computer has no libzstd")
+@pytest.mark.parametrize(
+    ("laptop", "node", "codec"),
+    [(True, True, ZSTD), (False, True, ZLIB), (True, False, ZLIB)],
+    ids=["both have zstd", "the laptop has none", "one node has none"],
+)
+def test_files_are_compressed_by_what_all_have_where_the_link_is_slow(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, laptop: bool, node: bool, codec: int
+) -> None:
+    pytest.importorskip("zstandard")
+    compression.zstd_compressor.cache_clear()
+    if not laptop:
+        monkeypatch.setitem(sys.modules, "zstandard", None)
+        monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    cluster = LocalCluster(tmp_path / "nodes", 3)
+    if not node:
+        assert LIBZSTD is not None
+        hide = shlex.quote(f'mount --bind /dev/null {LIBZSTD.resolve()} && exec "$@"')
+        cluster.runner.wrap[1] = f"unshare --user --map-root-user --mount sh -c {hide} sh"
+    used = codecs_over_a_slow_link(cluster, text)
+    compression.zstd_compressor.cache_clear()
+    assert used[0] == PLAIN
+    assert used[-1] == codec
+    assert cluster.sent < 0.5 * size_of(text)
+
+
+def test_files_that_are_compressed_already_are_sent_as_they_are(here: Path, tmp_path: Path) -> None:
+    assert set(codecs_over_a_slow_link(LocalCluster(tmp_path / "nodes", 1), here)) == {PLAIN}
+
+
+def test_new_node_gets_renamed_files_from_another_one(here: Path, tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "nodes", 1)
+    cluster.sync(here)
+    before = cluster.sent
+    for number in range(3):
+        (here / f"package{number}").rename(here / f"module{number}")
+    (here / "large.bin").rename(here / "weights.bin")
+    (here / "link").unlink()
+    cluster.add()
+    cluster.sync(here)
+    assert all(same(here, node.project) for node in cluster.nodes)
+    assert cluster.sent - before < 0.01 * size_of(here)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
 import sys
-import threading
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ import pytest
 from support.localsync import LocalCluster
 
 from cloudddp.agent import client
-from cloudddp.agent.protocol.manifest import Entry
-from cloudddp.agent.protocol.transfer import DONE, Listing, Record, batch, frame
+from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
+from cloudddp.agent.protocol.transfer import BATCH, DONE, MAX_BATCH, Listing, Record, batch, frame
 from cloudddp.config.spec import Config
 from cloudddp.config.spec.job import JobSpec
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
@@ -328,20 +328,14 @@ def test_file_that_changed_since_it_was_listed_arrives_as_it_is(here: Path, node
 def test_file_that_changes_while_it_is_read_is_named_and_sent_again(here: Path, node: SyncedNode) -> None:
     log = here / "train.log"
     put(here, {"a.py": "1", "train.log": b"x" * 2_000_000})
-    stop = threading.Event()
 
-    def write() -> None:
-        with log.open("ab", buffering=0) as file:
-            while not stop.is_set():
-                file.write(b"y")
+    def write(_node: int, _sent: int) -> None:
+        with log.open("ab") as file:
+            file.write(b"y")
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        said = node.sync(here)
-    finally:
-        stop.set()
-        writer.join()
+    node.cluster.runner.on_sent = write  # called after each of the two parts
+    said = node.sync(here)
+    node.cluster.runner.on_sent = lambda _node, _sent: None
     assert "warning: train.log was changing while it was sent; the next sync sends it again" in said
     assert (node.project / "a.py").read_text() == "1"
     content = (node.project / "train.log").read_bytes()
@@ -416,3 +410,143 @@ def test_second_sync_waits_for_the_first_one_and_then_refuses(here: Path, node: 
             node.sync(here)
     node.sync(here)
     assert tree(node.project) == tree(here)
+
+
+def test_renamed_file_is_neither_read_nor_sent_again(here: Path, node: SyncedNode) -> None:
+    put(here, {"data/large": os.urandom(3_000_000), "data/deep/small": os.urandom(300_000), "b": "1"})
+    node.sync(here)
+    sent = node.cluster.sent
+    (here / "data").rename(here / "corpus")
+    there = [path for path in here.rglob("*") if path.is_file()]
+    for path in there:
+        os.utime(path, ns=(0, path.stat().st_mtime_ns))  # any read changes the first one
+    assert "sending 0 files" in node.sync(here)
+    assert {path.stat().st_atime_ns for path in there} == {0}
+    assert node.cluster.sent - sent < 10_000
+    assert tree(node.project) == tree(here)
+    assert not (node.project / "data").exists()
+    assert UP_TO_DATE in node.sync(here)
+
+
+def test_renamed_file_is_known_under_its_new_name(here: Path, node: SyncedNode) -> None:
+    put(here, {"one": os.urandom(300_000)})
+    node.sync(here)
+    for name in ("two", "three"):
+        (next(here.iterdir())).rename(here / name)
+        os.utime(here / name)
+        node.sync(here)
+        sent = node.cluster.sent
+    assert tree(node.project) == tree(here)
+    assert node.cluster.sent == sent
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        [("a", "t"), ("b", "a"), ("t", "b")],  # exchanged
+        [("a", "t"), ("t", "a/inner")],  # into a folder of its own name
+        [("d/x", "t"), ("d/y", "gone/y"), ("t", "d")],  # instead of its folder
+        [("a", "b")],  # over another one
+        [("d", "t"), ("a", "d"), ("t/x", "a")],
+        [("d/x", "x"), ("d/y", "y"), ("a", "d/a")],
+    ],
+)
+def test_renamed_files_in_the_way_of_each_other(
+    here: Path, node: SyncedNode, moves: list[tuple[str, str]]
+) -> None:
+    put(here, {name: os.urandom(2000) for name in ("a", "b", "d/x", "d/y", "gone/z")})
+    put(here, {"big": os.urandom(1_500_000)})
+    node.sync(here)
+    (node.project / "runs").mkdir()
+    (node.project / "runs" / "log").write_text("a result")
+    for old, new in moves:
+        if (here / new).is_dir() and not any((here / new).iterdir()):
+            (here / new).rmdir()
+        if (here / new).is_dir():
+            shutil.rmtree(here / new)
+        (here / new).parent.mkdir(exist_ok=True)
+        (here / old).rename(here / new)
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert (node.project / "runs" / "log").read_text() == "a result"
+    assert UP_TO_DATE in node.sync(here)
+
+
+def test_copied_file_arrives(here: Path, node: SyncedNode) -> None:
+    put(here, {"a": os.urandom(2000)})
+    node.sync(here)
+    shutil.copy2(here / "a", here / "b")
+    (here / "a").rename(here / "c")
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+
+
+def test_renamed_file_behind_a_link_on_the_node_is_sent(here: Path, node: SyncedNode, tmp_path: Path) -> None:
+    """A job may have replaced a folder by a link: what is behind it is not the project's."""
+    put(here, {"d/a": os.urandom(2000)})
+    node.sync(here)
+    (node.project / "d").rename(tmp_path / "outside")
+    (node.project / "d").symlink_to(tmp_path / "outside")
+    (here / "d" / "a").rename(here / "a")
+    node.sync(here)
+    assert (tmp_path / "outside" / "a").exists()
+    assert (node.project / "a").read_bytes() == (here / "a").read_bytes()
+
+
+def test_contents_that_an_interrupted_sync_replaced_are_sent_again(here: Path, node: SyncedNode) -> None:
+    """The file has the size that it had, and gets its former contents and another time."""
+    put(here, {"a": "1" * 1000, "z": "z"})
+    node.sync(here)
+    put(here, {"a": "2" * 1000, "m": os.urandom(900_000), "n": os.urandom(900_000)})
+    node.cluster.runner.limits[0] = 1_200_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    assert (node.project / "a").read_text() == "2" * 1000
+    node.cluster.runner.limits.clear()
+    put(here, {"a": "1" * 1000})
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_files_are_brought_to_the_disk_once_and_before_the_manifest(
+    here: Path, node: SyncedNode, tmp_path: Path
+) -> None:
+    put(here, {f"d{number % 5}/{number}": os.urandom(3000) for number in range(200)})
+    trace = tmp_path / "trace"
+    calls = "trace=fsync,fdatasync,sync,syncfs,/rename"
+    node.cluster.runner.wrap[0] = f"strace -f -qq -o {trace} -e {calls}"
+    node.sync(here)
+    lines = trace.read_text().splitlines()
+    (at,) = [number for number, line in enumerate(lines) if "sync" in line.split("(")[0]]
+    files = [number for number, line in enumerate(lines) if '"d' in line or ".cloudddp-tmp" in line]
+    (manifest,) = [number for number, line in enumerate(lines) if "/manifest-" in line][-1:]
+    assert len(files) == 200
+    assert max(files) < at < manifest
+
+
+def test_permissions_and_times_are_kept(here: Path, node: SyncedNode) -> None:
+    put(here, {"small": "1", "tool": "2", "large": os.urandom(2_000_000), "program": os.urandom(2_000_000)})
+    times = [-1_000_000_000_000_000_001, 1, 1_700_000_000_123_456_789, 4_102_444_800_000_000_007]
+    for path, nanoseconds in zip(sorted(here.iterdir()), times, strict=True):
+        path.chmod(0o755 if path.name in ("tool", "program") else 0o640)
+        os.utime(path, ns=(nanoseconds, nanoseconds))
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in node.project.iterdir()}
+    assert modes == {"small": 0o644, "tool": 0o755, "large": 0o644, "program": 0o755}  # as git keeps them
+    assert UP_TO_DATE in node.sync(here)
+
+
+def test_folder_of_the_most_files(here: Path, node: SyncedNode) -> None:
+    """What a file costs: its name in the listing, and a record in one of few frames. The agent's memory is bounded."""
+    for number in range(MAX_FILES):
+        (here / f"{number:06}.txt").touch()
+    frames: list[bytes] = []
+    node.cluster.runner.on_piece = lambda _node, piece: frames.append(piece[:1])
+    limit = shlex.quote('ulimit -v 800000 && exec "$@"')
+    node.cluster.runner.wrap[0] = f"sh -c {limit} sh"
+    assert f"sending {MAX_FILES} files, 0 bytes" in node.sync(here)
+    assert {path.name for path in node.project.iterdir()} == {path.name for path in here.iterdir()}
+    assert frames.count(bytes((BATCH,))) <= MAX_FILES / MAX_BATCH + 1
+    assert node.cluster.sent < 60 * MAX_FILES

@@ -52,6 +52,7 @@ class LocalRunner:
         self.limits: dict[int, int] = {}
         self.wrap: dict[int, str] = {}  # a program with arguments that runs the commands of a node
         self.on_sent: Callable[[int, int], None] = lambda _node, _sent: None
+        self.on_piece: Callable[[int, bytes], None] = lambda _node, _piece: None
         self.on_probed: Callable[[], object] = lambda: None
 
     def run(
@@ -113,6 +114,7 @@ class LocalRunner:
                 left -= len(piece)
                 if is_transfer:
                     self.nodes[node].sent += len(piece)
+                    self.on_piece(node, piece)
                     self.on_sent(node, self.nodes[node].sent)
                 if not piece:
                     time.sleep(0.005)

@@ -301,13 +301,6 @@ def test_chain_begins_with_the_node_that_lacks_least() -> None:
     assert sync.order_of(theirs, [0, 1, 2, 3, 4], here) == [2, 3, 1, 0], "node 2 has all, as node 4"
 
 
-def test_more_nodes_than_work_at_once_are_in_several_chains() -> None:
-    """Each node of a chain works until all of them are done."""
-    assert sync.chains_of([5], 4) == [[5]]
-    assert sync.chains_of([0, 1, 2, 3], 4) == [[0, 1, 2, 3]]
-    assert sync.chains_of([3, 1, 2, 0, 4, 5, 6, 7], 4) == [[3, 1, 2, 0], [3, 4, 5, 6], [3, 7]]
-
-
 def test_size_limit_names_the_largest_folders(here: Path) -> None:
     put(
         here,

@@ -13,6 +13,7 @@ from typing import Optional
 from cloudddp.agent.protocol.codec import MAX_COUNT, ProtocolError, check_length, check_range
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.pace import MAX_STRAGGLERS, Pace, Straggler
+from cloudddp.agent.protocol.peer import Peer as Peer
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
 from cloudddp.agent.protocol.snapshots import Offer
 from cloudddp.agent.protocol.stacks import Position
@@ -126,20 +127,6 @@ class Message:
         check_length("stacks", self.stacks, MAX_RANKS)
         check_length("stragglers", self.stragglers, MAX_STRAGGLERS)
         check_range("grace", self.grace, 0, MAX_AGO)
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A node of the job, and where its agent listens."""
-
-    node: int
-    address: str
-    port: int
-
-    def __post_init__(self) -> None:
-        check_range("node", self.node, 0, MAX_NODES)
-        check_length("address", self.address, 64)
-        check_range("port", self.port, 1, (1 << 16) - 1)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,16 @@ from hashlib import sha256
 from typing import Callable, NamedTuple
 
 from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.transfer import DIGEST, MAX_BATCH, MAX_BODY, PART_SIZE, PLAIN, SMALL, Record
+from cloudddp.agent.protocol.transfer import (
+    DIGEST,
+    MAX_BATCH,
+    MAX_BODY,
+    PART_SIZE,
+    SMALL,
+    Encoded,
+    Record,
+    plain,
+)
 
 TRIES = 3
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -41,8 +50,7 @@ def _ignore(_path: str, _record: Record, _stable: bool) -> None:
 
 class Sender:
     """Makes frames of files below `root`. `sent` is called with each file, as it was read, and whether it was stable
-    meanwhile. `choose` returns the codec for some data. A file that
-    cannot be read raises Gone, or is sent as missing where `tolerant`."""
+    meanwhile. `encode` returns some data with its codec. A file that cannot be read raises Gone, or is sent as missing where `tolerant`."""
 
     def __init__(
         self,
@@ -50,14 +58,14 @@ class Sender:
         secret: bytes,
         *,
         sent: Callable[[str, Record, bool], None] = _ignore,
-        choose: Callable[[bytes], int] = lambda _data: PLAIN,
+        encode: Callable[[bytes], Encoded] = plain,
         tolerant: bool = False,
     ) -> None:
-        self._root, self._secret, self._sent, self._choose, self._tolerant = (
+        self._root, self._secret, self._sent, self._encode, self._tolerant = (
             root,
             secret,
             sent,
-            choose,
+            encode,
             tolerant,
         )
 
@@ -97,7 +105,7 @@ class Sender:
 
     def _batch(self, records: list[Record], contents: list[bytes]) -> bytes:
         data = b"".join(contents)
-        return transfer.batch(self._secret, records, data, self._choose(data))
+        return transfer.batch(self._secret, records, data, self._encode)
 
     def _large(self, wanted: Wanted, descriptor: int) -> Iterator[bytes]:
         """Yield a file in parts. What the receiver has is only hashed."""
@@ -114,7 +122,7 @@ class Sender:
                 digest.update(data)
                 if at + len(data) > begin:
                     kept = data[max(begin - at, 0) :]
-                    yield transfer.part(self._secret, wanted.number, max(at, begin), kept, self._choose(kept))
+                    yield transfer.part(self._secret, wanted.number, max(at, begin), kept, self._encode)
                 at += len(data)
             stable = _same(before, os.fstat(descriptor)) and at == before.st_size
             if stable or attempt == TRIES - 1:

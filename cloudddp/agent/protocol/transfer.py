@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Callable, NamedTuple, Optional
 
+from cloudddp.agent.protocol import zstd
 from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
     MAX_SIZE,
@@ -26,8 +27,8 @@ from cloudddp.agent.protocol.codec import (
     decode,
     encode,
 )
-from cloudddp.agent.protocol.gang import Peer
 from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_wire_manifest
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
 
 # Kinds of frames.
@@ -42,7 +43,9 @@ MAX_LISTING = 64 << 20  # bytes, before and after decompression
 
 SEAL = 16  # bytes of an HMAC-SHA-256
 DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same ones
-PLAIN, ZLIB = 0, 1  # codecs
+PLAIN, ZLIB, ZSTD = range(3)  # codecs
+ALL_CODECS = (PLAIN, ZLIB, ZSTD)
+MAX_CODECS = 16
 
 _PREFIX = struct.Struct(">BIQ")  # kind, bytes of the head, bytes of the body
 _RECORD = struct.Struct(">IQqB16s")  # index, size, mtime in ns, flags, digest
@@ -65,6 +68,18 @@ class Record(NamedTuple):
     @property
     def mode(self) -> int:
         return 0o755 if self.executable else 0o644
+
+
+Encoded = tuple[int, bytes]  # the codec of some data, and the data in it
+
+
+def plain(data: bytes) -> Encoded:
+    return PLAIN, data
+
+
+def codecs() -> tuple[int, ...]:
+    """Return what this computer can decode."""
+    return ALL_CODECS if zstd.is_available() else (PLAIN, ZLIB)
 
 
 class Frame(NamedTuple):
@@ -119,10 +134,13 @@ def _unpack(fields: tuple[Any, ...]) -> Record:
     return Record(index, size, mtime_ns, bool(flags & _EXECUTABLE), digest, bool(flags & _MISSING))
 
 
-def batch(secret: bytes, records: list[Record], contents: bytes, codec: int = PLAIN) -> bytes:
+def batch(
+    secret: bytes, records: list[Record], contents: bytes, encode: Callable[[bytes], Encoded] = plain
+) -> bytes:
     """Return the frame of several files."""
+    codec, body = encode(contents)
     head = _BATCH.pack(codec, len(contents)) + b"".join(map(_pack, records))
-    return frame(secret, BATCH, head, _encoded(contents, codec))
+    return frame(secret, BATCH, head, body)
 
 
 def read_batch(found: Frame) -> list[tuple[Record, memoryview]]:
@@ -147,8 +165,11 @@ def indexes(found: Frame) -> list[int]:
     return [fields[0] for fields in _RECORD.iter_unpack(found.head[_BATCH.size :])]
 
 
-def part(secret: bytes, index: int, offset: int, data: bytes, codec: int = PLAIN) -> bytes:
-    return frame(secret, PART, _PART.pack(index, offset, codec, len(data)), _encoded(data, codec))
+def part(
+    secret: bytes, index: int, offset: int, data: bytes, encode: Callable[[bytes], Encoded] = plain
+) -> bytes:
+    codec, body = encode(data)
+    return frame(secret, PART, _PART.pack(index, offset, codec, len(data)), body)
 
 
 def part_begin(secret: bytes, index: int, offset: int, size: int) -> bytes:
@@ -172,15 +193,15 @@ def read_end(found: Frame) -> Record:
     return _unpack(_RECORD.unpack(found.head))
 
 
-def _encoded(data: bytes, codec: int) -> bytes:
-    return zlib.compress(data, 1) if codec == ZLIB else data
-
-
 def _decoded(data: bytes, codec: int, size: int) -> bytes:
     if size > MAX_BODY:
         raise ProtocolError("a frame is too long")
     if codec == ZLIB:
         data = _inflated(data, size)
+    elif codec == ZSTD:
+        data = zstd.decompress(data, size)
+    elif codec != PLAIN:
+        raise ProtocolError("data has an unknown codec")
     if len(data) != size:
         raise ProtocolError("a frame does not have the length that it names")
     return data
@@ -295,16 +316,18 @@ class ReceiveReply:
 
 @dataclass(frozen=True)
 class ReceiveEvent:
-    """A line of what a node reports meanwhile: the files that it lacks; what it has received; why it needs the files from the
-    laptop, and which nodes it could not use; the end."""
+    """A line of what a node reports meanwhile: the files that it lacks; the codecs that it can decode; what it has received;
+    why it needs the files from the laptop, and which nodes it could not use; the end."""
 
     wants: Optional[Wants] = None
+    codecs: tuple[int, ...] = ()
     received: int = 0  # bytes
     direct: str = ""
     note: str = ""
     done: Optional[ReceiveReply] = None
 
     def __post_init__(self) -> None:
+        check_length("codecs", self.codecs, MAX_CODECS)
         check_range("received", self.received, 0, MAX_SIZE)
         check_length("direct", self.direct, MAX_TEXT)
         check_length("note", self.note, MAX_TEXT)

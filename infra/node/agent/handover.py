@@ -16,7 +16,7 @@ from typing import Optional
 from agent import job_record, phases, snapshot, store
 from agent.link import ANSWER, REFUSED, Link, LinkError
 from cloudddp.agent.protocol.codec import decode, encode
-from cloudddp.agent.protocol.gang import Peer
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.snapshots import LATEST, Snapshot, SnapshotSearch, refusal
 from cloudddp.agent.protocol.start import StartRequest
 from cloudddp.agent.protocol.verdict import MAX_LINE, Cause

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 from collections import OrderedDict
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Optional
@@ -72,18 +73,68 @@ class ProjectWriter:
         os.chmod(base, entry.mode, dir_fd=parent)
         os.utime(base, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
 
-    def remove(self, name: str) -> None:
-        """Delete a file, and the folders that are empty then: what a job wrote stays."""
-        path = files.replaceable(self.folder, name)
-        with contextlib.suppress(OSError):
-            path.unlink()
-        for parent in path.parents:
-            if parent == self.folder:
-                return
+    def move(self, old: str, name: str, entry: Entry) -> None:
+        """Give a file that has the contents another name, and this mode and time."""
+        folder, _, base = old.rpartition("/")
+        # Opened anew: a folder that is open may have been replaced.
+        source = os.open(files.inside(self.folder, folder) if folder else self.folder, _FOLDER)
+        try:
+            parent, new = self._place(name)
+            _name(parent, base, new, source)
+        except FileNotFoundError:
+            raise SystemExit(
+                f"{old!r} disappeared on this node while it was renamed; repeat the command"
+            ) from None
+        finally:
+            os.close(source)
+        self.touch(name, entry)
+
+    def to_disk(self) -> None:
+        """Wait until all that was written is on the disk: one call for any number of files, which an fsync of each is not.
+
+        After a crash of the node there may be files of the right size and time that are empty, or full of zeros: the manifest, which
+        says that they are complete, has to be written later.
+        """
+        try:
+            import ctypes  # a Python may have been built without it
+
+            if ctypes.CDLL(None, use_errno=True).syncfs(self._root):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        except (ImportError, AttributeError):
+            os.sync()
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Delete files, and the folders that are empty then: what a job wrote stays."""
+        by_folder: dict[str, list[str]] = {}
+        for name in names:
+            folder, _, base = name.rpartition("/")
+            by_folder.setdefault(folder, []).append(base)
+        for folder, bases in by_folder.items():
+            self._remove_in(folder, bases)
+        for folder in sorted(filter(None, by_folder), key=len, reverse=True):
+            self._remove_empty(folder)
+
+    def _remove_in(self, folder: str, bases: list[str]) -> None:
+        path = files.replaceable(self.folder, f"{folder}/x" if folder else "x").parent
+        try:
+            at = os.open(path, _FOLDER)
+        except OSError:
+            return  # it is gone
+        try:
+            for base in bases:
+                with contextlib.suppress(OSError):
+                    os.unlink(base, dir_fd=at)
+        finally:
+            os.close(at)
+
+    def _remove_empty(self, folder: str) -> None:
+        path = self.folder / folder
+        while path != self.folder:
             try:
-                parent.rmdir()
+                path.rmdir()
             except OSError:
                 return
+            path = path.parent
 
     def partial(self, name: str, entry: Entry) -> Partial:
         """Return what there is of a file that comes in parts."""
@@ -127,13 +178,14 @@ def _enter(parent: int, name: str) -> int:
     return os.open(name, _FOLDER, dir_fd=parent)
 
 
-def _name(parent: int, temporary: str, base: str) -> None:
-    """Give a file its name. A folder of that name is deleted."""
+def _name(parent: int, present: str, base: str, source: Optional[int] = None) -> None:
+    """Give a file its name. A folder of that name is deleted. `source` is the folder where it is, if that is another one."""
+    here = parent if source is None else source
     try:
-        os.rename(temporary, base, src_dir_fd=parent, dst_dir_fd=parent)
+        os.rename(present, base, src_dir_fd=here, dst_dir_fd=parent)
     except IsADirectoryError:
         shutil.rmtree(f"/proc/self/fd/{parent}/{base}")
-        os.rename(temporary, base, src_dir_fd=parent, dst_dir_fd=parent)
+        os.rename(present, base, src_dir_fd=here, dst_dir_fd=parent)
 
 
 def _partial_name(name: str, entry: Entry) -> str:

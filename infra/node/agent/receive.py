@@ -13,20 +13,19 @@ import os
 import shutil
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from io import BufferedReader
-from typing import Callable, Optional, cast
+from typing import Callable, Optional
 
 from agent import store
 from agent.link import REFUSED, Link
 from agent.project_writer import Partial, Partials, ProjectWriter
 from agent.relay import PURPOSE, Large, Relay
+from agent.sources import Laptop, OtherNode, report
 from agent.sync_plan import SyncPlan, plan
 from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.codec import MAX_TEXT, encode_utf8
+from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.transfer import (
     LAPTOP,
     Frame,
@@ -79,79 +78,6 @@ def _alone(project: str) -> Iterator[None]:
         yield
 
 
-class Laptop:
-    """The frames on stdin."""
-
-    name = "this computer"
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-        self._read_before = _buffered_stdin()
-        self.heard = time.monotonic()
-
-    def _read(self, size: int) -> bytes:
-        pieces = []
-        while size > 0:
-            piece, self._read_before = self._read_before[:size], self._read_before[size:]
-            piece = piece or os.read(sys.stdin.fileno(), size)
-            if not piece:
-                break
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
-
-    def read(self) -> Frame:
-        frame = transfer.read_frame(self._read, self._secret)
-        self.heard = time.monotonic()
-        return frame
-
-    def ask(self, wants: Wants) -> None:
-        report(ReceiveEvent(wants=wants))
-
-    def close(self) -> None:
-        pass
-
-
-def _buffered_stdin() -> bytes:
-    """Return what Python has read of stdin besides the request. From now on it is read without Python's buffer: a thread that
-    waits there holds the buffer's lock, and Python aborts if the process ends meanwhile."""
-    descriptor, buffer = sys.stdin.fileno(), cast(BufferedReader, sys.stdin.buffer)
-    os.set_blocking(descriptor, False)
-    try:
-        return buffer.read1(len(buffer.peek()))
-    finally:
-        os.set_blocking(descriptor, True)
-
-
-class OtherNode:
-    """The frames of a node that is before this one in the chain."""
-
-    def __init__(self, link: Link, node: int, secret: bytes) -> None:
-        self._link, self._secret = link, secret
-        self.name = f"node {node}"
-
-    def read(self) -> Frame:
-        return transfer.read_frame(self._link.read_all, self._secret)
-
-    def ask(self, wants: Wants) -> None:
-        self._link.write_all(wants.frame(self._secret))
-
-    def end(self) -> None:
-        self._link.end()
-
-    def close(self) -> None:
-        self._link.close()
-
-
-_writing = threading.Lock()
-
-
-def report(event: ReceiveEvent) -> None:
-    with _writing:
-        sys.stdout.buffer.write(encode_utf8(event) + b"\n")
-        sys.stdout.buffer.flush()
-
-
 class Receiver:
     """One node's part of a sync."""
 
@@ -187,8 +113,8 @@ class Receiver:
         else:
             threading.Thread(target=self._take_instructions, daemon=True).start()
             self._from_nodes()
+        self._relay.complete()  # the nodes after this one need not wait for its disk
         reply = self._finish()
-        self._relay.complete()
         report(ReceiveEvent(received=self._received, done=reply))
         self._wait_for_end()
         self._relay.close()
@@ -330,6 +256,7 @@ class Receiver:
                     self._begin(frame)
                 source.ask(self._wants())
                 is_asked = True
+                self._report_codecs()
                 continue
             if frame.kind in (transfer.ALIVE, transfer.SOURCE):
                 continue
@@ -361,7 +288,7 @@ class Receiver:
         """Decide what this node lacks. Nothing is changed yet."""
         listing = transfer.read_listing(frame)
         self._plan = made = plan(self._folder, listing)
-        self._relay.listed(frame.raw, listing.entries(), frozenset(made.wanted))
+        self._relay.listed(frame.raw, listing.entries(), frozenset((*made.wanted, *made.move)))
 
     def _wants(self) -> Wants:
         made = self._the_plan
@@ -377,6 +304,11 @@ class Receiver:
         everything = len(missing) == made.regular
         return Wants(everything, () if everything else tuple(missing), offsets, made.size, len(made.delete))
 
+    def _report_codecs(self) -> None:
+        """Report what this node can decode, while the answer to its request is on the way: to find that out takes milliseconds."""
+        is_receiver = bool(self._the_plan.wanted)
+        report(ReceiveEvent(codecs=transfer.codecs() if is_receiver else transfer.ALL_CODECS))
+
     def _missing(self) -> list[int]:
         return [index for index in self._the_plan.wanted if index not in self._records]
 
@@ -390,8 +322,10 @@ class Receiver:
             made.record_both(self._folder)
         writer = ProjectWriter(self._folder)
         writer.forget_partials({made.names[index] for index in made.large})
-        for name in made.delete:
-            writer.remove(name)
+        for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
+            writer.move(name, made.names[index], made.entries[index])
+        self._relay.renamed(made.move)
+        writer.remove([*made.delete, *made.move.values()])  # the latter for folders that are empty now
         for index in made.links:
             writer.link(made.names[index], made.entries[index].target)
         for index in made.touch:
@@ -449,11 +383,13 @@ class Receiver:
         """Record the manifest that the project has now."""
         made = self._the_plan
         if made.is_change:
+            if self._writer is not None:
+                self._writer.to_disk()
             made.record(self._folder, self._records)
         return ReceiveReply(
             written=len(self._records) + len(made.links),
             deleted=len(made.delete),
-            kept=len(made.touch),
+            kept=len(made.touch) + len(made.move),
             received=self._received,
         )
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Optional, Union
 
@@ -29,9 +29,8 @@ MAX_CONNECTIONS = 64  # besides those of the nodes
 class Batch:
     """Some files that have arrived; `raw` while their frame is in memory."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.indexes = frozenset(transfer.indexes(frame))
-        self.raw: Optional[bytes] = frame.raw
+    def __init__(self, indexes: Iterable[int], raw: Optional[bytes]) -> None:
+        self.indexes, self.raw = frozenset(indexes), raw
 
 
 class Large:
@@ -72,7 +71,7 @@ class Relay:
     def arrived(self, frame: Frame) -> None:
         """Some files have been written."""
         with self._changed:
-            self._log.append(Batch(frame))
+            self._log.append(Batch(transfer.indexes(frame), frame.raw))
             self._in_memory += len(frame.raw)
             while self._in_memory > IN_MEMORY:
                 item = self._log[self._oldest]
@@ -80,6 +79,12 @@ class Relay:
                     self._in_memory -= len(item.raw)
                     item.raw = None
                 self._oldest += 1
+            self._changed.notify_all()
+
+    def renamed(self, indexes: Iterable[int]) -> None:
+        """Some files that this node had have got the names that they have in the listing."""
+        with self._changed:
+            self._log.append(Batch(indexes, None))
             self._changed.notify_all()
 
     def begin(self, large: Large) -> None:

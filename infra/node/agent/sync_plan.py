@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Optional
 
 from agent import files, store
 from cloudddp.agent.protocol.codec import ProtocolError, decode_mapping
@@ -15,7 +16,7 @@ from cloudddp.agent.protocol.transfer import SMALL, Listing, Record
 @dataclass
 class SyncPlan:
     """`names` and `entries` are by index. `wanted` are the regular files whose contents are needed, `large` those that come in
-    parts, `touch` those that only have another time or mode."""
+    parts, `touch` those that only have another time or mode, `move` those that only have another name."""
 
     names: list[str]
     entries: list[Entry]
@@ -25,6 +26,9 @@ class SyncPlan:
     large: list[int] = field(default_factory=list)
     links: list[int] = field(default_factory=list)
     touch: list[int] = field(default_factory=list)
+    move: dict[int, str] = field(
+        default_factory=dict
+    )  # files that are here under a name that is no longer wanted
     delete: list[str] = field(default_factory=list)
     regular: int = 0  # files of the listing
     size: int = 0  # bytes of those that are wanted
@@ -32,9 +36,13 @@ class SyncPlan:
 
     @property
     def is_change(self) -> bool:
-        return bool(self.wanted or self.links or self.touch or self.delete)
+        return bool(self.wanted or self.links or self.touch or self.move or self.delete)
 
     def record_both(self, folder: Path) -> None:
+        """Record the old files and the new. What is written from now on may be there after a broken transfer, with other contents
+        than were recorded."""
+        changed = {self.names[index] for index in self.wanted}
+        store.write(_digest_file(folder), {k: v for k, v in self.digests.items() if k not in changed})
         store.write(files.manifest_file(folder), {**self.old, **self.new})
 
     def record(self, folder: Path, records: Mapping[int, Record]) -> None:
@@ -57,7 +65,7 @@ def plan(folder: Path, listing: Listing) -> SyncPlan:
         entry._replace(target=path_from_wire(entry.target)) if entry.target else entry for _, entry in listed
     ]
     for name in names:
-        files.inside(folder, name)
+        files.check_inside(name)
     old = files.current_manifest(folder)
     folders = {path_from_wire(name) for name in listing.folders}
     here = dict(zip(names, entries))
@@ -67,6 +75,7 @@ def plan(folder: Path, listing: Listing) -> SyncPlan:
     made = SyncPlan(names, entries, old, new, delete=delete)
     made.digests = {name: digest for name, digest in _recorded_digests(folder).items() if name in old}
     contents = {path_from_wire(name): digest for name, digest in listing.contents.items()}
+    moved = _Moved(folder, made)
     for index, (name, entry) in enumerate(zip(names, entries)):
         made.regular += entry.kind != LINK
         known = old.get(name)
@@ -76,12 +85,54 @@ def plan(folder: Path, listing: Listing) -> SyncPlan:
             made.links.append(index)
         elif known is not None and _has_contents(known, entry, made.digests.get(name), contents.get(name)):
             made.touch.append(index)
+        elif (source := moved.take(name, entry, contents.get(name))) is not None:
+            made.move[index] = source
         else:
             made.wanted[index] = None
             made.size += entry.size
             if entry.size > SMALL:
                 made.large.append(index)
+    gone = set(made.move.values())
+    made.delete = [name for name in delete if name not in gone]
+    made.digests.update({names[index]: contents[names[index]] for index in made.move})
     return made
+
+
+class _Moved:
+    """The files that are no longer wanted under their name, by their contents: each can get one other name."""
+
+    def __init__(self, folder: Path, made: SyncPlan) -> None:
+        self._folder, self._old = folder, made.old
+        self._names: dict[str, list[str]] = {}
+        for name in made.delete:
+            digest = made.digests.get(name)
+            if digest is not None and made.old[name].kind != LINK:
+                self._names.setdefault(digest, []).append(name)
+        self._folders = {parent for name in made.old for parent in _parents(name)} if self._names else set()
+        self._links: dict[str, bool] = {}
+
+    def take(self, name: str, entry: Entry, digest: object) -> Optional[str]:
+        """Return the present name of a file with these contents, None where there is none that can simply be renamed: what is in
+        the way of the new name could be another such file."""
+        names = self._names.get(str(digest))
+        if not names or name in self._folders or any(parent in self._old for parent in _parents(name)):
+            return None
+        if self._old[names[-1]].size != entry.size or self._is_behind_a_link(names[-1]):
+            return None
+        return names.pop()
+
+    def _is_behind_a_link(self, name: str) -> bool:
+        for parent in _parents(name):
+            if parent not in self._links:
+                self._links[parent] = (self._folder / parent).is_symlink()
+            if self._links[parent]:
+                return True
+        return False
+
+
+def _parents(name: str) -> Iterator[str]:
+    while name := name.rpartition("/")[0]:
+        yield name
 
 
 def _has_contents(known: Entry, entry: Entry, there: object, wanted: object) -> bool:

@@ -1,0 +1,117 @@
+"""`sync` over links and routes that are not ideal, and what a job runs after one that was interrupted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.harness import CommandLine, cannot, wait_for
+from support.jumphost import JumpHost
+from support.labnode import unavailable_reason
+from support.simlab import Laptop
+from support.vpcs import Vpc
+
+from cloudddp.sim import control
+
+# Prints what it finds when it begins, so that a file that changes later does not count.
+LIST = (
+    "import hashlib, os, pathlib\n"
+    "names = sorted(p for p in pathlib.Path().rglob('*') if p.is_file() and 'runs' not in p.parts)\n"
+    "for p in names: print('file', hashlib.sha256(p.read_bytes()).hexdigest(), p, flush=True)\n"
+)
+CONFIGURATION = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n'
+
+
+@pytest.fixture
+def cli(lab: control.Simulator, lab_cli: CommandLine, tmp_path: Path) -> Iterator[CommandLine]:
+    """The command line of a user with an empty home; afterwards the link is as it was."""
+    home = tmp_path / "user"
+    home.mkdir()
+    lab_cli.env.update(HOME=str(home))
+    lab_cli.env.pop("SSH_AUTH_SOCK", None)
+    lab_cli.write("cloudddp.toml", CONFIGURATION)
+    lab_cli.write("list.py", LIST)
+    yield lab_cli
+    control.conditions(lab, {"link": None})
+
+
+def put_files(cli: CommandLine, *, small: int = 200, large: int = 4_000_000) -> None:
+    for number in range(small):
+        path = cli.cwd / f"package{number % 7}" / f"module{number}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(os.urandom(3000))
+    (cli.cwd / "weights.bin").write_bytes(os.urandom(large))
+
+
+def files_here(cli: CommandLine) -> set[str]:
+    return {
+        f"file {hashlib.sha256(path.read_bytes()).hexdigest()} {path.relative_to(cli.cwd)}"
+        for path in cli.cwd.rglob("*")
+        if path.is_file()
+    }
+
+
+def files_of_ranks(printed: str) -> list[set[str]]:
+    """Return the files that each of two ranks has found."""
+    lines = [line.partition("file ") for line in printed.splitlines() if "file " in line]
+    ranks = {line[0] for line in lines}
+    return [{f"file {line[2]}" for line in lines if line[0] == rank} for rank in sorted(ranks)]
+
+
+def test_link_that_loses_packets(cli: CommandLine, lab: control.Simulator) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    put_files(cli)
+    control.conditions(lab, {"link": {"loss": 5, "latency": 0.01}})
+    done = cli("sync")
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+    control.conditions(lab, {"link": None})
+    assert files_of_ranks(cli.ok("launch", "list.py")) == [files_here(cli)] * 2
+
+
+def test_chain_of_nodes_behind_a_jump_host(cli: CommandLine, lab: control.Simulator) -> None:
+    if why := unavailable_reason():
+        cannot(why)
+    laptop = Laptop(lab, "key of the chain")
+    try:
+        vpc = Vpc(laptop.ec2, "10.59.0.0/16")
+        jump = JumpHost(laptop, vpc)
+        jump.write_ssh_files(Path(cli.env["HOME"]))
+        cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--subnets", vpc.private, "--proxy-jump", f"ubuntu@{jump.public}")  # fmt: skip
+        put_files(cli)
+        done = cli("sync")
+        assert done.returncode == 0, done.stderr
+        assert "warning" not in done.stderr  # one says that the nodes cannot pass the files on
+        assert files_of_ranks(cli.ok("launch", "list.py")) == [files_here(cli)] * 2
+        cli.ok("down", "-y")
+    finally:
+        laptop.leave()
+
+
+@pytest.mark.parametrize("verb", [("sync",), ("launch", "list.py")])
+def test_launch_after_an_interrupted_transfer_runs_whole_files(
+    cli: CommandLine, lab: control.Simulator, verb: tuple[str, ...]
+) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    put_files(cli)
+    cli.ok("sync")
+    put_files(cli, large=12_000_000)
+    control.conditions(lab, {"link": {"mbit": 20}})
+    process = cli.start(*verb, cold=True)
+    wait_for(lambda: begun_files(cli) == 2, "a part of the file is on both nodes")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    control.conditions(lab, {"link": None})
+    assert cli.ok("jobs", "--json").strip() == "[]"
+    assert files_of_ranks(cli.ok("launch", "list.py")) == [files_here(cli)] * 2
+    assert begun_files(cli) == 0
+
+
+def begun_files(cli: CommandLine) -> int:
+    """Return on how many nodes there is a part of a file."""
+    found = cli.ok("exec", "find . -name '*.cloudddp-tmp' -size +100k")
+    return found.count(".cloudddp-tmp")
