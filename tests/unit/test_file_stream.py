@@ -28,9 +28,11 @@ class Entries:
 
     def same(self, numbers: tuple[int, ...]) -> None:
         assert self._entry is None
+        assert all(0 <= number < 1 << 32 for number in numbers)
 
     def total(self, total: Total) -> None:
         assert self._entry is None
+        assert total.files <= MAX_SIZE
 
     def begin(self, entry: Entry) -> None:
         assert self._entry is None

@@ -49,6 +49,11 @@ class Pulled:
     notes: tuple[str, ...]
     unchanged: int = 0
 
+    @property
+    def found(self) -> int:
+        """The number of files, with those that are unchanged."""
+        return self.files + self.unchanged
+
 
 LOGS = "logs"  # the folder for it, in that of a job's results
 
