@@ -19,9 +19,23 @@ from typing import Any
 import pytest
 from support import streams
 from support.harness import CommandLine, clean_environment
-from support.streams import FINISH, TRUNCATED, Corpus, file, folder, header, link, stream, tree
+from support.streams import (
+    FINISH,
+    NOON_NS,
+    TRUNCATED,
+    Corpus,
+    end,
+    file,
+    folder,
+    header,
+    link,
+    same,
+    stream,
+    tree,
+)
 
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.files import DATA, GIVEN_UP, frame
 from cloudddp.cli import session
 from cloudddp.cli.console import Console
 from cloudddp.config.options import GlobalOptions
@@ -312,3 +326,51 @@ def test_path_that_is_not_utf8_is_pulled(node: CompromisedNode, tmp_path: Path) 
     code, _, err, _ = node.pull("--to", str(tmp_path / "to"), "runs/\udcff")
     assert code == 0, err
     assert (tmp_path / "to" / "runs" / "\udcff").exists()
+
+
+KNOWN = b"here before"  # in the target, when these streams arrive
+CLAIMS = {
+    "continues-with-a-wrong-hash": [
+        header("runs/hashed", size=len(KNOWN) + 4, offset=len(KNOWN)), frame(DATA, b"evil"), end(b"other"),
+    ],
+    "continues-elsewhere": [header("runs/hashed", size=99, offset=5), frame(DATA, bytes(94)), end(b"")],
+    "continues-a-file-without-a-hash": [header("runs/timed", size=99, offset=len(KNOWN))],
+    "continues-twice": [
+        *[header("runs/hashed", size=len(KNOWN), offset=len(KNOWN)), end(KNOWN)] * 2,
+    ],
+    "same-twice": [same(1), same(1)],
+    "same-twice-at-once": [same(1, 1)],
+    "same-that-needs-a-hash": [same(0)],
+    "same-in-a-file": [header("runs/x", size=3), same(1)],
+    "is-the-same-with-a-wrong-hash": [header("runs/hashed", size=len(KNOWN), offset=len(KNOWN)), end(b"other")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_false_claim_about_a_file_of_this_computer_changes_nothing(
+    node: CompromisedNode, runner: Runner, tmp_path: Path, claim: str
+) -> None:
+    runs = tmp_path / "to" / "runs"
+    runs.mkdir(parents=True)
+    for name, mtime_ns in (("hashed", NOON_NS // 10**9 * 10**9), ("timed", NOON_NS)):
+        (runs / name).write_bytes(KNOWN)
+        os.utime(runs / name, ns=(mtime_ns, mtime_ns))
+    before = tree(tmp_path)
+    node.set_stream(stream(file("runs/good"), *CLAIMS[claim], FINISH))
+    with pytest.raises(NodeError, match="node 0 sent results that cloudddp refuses"):
+        pull.pull(runner, ["runs"], node=0, to=tmp_path / "to")
+    assert tree(tmp_path) == before
+
+
+def test_file_that_the_node_gives_up_is_not_written(
+    node: CompromisedNode, runner: Runner, tmp_path: Path
+) -> None:
+    node.set_stream(
+        stream(
+            header("runs/large", size=8 << 20), frame(DATA, bytes(1 << 20)), end(state=GIVEN_UP),
+            header("runs/small", size=5), end(state=GIVEN_UP),
+            file("runs/b"), FINISH,
+        )
+    )  # fmt: skip
+    assert pull.pull(runner, ["runs"], node=0, to=tmp_path / "to").files == 1
+    assert [path.name for path in (tmp_path / "to").rglob("*")] == ["runs", "b"]

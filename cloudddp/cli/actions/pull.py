@@ -89,7 +89,7 @@ def _pull(
             outcome = pull_from(runner, targets, pull_one)
         for source, pulled in sorted(outcome.values.items()):
             _report(console, source, pulled, targets[source], record.id)
-        if not paths:
+        if outcome.values and not paths:
             collect_logs(console, runner, record.id, base)
         raise_failures(console, outcome)
         if not any(pulled.found for pulled in outcome.values.values()):
