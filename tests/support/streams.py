@@ -138,7 +138,6 @@ class Corpus:
                 end(b"ab"),
                 FINISH,
             ],
-            "wrong-hash": [header("runs/b", size=3), frame(files.DATA, b"abc"), end(b"abd"), FINISH],
             "end-of-nothing": [end(), FINISH],
             "end-of-a-folder": [folder("runs/a"), end(), FINISH],
             "end-of-a-bad-state": [header("runs/b"), end(state=9), FINISH],

@@ -111,10 +111,10 @@ class Total:
 @dataclass(frozen=True)
 class End:
     """The end of a file: SETTLED; RECENT, written so shortly before that a further change need not show in its time;
-    CHANGED while it was read; or GIVEN_UP, because it became shorter. `digest`: SHA-256 of the whole file as it was read."""
+    CHANGED while it was read; or GIVEN_UP, because it became shorter. `digest`: SHA-256 of the whole file as it was read, if it is a continued one (SSH verifies what arrives at once)."""
 
     state: int
-    digest: bytes
+    digest: bytes = b""
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:

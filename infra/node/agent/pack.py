@@ -221,13 +221,13 @@ class Packer:
         if self._is_same(name, info, contents.size):  # a log with holes
             self._out.send(files.encode_same([number]))
             return
-        hasher, offset = hashlib.sha256(), 0
+        hasher, offset = None, 0
         if have is not None and have.digest and have.size <= contents.size:
             hasher = self._beginning(contents, have.size)
             if hasher.hexdigest() == have.digest:
                 offset = have.size
             else:
-                hasher, contents = hashlib.sha256(), self._contents(name, file, info) or contents
+                hasher, contents = None, self._contents(name, file, info) or contents
         mode = stat.S_IMODE(info.st_mode)
         self._out.send(
             files.encode_entry(Entry(name, files.FILE, contents.size, mode, info.st_mtime_ns, "", offset))
@@ -236,7 +236,7 @@ class Packer:
         state = files.GIVEN_UP if why else _state(info, os.fstat(file.fileno()), began)
         if why:
             self._notes.left_out(name, why)
-        self._out.send(files.encode_end(End(state, hasher.digest())))
+        self._out.send(files.encode_end(End(state, hasher.digest() if hasher else b"")))
 
     def _beginning(self, contents: Contents, size: int) -> Any:
         """Return a hasher that has read the first `size` bytes."""
@@ -256,7 +256,8 @@ class Packer:
                 return error.strerror or "cannot be read"
             if not piece:
                 return "it became shorter while it was read"
-            hasher.update(piece)
+            if hasher:
+                hasher.update(piece)
             self._out.data(piece)
             size -= len(piece)
         return ""
