@@ -18,13 +18,13 @@ _SHORT = 1.5  # seconds; what takes less is not shown on a terminal
 class ByteProgress:
     """Shows all transfers together; they may run in several threads."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, line_seconds: float = _LINE_SECONDS) -> None:
         self._progress = console.progress()
-        self._every = _TERMINAL_SECONDS if self._progress.live else _LINE_SECONDS
+        self._every = _TERMINAL_SECONDS if self._progress.live else line_seconds
         self._lock = threading.Lock()
         self._transfers: dict[int, Transfer] = {}
         self._at = time.monotonic()  # when it was shown, or began
-        self._next = self._at + max(self._every, _SHORT)
+        self._next = self._at + (_SHORT if self._progress.live else line_seconds)
         self._received = 0  # by then
 
     def __enter__(self) -> ByteProgress:
@@ -54,7 +54,7 @@ class ByteProgress:
             done, total, received = (
                 sum(getattr(one, name) for one in transfers) for name in ("done", "total", "received")
             )
-            rate = max(received - self._received, 0) / (now - self._at)
+            rate = max(received - self._received, 0) / max(now - self._at, 1e-6)
             source = f"node {node}" if len(self._transfers) == 1 else f"{len(self._transfers)} nodes"
             self._progress.update(
                 f"pulling from {source}: {size_of(done)} of {size_of(max(total, done))}, {size_of(int(rate))}/s"

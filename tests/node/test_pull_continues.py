@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ import pytest
 from support.cutlink import CutLink
 from support.sshserver import Site, site
 
+from cloudddp.cli.actions.results import pull_resumed
+from cloudddp.cli.byte_progress import ByteProgress
+from cloudddp.cli.console import Console
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.job.results import known
@@ -190,6 +194,17 @@ def test_transfer_that_breaks_twice_continues(place: Place) -> None:
     assert place.found == {"runs/large": large}
 
 
+def test_command_connects_once_more_and_continues(place: Place) -> None:
+    large = os.urandom(LARGE)
+    place.write("large", large)
+    place.fleet.reconnect(0)
+    place.link.received, place.link.cut_at = 0, LARGE // 2
+    assert pull_resumed(place.fleet, ["runs"], node=0, to=place.to).files == 1
+    assert place.found == {"runs/large": large}
+    assert place.link.received < LARGE * 5 // 4
+    assert place.link.cut_at is None
+
+
 @pytest.mark.parametrize("change", ["another", "longer", "shorter", "gone", "a-folder"])
 def test_file_that_changes_between_two_attempts_is_never_a_mix(place: Place, change: str) -> None:
     large = os.urandom(LARGE)
@@ -294,6 +309,21 @@ def test_progress_is_reported_in_bytes(place: Place) -> None:
     assert states[0] == (0, 4_000_000)
     assert states[-1] == (4_000_000, 4_000_000)
     assert [done for done, _ in states] == sorted(done for done, _ in states)
+
+
+def test_progress_is_shown_on_lines_where_there_is_no_terminal(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.write("a", bytes(3 << 20))
+    with ByteProgress(Console(), line_seconds=3600.0) as shown:
+        place.pull(progress=shown.of(0))
+    assert capsys.readouterr().err == ""  # it took less than that
+    place.write("a", bytes(2 << 20), OLD_NS + 1)
+    with ByteProgress(Console(), line_seconds=0.0) as shown:
+        place.pull(progress=shown.of(0))
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"pulling from node 0: [0-9.]+ (bytes|[KM]iB) of 2.0 MiB, [0-9.]+ .*/s", lines[1])
+    assert lines[-1].startswith("pulling from node 0: 2.0 MiB of 2.0 MiB, ")
 
 
 @pytest.mark.parametrize("what", ["link", "open-to-others"])

@@ -61,6 +61,8 @@ def find(before: Folder, target: Folder, roots: Sequence[Parts]) -> list[Known]:
 
 def _files(root: Folder, roots: Sequence[Parts], *, public: bool) -> Iterator[Known]:
     for path in roots:
+        if any(map(safe_names.guarded, path)):
+            continue
         with contextlib.ExitStack() as opened:
             folder = root
             try:
@@ -70,7 +72,7 @@ def _files(root: Folder, roots: Sequence[Parts], *, public: bool) -> Iterator[Kn
                     yield from _entry(root, folder, path, public=public)
                 else:
                     yield from _below(root, folder, (), public=public)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
                 continue
 
 
