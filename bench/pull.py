@@ -4,6 +4,7 @@
 with a folder of its own on the laptop, in turns:
 
     cloudddp   `cloudddp pull`, of all nodes with --all-nodes; it connects anew as every command does
+    open       the same transfer in this process, over connections that are open
     warm       one `rsync -a` per node in parallel, over OpenSSH connections that are open (ControlMaster)
     cold       the same, each over a connection of its own
 
@@ -33,7 +34,7 @@ from bench import traffic
 from bench.common import ROOT, replace_between, script, simulator
 from bench.sync import CASES, MBIT, TITLES, Case, Cluster, together, use_usual_congestion_control
 
-CONTENDERS = ("cloudddp", "warm", "cold")
+CONTENDERS = ("cloudddp", "open", "warm", "cold")
 PULLED = ("2000", "20000", "1gb", "unchanged")
 NODES = (1, 4)
 ROUND_TRIPS = (0, 50)
@@ -72,10 +73,17 @@ def rsync(cluster: Cluster, to: Path, *, warm: bool) -> None:
     )
 
 
-def contenders(cluster: Cluster, project: Path, to: Path) -> dict[str, Callable[[], object]]:
+def transfer(runner: Any, to: Path) -> None:
+    from cloudddp.job.results import pull
+
+    runner.each(lambda rank: pull.pull(runner, ["runs"], node=rank, to=to / f"node{rank}")).all()
+
+
+def contenders(cluster: Cluster, runner: Any, project: Path, to: Path) -> dict[str, Callable[[], object]]:
     words = ("pull", "--all-nodes", "--to", str(to / "cloudddp"), "runs")
     return {
         "cloudddp": lambda: cluster.cloudddp(*words, cwd=project),
+        "open": lambda: transfer(runner, to / "open"),
         "warm": lambda: rsync(cluster, to / "warm", warm=True),
         "cold": lambda: rsync(cluster, to / "cold", warm=False),
     }
@@ -90,16 +98,17 @@ def check(to: Path, nodes: int, case: Case) -> None:
 
 
 def processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    """Return those of this process and its children; the bench itself only waits, and looks for files."""
+    both = (resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF))
+    return sum(used.ru_utime + used.ru_stime for used in both)
 
 
 def measure(
-    cluster: Cluster, project: Path, to: Path, case: Case, turns: int
+    cluster: Cluster, runner: Any, project: Path, to: Path, case: Case, turns: int
 ) -> dict[str, list[tuple[float, int, float]]]:
     """Return (seconds, bytes received by the laptop, processor seconds of its processes) of each turn, by contender."""
     found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in CONTENDERS}
-    every = contenders(cluster, project, to)
+    every = contenders(cluster, runner, project, to)
     shutil.rmtree(to, ignore_errors=True)
     fill(cluster, case)
     if case.change is not None:
@@ -124,6 +133,9 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per case, number of nodes and round trip, as it is measured."""
     # Imported here because only this process, in the simulator's network, needs it.
+    from cloudddp.cli import session
+    from cloudddp.cli.console import Console
+    from cloudddp.config.options import GlobalOptions
     from cloudddp.sim import control
 
     sim = control.find(Path(os.environ["CLOUDDDP_HOME"]))
@@ -141,16 +153,22 @@ def rows(
             project.mkdir()
             (project / "job.py").write_text("")
             cluster.cloudddp("launch", "job.py", cwd=project)
-            for name in cases:
-                for milliseconds in round_trips:
-                    far = {"latency": milliseconds / 1000, "mbit": MBIT} if milliseconds else None
-                    # A connection that was opened over another link would begin with what TCP has learned there.
-                    cluster.disconnect()
-                    control.conditions(sim, {"link": None})
-                    control.conditions(sim, {"link": far})
-                    cluster.connect()
-                    done = measure(cluster, project, Path(folder) / "to", CASES[name], turns)
-                    yield {"case": name, "nodes": count, "rtt": milliseconds, "tcp": tcp, "done": done}
+            os.environ.update(cluster.env)
+            os.chdir(project)
+            with session.start(Console(), GlobalOptions()).connect() as (_, runner):
+                for name in cases:
+                    for milliseconds in round_trips:
+                        far = {"latency": milliseconds / 1000, "mbit": MBIT} if milliseconds else None
+                        # A connection that was opened over another link would begin with what TCP has learned there.
+                        cluster.disconnect()
+                        control.conditions(sim, {"link": None})
+                        control.conditions(sim, {"link": far})
+                        cluster.connect()
+                        for rank in range(count):
+                            runner.reconnect(rank)
+                        done = measure(cluster, runner, project, Path(folder) / "to", CASES[name], turns)
+                        yield {"case": name, "nodes": count, "rtt": milliseconds, "tcp": tcp, "done": done}
+            os.chdir("/")
             control.conditions(sim, {"link": None})
             cluster.end()
 
@@ -168,10 +186,10 @@ def bench(
         "nodes",
         "files",
         *CONTENDERS,
-        "ratio",
-        "MB: cloudddp",
+        "open / warm",
+        "MB: open",
         "MB: warm",
-        "CPU: cloudddp",
+        "CPU: open",
         "CPU: cold",
     ]
     table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
@@ -201,20 +219,20 @@ def bench(
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """Return a row as text. The ratio is the median of the turns' ratios to `warm`."""
+    """Return a row as text. The ratio is the median of the turns' ratios."""
     done: dict[str, list[list[float]]] = row["done"]
     middle = {
         name: [statistics.median(turn[k] for turn in turns) for k in range(3)] for name, turns in done.items()
     }
-    ratios = [ours[0] / other[0] for ours, other in zip(done["cloudddp"], done["warm"], strict=True)]
+    ratios = [ours[0] / other[0] for ours, other in zip(done["open"], done["warm"], strict=True)]
     return [
         f"{row['rtt']} ms",
         str(row["nodes"]),
         TITLES[row["case"]],
         *(f"{middle[name][0]:.2f} s" for name in CONTENDERS),
         f"{statistics.median(ratios):.2f}",
-        *(f"{middle[name][1] / 1e6:.2f}" for name in ("cloudddp", "warm")),
-        *(f"{middle[name][2]:.2f} s" for name in ("cloudddp", "cold")),
+        *(f"{middle[name][1] / 1e6:.2f}" for name in ("open", "warm")),
+        *(f"{middle[name][2]:.2f} s" for name in ("open", "cold")),
     ]
 
 
