@@ -1,10 +1,11 @@
 """Measure cloudddp and its example trainer, compared with other programs where they are given.
 
     python -m bench                                              every benchmark, ours only
-    python -m bench models                                       one of them: help status models up sync window logs lab routes launch scale faults recovery training trainer
+    python -m bench models                                       one of them: help status models up sync pull window logs lab routes launch scale faults recovery training trainer
     python -m bench help status --peers VENV                     compared with torchx and flintrock
     python -m bench trainer --peers EXAMPLES                     compared with pytorch/examples
     python -m bench sync --peers                                 compared with rsync (--cases, --nodes, --rtt, --turns)
+    python -m bench pull                                         always compared with rsync; the same options
 
 --peers names a folder with the programs to compare with. It may be given twice, and is one of two things:
 
@@ -182,6 +183,19 @@ def bench_sync(options: Options) -> None:
                 print(f"  {name:<12} {len(commands)} round trips, {seconds:.3f} s", flush=True)
 
 
+def bench_pull(options: Options) -> None:
+    """Pull from simulated nodes, compared with rsync."""
+    from bench import pull
+
+    pull.bench(
+        cases=options.cases or pull.PULLED,
+        nodes=options.nodes or pull.NODES,
+        round_trips=options.rtt or pull.ROUND_TRIPS,
+        turns=options.turns or pull.TURNS,
+        write=options.write,
+    )
+
+
 def bench_window(_: Options) -> None:
     """A stream from OpenSSH at a round trip of 100 ms, with paramiko's window and with ours."""
     from bench import window
@@ -326,6 +340,7 @@ BENCHES: dict[str, Callable[[Options], None]] = {
     "models": bench_models,
     "up": bench_up,
     "sync": bench_sync,
+    "pull": bench_pull,
     "window": bench_window,
     "logs": bench_logs,
     "lab": bench_lab,
@@ -366,19 +381,27 @@ def main() -> None:
         help="a virtual environment with torchx and flintrock, or a checkout of pytorch/examples (see above); of `sync`: none",
     )
     parser.add_argument(
-        "--cases", metavar="A,B", type=_texts, default=(), help="of `sync`: 2000 20000 1gb unchanged changed"
+        "--cases",
+        metavar="A,B",
+        type=_texts,
+        default=(),
+        help="of `sync`: 2000 20000 1gb unchanged changed; of `pull`: without the last",
     )
     parser.add_argument(
         "--nodes",
         metavar="N,N",
         type=_numbers,
         default=(),
-        help="of `sync`: default 1,4,8; of `scale`: 1 to 64",
+        help="of `sync`: default 1,4,8; of `pull`: 1,4; of `scale`: 1 to 64",
     )
     parser.add_argument(
-        "--rtt", metavar="MS,MS", type=_numbers, default=(), help="of `sync`: round trips, default 0,50"
+        "--rtt",
+        metavar="MS,MS",
+        type=_numbers,
+        default=(),
+        help="of `sync` and `pull`: round trips, default 0,50",
     )
-    parser.add_argument("--turns", metavar="N", type=int, default=0, help="of `sync`: default 3")
+    parser.add_argument("--turns", metavar="N", type=int, default=0, help="of `sync` and `pull`: default 3")
     parser.add_argument(
         "--fault", metavar="TEXT", default="", help="of `faults`: only those whose name contains it"
     )
@@ -386,7 +409,7 @@ def main() -> None:
     parser.add_argument(
         "--write",
         action="store_true",
-        help="of `faults`, `recovery`, `launch`, `scale` and `sync --peers`: write their tables into docs/",
+        help="of `faults`, `recovery`, `launch`, `scale`, `pull` and `sync --peers`: write their tables into docs/",
     )
     given = parser.parse_args()
     options = Options(

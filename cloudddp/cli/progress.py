@@ -45,6 +45,18 @@ class Progress:
         except Exception:  # the terminal is closed, or a signal handler interrupted: the work must continue
             self._live, self._status = False, None
 
+    @property
+    def live(self) -> bool:
+        """Whether the steps are shown on a terminal."""
+        return self._live
+
+    def update(self, text: str) -> None:
+        """Report how far the current step is: on a terminal in its place, elsewhere on a line. It never fails."""
+        if self._live and self._status is not None:
+            self._step = one_line(text)
+        else:
+            self(text)
+
     def _report(self, message: Text) -> None:
         text = one_line(self._render(message))  # rich writes to the terminal directly
         if text == self._step:

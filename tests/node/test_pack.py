@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from support.agentnode import Node
 
 from agent.pack import link_leads_to
-from cloudddp.agent.protocol.files import PackRequest
+from cloudddp.agent.protocol import files
+from cloudddp.agent.protocol.files import End, Entry, Have, PackRequest, Total
 from cloudddp.job.results import safe_names
-from cloudddp.job.results.untar import Member, Reader
+from cloudddp.job.results.stream import Reader
 
 
 class Names:
@@ -21,26 +22,45 @@ class Names:
 
     def __init__(self, data: bytes) -> None:
         self.found: dict[str, tuple[str, str | bytes]] = {}
+        self.entries: dict[str, Entry] = {}
+        self.ends: dict[str, End] = {}
+        self.numbers: list[int] = []
+        self.totals: list[Total] = []
         self._data = bytearray()
         reader = Reader(self)
         reader.feed(data)
         reader.close()
 
-    def begin(self, member: Member) -> None:
-        self._member, self._data = member, bytearray()
+    def same(self, numbers: tuple[int, ...]) -> None:
+        self.numbers += numbers
+
+    def total(self, total: Total) -> None:
+        self.totals.append(total)
+
+    def begin(self, entry: Entry) -> None:
+        self._entry, self._data = entry, bytearray()
+        self.entries[entry.name] = entry
+        if entry.kind != files.FILE:
+            kind = "link" if entry.kind == files.LINK else "folder"
+            self.found[entry.name] = (kind, entry.target if entry.kind == files.LINK else b"")
 
     def data(self, piece: memoryview) -> None:
         self._data += piece
 
-    def end(self) -> None:
-        member = self._member
-        self.found[member.name] = (member.kind, member.target if member.kind == "link" else bytes(self._data))
+    def end(self, end: End) -> None:
+        self.ends[self._entry.name] = end
+        self.found[self._entry.name] = ("file", bytes(self._data))
+
+
+def packed(node: Node, *names: str, have: tuple[Have, ...] = ()) -> tuple[Names, list[str]]:
+    done = node.run(PackRequest("p", names, have=have))
+    assert done.returncode == 0, done.stderr
+    return Names(done.stdout), done.stderr.decode().splitlines()
 
 
 def pack(node: Node, *names: str) -> tuple[dict[str, tuple[str, str | bytes]], list[str]]:
-    done = node.run(PackRequest("p", names))
-    assert done.returncode == 0, done.stderr
-    return Names(done.stdout).found, done.stderr.decode().splitlines()
+    found, notes = packed(node, *names)
+    return found.found, notes
 
 
 def test_missing_paths_are_skipped(node: Node) -> None:

@@ -4,8 +4,8 @@ Both sides import these modules: the laptop from the installed package, the agen
 Python 3.9 and the standard library only, and import nothing else of cloudddp.
 
 A step is one command: `python3 agent.pyz STEP [REQUEST]`. Its request is JSON: the first line of stdin, or in argv where
-the agent itself is on stdin (never one that holds secrets). Its reply is the last line on stdout; `pack` writes a tar
-stream and `follow` writes frames instead.
+the agent itself is on stdin (never one that holds secrets). Its reply is the last line on stdout; `pack` and
+`follow` write frames instead.
 
 Each module holds one topic, so that a step of the agent loads only what it needs:
 

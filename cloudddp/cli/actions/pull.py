@@ -7,7 +7,14 @@ from pathlib import Path
 
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.pull_from_s3 import pull_from_s3
-from cloudddp.cli.actions.results import collect_logs, report_held
+from cloudddp.cli.actions.results import (
+    collect_logs,
+    pull_from,
+    pull_resumed,
+    raise_failures,
+    report_held,
+)
+from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, toml
 from cloudddp.cli.session import Session
@@ -69,16 +76,23 @@ def _pull(
         names = paths or job.outputs
         since = None if paths else record.started
         replies = new_files.find_all(runner, job, project=PROJECT).values
-        files = 0
-        for source, target in targets.items():
-            pulled = pulling.pull(runner, names, node=source, to=target, since=since)
-            if pulled.files and source in replies:
+
+        def pull_one(source: int) -> Pulled:
+            pulled = pull_resumed(
+                runner, names, node=source, to=targets[source], since=since, progress=shown.of(source)
+            )
+            if pulled.found and source in replies:
                 new_files.mark_pulled(runner, source, names, replies[source].time_ns, project=PROJECT)
-            _report(console, source, pulled, target, record.id)
-            files += pulled.files
-        if not paths:
+            return pulled
+
+        with ByteProgress(console) as shown:
+            outcome = pull_from(runner, targets, pull_one)
+        for source, pulled in sorted(outcome.values.items()):
+            _report(console, source, pulled, targets[source], record.id)
+        if outcome.values and not paths:
             collect_logs(console, runner, record.id, base)
-        if not files:
+        raise_failures(console, outcome)
+        if not any(pulled.found for pulled in outcome.values.values()):
             report_held(console, replies, session.settings)
             raise _nothing_to_pull(names, job.outputs)
         if record.id != (ran or known)[-1].id and not paths:
@@ -96,9 +110,11 @@ def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str]) -> CloudDDPEr
 def _report(console: Console, node: int, pulled: Pulled, target: Path, job_id: str) -> None:
     for line in pulled.notes:
         console.warn(f"node {node}: {line}")
-    if pulled.files:
-        count = counted(pulled.files, "file")
-        console.print(f"node {node}: {count}, {size_of(pulled.size)} -> {target}")
+    if pulled.found:
+        same = f" ({counted(pulled.unchanged, 'file')} unchanged)" if pulled.unchanged else ""
+        console.print(
+            f"node {node}: {counted(pulled.files, 'file')}, {size_of(pulled.size)} -> {target}{same}"
+        )
     if pulled.older:
         console.warn(
             f"{counted(pulled.older, 'pulled file')} of node {node} {'is' if pulled.older == 1 else 'are'} older than job "

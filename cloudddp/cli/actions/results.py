@@ -7,22 +7,26 @@ whose transfer failed, keep the cluster until its deadline.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.results import NewFilesReply
+from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, toml
 from cloudddp.cli.session import Session
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, Command
+from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.job import project_files
 from cloudddp.job.results import new_files, safe_names
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import NodeFiles, names_of
+from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.receive import Progress
+from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line, size_of
 
 PULL = Command("pull")
@@ -48,9 +52,24 @@ def collect(session: Session, runner: Runner, job_id: str, ended: Mapping[int, s
         found = new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True)
         lines += _unknown(console, found.errors, ended)
         zero = min((node for node, reply in found.values.items() if reply.rank_zero), default=None)
-        for node, reply in sorted(found.values.items()):
-            target = to if node == zero else to / f"node{node}"
-            if why := _pull_new(console, runner, session.settings, node, reply, target):
+        targets = {
+            node: to if node == zero else to / f"node{node}"
+            for node, reply in found.values.items()
+            if any(one.outputs.files for one in reply.jobs)
+        }
+        with ByteProgress(console) as shown:
+            outcome = pull_from(
+                runner,
+                targets,
+                lambda node: _pull_new(
+                    runner, session.settings, node, found.values[node], targets[node], shown.of(node)
+                ),
+            )
+        for node in targets:
+            if node in outcome.values:
+                _report(console, node, outcome.values[node], targets[node])
+            else:
+                why = str(outcome.errors.get(node, "its pull was stopped"))
                 lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
     except KeyboardInterrupt:
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
@@ -61,22 +80,67 @@ def collect(session: Session, runner: Runner, job_id: str, ended: Mapping[int, s
     return Left((*lines, *map(_line, held)), pull_command(held, found.values))
 
 
+def pull_from(runner: Runner, targets: Mapping[int, Path], work: Callable[[int], Pulled]) -> Outcome[Pulled]:
+    """Pull from these nodes at the same time; every node has its result or its error."""
+    if len(targets) == 1:  # in this thread, so that Ctrl-C ends it where it is
+        (node,) = targets
+        try:
+            return Outcome({node: work(node)})
+        except (CloudDDPError, OSError) as error:
+            return Outcome(errors={node: error})
+    nothing = Pulled(0, 0, 0, ())
+    outcome = runner.each(lambda node: work(node) if node in targets else nothing, fatal=lambda _: False)
+    return Outcome({node: one for node, one in outcome.values.items() if node in targets}, outcome.errors)
+
+
+def pull_resumed(
+    runner: Runner,
+    names: Sequence[str],
+    *,
+    node: int,
+    to: Path,
+    since: float | None = None,
+    progress: Progress = pulling.no_progress,
+) -> Pulled:
+    """Pull from a node; if the connection breaks, connect once more and continue."""
+    try:
+        return pulling.pull(runner, names, node=node, to=to, since=since, progress=progress)
+    except NodeError as error:
+        if not error.reason:
+            raise
+        try:
+            runner.reconnect(node)
+        except NodeError:
+            raise error from None
+    return pulling.pull(runner, names, node=node, to=to, since=since, progress=progress)
+
+
+def raise_failures(console: Console, outcome: Outcome[Pulled]) -> None:
+    """Report the errors of a pull from several nodes, and raise the first one."""
+    for node, error in sorted(outcome.errors.items())[1:]:
+        console.warn(f"node {node}: its results were not pulled: {one_line(str(error), 500)}")
+    outcome.all()
+
+
 def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int:
     """Pull a job's logs, verdict and dumps from every node into `to`/logs; return the number of files. Never fails: they
     explain how a job ended, and are not its results."""
-    outcome = runner.each(
-        lambda node: pulling.pull_logs(runner, job_id, node=node, to=to), fatal=lambda _: False
-    )
+    with ByteProgress(console) as shown:
+        outcome = runner.each(
+            lambda node: pulling.pull_logs(runner, job_id, node=node, to=to, progress=shown.of(node)),
+            fatal=lambda _: False,
+        )
     for node, error in sorted(outcome.errors.items()):
         console.warn(f"node {node}: its logs were not pulled: {one_line(str(error), 500)}")
     for node, pulled in sorted(outcome.values.items()):
         for line in pulled.notes:
             console.warn(f"node {node}: {line}")
     files = sum(one.files for one in outcome.values.values())
+    found = sum(one.found for one in outcome.values.values())
     if files:
         size = size_of(sum(one.size for one in outcome.values.values()))
         console.log(f"logs: {counted(files, 'file')}, {size}, to {to / pulling.LOGS}")
-    return files
+    return found
 
 
 def _unknown(console: Console, errors: Mapping[int, Exception], ended: Mapping[int, str]) -> list[str]:
@@ -90,26 +154,24 @@ def _unknown(console: Console, errors: Mapping[int, Exception], ended: Mapping[i
 
 
 def _pull_new(
-    console: Console, runner: Runner, settings: Config, node: int, reply: NewFilesReply, to: Path
-) -> str:
-    """Pull the outputs of one node if there are new ones; return why that failed, or ''.
+    runner: Runner, settings: Config, node: int, reply: NewFilesReply, to: Path, progress: Progress
+) -> Pulled:
+    """Pull the outputs of one node, on which there are new ones.
 
     Requests the names in our own settings: those in the node's answer are chosen by the node.
     """
-    if not any(one.outputs.files for one in reply.jobs):
-        return ""
-    try:
-        there = names_of(one.outputs for one in reply.jobs)
-        names = [name for name in settings.job.outputs if os.path.normpath(name) in there]
-        names = names or list(settings.job.outputs)
-        pulled = pulling.pull(runner, names, node=node, to=to)
-        for line in pulled.notes:
-            console.warn(f"node {node}: {line}")
-        console.log(f"node {node}: pulled {counted(pulled.files, 'file')}, {size_of(pulled.size)}, to {to}")
-        new_files.mark_pulled(runner, node, names, reply.time_ns, project=PROJECT)
-    except (CloudDDPError, OSError) as error:
-        return str(error)
-    return ""
+    there = names_of(one.outputs for one in reply.jobs)
+    names = [name for name in settings.job.outputs if os.path.normpath(name) in there]
+    names = names or list(settings.job.outputs)
+    pulled = pull_resumed(runner, names, node=node, to=to, progress=progress)
+    new_files.mark_pulled(runner, node, names, reply.time_ns, project=PROJECT)
+    return pulled
+
+
+def _report(console: Console, node: int, pulled: Pulled, to: Path) -> None:
+    for line in pulled.notes:
+        console.warn(f"node {node}: {line}")
+    console.log(f"node {node}: pulled {counted(pulled.files, 'file')}, {size_of(pulled.size)}, to {to}")
 
 
 def report_new(console: Console, runner: Runner, settings: Config, job_id: str) -> None:

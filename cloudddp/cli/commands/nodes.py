@@ -49,7 +49,8 @@ pull = Verb(
     ],
     help="""Copy results from the nodes to this computer.
 
-    PATHS are files or folders of the project on the nodes (default: job.outputs, which is `runs`).
+    PATHS are files or folders of the project on the nodes (default: job.outputs, which is `runs`). Files that are here
+    already are not sent again, and a transfer that broke continues.
     """,
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ MAX_NOTES = 50  # that are shown; the others are counted
 LONGEST = 500  # characters of a note
 _STDERR = 1 << 16  # bytes of the agent's notes that are kept
 MISSING = "missing "
+CHANGED = "changed while it was copied: "
 _PREFIXES = (MISSING, "left out ")  # with which the agent's notes begin
 
 
@@ -22,8 +23,15 @@ class Notes:
 
     def left_out(self, name: str, why: str) -> None:
         """Note that a file was not written."""
+        self._add(f"left out {name}: {why}")
+
+    def changed(self, name: str) -> None:
+        """Note that a file may be a mix of two versions."""
+        self._add(f"{CHANGED}{name}; pull it again when nothing writes to it")
+
+    def _add(self, note: str) -> None:
         if len(self._ours) < MAX_NOTES:
-            self._ours.append(one_line(f"left out {name}: {why}", LONGEST))
+            self._ours.append(one_line(note, LONGEST))
         else:
             self._more += 1
 

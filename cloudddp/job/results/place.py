@@ -31,6 +31,7 @@ class Move:
     files: int = 0
     size: int = 0
     older: int = 0
+    unchanged: int = 0  # links that the target has already
     _state: tuple[int, int] | None = field(default_factory=lambda: identity(local_state.home()))
 
     def contents(self, source: Folder, target: Folder) -> None:
@@ -42,6 +43,9 @@ class Move:
                 continue
             if target.kind(name) == stat.S_IFDIR:
                 raise _conflict(target.path / name, "is a folder here and a file in the results")
+            if stat.S_ISLNK(info.st_mode) and _same_link(source, target, name):
+                self.unchanged += 1
+                continue
             os.rename(name, name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
             self.files += 1
             self.size += info.st_size
@@ -60,6 +64,12 @@ class Move:
                 return
             with source.enter(name) as within:
                 self.contents(within, inner)
+
+
+def _same_link(source: Folder, target: Folder, name: str) -> bool:
+    if target.kind(name) != stat.S_IFLNK:
+        return False
+    return os.readlink(name, dir_fd=source.descriptor) == os.readlink(name, dir_fd=target.descriptor)
 
 
 def _conflict(path: Path, why: str) -> CloudDDPError:

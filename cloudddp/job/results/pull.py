@@ -1,4 +1,7 @@
-"""Pulling results: a tar stream from a node, unpacked next to its destination and moved there once it is complete.
+"""Pulling results: a stream of files from a node, written next to its destination and moved there once it is complete.
+
+The node is told what is here (known.py), so files that did not change are not sent again, and a transfer that broke
+continues.
 
 A node is not trusted: any program that runs there as the login user decides what is sent. So only what was
 requested is accepted, by names that mean the same on every file system (safe_names.py), through open folders and never
@@ -10,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,13 +23,15 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.files import PackRequest
 from cloudddp.agent.protocol.results import EVIDENCE
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.errors import Command, NodeError, UsageError
-from cloudddp.job.results import safe_names, untar
+from cloudddp.errors import Command, NodeError, UsageError, parts
+from cloudddp.job.results import incoming, known, safe_names
 from cloudddp.job.results.errors import OTHER_FOLDER_HINT, cannot_write
-from cloudddp.job.results.notes import LONGEST, MISSING, Notes
+from cloudddp.job.results.incoming import Incoming
+from cloudddp.job.results.notes import CHANGED, LONGEST, MISSING, Notes
 from cloudddp.job.results.place import Move, identity
+from cloudddp.job.results.receive import Progress, Receive
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.unpack import Unpack
+from cloudddp.job.results.stream import Reader, Refused, Truncated
 from cloudddp.safe_files import Folder, resolved
 from cloudddp.text import one_line
 
@@ -38,48 +41,53 @@ PACK_SECONDS = 120.0  # without any data from the node
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """The result of a pull. `older` files were last written before the job began; `notes` list what was missing or
-    left out, and why."""
+    left out, and why. `unchanged` files are in the target already and not counted in `files`."""
 
     files: int
     size: int
     older: int
     notes: tuple[str, ...]
+    unchanged: int = 0
+
+    @property
+    def found(self) -> int:
+        """The number of files, with those that are unchanged."""
+        return self.files + self.unchanged
 
 
 LOGS = "logs"  # the folder for it, in that of a job's results
 
 
-def pull(runner: Runner, names: Sequence[str], *, node: int, to: Path, since: float | None = None) -> Pulled:
+def no_progress(_: object) -> None:
+    """Show nothing."""
+
+
+def pull(
+    runner: Runner,
+    names: Sequence[str],
+    *,
+    node: int,
+    to: Path,
+    since: float | None = None,
+    progress: Progress = no_progress,
+) -> Pulled:
     """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began.
 
-    Files are written to a temporary folder inside it and moved once all have arrived, so that a broken transfer never
-    leaves a partial snapshot under its final name. Raises UsageError for a name or a target that is not allowed;
-    NodeError, with nothing moved, if the node sends what was not requested; CloudDDPError where `to` cannot be written.
+    Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never leaves a
+    partial snapshot under its final name; the next pull from that node continues it. Raises UsageError for a name or a
+    target that is not allowed; NodeError, with nothing moved, if the connection breaks or the node sends what was not
+    requested; CloudDDPError where `to` cannot be written.
     """
-    return _pull(runner, names, node, to, since=since)
+    return _Pull(runner, node, to, names, progress=progress).run(int(since or 0))
 
 
-def pull_logs(runner: Runner, job_id: str, *, node: int, to: Path) -> Pulled:
-    """Copy a job's logs, verdict and dumps from one node into `to`/logs/nodeN. What does not exist is no note. Raises as
-    `pull`."""
-    pulled = _pull(runner, EVIDENCE, node, to / LOGS / f"node{node}", job=job_id)
-    return replace(pulled, notes=tuple(one for one in pulled.notes if not one.startswith(MISSING)))
-
-
-def _pull(
-    runner: Runner, names: Sequence[str], node: int, to: Path, *, since: float | None = None, job: str = ""
+def pull_logs(
+    runner: Runner, job_id: str, *, node: int, to: Path, progress: Progress = no_progress
 ) -> Pulled:
-    roots = check_names(names)
-    check_target(to)
-    notes = Notes()
-    with target_folder(to) as target, incoming(target) as arrived:
-        _receive(runner, roots, node, arrived, notes, job)
-        moved = Move(notes, since=int(since or 0))
-        try:
-            moved.contents(arrived, target)
-        except OSError as error:
-            raise cannot_write(to, error) from None
-    return Pulled(moved.files, moved.size, moved.older, notes.lines())
+    """Copy a job's logs, verdict and dumps from one node into `to`/logs/nodeN. What does not exist is no note, and that a
+    log grows is none. Raises as `pull`."""
+    pulled = _Pull(runner, node, to / LOGS / f"node{node}", EVIDENCE, job=job_id, progress=progress).run(0)
+    return replace(pulled, notes=tuple(one for one in pulled.notes if not one.startswith((MISSING, CHANGED))))
 
 
 def check_target(to: Path, *, hint: str = OTHER_FOLDER_HINT) -> None:
@@ -144,56 +152,85 @@ def target_folder(to: Path) -> Iterator[Folder]:
                 path.rmdir()
 
 
-@contextlib.contextmanager
-def incoming(target: Folder) -> Iterator[Folder]:
-    """Yield a new folder in the target; remove it, with what is left in it, in the end."""
-    name = f".cloudddp-incoming-{secrets.token_hex(6)}"
-    try:
-        os.mkdir(name, 0o700, dir_fd=target.descriptor)
-        folder = target.enter(name)
-    except OSError as error:
-        raise cannot_write(target.path, error) from None
-    try:
-        with folder:
-            yield folder
-    finally:
-        shutil.rmtree(name, ignore_errors=True, dir_fd=target.descriptor)
-
-
 # -- from the node -----------------------------------------------------------------------------------------
 
 
-def _receive(
-    runner: Runner, roots: Sequence[Parts], node: int, folder: Folder, notes: Notes, job: str
-) -> None:
-    """Receive what was requested from the node, into an empty folder."""
-    request = PackRequest(PROJECT, tuple("/".join((".", *root)) for root in roots), job)
-    try:
-        with Unpack(folder, roots, notes, node) as unpack:
-            reader = untar.Reader(unpack)
+class _Pull:
+    """One pull from one node into one folder."""
+
+    def __init__(
+        self, runner: Runner, node: int, to: Path, names: Sequence[str], *, progress: Progress, job: str = ""
+    ) -> None:
+        self._runner, self._node, self._to, self._job = runner, node, to, job
+        self._roots = check_names(names)
+        self._progress = progress
+        self._notes = Notes()
+        check_target(to)
+
+    def run(self, since: int) -> Pulled:
+        name = incoming.name_of(self._runner.host_key(self._node), self._job)
+        with target_folder(self._to) as target:
+            try:
+                with incoming.incoming(target, name) as arrived:
+                    receive = self._receive(arrived, target, since)
+                    moved = Move(self._notes, since=since)
+                    moved.contents(arrived.files, target)
+            except Refused as error:
+                raise self._refused(error, kept=incoming.is_kept(target, name)) from None
+            except NodeError as error:
+                if not error.reason or not incoming.is_kept(target, name):
+                    raise
+                raise NodeError(
+                    f"{error.reason}; what had arrived is kept",
+                    hint=("repeat ", Command("pull"), ", which continues; ", *parts(error.hint)),
+                    reason=error.reason,
+                ) from None
+        return Pulled(
+            moved.files,
+            moved.size,
+            moved.older + receive.older,
+            self._notes.lines(),
+            receive.unchanged + moved.unchanged,
+        )
+
+    def _receive(self, arrived: Incoming, target: Folder, since: int) -> Receive:
+        """Receive what was requested from the node."""
+        node = self._node
+        found = known.find(arrived.before, target, self._roots)
+        request = PackRequest(
+            PROJECT,
+            tuple("/".join((".", *root)) for root in self._roots),
+            self._job,
+            tuple(one.wire for one in found),
+        )
+        with Receive(
+            arrived, self._roots, found, self._notes, node=node, since=since, progress=self._progress
+        ) as receive:
+            reader = Reader(receive)
             result = client.run_step(
-                runner, node, request,
-                timeout=PACK_SECONDS, on_stdout=reader.feed, on_stderr=notes.feed,
+                self._runner, node, request,
+                timeout=PACK_SECONDS, on_stdout=reader.feed, on_stderr=self._notes.feed,
             )  # fmt: skip
             if result.exit_code:
-                raise NodeError(f"node {node}: {notes.last() or client.failure_text(result)}")
+                raise NodeError(f"node {node}: {self._notes.last() or client.failure_text(result)}")
             reader.close()
-    except untar.Truncated as error:
-        raise NodeError(
-            f"node {node}: the results are incomplete: {one_line(str(error), LONGEST)}",
-            hint=("nothing was kept; repeat ", Command("pull")),
-        ) from None
-    except untar.Refused as error:
-        raise NodeError(
-            f"node {node} sent results that cloudddp refuses: {one_line(str(error), LONGEST)}; "
-            "nothing was kept",
+        return receive
+
+    def _refused(self, error: Refused, *, kept: bool) -> NodeError:
+        why = one_line(str(error), LONGEST)
+        if isinstance(error, Truncated):
+            after = "what had arrived is kept" if kept else "nothing was kept"
+            return NodeError(
+                f"node {self._node}: the results are incomplete: {why}; {after}",
+                hint=("repeat ", Command("pull")),
+            )
+        return NodeError(
+            f"node {self._node} sent results that cloudddp refuses: {why}; nothing was kept",
             hint=(
                 "a program on that node has replaced the agent or writes into its output; ",
                 "look with ",
-                Command("ssh", str(node)),
+                Command("ssh", str(self._node)),
                 ", or end the cluster with ",
                 Command("down"),
             ),
-        ) from None
-    except OSError as error:
-        raise cannot_write(folder.path.parent, error) from None
+        )

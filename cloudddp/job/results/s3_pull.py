@@ -14,16 +14,19 @@ from pathlib import Path
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.codec import MAX_TIME, ProtocolError
 from cloudddp.agent.protocol.copies import LINK, LOGS, MTIME, OUTPUTS, REPORT, Copied
+from cloudddp.agent.protocol.files import FILE, Entry
+from cloudddp.agent.protocol.files import LINK as LINK_ENTRY
 from cloudddp.aws import objects
 from cloudddp.aws.client import AWS
 from cloudddp.aws.objects import Object
-from cloudddp.job.results import pull, safe_names, untar
+from cloudddp.job.results import incoming, pull, safe_names
 from cloudddp.job.results.errors import cannot_write
 from cloudddp.job.results.notes import Notes
 from cloudddp.job.results.place import Move
 from cloudddp.job.results.pull import Pulled
 from cloudddp.job.results.s3_place import Place
 from cloudddp.job.results.safe_names import Parts
+from cloudddp.job.results.stream import Refused
 from cloudddp.job.results.unpack import Unpack
 from cloudddp.safe_files import Folder
 
@@ -83,13 +86,14 @@ def fetch(
     chosen = {name: one for name, one in sorted(found.items()) if _is_requested(name, roots)}
     if not chosen:
         return Pulled(0, 0, 0, ())
-    with pull.target_folder(to) as target, pull.incoming(target) as arrived:
+    folder = incoming.name_of("s3", place.bucket, place.prefix, str(node))
+    with pull.target_folder(to) as target, incoming.incoming(target, folder, keeps=False) as arrived:
         try:
-            with Unpack(arrived, roots, notes, node) as unpack:
+            with Unpack(arrived.files, roots, notes, node) as unpack:
                 for name, one in chosen.items():
                     _Transfer(unpack, notes, target, name, one).run(aws, place)
             moved = Move(notes, since=0)
-            moved.contents(arrived, target)
+            moved.contents(arrived.files, target)
         except OSError as error:
             raise cannot_write(to, error) from None
     return Pulled(moved.files, moved.size, moved.older, notes.lines())
@@ -124,26 +128,27 @@ class _Transfer:
         """Return whether the contents are to be read."""
         text = metadata.get(MTIME, "")
         mtime = (
-            min(int(text) // 10**9, int(MAX_TIME))
+            min(int(text), int(MAX_TIME) * 10**9)
             if text.isascii() and text.isdigit() and len(text) < 30
             else 0
         )
         link = metadata.get(LINK, "") if not self.one.size else ""
-        member = untar.Member(self.name, "link" if link else "file", self.one.size, 0o644, mtime, link)
+        kind = LINK_ENTRY if link else FILE
+        entry = Entry(self.name, kind, self.one.size, 0o644, mtime, link)
         if mtime and self._is_newer_here(mtime):
             self.notes.left_out(self.name, "the file on this computer is newer")
             return False
         try:
-            self.unpack.begin(member)
-        except untar.Refused as error:
+            self.unpack.begin(entry)
+        except Refused as error:
             self.notes.left_out(self.name, str(error))
             return False
         self._open = not link
         return not link
 
-    def _is_newer_here(self, mtime: int) -> bool:
+    def _is_newer_here(self, mtime_ns: int) -> bool:
         try:
             parts = safe_names.split(self.name)
-            return int(self.target.path.joinpath(*parts).lstat().st_mtime) > mtime
+            return self.target.path.joinpath(*parts).lstat().st_mtime_ns > mtime_ns
         except (OSError, ValueError):
             return False

@@ -88,10 +88,16 @@ def guarded(part: str) -> bool:
     Some file systems ignore case, invisible characters and the normal form of a letter (ext4, APFS, HFS+), or
     accept short names, trailing dots and spaces, and streams (NTFS): so all of these are ignored here.
     """
-    shown = "".join(
+    # Of usual names without the tables of Unicode: the same, in a tenth of the time.
+    shown = part.lower() if part.isascii() and part.isprintable() else _plain(part)
+    plain = re.split(r"[:\\]", shown, maxsplit=1)[0].rstrip(". ")
+    return bool(_GUARDED.match(plain))
+
+
+def _plain(part: str) -> str:
+    """Return a component without its invisible characters, in its normal form and lower case."""
+    return "".join(
         one
         for one in unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", part).casefold())
         if unicodedata.category(one) not in _IGNORED and one not in _IGNORED_LETTERS
     )
-    plain = re.split(r"[:\\]", shown, maxsplit=1)[0].rstrip(". ")
-    return bool(_GUARDED.match(plain))

@@ -1,4 +1,4 @@
-"""Writes a stream of results into an empty folder, through open folders and never through a link.
+"""Writes results into an empty folder, through open folders and never through a link.
 
 What no agent sends is refused: a name that was not requested, or that leads out of the folder. What an agent may
 send but this computer cannot hold, or should not get, is left out with a note.
@@ -8,31 +8,48 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Sequence
 
+from cloudddp.agent.protocol import files
+from cloudddp.agent.protocol.files import Entry
 from cloudddp.errors import CloudDDPError
-from cloudddp.job.results import safe_names, untar
+from cloudddp.job.results import safe_names
 from cloudddp.job.results.errors import FREE_SPACE_HINT
 from cloudddp.job.results.notes import LONGEST, Notes
 from cloudddp.job.results.safe_names import Parts
+from cloudddp.job.results.stream import Refused
 from cloudddp.safe_files import Descent, Folder
 from cloudddp.text import one_line
 
+LARGE = 1 << 20  # bytes; a smaller file is not continued after a broken transfer
 # Errors that concern one name: the file system ignores case, forbids the name or has it already.
 _OF_ONE_FILE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL)
 _LATEST = 1 << 33  # seconds since the epoch: the year 2242
 
 
+def is_unfinished(mode: int) -> bool:
+    """Return whether a file is marked as unfinished: a complete one can be read by its owner."""
+    return stat.S_ISREG(mode) and not mode & stat.S_IRUSR
+
+
+def local_time(mtime_ns: int) -> int:
+    """Return a time of a node as it is set here (ns)."""
+    return min(max(mtime_ns, 0), _LATEST * 10**9)
+
+
 class Unpack:
-    """An untar.Receiver that writes the members of a stream into a folder that is empty at first."""
+    """Writes entries in order into a folder that is empty at first: `begin`, `data` and `end`, or `discard`."""
 
     def __init__(self, folder: Folder, roots: Sequence[Parts], notes: Notes, node: int) -> None:
         self._node = node
         self._roots = roots
         self._notes = notes
         self._descent = Descent(folder)
+        self._path: Parts = ()
         self._file = -1  # the descriptor of the file that is received, -1 where it is left out
-        self._mtime = 0
+        self._mtime_ns = 0
+        self._mode: int | None = None  # the mode that a file marked as unfinished gets at its end
         self._guarded: Parts | None = None  # a folder of git or cloudddp whose files are left out
 
     def __enter__(self) -> Unpack:
@@ -42,37 +59,40 @@ class Unpack:
         self._close()
         self._descent.__exit__()
 
-    def begin(self, member: untar.Member) -> None:
-        path = self._checked(member)
-        if not path or self._left_out(member, path):
+    @property
+    def writes(self) -> bool:
+        """Whether the contents of a file are being written."""
+        return self._file >= 0
+
+    def begin(self, entry: Entry) -> None:
+        path = self.checked(entry)
+        if not path or self._left_out(entry, path):
             return
         try:
-            self._make(member, path)
+            self._make(entry, path)
         except OSError as error:
             if error.errno not in _OF_ONE_FILE:
                 raise
             taken = error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
             why = "another entry of these results has the same path" if taken else error.strerror
-            self._notes.left_out(member.name, why or "")
+            self._notes.left_out(entry.name, why or "")
 
-    def _checked(self, member: untar.Member) -> Parts:
-        """Return a member's path. Raises Refused for one that no agent sends."""
+    def checked(self, entry: Entry) -> Parts:
+        """Return an entry's path. Raises Refused for one that no agent sends."""
         try:
-            path = safe_names.split(member.name)
+            path = safe_names.split(entry.name)
         except ValueError as error:
-            raise untar.Refused(f"{member.name!r} {error}") from None
+            raise Refused(f"{entry.name!r} {error}") from None
         if not safe_names.covers(self._roots, path):
-            raise untar.Refused(f"{member.name!r} was not requested")
-        if member.kind == "link":
-            end = safe_names.link_end(path, member.target)
+            raise Refused(f"{entry.name!r} was not requested")
+        if entry.kind == files.LINK:
+            end = safe_names.link_end(path, entry.target)
             if end is None or not safe_names.covers(self._roots, end):
-                raise untar.Refused(
-                    f"{member.name!r} is a link to {member.target!r}, which was not requested"
-                )
+                raise Refused(f"{entry.name!r} is a link to {entry.target!r}, which was not requested")
         return path
 
-    def _left_out(self, member: untar.Member, path: Parts) -> bool:
-        """Return whether a member is left out, and note why."""
+    def _left_out(self, entry: Entry, path: Parts) -> bool:
+        """Return whether an entry is left out, and note why."""
         if self._guarded is not None and path[: len(self._guarded)] == self._guarded:
             return True
         guarded = next((at for at, part in enumerate(path) if safe_names.guarded(part)), None)
@@ -83,32 +103,44 @@ class Unpack:
             )
             return True
         if safe_names.too_long(path):
-            self._notes.left_out(member.name, "its path is too long")
+            self._notes.left_out(entry.name, "its path is too long")
             return True
         return False
 
-    def _make(self, member: untar.Member, path: Parts) -> None:
-        if member.kind == "folder":
-            inside = self._descent.to(path[:-1], make=0o755)
-            inside.enter(path[-1], make=0o700 | (member.mode & 0o755)).close()
-            return
+    def _make(self, entry: Entry, path: Parts) -> None:
         folder = self._descent.to(path[:-1], make=0o755)
-        moment = min(max(member.mtime, 0), _LATEST)
-        if member.kind == "link":
-            os.symlink(member.target, path[-1], dir_fd=folder.descriptor)
-            os.utime(path[-1], (moment, moment), dir_fd=folder.descriptor, follow_symlinks=False)
+        if entry.kind == files.FOLDER:
+            folder.enter(path[-1], make=0o700 | (entry.mode & 0o755)).close()
             return
-        self._check_space(folder, member)
-        self._file = folder.create(path[-1], 0o600 | (member.mode & 0o755))
-        self._mtime = moment
+        moment = local_time(entry.mtime_ns)
+        if entry.kind == files.LINK:
+            os.symlink(entry.target, path[-1], dir_fd=folder.descriptor)
+            os.utime(path[-1], ns=(moment, moment), dir_fd=folder.descriptor, follow_symlinks=False)
+            return
+        self._check_space(folder, entry)
+        descriptor = folder.create(path[-1], 0o600 | (entry.mode & 0o755))
+        self.go_on(entry, path, descriptor)
 
-    def _check_space(self, folder: Folder, member: untar.Member) -> None:
+    def parent(self, path: Parts) -> Folder:
+        """Return the folder in which that path is. It stays open until the next call, or entry."""
+        return self._descent.to(path[:-1], make=0o755)
+
+    def go_on(self, entry: Entry, path: Parts, descriptor: int) -> None:
+        """Write what follows to an open file. If it is large, it is marked as unfinished until its end."""
+        self._path, self._file, self._mtime_ns = path, descriptor, local_time(entry.mtime_ns)
+        if entry.size >= LARGE:
+            self._mode = stat.S_IMODE(os.fstat(descriptor).st_mode) | stat.S_IRUSR
+            os.fchmod(descriptor, self._mode & ~stat.S_IRUSR)
+
+    def _check_space(self, folder: Folder, entry: Entry) -> None:
+        if entry.size < LARGE:
+            return  # the write fails
         disk = os.fstatvfs(folder.descriptor)
         free = disk.f_bavail * disk.f_frsize
-        if member.size > free:
-            name = one_line(member.name, LONGEST)
+        if entry.size > free:
+            name = one_line(entry.name, LONGEST)
             raise CloudDDPError(
-                f"node {self._node}: {name} is {member.size >> 20} MiB, and {free >> 20} MiB are free on this "
+                f"node {self._node}: {name} is {entry.size >> 20} MiB, and {free >> 20} MiB are free on this "
                 "computer's disk; nothing was kept",
                 hint=FREE_SPACE_HINT,
             )
@@ -117,12 +149,23 @@ class Unpack:
         while self._file >= 0 and piece:
             piece = piece[os.write(self._file, piece) :]
 
-    def end(self) -> None:
+    def end(self, *, exact: bool = True) -> None:
+        """Complete the file. Not `exact`: its time is set to a whole second, which says that it does not identify the
+        contents (known.py)."""
         if self._file >= 0:
-            os.utime(self._file, (self._mtime, self._mtime))
+            if self._mode is not None:
+                os.fchmod(self._file, self._mode)
+            moment = self._mtime_ns if exact else self._mtime_ns // 10**9 * 10**9
+            os.utime(self._file, ns=(moment, moment))
+        self._close()
+
+    def discard(self) -> None:
+        """Remove the file that is being written."""
+        if self._file >= 0:
+            os.unlink(self._path[-1], dir_fd=self.parent(self._path).descriptor)
         self._close()
 
     def _close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
-        self._file = -1
+        self._file, self._mode = -1, None

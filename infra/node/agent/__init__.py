@@ -16,7 +16,7 @@ Each step is the module of its name with `REQUEST`, the type of its request, and
     jobs       list the jobs of this node
     new_files  list the files that jobs wrote into the project and that were not pulled yet
     pulled     record what has been pulled
-    pack       write files of the project to stdout, as a tar stream
+    pack       write files of the project to stdout, as far as the laptop lacks them
 
 `guard`, `supervisor` and `rank` are the processes of a job; `upload` copies its results to S3. Every module imports what it needs at its top, so that a running
 step does not read the .pyz again, which may be replaced.

@@ -199,8 +199,9 @@ def _below(
     roots = [os.path.normpath(name) for name in names]
     seen: set[str] = set()
     for root in roots:
-        for path in pack.below(folder / root, folder, notes) if os.path.lexists(folder / root) else ():
-            name = os.path.normpath(str(path.relative_to(folder)))
+        found = pack.below(str(folder), root, notes) if os.path.lexists(folder / root) else ()
+        for name, _ in found:
+            path = folder / name
             shown = pack.on_one_line(name)
             if shown not in seen:  # a root in another one; or two names that differ in control characters
                 seen.add(shown)

@@ -1,25 +1,32 @@
-"""`pack`: write files and folders of the project, or of a job's own folder, to stdout, as a tar stream.
+"""`pack`: send files and folders of the project, or of a job's own folder, to the laptop, as far as it does not have them.
 
-The stream holds only files, folders and symbolic links, which is all that cloudddp/job/untar.py takes.
+The stream is described in cloudddp/agent/protocol/files.py.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
+import stat
 import sys
-import tarfile
+import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO, Union
+from typing import Any, BinaryIO, Optional, Union
 
 from agent import store
-from cloudddp.agent.protocol.files import PackRequest
+from agent.holes import WithoutHoles, data_of
+from cloudddp.agent.protocol import files
+from cloudddp.agent.protocol.files import End, Entry, PackRequest, Total
 
 REQUEST = PackRequest
 MAX_NOTES = 1000
 EMPTY = 1 << 26  # bytes of holes that may be sent as zeros
-MAX_PARTS = 10_000  # of a file with holes
 REPOSITORY = ".git"  # the laptop would not take it
+BLOCK = 1 << 18  # bytes that are read and sent at once
+BUFFER = 1 << 17  # bytes of small files that are sent together
+QUIET_SECONDS = 5.0  # after which a frame says that the agent works
+RECENT_NS = 10**9  # after a write so long ago another one has another time, by the clock of any file system
 
 
 def step(request: PackRequest) -> None:
@@ -28,18 +35,34 @@ def step(request: PackRequest) -> None:
     folder = store.job_folder(request.job) if request.job else store.project_folder(request.project)
     roots = [os.path.normpath(name) for name in request.paths]
     notes = Notes()
-    with tarfile.open(
-        fileobj=sys.stdout.buffer, mode="w|", format=tarfile.GNU_FORMAT, encoding="utf-8",
-        errors="surrogateescape",
-    ) as stream:  # fmt: skip
-        packer = Packer(stream, folder, roots, notes, of_job=bool(request.job))
-        for root in roots:
-            if os.path.lexists(folder / root):
-                for path in below(folder / root, folder, notes):
-                    packer.add(path)
-            else:
-                sys.stderr.write(f"missing {on_one_line(root)}\n")
+    with io.BufferedWriter(io.FileIO(sys.stdout.fileno(), "wb", closefd=False), BUFFER) as stream:
+        packer = Packer(Output(stream), str(folder), roots, notes, request)
+        packer.send()
     notes.close()
+
+
+class Output:
+    """The stream of frames."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._last = time.monotonic()
+        stream.write(files.MAGIC)
+
+    def send(self, frames: bytes) -> None:
+        self._stream.write(frames)
+
+    def data(self, piece: bytes) -> None:
+        self._stream.write(files.PREFIX.pack(files.DATA, len(piece)))
+        self._stream.write(piece)
+        self._last = time.monotonic()
+
+    def working(self) -> None:
+        """Show from time to time that the agent works, while there is nothing to send."""
+        if time.monotonic() - self._last > QUIET_SECONDS:
+            self._stream.write(files.frame(files.WAIT))
+            self._stream.flush()
+            self._last = time.monotonic()
 
 
 class Notes:
@@ -63,79 +86,203 @@ def on_one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def below(path: Path, folder: Path, notes: Notes) -> Iterator[Path]:
-    """Yield a path and, if it is a folder, everything below it except `.git` folders."""
-    yield path
-    if not path.is_dir() or path.is_symlink():
-        return
-
-    def unreadable(error: OSError) -> None:
-        notes.left_out(os.path.relpath(str(error.filename), str(folder)), error.strerror or "cannot be read")
-
-    for root, folders, names in os.walk(str(path), onerror=unreadable):
-        if REPOSITORY in folders:
-            folders.remove(REPOSITORY)
-            notes.left_out(
-                os.path.relpath(os.path.join(root, REPOSITORY), str(folder)), "the folder of a repository"
-            )
-        yield from (Path(root) / name for name in sorted(folders + names))
+def below(folder: str, root: str, notes: Notes) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the path `root` in a folder and, if it is a folder itself, everything below it except `.git` folders. Raises
+    OSError if it does not exist."""
+    info = os.lstat(os.path.join(folder, root))
+    yield root, info
+    left = [root] if stat.S_ISDIR(info.st_mode) else []
+    while left:
+        name = left.pop()
+        prefix = "" if name == "." else name + "/"
+        folders = []
+        try:
+            with os.scandir(os.path.join(folder, name)) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            notes.left_out(name, error.strerror or "cannot be read")
+            continue
+        for entry in entries:
+            path = prefix + entry.name
+            try:
+                info = entry.stat(follow_symlinks=False)
+            except OSError:  # it has gone
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                if entry.name == REPOSITORY:
+                    notes.left_out(path, "the folder of a repository")
+                    continue
+                folders.append(path)
+            yield path, info
+        left += reversed(folders)
 
 
 class Packer:
-    """Adds paths of a project to a tar stream, or `of_job` those of its own folder. `roots` are the paths that were asked for."""
+    """Sends what is at or below the paths `roots` of a folder."""
 
     def __init__(
-        self, stream: tarfile.TarFile, folder: Path, roots: list[str], notes: Notes, *, of_job: bool = False
+        self, out: Output, folder: str, roots: list[str], notes: Notes, request: PackRequest
     ) -> None:
-        self._stream, self._folder, self._roots, self._notes = stream, folder, roots, notes
-        self._of_job = of_job
+        self._out, self._folder, self._roots, self._notes = out, folder, roots, notes
+        self._of_job = bool(request.job)
+        self._have = {one.path: (number, one) for number, one in enumerate(request.have)}
 
-    def add(self, path: Path) -> None:
-        name = os.path.normpath(str(path.relative_to(self._folder)))
+    def send(self) -> None:
+        found = []
+        same: list[int] = []
+        total = size = 0
+        for root in self._roots:
+            if not os.path.lexists(os.path.join(self._folder, root)):
+                sys.stderr.write(f"missing {on_one_line(root)}\n")
+                continue
+            for name, info in below(self._folder, root, self._notes):
+                self._out.working()
+                if stat.S_ISREG(info.st_mode):
+                    if self._is_same(name, info, info.st_size):
+                        same.append(self._have[name][0])
+                        continue
+                    total += 1
+                    size += info.st_size
+                found.append((name, info))
+        self._out.send(files.encode_same(same))
+        self._out.send(files.encode_total(Total(total, size)))
+        for name, info in found:
+            self._entry(name, info)
+        self._out.send(files.frame(files.FINISH))
+
+    def _is_same(self, name: str, info: os.stat_result, size: int) -> bool:
+        """Return whether the laptop has a file, by its size and time."""
+        known = self._have.get(name)
+        return (
+            known is not None
+            and not known[1].digest
+            and (known[1].size, known[1].mtime_ns) == (size, info.st_mtime_ns)
+        )
+
+    def _entry(self, name: str, info: os.stat_result) -> None:
         try:
-            self._add(path, name)
+            self._send_entry(name, info)
         except OSError as error:
             self._notes.left_out(name, error.strerror or "cannot be read")
 
-    def _add(self, path: Path, name: str) -> None:
-        self._stream.inodes = {}  # type: ignore[attr-defined]  # hard links are sent as separate files
-        member = self._stream.gettarinfo(str(path), arcname=name)
-        if member is None or not (member.isreg() or member.isdir() or member.issym()):
+    def _send_entry(self, name: str, info: os.stat_result) -> None:
+        mode, mtime_ns = stat.S_IMODE(info.st_mode), info.st_mtime_ns
+        if stat.S_ISDIR(info.st_mode):
+            self._out.send(files.encode_entry(Entry(name, files.FOLDER, 0, mode, mtime_ns)))
+        elif stat.S_ISLNK(info.st_mode):
+            self._link(name, mode, mtime_ns)
+        elif stat.S_ISREG(info.st_mode):
+            self._file(name)
+        else:
             self._notes.left_out(name, "not a file")
-        elif member.issym():
-            self._add_link(member, path)
-        elif member.isdir():
-            self._stream.addfile(member)
-        else:
-            # The name may be something else by now: opening a pipe would block, and a link may lead anywhere.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, "rb") as source:
-                self._add_file(member, source, is_log=path.parent.name == "ranks" and path.suffix == ".log")
 
-    def _add_file(self, member: tarfile.TarInfo, source: BinaryIO, *, is_log: bool) -> None:
-        """Send a file. Holes of a job's own files are not sent: a file of 1 TiB may take no space on the node's disk."""
-        parts = data_of(source.fileno(), member.size) if self._of_job else [(0, member.size)]
-        filled = sum(end - begin for begin, end in parts)
-        source.seek(0)
-        if is_log and filled < member.size:
-            without_holes = WithoutHoles(source, member.size, parts)
-            member.size = without_holes.size
-            self._stream.addfile(member, without_holes)  # type: ignore[arg-type]
-        elif member.size - filled > max(filled, EMPTY):
-            why = f"{member.size >> 20} MiB, of which {filled >> 20} MiB were written"
-            self._notes.left_out(member.name, why)
-        else:
-            self._stream.addfile(member, FixedSize(source, member.size))  # type: ignore[arg-type]
-
-    def _add_link(self, member: tarfile.TarInfo, path: Path) -> None:
+    def _link(self, name: str, mode: int, mtime_ns: int) -> None:
         """Send a link to something that was requested. An absolute one into the project becomes relative."""
-        target = member.linkname
-        if os.path.isabs(target) and str(self._folder) in (target, *map(str, Path(target).parents)):
-            member.linkname = os.path.relpath(target, str(path.parent))
-        if link_leads_to(member.name, member.linkname, self._roots):
-            self._stream.addfile(member)
+        path = os.path.join(self._folder, name)
+        target = text = os.readlink(path)
+        if os.path.isabs(target) and os.path.commonpath([self._folder, target]) == self._folder:
+            target = os.path.relpath(target, os.path.dirname(path))
+        if link_leads_to(name, target, self._roots):
+            self._out.send(files.encode_entry(Entry(name, files.LINK, 0, mode, mtime_ns, target)))
         else:
-            self._notes.left_out(member.name, f"a link to {target}")
+            self._notes.left_out(name, f"a link to {text}")
+
+    # -- contents ------------------------------------------------------------------------------------------
+
+    def _file(self, name: str) -> None:
+        # The name may be something else by now: opening a pipe would block, and a link may lead anywhere.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(os.open(os.path.join(self._folder, name), flags), "rb", buffering=0) as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                self._notes.left_out(name, "not a file")
+                return
+            contents = self._contents(name, file, info)
+            if contents is not None:
+                self._send_contents(name, file, info, contents)
+
+    def _contents(self, name: str, file: io.FileIO, info: os.stat_result) -> Optional[Contents]:
+        """Return what is sent of a file. Holes of a job's own files are not sent: a file of 1 TiB may take no space on the
+        node's disk."""
+        parts = data_of(file.fileno(), info.st_size) if self._of_job else [(0, info.st_size)]
+        filled = sum(end - begin for begin, end in parts)
+        is_log = os.path.basename(os.path.dirname(name)) == "ranks" and name.endswith(".log")
+        if is_log and filled < info.st_size:
+            return WithoutHoles(file, info.st_size, parts)
+        if info.st_size - filled > max(filled, EMPTY):
+            why = f"{info.st_size >> 20} MiB, of which {filled >> 20} MiB were written"
+            self._notes.left_out(name, why)
+            return None
+        file.seek(0)
+        return FixedSize(file, info.st_size)
+
+    def _send_contents(self, name: str, file: io.FileIO, info: os.stat_result, contents: Contents) -> None:
+        began, (number, have) = time.time_ns(), self._have.get(name, (0, None))
+        if self._is_same(name, info, contents.size):  # a log with holes
+            self._out.send(files.encode_same([number]))
+            return
+        hasher, offset = None, 0
+        if have is not None and have.digest and have.size <= contents.size:
+            hasher = self._beginning(contents, have.size)
+            if hasher.hexdigest() == have.digest:
+                offset = have.size
+            else:
+                hasher, contents = None, self._contents(name, file, info) or contents
+        mode = stat.S_IMODE(info.st_mode)
+        self._out.send(
+            files.encode_entry(Entry(name, files.FILE, contents.size, mode, info.st_mtime_ns, "", offset))
+        )
+        why = self._data(contents, contents.size - offset, hasher)
+        state = files.GIVEN_UP if why else _state(info, os.fstat(file.fileno()), began)
+        if why:
+            self._notes.left_out(name, why)
+        self._out.send(files.encode_end(End(state, hasher.digest() if hasher else b"")))
+
+    def _beginning(self, contents: Contents, size: int) -> Any:
+        """Return a hasher that has read the first `size` bytes."""
+        hasher = hashlib.sha256()
+        while size and (piece := contents.read(min(size, BLOCK))):
+            hasher.update(piece)
+            size -= len(piece)
+            self._out.working()
+        return hasher
+
+    def _data(self, contents: Contents, size: int, hasher: Any) -> str:
+        """Send the next `size` bytes; return why that failed, or ''."""
+        while size:
+            try:
+                piece = contents.read(min(size, BLOCK))
+            except OSError as error:
+                return error.strerror or "cannot be read"
+            if not piece:
+                return "it became shorter while it was read"
+            if hasher:
+                hasher.update(piece)
+            self._out.data(piece)
+            size -= len(piece)
+        return ""
+
+
+def _state(before: os.stat_result, after: os.stat_result, began: int) -> int:
+    """Return the state of a file that was read from the time `began` on (ns)."""
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        return files.CHANGED
+    return files.SETTLED if began - after.st_mtime_ns > RECENT_NS else files.RECENT
+
+
+class FixedSize:
+    """A file of the size that it had when it was opened."""
+
+    def __init__(self, file: io.FileIO, size: int) -> None:
+        self.size = size
+        self._file = file
+
+    def read(self, count: int) -> bytes:
+        """Return at most `count` bytes; none at the end of the file."""
+        return self._file.read(count) or b""
+
+
+Contents = Union[FixedSize, WithoutHoles]
 
 
 def link_leads_to(name: str, target: str, roots: list[str]) -> bool:
@@ -149,71 +296,3 @@ def link_leads_to(name: str, target: str, roots: list[str]) -> bool:
         return False
     end = "/".join([*above[: len(above) - up], *words[up:]])
     return any(root == "." or end == root or end.startswith(root + "/") for root in roots)
-
-
-def data_of(descriptor: int, size: int) -> list[tuple[int, int]]:
-    """Return where a file has data, up to `size`: begin and end of each part between two holes. Of a file with very many
-    holes the rest counts as data."""
-    found: list[tuple[int, int]] = []
-    at = 0
-    while at < size and len(found) < MAX_PARTS:
-        try:
-            begin = os.lseek(descriptor, at, os.SEEK_DATA)
-            at = min(os.lseek(descriptor, begin, os.SEEK_HOLE), size)
-        except OSError:  # no data until the end
-            return found
-        if begin < size:
-            found.append((begin, at))
-    return found if at >= size else [*found, (at, size)]
-
-
-class WithoutHoles:
-    """A log without the part that rank_log.py has removed, which would be sent as zeros: a line says how long it was."""
-
-    def __init__(self, file: BinaryIO, size: int, parts: list[tuple[int, int]]) -> None:
-        self._file = file
-        self._pieces: list[Union[bytes, tuple[int, int]]] = []
-        last = 0
-        for begin, end in [*parts, (size, size)]:
-            if begin > last:
-                self._pieces.append(
-                    b"\n[cloudddp: %d bytes of this log were dropped here]\n" % (begin - last)
-                )
-            if end > begin:
-                self._pieces.append((begin, end))
-            last = end
-        self.size = sum(len(one) if isinstance(one, bytes) else one[1] - one[0] for one in self._pieces)
-
-    def read(self, count: int) -> bytes:
-        """Return `count` bytes, fewer only at the end: tarfile takes less for the end of the file."""
-        found = bytearray()
-        while self._pieces and len(found) < count:
-            found += self._next(count - len(found))
-        return bytes(found)
-
-    def _next(self, count: int) -> bytes:
-        piece = self._pieces.pop(0)
-        if isinstance(piece, bytes):
-            data, rest = piece[:count], piece[count:]
-            self._pieces[:0] = [rest] if rest else []
-            return data
-        begin, end = piece
-        wanted = min(count, end - begin)
-        data = os.pread(self._file.fileno(), wanted, begin) or bytes(wanted)  # it has become shorter
-        begin += len(data)
-        self._pieces[:0] = [(begin, end)] if begin < end else []
-        return data
-
-
-class FixedSize:
-    """A file of the size that was announced, whatever happens to it while it is read."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self.file, self.left = file, size
-
-    def read(self, count: int) -> bytes:
-        data = self.file.read(min(count, self.left))
-        if not data and self.left:
-            data = b"\0" * min(count, self.left)
-        self.left -= len(data)
-        return data

@@ -1,0 +1,62 @@
+"""How far a long transfer is, in bytes: on a terminal in place, elsewhere a line every few seconds; nothing for a short one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from cloudddp.cli.console import Console
+from cloudddp.job.results.receive import Transfer
+from cloudddp.text import size_of
+
+_LINE_SECONDS = 5.0
+_TERMINAL_SECONDS = 0.5
+_SHORT = 1.5  # seconds; what takes less is not shown on a terminal
+
+
+class ByteProgress:
+    """Shows all transfers together; they may run in several threads."""
+
+    def __init__(self, console: Console, *, line_seconds: float = _LINE_SECONDS) -> None:
+        self._progress = console.progress()
+        self._every = _TERMINAL_SECONDS if self._progress.live else line_seconds
+        self._lock = threading.Lock()
+        self._transfers: dict[int, Transfer] = {}
+        self._at = time.monotonic()  # when it was shown, or began
+        self._next = self._at + (_SHORT if self._progress.live else line_seconds)
+        self._received = 0  # by then
+
+    def __enter__(self) -> ByteProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._next = float("inf")
+            self._progress.stop()
+
+    def of(self, node: int) -> Callable[[Transfer], None]:
+        """Return what takes the state of the transfer from that node, as often as it changes."""
+
+        def changed(transfer: Transfer) -> None:
+            if time.monotonic() >= self._next or node not in self._transfers:
+                self._show(node, transfer)
+
+        return changed
+
+    def _show(self, node: int, transfer: Transfer) -> None:
+        with self._lock:
+            self._transfers[node] = transfer
+            now = time.monotonic()
+            if now < self._next:
+                return
+            transfers = self._transfers.values()
+            done, total, received = (
+                sum(getattr(one, name) for one in transfers) for name in ("done", "total", "received")
+            )
+            rate = max(received - self._received, 0) / max(now - self._at, 1e-6)
+            source = f"node {node}" if len(self._transfers) == 1 else f"{len(self._transfers)} nodes"
+            self._progress.update(
+                f"pulling from {source}: {size_of(done)} of {size_of(max(total, done))}, {size_of(int(rate))}/s"
+            )
+            self._at, self._next, self._received = now, now + self._every, received

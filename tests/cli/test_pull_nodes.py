@@ -1,0 +1,85 @@
+"""`pull` on the command line: several nodes, a full disk, the memory that it takes."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.harness import TIMEOUT
+from support.jobs import direct
+
+MEMORY = 200 << 20
+WRITE = (
+    "import os\nos.makedirs('runs', exist_ok=True)\n"
+    "with open('runs/' + os.environ['RANK'], 'w') as file: file.write('x' * 100)\n"
+)
+
+
+def launched(cli: Any, code: str, nodes: int = 1) -> None:
+    direct(cli, nodes=nodes)
+    cli.write("write.py", code)
+    cli.ok("launch", "write.py")
+
+
+def test_failure_of_one_node_does_not_lose_the_results_of_another(cli: Any) -> None:
+    launched(cli, WRITE, nodes=3)
+    (cli.cwd / "out").mkdir()
+    (cli.cwd / "out" / "node1").write_text("in the way")
+    done = cli("pull", "--all-nodes", "--to", "out")
+    assert done.returncode != 0
+    assert "out/node1 is not a folder" in done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["node 0", "node 2"]
+    assert (cli.cwd / "out" / "node0" / "runs" / "0").read_text() == "x" * 100
+    assert (cli.cwd / "out" / "node2" / "runs" / "2").read_text() == "x" * 100
+
+
+def test_second_pull_reports_unchanged_files(cli: Any) -> None:
+    launched(cli, WRITE)
+    assert "node 0: 1 file, 100 bytes -> " in cli.ok("pull")
+    again = cli("pull")
+    assert again.returncode == 0
+    assert "node 0: 0 files, 0 bytes -> " in again.stdout
+    assert "(1 file unchanged)" in again.stdout
+
+
+def on_a_disk_of(cli: Any, size: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `cloudddp` where the folder `out` is a disk of that size, and list its contents at the end."""
+    (cli.cwd / "out").mkdir(exist_ok=True)
+    program = shlex.join([str(Path(sys.executable).with_name("cloudddp")), *words])
+    mount = f"mount -t tmpfs -o mode=0700,size={size} tmpfs out"
+    script = f"{mount} || exit 99; {program}; code=$?; echo contents:; find out; exit $code"
+    return subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        cwd=cli.cwd, env=cli.env, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+    )  # fmt: skip
+
+
+def test_full_disk_is_named_and_nothing_is_kept(cli: Any) -> None:
+    launched(
+        cli,
+        "import os\nos.makedirs('runs')\n"
+        "for k in range(20):\n with open(f'runs/{k:02}', 'wb') as file: file.write(bytes(100_000))\n"
+        "os.makedirs('one')\nwith open('one/large', 'wb') as file: file.write(bytes(4 << 20))\n",
+    )
+    small = on_a_disk_of(cli, "1m", "pull", "--to", "out")
+    assert small.returncode == 1, small.stderr
+    assert "no space left on this computer's disk for the results; nothing was kept" in small.stderr
+    assert small.stdout.endswith("contents:\nout\n")
+    large = on_a_disk_of(cli, "1m", "pull", "--to", "out", "one")
+    assert large.returncode == 1, large.stderr
+    assert "one/large is 4 MiB, and 1 MiB are free" in large.stderr
+    assert large.stdout.endswith("contents:\nout\n")
+
+
+def test_memory_does_not_depend_on_the_size_of_a_file(cli: Any, tmp_path: Path) -> None:
+    launched(
+        cli, "import os\nos.makedirs('runs')\nopen('runs/a', 'w').close()\nos.truncate('runs/a', 400 << 20)\n"
+    )
+    done = cli.to_files(tmp_path, "pull")
+    assert done.returncode == 0, (tmp_path / "err.txt").read_text()
+    assert done.peak_memory < MEMORY
+    (found,) = (cli.cwd / "results").rglob("a")
+    assert found.stat().st_size == 400 << 20

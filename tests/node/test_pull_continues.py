@@ -1,0 +1,384 @@
+"""`pull` over a real SSH connection: unchanged files are not sent again, and a broken transfer continues."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cutlink import CutLink
+from support.sshserver import Site, site
+
+from cloudddp.cli.actions.results import pull_resumed
+from cloudddp.cli.byte_progress import ByteProgress
+from cloudddp.cli.console import Console
+from cloudddp.cluster.connect import PROJECT
+from cloudddp.errors import CloudDDPError, NodeError
+from cloudddp.job.results import known
+from cloudddp.job.results import pull as pulling
+from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.receive import Transfer
+from cloudddp.safe_files import Folder
+from cloudddp.ssh.fleet import Fleet
+
+LARGE = 12 << 20  # bytes
+OVERHEAD = 100_000  # bytes of a connection and of the stream's frames
+OLD_NS = 1_700_000_000_123_456_789
+
+
+@dataclass
+class Place:
+    """A node behind a link, and the folder `to` for its results."""
+
+    fleet: Fleet
+    link: CutLink
+    runs: Path
+    to: Path
+
+    def write(self, name: str, data: bytes, mtime_ns: int = OLD_NS) -> Path:
+        path = self.runs / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        os.utime(path, ns=(mtime_ns, mtime_ns))
+        return path
+
+    def pull(self, **more: Any) -> Pulled:
+        """Pull `runs` over a new connection."""
+        self.fleet.reconnect(0)
+        self.link.received = 0
+        return pulling.pull(self.fleet, ["runs"], node=0, to=self.to, **more)
+
+    def broken(self, at: int) -> NodeError:
+        """Pull while the link breaks after so many bytes."""
+        self.fleet.reconnect(0)
+        self.link.received, self.link.cut_at = 0, at
+        with pytest.raises(NodeError) as caught:
+            pulling.pull(self.fleet, ["runs"], node=0, to=self.to)
+        return caught.value
+
+    @property
+    def found(self) -> dict[str, bytes]:
+        return {str(p.relative_to(self.to)): p.read_bytes() for p in self.to.rglob("*") if p.is_file()}
+
+    @property
+    def top(self) -> list[str]:
+        return [path.name for path in self.to.iterdir()]
+
+    @property
+    def kept(self) -> Path:
+        (found,) = self.to.glob(".cloudddp-incoming-*")
+        return found
+
+
+@pytest.fixture
+def keys_of(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def place(keys_of: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    home = tmp_path / "home"
+    (home / PROJECT).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))  # of the commands of the SSH server
+    monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path / "state"))
+    link = CutLink(keys_of.server().port)
+    with contextlib.closing(link), Fleet({0: keys_of.target(link.port)}) as fleet:
+        fleet.connect()
+        yield Place(fleet, link, home / PROJECT / "runs", tmp_path / "to")
+
+
+def test_unchanged_files_are_not_sent_again(place: Place) -> None:
+    sent = {f"d{k % 7}/f{k}": os.urandom(10_000) for k in range(200)}
+    for name, data in sent.items():
+        place.write(name, data)
+    (place.runs / "latest").symlink_to("d0")
+    first = place.pull()
+    assert (first.files, first.size, first.unchanged) == (201, 2_000_002, 0)
+    assert place.link.received > 2_000_000
+    second = place.pull()
+    assert (second.files, second.size, second.unchanged) == (0, 0, 201)
+    assert place.link.received < 20_000
+    place.write("d0/f0", b"changed", OLD_NS + 1)
+    third = place.pull()
+    assert (third.files, third.size, third.unchanged) == (1, 7, 200)
+    assert place.link.received < 20_000
+    assert {
+        name.removeprefix("runs/"): data for name, data in place.found.items() if "latest" not in name
+    } == {
+        **sent,
+        "d0/f0": b"changed",
+    }
+
+
+def test_file_of_the_same_size_with_another_time_is_sent(place: Place) -> None:
+    place.write("a", b"one", OLD_NS)
+    place.pull()
+    place.write("a", b"two", OLD_NS + 1)
+    assert place.pull().files == 1
+    assert place.found == {"runs/a": b"two"}
+
+
+def test_time_of_a_whole_second_does_not_identify_a_file(place: Place) -> None:
+    """Such times are set by programs that copy files; the contents are compared by hash."""
+    seconds = OLD_NS // 10**9 * 10**9
+    place.write("a", b"one", seconds)
+    place.write("b", os.urandom(1 << 20), seconds)
+    place.pull()
+    place.write("a", b"two", seconds)
+    again = place.pull()
+    assert (again.files, again.unchanged) == (1, 1)
+    assert place.link.received < OVERHEAD
+    assert place.found["runs/a"] == b"two"
+
+
+def test_file_that_was_just_written_is_compared_by_hash(place: Place) -> None:
+    """Another write in the same tick of the file system's clock would leave its time as it is."""
+    soon = time.time_ns() + 60 * 10**9 + 1  # the test may be slow
+    place.write("a", b"one", soon)
+    place.pull()
+    place.write("a", b"two", soon)
+    assert place.pull().files == 1
+    assert place.found == {"runs/a": b"two"}
+
+
+def test_log_that_has_grown_is_continued(place: Place) -> None:
+    seconds = OLD_NS // 10**9 * 10**9
+    begin, rest = os.urandom(1 << 20), b"the next line\n"
+    place.write("log", begin, seconds)
+    place.pull()
+    place.write("log", begin + rest, OLD_NS)
+    assert place.pull().files == 1
+    assert place.link.received < OVERHEAD
+    assert place.found == {"runs/log": begin + rest}
+
+
+def test_broken_transfer_continues(place: Place) -> None:
+    small = {f"a/{k}": os.urandom(20_000) for k in range(50)}
+    large = os.urandom(LARGE)
+    for name, data in small.items():
+        place.write(name, data)
+    place.write("b/large", large)
+    error = place.broken(at=1_000_000 + LARGE // 2)
+    assert "what had arrived is kept" in error.message
+    assert place.kept.stat().st_mode & 0o777 == 0o700
+    assert all(name.startswith(".cloudddp-incoming-") for name in place.top)
+    arrived = sum(path.stat().st_size for path in place.kept.rglob("*") if path.is_file())
+    assert arrived > LARGE // 4
+    done = place.pull()
+    assert (done.files, done.size) == (51, LARGE + 1_000_000)
+    assert place.link.received < LARGE + 1_000_000 - arrived + OVERHEAD
+    assert {name.removeprefix("runs/"): data for name, data in place.found.items()} == {
+        **small,
+        "b/large": large,
+    }
+    modes = {path.stat().st_mode & 0o777 for path in place.to.rglob("*") if path.is_file()}
+    assert modes == {(place.runs / "b/large").stat().st_mode & 0o777}
+    assert place.top == ["runs"]
+
+
+def test_transfer_that_breaks_twice_continues(place: Place) -> None:
+    large = os.urandom(LARGE)
+    place.write("large", large)
+    for _ in range(2):
+        place.broken(at=LARGE // 3)
+    place.pull()
+    assert place.link.received < LARGE * 2 // 3
+    assert place.found == {"runs/large": large}
+
+
+def test_command_connects_once_more_and_continues(place: Place) -> None:
+    large = os.urandom(LARGE)
+    place.write("large", large)
+    place.fleet.reconnect(0)
+    place.link.received, place.link.cut_at = 0, LARGE // 2
+    assert pull_resumed(place.fleet, ["runs"], node=0, to=place.to).files == 1
+    assert place.found == {"runs/large": large}
+    assert place.link.received < LARGE * 5 // 4
+    assert place.link.cut_at is None
+
+
+@pytest.mark.parametrize("change", ["another", "longer", "shorter", "gone", "a-folder"])
+def test_file_that_changes_between_two_attempts_is_never_a_mix(place: Place, change: str) -> None:
+    large = os.urandom(LARGE)
+    place.write("large", large)
+    place.broken(at=LARGE // 2)
+    new = {
+        "another": os.urandom(LARGE),
+        "longer": large + b"more",
+        "shorter": large[: LARGE // 8],
+    }.get(change, b"")
+    if change == "gone":
+        (place.runs / "large").unlink()
+        place.write("b", b"b")
+        place.pull()
+        assert place.found == {"runs/b": b"b"}
+    elif change == "a-folder":
+        (place.runs / "large").unlink()
+        place.write("large/b", b"b")
+        place.pull()
+        assert place.found == {"runs/large/b": b"b"}
+    else:
+        place.write("large", new, OLD_NS + 1)
+        place.pull()
+        assert place.found == {"runs/large": new}
+    assert place.top == ["runs"]
+
+
+def held(place: Place, change: Any) -> Pulled:
+    """Pull, and change files on the node while the transfer stands still."""
+    place.fleet.reconnect(0)
+    place.link.received, place.link.hold_at = 0, 2 << 20
+
+    def when_held() -> None:
+        assert place.link.held.wait(60)
+        change()
+        place.link.release()
+
+    thread = threading.Thread(target=when_held)
+    thread.start()
+    try:
+        return pulling.pull(place.fleet, ["runs"], node=0, to=place.to)
+    finally:
+        thread.join(60)
+
+
+def test_file_that_changes_while_it_is_read_is_named_and_sent_again(place: Place) -> None:
+    size = 64 << 20  # more than is on its way
+    path = place.write("large", bytes(size))
+    place.write("other", b"other")
+
+    def change() -> None:
+        with path.open("r+b") as file:
+            file.seek(-5, os.SEEK_END)
+            file.write(b"later")
+
+    pulled = held(place, change)
+    assert [note for note in pulled.notes if "changed while it was copied: runs/large" in note]
+    place.pull()
+    assert place.found["runs/large"] == path.read_bytes()
+    assert place.found["runs/other"] == b"other"
+
+
+def test_file_that_becomes_shorter_is_left_out(place: Place) -> None:
+    path = place.write("large", bytes(64 << 20))
+    place.write("other", b"other")
+    pulled = held(place, lambda: os.truncate(path, 100))
+    assert pulled.notes == ("left out runs/large: it became shorter while it was read",)
+    assert place.found == {"runs/other": b"other"}
+
+
+def test_names_that_are_not_utf8(place: Place) -> None:
+    for name in (b"\xff\xfe", b"caf\xc3\xa9", b"a\nb", b"\x1b[2J"):
+        place.write(os.fsdecode(name), b"x" * 100)
+    assert place.pull().files == 4
+    assert place.pull().unchanged == 4
+    assert {os.fsencode(name) for name in place.found} == {
+        b"runs/\xff\xfe", b"runs/caf\xc3\xa9", b"runs/a\nb", b"runs/\x1b[2J",
+    }  # fmt: skip
+
+
+def test_many_files_in_one_folder(place: Place) -> None:
+    place.runs.mkdir()
+    for number in range(20_000):
+        (place.runs / f"{number}").write_bytes(b"%d" % number)
+        os.utime(place.runs / f"{number}", ns=(OLD_NS, OLD_NS))
+    assert place.pull().files == 20_000
+    again = place.pull()
+    assert (again.files, again.unchanged) == (0, 20_000)
+    assert place.link.received < 200_000
+    assert (place.to / "runs" / "19999").read_bytes() == b"19999"
+
+
+def test_progress_is_reported_in_bytes(place: Place) -> None:
+    place.write("a", bytes(3_000_000))
+    place.write("b", bytes(1_000_000))
+    states: list[tuple[int, int]] = []
+
+    def progress(transfer: Transfer) -> None:
+        states.append((transfer.done, transfer.total))
+
+    place.pull(progress=progress)
+    assert states[0] == (0, 4_000_000)
+    assert states[-1] == (4_000_000, 4_000_000)
+    assert [done for done, _ in states] == sorted(done for done, _ in states)
+
+
+def test_progress_is_shown_on_lines_where_there_is_no_terminal(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.write("a", bytes(3 << 20))
+    with ByteProgress(Console(), line_seconds=3600.0) as shown:
+        place.pull(progress=shown.of(0))
+    assert capsys.readouterr().err == ""  # it took less than that
+    place.write("a", bytes(2 << 20), OLD_NS + 1)
+    with ByteProgress(Console(), line_seconds=0.0) as shown:
+        place.pull(progress=shown.of(0))
+    lines = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"pulling from node 0: [0-9.]+ (bytes|[KM]iB) of 2.0 MiB, [0-9.]+ .*/s", lines[1])
+    assert lines[-1].startswith("pulling from node 0: 2.0 MiB of 2.0 MiB, ")
+
+
+@pytest.mark.parametrize("what", ["link", "open-to-others"])
+def test_folder_of_a_transfer_that_is_not_private_is_not_used(
+    place: Place, tmp_path: Path, what: str
+) -> None:
+    place.write("large", os.urandom(LARGE))
+    place.broken(at=LARGE // 2)
+    away = tmp_path / "away"
+    if what == "link":
+        kept = place.kept
+        kept.rename(away)
+        kept.symlink_to(away)
+    else:
+        place.kept.chmod(0o777)
+    before = sorted(tmp_path.joinpath("to").iterdir())
+    with pytest.raises(CloudDDPError, match="so no results are written there") as refused:
+        place.pull()
+    assert "remove it" in str(refused.value.hint)
+    assert sorted(tmp_path.joinpath("to").iterdir()) == before
+
+
+def test_links_in_what_has_arrived_are_not_followed(place: Place, tmp_path: Path) -> None:
+    """They are results as any others; files that have taken their place on the node are written beside them."""
+    (place.runs / "a").mkdir(parents=True)
+    (place.runs / "b").symlink_to("a")
+    place.write("large", os.urandom(LARGE))
+    place.broken(at=LARGE // 2)
+    (place.runs / "b").unlink()
+    place.write("b/x", b"x")
+    place.pull()
+    assert place.found["runs/b/x"] == b"x"
+    assert not (place.to / "runs" / "b").is_symlink()
+    assert list((place.to / "runs" / "a").iterdir()) == []
+
+
+def test_two_pulls_into_one_folder_at_the_same_time(place: Place) -> None:
+    place.write("large", bytes(64 << 20))
+    errors: list[CloudDDPError] = []
+
+    def second() -> None:
+        with pytest.raises(CloudDDPError, match="another pull from this node is writing to") as caught:
+            pulling.pull(place.fleet, ["runs"], node=0, to=place.to)
+        errors.append(caught.value)
+
+    held(place, second)
+    assert len(errors) == 1
+    assert len(place.found["runs/large"]) == 64 << 20
+
+
+def test_hidden_files_of_the_target_are_not_hashed_for_the_node(place: Place) -> None:
+    (place.to / "runs" / ".secret").mkdir(parents=True)
+    for name in ("runs/.env", "runs/.secret/key", "runs/plain"):
+        (place.to / name).write_text("x")
+        os.utime(place.to / name, (5, 5))
+    with Folder.at(place.to) as target, Folder.at(place.to.parent) as before:
+        found = known.find(before, target, [("runs",)])
+    assert [one.name for one in found] == ["runs/plain"]
