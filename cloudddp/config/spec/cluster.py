@@ -8,7 +8,7 @@ import msgspec
 
 from cloudddp.config.spec.limits import limited
 
-MAX_NODES = 100  # AWS recommends at most 100 instances per RunInstances call
+MAX_NODES = 256  # in one RunInstances call, which starts all or none; AWS recommends several calls above 100
 
 Name = Annotated[
     str,
