@@ -233,7 +233,7 @@ def test_every_number_has_a_lower_limit() -> None:
     ("section", "key", "value"),
     [
         ("cluster", "nodes", 0),
-        ("cluster", "nodes", 101),
+        ("cluster", "nodes", 257),
         ("cluster", "max_hours", 0.0),
         ("cluster", "max_hours", -1.0),
         ("cluster", "max_hours", 336.1),
