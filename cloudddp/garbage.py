@@ -1,6 +1,6 @@
 """When Python collects cyclic garbage: not while a command starts, and not when it ends.
 
-Imports and the models of AWS's services leave 300,000 objects that stay, and almost no garbage. Collections that visit them
+Imports and the models of AWS's services leave many objects that stay, and almost no garbage. Collections that visit them
 took 70 ms of the 400 ms of processor time of `cloudddp status`. A command that goes on after its first answer from AWS
 collects as usual, without those objects. Standard library only: the edge imports it first.
 """
