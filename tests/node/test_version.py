@@ -15,13 +15,15 @@ from support.agentnode import FOREVER, Node, Refused, gang_of
 from agent.processes import born
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import TASK_VARIABLE, VERSION, ExitCode
-from cloudddp.agent.protocol.files import ApplyRequest, PackRequest
+from cloudddp.agent.protocol.files import PackRequest
 from cloudddp.agent.protocol.jobs import JobsRequest
 from cloudddp.agent.protocol.kill import KillRequest
 from cloudddp.agent.protocol.machine import ProbeRequest
+from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import NewFilesRequest, PulledRequest
 from cloudddp.agent.protocol.start import Process, SetupRequest, StartRequest
+from cloudddp.agent.protocol.transfer import ReceiveRequest
 from cloudddp.agent.protocol.version import VersionConflict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
@@ -94,7 +96,7 @@ def every_request(node: Node) -> list[Any]:
     job = node.id("job-2")
     return [
         ProbeRequest("p", "127.0.0.1"),
-        ApplyRequest("p", {}, (), 0),
+        ReceiveRequest("p", "s", 0, (Peer(0, "127.0.0.1", 1),)),
         SetupRequest(job, 0, "p", "s", ("touch never",)),
         StartRequest(job, 0, "p", "s", {}, (Process((), ("touch", "never"), {}),), 1, 0, 1.0, gang_of()),
         node.following("job-1"),
