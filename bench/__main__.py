@@ -1,7 +1,7 @@
 """Measure cloudddp and its example trainer, compared with other programs where they are given.
 
     python -m bench                                              every benchmark, ours only
-    python -m bench models                                       one of them: help status models up sync pull window logs lab routes launch scale faults recovery training trainer
+    python -m bench models                                       one of them: help status models up sync pull window logs lab routes launch scale link faults recovery training trainer
     python -m bench help status --peers VENV                     compared with torchx and flintrock
     python -m bench trainer --peers EXAMPLES                     compared with pytorch/examples
     python -m bench sync --peers                                 compared with rsync (--cases, --nodes, --rtt, --turns)
@@ -276,6 +276,13 @@ def bench_scale(options: Options) -> None:
     scale.bench(nodes=options.nodes or scale.NODES, write=options.write)
 
 
+def bench_link(options: Options) -> None:
+    """Verbs and streams over a link with round trips of 0, 20 and 100 ms."""
+    from bench import link
+
+    link.bench(write=options.write)
+
+
 def bench_faults(options: Options) -> None:
     """Every fault of a job, in the foreground and detached (--fault TEXT: those whose name contains it)."""
     from bench import faults
@@ -347,6 +354,7 @@ BENCHES: dict[str, Callable[[Options], None]] = {
     "routes": bench_routes,
     "launch": bench_launch,
     "scale": bench_scale,
+    "link": bench_link,
     "faults": bench_faults,
     "recovery": bench_recovery,
     "training": bench_training,

@@ -151,9 +151,7 @@ class Transfer:
             if node.reply is None and self._error is None:
                 if not end.exit_code:
                     raise ProtocolError("it ends without a reply")
-                raise NodeError(
-                    f"node {node.rank}: step {ReceiveRequest.STEP!r} failed: {client.failure_text(end)}"
-                )
+                raise NodeError(f"node {node.rank}: {client.failure_text(end)}")
             return node.reply
         except ProtocolError as error:
             raise client.unreadable(node.rank, ReceiveRequest.STEP, error) from None

@@ -196,7 +196,8 @@ class LoopSocket:
                 self._reader = greenlet.getcurrent()
                 self.loop.wait()
             if self._at == len(self._received):
-                if self._error is not None:
+                # ETIMEDOUT is a TimeoutError, too, after which paramiko would read again.
+                if self._error is not None and not isinstance(self._error, TimeoutError):
                     raise self._error
                 if self._has_ended:
                     return b""
@@ -209,7 +210,7 @@ class LoopSocket:
         """Send all of it, now or later. Raises OSError."""
         with self._lock:
             if self._closed or self._error is not None:
-                raise self._error or OSError(errno.EPIPE, "the connection is closed")
+                raise OSError(errno.EPIPE, "the connection has ended")
             rest = data
             if not self._waiting:
                 with contextlib.suppress(BlockingIOError):
