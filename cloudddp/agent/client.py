@@ -141,7 +141,7 @@ def _run_agent(*words: str) -> str:
 
 @functools.cache
 def parcel() -> bytes:
-    """Return the agent as it is sent. Its hash is that of the file which comes out, whatever this zlib has made of it."""
+    """Return the agent, gzipped. Its hash is that of the uncompressed file, so the version of zlib does not matter."""
     return gzip.compress(build.agent(), 6, mtime=0)
 
 
@@ -223,9 +223,10 @@ def start_step(
     limit: int = MAX_REPLY,
     on_stdout: Callable[[bytes], None] | None = None,
     on_stderr: Callable[[bytes], None] | None = None,
+    span: bool = True,
 ) -> None:
     """Start one step of the agent on a node, without waiting. `on_end` gets what run_step returns or raises; it, the body and the
-    output run in a thread that serves all nodes."""
+    output run in a thread that serves all nodes. `span`: record its time for --timings."""
     message = encode(request)
     line = message + b"\n"
     is_stream = on_stdout is not None or body is not None
@@ -245,7 +246,7 @@ def start_step(
         runner.start(node, left.pop(0), ended)
 
     def ended(end: Result | Exception) -> None:
-        if on_stdout is None:
+        if span:
             timings.add(f"agent: {request.STEP}", began, time.monotonic(), node)
         try:
             if isinstance(end, Exception):

@@ -21,7 +21,7 @@ from cloudddp.config import timing
 from cloudddp.errors import AWSError, CloudDDPError, Command, Text
 
 STEP = "address"
-_PARALLEL = 8  # calls at a time: 100 nodes take 13 rounds, and EC2's request rate is not exceeded
+_PARALLEL = 8  # calls at a time: 256 nodes take 32 rounds, and EC2's request rate is not exceeded
 _RETRY_SECONDS = 0.5
 
 T = TypeVar("T")

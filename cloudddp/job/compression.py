@@ -50,7 +50,7 @@ def is_worth(link: float, compressor: float, ratio: float) -> bool:
 
 
 class Compression:
-    """What has been measured of the link and of the compressor in one transfer. Any thread may use it."""
+    """What has been measured of the link and of the compressor in one transfer. Used by the thread that sends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

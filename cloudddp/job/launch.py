@@ -79,7 +79,7 @@ def launch(
 
     What is returned is still being sent, by a thread: the ranks do not need it.
 
-    `on_setup_line` gets the output of the setup commands as it arrives, from a thread per node.
+    `on_setup_line` gets each line of the setup commands; one thread calls it for all nodes, so it must not block.
 
     Raises UsageError, NodeError. If a node cannot start, what the others have started is stopped again; after an
     interrupt that is up to the caller, with `cancel.abort_launch`. The caller releases `hold` after any failure.

@@ -1,4 +1,4 @@
-"""Syncs the project's files to the nodes: what differs, the limits, and what the user gets to know.
+"""Syncs the project's files to the nodes: what differs, the size limit, and the messages.
 
 Only files that a node lacks are sent (transfer.py); files deleted here are deleted there.
 """
@@ -13,7 +13,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.manifest import Manifest, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.transfer import Listing, Wants
+from cloudddp.agent.protocol.transfer import Listing, Record, Wants
 from cloudddp.cluster.connect import PROJECT as PROJECT
 from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
@@ -33,8 +33,7 @@ SHOWN = 3  # files that are named
 
 def sync(runner: Runner, cluster: Cluster, config: Config, *, root: Path, progress: Progress) -> None:
     """Sync the project's files to every node. Raises UsageError, NodeError."""
-    with timings.span("list the project's files"):
-        files = project_files.of_config(root, config)
+    files = project_files.of_config(root, config)
     probes = probe(runner, cluster, manifest=files.digest, python=config.job.python)
     for job in sorted({job for reply in probes.values() for job in reply.running}):
         progress(f"warning: job {job} is running while its files are changed")
@@ -69,8 +68,8 @@ def update(
         check_size(files.manifest, names, config.sync.max_mb)
         progress(_summary(len(names), wants, len(theirs)))
 
-    def sent(path: str, record: object, stable: bool) -> None:
-        contents.sent(path, record, stable)  # type: ignore[arg-type]
+    def sent(path: str, record: Record, stable: bool) -> None:
+        contents.sent(path, record, stable)
         if not stable:
             unstable.append(path)
 
@@ -99,6 +98,8 @@ def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, kno
 
 
 def _summary(count: int, wants: Wants, nodes: int) -> str:
+    if not count and not wants.delete:
+        return f"copying files from node to node, to {nodes} node{'s' * (nodes != 1)}; nothing is sent from this computer"
     return (
         f"sending {count} file{'s' * (count != 1)}, {size_of(wants.size)}, to {nodes} node{'s' * (nodes != 1)}"
         + (f"; deleting {wants.delete}" if wants.delete else "")

@@ -96,7 +96,7 @@ class Sending:
         if not missing:
             return
         nodes = f"{len(missing)} node{'s' * (len(missing) != 1)}"
-        progress(f"sending py-spy to {nodes}, for the stacks of a job that stalls")
+        progress(f"sending py-spy to {nodes}, to read the stacks of a job that stalls")
         self._thread = threading.Thread(target=self._send, args=(tool, missing), daemon=True)
         self._thread.start()
 
@@ -107,7 +107,7 @@ class Sending:
         except (CloudDDPError, OSError) as error:
             errors.append(error)
         for one in errors:
-            self._report(f"warning: py-spy was not sent, so that stacks may be less exact: {one}")
+            self._report(f"warning: could not send py-spy; stacks may be less exact: {one}")
 
     def _report(self, text: Text) -> None:
         if not self._is_abandoned:

@@ -1,8 +1,8 @@
 """Sends the project's files to the nodes: each byte leaves this computer once, and the nodes pass it on in a chain.
 
 Every node runs a `receive` step for as long as the transfer lasts. The first one of the chain gets the files on its stdin,
-each other one connects to the node before it, and to an earlier one if that does not work. A node that can reach none gets
-them from here. A node that falls behind is left to itself: the nodes after it are told to use another one.
+each other one connects to the node before it, or else to the first one; if both fail, it gets them from here. The nodes after one
+that falls behind are told to use another source.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ class Transfer:
             first, self._is_direct = not self._is_direct, True
         if first:
             self._note(
-                f"warning: the nodes cannot pass the files on ({one_line(reason, 300)}); sending from this computer"
+                f"warning: nodes cannot copy files from each other ({one_line(reason, 300)}); sending from this computer"
             )
         node.source = LAPTOP
         node.inbox.put(transfer.source(self._key, LAPTOP))
@@ -295,7 +295,7 @@ class Transfer:
             one.source = slow.source
             one.inbox.put(transfer.source(self._key, slow.source))
         if after:
-            self._note(f"node {slow.rank} is slow; the nodes after it get the files from another one")
+            self._note(f"node {slow.rank} is slow; the nodes after it use another source")
 
 
 def fallen_behind(nodes: Sequence[_Node], now: float) -> list[_Node]:

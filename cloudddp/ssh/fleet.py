@@ -91,7 +91,7 @@ def gather(
     fatal: Callable[[Exception], bool] = lambda _: True,
     on_stop: Callable[[], None] = lambda: None,
 ) -> Outcome[T]:
-    """Start something for every node that goes on without a thread, and wait for all, as `each` does.
+    """Start one operation per node that needs no thread, and wait for all, as `each` does.
 
     Each start gets the function that it has to call at the end, once, with a value or an error.
     """

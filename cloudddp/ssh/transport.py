@@ -1,6 +1,6 @@
 """paramiko's transport without a thread of its own: it runs in the event loop, with all other direct connections.
 
-Streams that are no sockets (a jump host's channel, a proxy command) keep paramiko's threads.
+Streams that are not sockets (a jump host's channel, a proxy command) keep paramiko's threads.
 """
 
 from __future__ import annotations

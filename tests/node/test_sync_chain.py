@@ -131,7 +131,9 @@ def test_nodes_that_cannot_reach_each_other_get_the_files_from_the_laptop(here: 
     cluster.runner.wrap[1] = f"unshare --user --map-root-user --net sh -c {alone} sh"
     lines = cluster.sync(here)
     assert all(same(here, node.project) for node in cluster.nodes)
-    warning = next(line for line in lines if line.startswith("warning: the nodes cannot pass the files on"))
+    warning = next(
+        line for line in lines if line.startswith("warning: nodes cannot copy files from each other")
+    )
     assert "node 0 cannot be reached at 127.0.0.1:" in warning
 
 

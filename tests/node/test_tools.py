@@ -37,7 +37,7 @@ def test_py_spy_goes_to_nodes_of_the_same_kind_that_lack_it(tmp_path: Path) -> N
             4: StartReply(1, platform=tool.platform),
         },
     )
-    assert lines == ["sending py-spy to 3 nodes, for the stacks of a job that stalls"]
+    assert lines == ["sending py-spy to 3 nodes, to read the stacks of a job that stalls"]
     programs = [node.home / TOOLS / "py-spy" for node in cluster.nodes]
     assert [path.exists() for path in programs] == [True, False, True, False, True]
     assert programs[4].read_bytes() == tool.path.read_bytes()
@@ -62,5 +62,5 @@ def test_node_that_cannot_take_it_is_a_warning(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path, 2)
     (cluster.nodes[1].home / TOOLS).write_text("a file where the folder should be")
     lines = send(cluster, {node: StartReply(1, platform=tool.platform) for node in range(2)})
-    assert lines[-1].startswith("warning: py-spy was not sent, so that stacks may be less exact: node 1: ")
+    assert lines[-1].startswith("warning: could not send py-spy; stacks may be less exact: node 1: ")
     assert (cluster.nodes[0].home / TOOLS / "py-spy").exists()

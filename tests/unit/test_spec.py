@@ -333,7 +333,7 @@ def test_error_names_file_key_value_and_what_is_allowed(tmp_path: Path) -> None:
     error = file_refusal(tmp_path, "[cluster]\nnodes = 0\n")
     for part in (str(tmp_path / "cloudddp.toml"), "cluster.nodes", "0"):
         assert part in error.message
-    assert error.hint == "allowed: a whole number from 1 to 100"
+    assert error.hint == "allowed: a whole number from 1 to 256"
     assert error.exit_code == 2
 
 

@@ -15,6 +15,8 @@ Each module holds one topic, so that a step of the agent loads only what it need
     files     pack
     transfer  receive: the frames that bring the project's files
     sending   files -> frames
+    zstd      decompression for transfer
+    peer      Peer
     phases    JobPhase
     jobs      JobState; jobs
     start     setup, start
@@ -27,7 +29,7 @@ Each module holds one topic, so that a step of the agent loads only what it need
     frames    follow
     results   new_files, pulled
     copies    Destination, Copied: results that a node copies to S3
-    stacks    stacks, tool
+    stacks    stacks
     snapshots what the agents of one job tell each other of snapshots
     version   VersionConflict
 """
@@ -38,7 +40,7 @@ from enum import IntEnum
 
 # Increase it when a message or a file of the node's store changes so that an older agent would misread it. An agent
 # replaces the store of another version while no job runs, and refuses to touch it while one does.
-VERSION = 3
+VERSION = 4
 
 LAUNCHER_RANK = -1  # the rank number of the launcher's (torchrun's) own log
 SETUP_RANK = -2  # the rank number of the log of the setup commands

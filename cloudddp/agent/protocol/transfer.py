@@ -36,7 +36,7 @@ LISTING, WANTS, BATCH, PART, END, DONE, ALIVE, SOURCE = range(1, 9)
 
 SMALL = 1 << 20  # bytes; several files up to this size are in one BATCH, larger ones in PARTs
 PART_SIZE = 1 << 20  # bytes
-MAX_HEAD = 1 << 20  # bytes; a batch of the smallest files has 16,384
+MAX_HEAD = 1 << 20  # bytes; MAX_BATCH records of 37 bytes are 303 kB
 MAX_BATCH = 8192  # files
 MAX_BODY = 2 * SMALL
 MAX_LISTING = 64 << 20  # bytes, before and after decompression
@@ -336,7 +336,7 @@ class ReceiveEvent:
 @dataclass(frozen=True)
 class ReceiveRequest:
     """Followed on stdin by frames: those of the transfer for the node at position 0 of `chain`, whose source is the laptop. The
-    others connect to the node before them. SOURCE names another position, or `laptop`. The node reports ReceiveEvents,
+    others connect to the node before them. SOURCE names another position, or LAPTOP. The node reports ReceiveEvents,
     one per line, serves the nodes after it, and ends when stdin does."""
 
     project: str

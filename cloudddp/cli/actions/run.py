@@ -213,8 +213,10 @@ def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:
         try:
             with stopped_if_interrupted(session.console, runner, job.id):
                 sending = start_job(session, runner, cluster, job)
-                ending.finished, seconds = foreground(session, runner, cluster, job.id)
-                sending.abandon()
+                try:
+                    ending.finished, seconds = foreground(session, runner, cluster, job.id)
+                finally:
+                    sending.abandon()
             report_end(session, cluster, ending.finished, seconds)
         except Detached as left:
             ending.detached = left.job_id

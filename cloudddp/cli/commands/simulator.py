@@ -12,7 +12,7 @@ _HERE = "cloudddp.cli.commands.simulator"
 VERBS = {
     "conditions": (
         f"{_HERE}:conditions",
-        "Change how EC2 and the network answer: capacity, latency.",
+        "Change EC2 and network conditions: capacity, latency.",
     ),
     "env": (f"{_HERE}:env", "Print the variables that point AWS clients at the simulator."),
     "exec": (f"{_HERE}:exec_", "Run COMMAND inside the simulator's network."),
@@ -264,7 +264,7 @@ conditions = Verb(
         click.Argument(["changes"], required=False),
         click.Option(["--clear"], is_flag=True, help="Reset all conditions."),
     ],
-    help="""Change how EC2 and the network answer: capacity, latency.
+    help="""Change EC2 and network conditions: capacity, latency.
 
     CHANGES are JSON; without them, the current conditions are shown. docs/simulator.md lists them.
     """,

@@ -62,7 +62,7 @@ class Connections:
 class NodeStream:
     """Emits the events of one node until the job has ended there or the node is lost.
 
-    `wait`: until the job ends; otherwise read the logs as they are. `emit` may block, which throttles the node.
+    `wait`: until the job ends; otherwise read the logs as they are. `emit` may block, which throttles all nodes.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class NodeStream:
         try:
             client.start_step(
                 self._connections.runner, self._node, request, self._read_ended,
-                timeout=self._timing.silence, on_stdout=received,
+                timeout=self._timing.silence, on_stdout=received, span=False,
             )  # fmt: skip
         except Exception as error:
             self._read_ended(error)

@@ -85,7 +85,7 @@ def test_chain_of_nodes_behind_a_jump_host(cli: CommandLine, lab: control.Simula
         put_files(cli)
         done = cli("sync")
         assert done.returncode == 0, done.stderr
-        assert "warning" not in done.stderr  # one says that the nodes cannot pass the files on
+        assert "warning" not in done.stderr  # one says that nodes cannot copy files from each other
         assert files_of_ranks(cli.ok("launch", "list.py")) == [files_here(cli)] * 2
         cli.ok("down", "-y")
     finally:
