@@ -5,6 +5,7 @@ Only files that a node lacks are sent (transfer.py); files deleted here are dele
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from cloudddp.text import one_line, size_of
 Progress = Callable[[Text], None]
 
 SHOWN = 3  # files that are named
+REPORT = 5.0  # seconds between two lines about a transfer that lasts
 
 
 def sync(runner: Runner, cluster: Cluster, config: Config, *, root: Path, progress: Progress) -> None:
@@ -61,8 +63,10 @@ def update(
     contents = Contents(files.root)
     listing = _listing(files, folders, contents, known=any(theirs.values()))
     unstable: list[str] = []
+    shown = _Sent(progress)
 
     def approve(wants: Wants) -> None:
+        shown.total = wants.size
         entries = listing.entries()
         names = [path_from_wire(entries[index][0]) for index, _ in wants.of(entries)]
         check_size(files.manifest, names, config.sync.max_mb)
@@ -76,7 +80,7 @@ def update(
     transfer = Transfer(
         runner, files.root, listing,
         [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in order],
-        approve=approve, note=progress, sent=sent,
+        approve=approve, note=progress, sent=sent, on_bytes=shown.add,
     )  # fmt: skip
     with timings.span("send files"):
         outcome = transfer.run()
@@ -84,6 +88,27 @@ def update(
     for path in unstable[:SHOWN]:
         progress(f"warning: {one_line(path)} was changing while it was sent; the next sync sends it again")
     outcome.all()
+
+
+class _Sent:
+    """Reports how much of a transfer that lasts has left this computer."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.total = 0  # bytes of the files
+        self._sent = self._shown = 0
+        self._at = time.monotonic()  # of the last report
+
+    def add(self, size: int) -> None:
+        self._sent += size
+        now = time.monotonic()
+        if now - self._at < REPORT:
+            return
+        rate = int((self._sent - self._shown) / max(now - self._at, 1e-6))
+        self._progress(
+            f"sent {size_of(self._sent)} of {size_of(max(self.total, self._sent))}, {size_of(rate)}/s"
+        )
+        self._at, self._shown = now, self._sent
 
 
 def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, known: bool) -> Listing:

@@ -87,7 +87,7 @@ class _Node:
 
 class Transfer:
     """One transfer of a listing to the nodes of a chain. `approve` gets what the first node lacks before anything is sent, and may
-    raise; `note` gets what the user should know; `sent` each file as it was read, and whether it was stable meanwhile."""
+    raise; `note` gets what the user should know, `on_bytes` the size of each frame that has left; `sent` each file as it was read, and whether it was stable meanwhile."""
 
     def __init__(
         self,
@@ -100,10 +100,11 @@ class Transfer:
         approve: Callable[[Wants], None],
         note: Callable[[Text], None],
         sent: Callable[[str, Record, bool], None],
+        on_bytes: Callable[[int], None] = lambda _size: None,
     ) -> None:
         self._runner, self._root, self._listing = runner, root, listing
         self._chain, self._project = tuple(chain), project
-        self._approve, self._note, self._sent = approve, note, sent
+        self._approve, self._note, self._sent, self._on_bytes = approve, note, sent, on_bytes
         self._secret = secrets.token_hex(32)
         self._key = self._secret.encode()
         self._nodes = {
@@ -210,6 +211,7 @@ class Transfer:
             began = time.monotonic()
             yield frame
             self._compression.measure(len(frame), time.monotonic() - began)
+            self._on_bytes(len(frame))
         yield transfer.frame(self._key, transfer.DONE)
 
     # -- from a node ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from support.localsync import LocalCluster
 from cloudddp.agent.protocol.transfer import BATCH, PART, PLAIN, ZLIB, ZSTD
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.job import compression, transfer
+from cloudddp.job import compression, sync, transfer
 
 
 @pytest.fixture
@@ -51,6 +51,16 @@ def test_laptop_sends_each_byte_once_for_any_number_of_nodes(here: Path, tmp_pat
         sent[count] = cluster.sent
     assert max(sent.values()) < 1.02 * min(sent.values())
     assert sent[1] < 1.02 * size_of(here)
+
+
+def test_transfer_that_lasts_is_reported_in_bytes(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "REPORT", 0.0)
+    cluster = LocalCluster(tmp_path / "nodes", 2)
+    lines = [line for line in cluster.sync(here) if line.startswith("sent ")]
+    assert lines[0].endswith("/s")
+    assert "of 11.4 MiB" in lines[-1]
 
 
 def test_new_node_gets_the_files_from_another_one(here: Path, tmp_path: Path) -> None:

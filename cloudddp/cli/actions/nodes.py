@@ -38,11 +38,17 @@ def exec_(
         if node is not None:
             cluster.require_node(node)
         ranks = cluster.nodes if node is None else [node]
-        outcome = gather(
-            {rank: functools.partial(_execute, console, runner, rank, inside) for rank in ranks},
-            fatal=lambda _: False,
-            on_stop=runner.close,
-        )
+        try:
+            outcome = gather(
+                {rank: functools.partial(_execute, console, runner, rank, inside) for rank in ranks},
+                fatal=lambda _: False,
+                on_stop=runner.close,
+            )
+        except KeyboardInterrupt:
+            console.log(
+                "commands that write nothing may still run on the nodes: ", Command("exec", "--", "ps ux")
+            )
+            raise
     for rank, code in sorted(outcome.values.items()):
         if code:
             console.log(f"node {rank}: exit code {code}")

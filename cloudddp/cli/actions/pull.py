@@ -85,8 +85,12 @@ def _pull(
                 new_files.mark_pulled(runner, source, names, replies[source].time_ns, project=PROJECT)
             return pulled
 
-        with ByteProgress(console) as shown:
-            outcome = pull_from(runner, targets, pull_one)
+        try:
+            with ByteProgress(console) as shown:
+                outcome = pull_from(runner, targets, pull_one)
+        except KeyboardInterrupt:
+            console.log("what has arrived is kept; repeat the command to continue")
+            raise
         for source, pulled in sorted(outcome.values.items()):
             _report(console, source, pulled, targets[source], record.id)
         if outcome.values and not paths:
