@@ -3,7 +3,8 @@
 `python -m bench sync --peers` starts a simulator and runs this file in its network with `cloudddp sim exec`. Contenders, each
 with a folder of its own on every node, in turns:
 
-    cloudddp   `cloudddp sync`, which connects anew as every command does
+    open       the transfer of `cloudddp sync`, in this process, over connections that are open
+    cloudddp   the whole command, which starts Python, asks AWS and connects
     warm       one `rsync -a --delete` per node in parallel, over OpenSSH connections that are open (ControlMaster)
     cold       the same, each over a connection of its own
     relay      one rsync to node 0, then from there one per other node in parallel; all connections are open
@@ -38,7 +39,7 @@ NODES = (1, 4, 8)
 ROUND_TRIPS = (0, 50)  # milliseconds
 MBIT = 200  # of a link with a round trip
 TURNS = 3
-CONTENDERS = ("cloudddp", "warm", "cold", "relay")
+CONTENDERS = ("open", "cloudddp", "warm", "cold", "relay")
 _SSH = ("-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")  # fmt: skip
 
 
@@ -174,10 +175,19 @@ def relay(cluster: Cluster, source: Path, folder: str) -> None:
         cluster.on(0, f"s='{cluster.from_node_0}'\n" + "\n".join([*each, waiting]))
 
 
-def contenders(cluster: Cluster, source: Path) -> dict[str, tuple[str, Callable[[], object]]]:
+def transfer(found: Any, runner: Any, settings: Any, source: Path) -> None:
+    from cloudddp.job import sync
+
+    sync.sync(runner, found, settings, root=source, progress=lambda _text: None)
+
+
+def contenders(
+    cluster: Cluster, opened: tuple[Any, Any, Any], source: Path
+) -> dict[str, tuple[str, Callable[[], object]]]:
     """Return each contender's folder on the nodes, and how it is run."""
     count = len(cluster.public)
     return {
+        "open": ("project", lambda: transfer(*opened, source)),
         "cloudddp": ("project", lambda: cluster.cloudddp("sync", cwd=source)),
         "warm": ("rsync-warm", lambda: rsync(cluster, source, "rsync-warm", warm=True, nodes=count)),
         "cold": ("rsync-cold", lambda: rsync(cluster, source, "rsync-cold", warm=False, nodes=count)),
@@ -211,10 +221,12 @@ def check(cluster: Cluster, folder: str, source: Path, case: Case) -> None:
             raise SystemExit(f"node {rank} lacks files in {folder}: {found}")
 
 
-def measure(cluster: Cluster, source: Path, case: Case, turns: int) -> dict[str, list[tuple[float, int]]]:
+def measure(
+    cluster: Cluster, opened: tuple[Any, Any, Any], source: Path, case: Case, turns: int
+) -> dict[str, list[tuple[float, int]]]:
     """Return (seconds, bytes sent by the laptop) of each turn, by contender."""
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in CONTENDERS}
-    every = contenders(cluster, source)
+    every = contenders(cluster, opened, source)
     folders = " ".join(folder for folder, _ in every.values())
     cluster.everywhere(f"rm -rf {folders}")
     fill(source, case)
@@ -224,11 +236,11 @@ def measure(cluster: Cluster, source: Path, case: Case, turns: int) -> dict[str,
     for turn in range(turns):
         if case.change is None and turn:
             fill(source, case)
-        elif case.change:
-            change(source, case.change)
         order = CONTENDERS[turn % len(CONTENDERS) :] + CONTENDERS[: turn % len(CONTENDERS)]
         for name in order:
             folder, start = every[name]
+            if case.change:
+                change(source, case.change)  # for each: two of them have the same folder
             before, began = traffic.sent(), time.perf_counter()
             start()
             seconds = time.perf_counter() - began
@@ -260,6 +272,9 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per case, number of nodes and round trip, as it is measured."""
     # Imported here because only this process, in the simulator's network, needs it.
+    from cloudddp.cli import session
+    from cloudddp.cli.console import Console
+    from cloudddp.config.options import GlobalOptions
     from cloudddp.sim import control
 
     sim = control.find(Path(os.environ["CLOUDDDP_HOME"]))
@@ -271,23 +286,31 @@ def rows(
         with tempfile.TemporaryDirectory(prefix="sync-") as folder:
             control.conditions(sim, {"link": None})
             cluster = Cluster(f"n{count}", count, Path(folder))
-            for name in cases:
-                for milliseconds in round_trips:
-                    far = {"latency": milliseconds / 1000, "mbit": MBIT} if milliseconds else None
-                    # A connection that was opened over another link would begin with what TCP has learned there.
-                    cluster.disconnect()
-                    control.conditions(sim, {"link": None})
-                    control.conditions(sim, {"link": far})
-                    cluster.connect()
-                    case = CASES[name]
-                    done = measure(cluster, Path(folder) / "files", case, case.turns(count, turns))
-                    yield {
-                        "case": name,
-                        "nodes": count,
-                        "rtt": milliseconds,
-                        "tcp": control_name,
-                        "done": done,
-                    }
+            os.environ.update(cluster.env)
+            started = session.start(Console(), GlobalOptions())
+            with started.connect() as (found, runner):
+                opened = (found, runner, started.settings)
+                for name in cases:
+                    for milliseconds in round_trips:
+                        far = {"latency": milliseconds / 1000, "mbit": MBIT} if milliseconds else None
+                        # A connection that was opened over another link would begin with what TCP has learned there.
+                        cluster.disconnect()
+                        control.conditions(sim, {"link": None})
+                        control.conditions(sim, {"link": far})
+                        cluster.connect()
+                        for rank in range(count):
+                            runner.reconnect(rank)
+                        case = CASES[name]
+                        done = measure(
+                            cluster, opened, Path(folder) / "files", case, case.turns(count, turns)
+                        )
+                        yield {
+                            "case": name,
+                            "nodes": count,
+                            "rtt": milliseconds,
+                            "tcp": control_name,
+                            "done": done,
+                        }
             control.conditions(sim, {"link": None})
             cluster.end()
 
@@ -302,7 +325,7 @@ def bench(
     print(
         f"sync: cloudddp and rsync in turns; a round trip of 50 ms has {MBIT} Mbit/s; seconds, MB sent by the laptop"
     )
-    head = ["RTT", "nodes", "files", *CONTENDERS, "ratio", "MB: cloudddp", "MB: warm", "MB: relay"]
+    head = ["RTT", "nodes", "files", *CONTENDERS, "open / better", "MB: open", "MB: warm", "MB: relay"]
     table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     load, tcp = os.getloadavg()[0], ""
     print("  " + "  ".join(head))
@@ -337,14 +360,14 @@ def _cells(row: dict[str, Any]) -> list[str]:
     seconds = {name: [turn[0] for turn in turns] for name, turns in done.items()}
     sent = {name: statistics.median(turn[1] for turn in turns) / 1e6 for name, turns in done.items()}
     better = [min(pair) for pair in zip(seconds["warm"], seconds["relay"], strict=True)]
-    ratios = [ours / other for ours, other in zip(seconds["cloudddp"], better, strict=True)]
+    ratios = [ours / other for ours, other in zip(seconds["open"], better, strict=True)]
     return [
         f"{row['rtt']} ms",
         str(row["nodes"]),
         TITLES[row["case"]],
         *(f"{statistics.median(seconds[name]):.2f} s" for name in CONTENDERS),
         f"{statistics.median(ratios):.2f}",
-        *(f"{sent[name]:.2f}" for name in ("cloudddp", "warm", "relay")),
+        *(f"{sent[name]:.2f}" for name in ("open", "warm", "relay")),
     ]
 
 
