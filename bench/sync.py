@@ -51,6 +51,12 @@ class Case:
     size: int
     change: int | None = None
 
+    def contenders(self, nodes: int, milliseconds: int) -> tuple[str, ...]:
+        """Return who takes part. A copy of 1 GB for each of many nodes takes minutes over a narrow link: there, `relay` is the
+        better rsync."""
+        is_long = self.files * self.size >= GB and nodes > 1 and milliseconds
+        return ("open", "cloudddp", "relay") if is_long else CONTENDERS
+
     def turns(self, nodes: int, turns: int) -> int:
         return 1 if self.files * self.size >= GB and nodes >= 8 else turns
 
@@ -222,10 +228,15 @@ def check(cluster: Cluster, folder: str, source: Path, case: Case) -> None:
 
 
 def measure(
-    cluster: Cluster, opened: tuple[Any, Any, Any], source: Path, case: Case, turns: int
+    cluster: Cluster,
+    opened: tuple[Any, Any, Any],
+    source: Path,
+    case: Case,
+    turns: int,
+    names: Sequence[str],
 ) -> dict[str, list[tuple[float, int]]]:
     """Return (seconds, bytes sent by the laptop) of each turn, by contender."""
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in CONTENDERS}
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
     every = contenders(cluster, opened, source)
     folders = " ".join(folder for folder, _ in every.values())
     cluster.everywhere(f"rm -rf {folders}")
@@ -236,7 +247,7 @@ def measure(
     for turn in range(turns):
         if case.change is None and turn:
             fill(source, case)
-        order = CONTENDERS[turn % len(CONTENDERS) :] + CONTENDERS[: turn % len(CONTENDERS)]
+        order = [*names[turn % len(names) :], *names[: turn % len(names)]]
         for name in order:
             folder, start = every[name]
             if case.change:
@@ -302,7 +313,12 @@ def rows(
                             runner.reconnect(rank)
                         case = CASES[name]
                         done = measure(
-                            cluster, opened, Path(folder) / "files", case, case.turns(count, turns)
+                            cluster,
+                            opened,
+                            Path(folder) / "files",
+                            case,
+                            case.turns(count, turns),
+                            case.contenders(count, milliseconds),
                         )
                         yield {
                             "case": name,
@@ -359,15 +375,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
     done: dict[str, list[list[float]]] = row["done"]
     seconds = {name: [turn[0] for turn in turns] for name, turns in done.items()}
     sent = {name: statistics.median(turn[1] for turn in turns) / 1e6 for name, turns in done.items()}
-    better = [min(pair) for pair in zip(seconds["warm"], seconds["relay"], strict=True)]
+    rsyncs = [seconds[name] for name in ("warm", "relay") if name in seconds]
+    better = [min(turn) for turn in zip(*rsyncs, strict=True)]
     ratios = [ours / other for ours, other in zip(seconds["open"], better, strict=True)]
     return [
         f"{row['rtt']} ms",
         str(row["nodes"]),
         TITLES[row["case"]],
-        *(f"{statistics.median(seconds[name]):.2f} s" for name in CONTENDERS),
+        *(f"{statistics.median(seconds[name]):.2f} s" if name in seconds else "" for name in CONTENDERS),
         f"{statistics.median(ratios):.2f}",
-        *(f"{sent[name]:.2f}" for name in ("open", "warm", "relay")),
+        *(f"{sent[name]:.2f}" if name in sent else "" for name in ("open", "warm", "relay")),
     ]
 
 
