@@ -36,6 +36,13 @@ class LoopTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko has n
 
         self._loop.call_later(seconds, expire)
 
+    def _send_user_message(self, data: paramiko.Message) -> None:
+        """Drop a keepalive during a key exchange: paramiko would wait up to 30 s for its end, in the thread that every connection
+        needs, and a node may begin an exchange and fall silent."""
+        if self._loop.is_current and not self.clear_to_send.is_set():
+            return
+        super()._send_user_message(data)
+
     def start(self) -> None:
         self._is_started = True
         self._loop.spawn(self._run_to_end)

@@ -260,3 +260,18 @@ def test_process_ends_cleanly_with_connections_that_are_busy(ssh_site: Site) -> 
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_key_exchange_that_never_ends_does_not_hold_up_other_connections(ssh_site: Site) -> None:
+    """A keepalive is due on the connection of a node that has begun an exchange and is silent since."""
+    connection = Connection.open(ssh_site.target(ssh_site.server().port))
+    transport = connection._client.get_transport()
+    assert transport is not None
+    served = threading.Event()
+    transport.clear_to_send.clear()
+    loop = transport.sock.loop
+    loop.call_soon(lambda: transport.global_request("keepalive@lag.net", wait=False))
+    loop.call_soon(served.set)
+    assert served.wait(10)  # paramiko gives up after 30 s
+    transport.clear_to_send.set()
+    connection.close()
