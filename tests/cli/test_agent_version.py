@@ -7,6 +7,8 @@ from typing import Any
 
 from support.harness import wait_for
 
+from cloudddp.agent.protocol import VERSION
+
 WAIT_FOR_GO = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
 
 
@@ -21,7 +23,8 @@ def test_job_of_another_agent_version_is_not_modified(cli: Any) -> None:
         done = cli(*command)
         assert done.returncode == 1, command
         assert (
-            f"node 0: job {job['id']} runs under agent version 1, this cloudddp has version 3" in done.stderr
+            f"node 0: job {job['id']} runs under agent version 1, this cloudddp has version {VERSION}"
+            in done.stderr
         )
         assert "cancel it with the cloudddp that started it" in done.stderr
         assert "`cloudddp down`" in done.stderr

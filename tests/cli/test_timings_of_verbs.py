@@ -52,6 +52,7 @@ def agent_steps(found: list[str]) -> list[str]:
 
 def test_ranks_are_started_one_command_after_the_files_are_there(cli: Any) -> None:
     direct(cli, nodes=2, ranks=1)
+    cli.ok("jobs")  # the agent is on the nodes, whatever became of them in another test
     found = []
     for text in ("first", "", "changed"):
         if text:

@@ -94,7 +94,7 @@ def test_missing_credentials_are_reported(cli: Any) -> None:
         (("up", "--region", "us-esat-1"), "'us-east-1'"),
         (("up", "-t", "g5.xlarg"), "g5.xlarge"),
         (("up", "-t", "p99.huge"), "unknown instance type 'p99.huge'"),
-        (("up", "-n", "0"), "a whole number from 1 to 100"),
+        (("up", "-n", "0"), "a whole number from 1 to 256"),
         (("up", "--max-hours", "0"), "max_hours"),
         (("up", "--max-hours", "inf"), "max_hours"),
         (("up", "--max-cost=-1"), "max_cost"),

@@ -48,13 +48,13 @@ class Pair(Gangs):
 
     def run(
         self, code: str, *, on_stall: OnStall = OnStall.KILL, minutes: float = STALL_MINUTES, retries: int = 0,
-        env: dict[str, str] | None = None,
+        env: dict[str, str] | None = None, launcher: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         requests = {}
         for node in self.nodes:
             (node.project / "script.py").write_text(code)
             ranks = [
-                Process((), (sys.executable, "script.py"), {"RANK": str(2 * node.number + k)})
+                Process(launcher, (sys.executable, "script.py"), {"RANK": str(2 * node.number + k)})
                 for k in range(2)
             ]
             request = node.starting(processes=ranks, gang=self.gang, grace=1.0, env=env)
@@ -114,6 +114,13 @@ def test_rank_that_does_anything_is_not_stalled(pair: Pair, kind: str) -> None:
         + f"\nopen({str(pair.nodes[1].project / 'done')!r}, 'w').close()\nopen('done', 'w').close()\n"
     )
     pair.run(f"import os\nexec({work!r} if os.environ['RANK'] == '0' else {idle!r})")
+    assert pair.verdict().phase is JobPhase.SUCCEEDED
+
+
+def test_time_until_the_launcher_starts_its_ranks_is_no_stall(pair: Pair) -> None:
+    """torchrun imports torch first, which takes long on a busy machine."""
+    slow = ("sh", "-c", f'sleep {3 * STALL_MINUTES * 60}; exec "$@"', "launcher")
+    pair.run("print('began')", launcher=slow)
     assert pair.verdict().phase is JobPhase.SUCCEEDED
 
 

@@ -15,6 +15,8 @@ from agent.commands import run_quietly
 
 LONGEST_INTERVAL = 10.0  # seconds between two looks
 LOOKS = 20  # in the time after which a job is stalled
+# Until a rank runs, its launcher imports torch and waits for the other nodes, for up to ten minutes: that is no stall of ranks.
+START_SECONDS = 900.0
 # Of one core, for a rank and its children: the threads of NCCL, gloo and data loaders that only wait take less than 1 %.
 CPU_SHARE = 0.05
 IO_RATE = 100_000  # bytes per second that a rank reads and writes: a download, or a snapshot that is saved
@@ -63,7 +65,8 @@ class Activity:
         self._folder = folder
         self._interval = min(limit / LOOKS, LONGEST_INTERVAL)
         self._enabled = limit > 0
-        self._active_at = self._looked_at = time.monotonic()
+        self._began = self._active_at = self._looked_at = time.monotonic()
+        self._has_ranks = False
         self._files: list[tuple[str, int, int]] = []
         self._usage: dict[int, _Usage] = {}  # by rank
         self._gpu_load: Optional[GpuLoad] = None
@@ -91,7 +94,8 @@ class Activity:
         changed, self._files = files != self._files, files
         if seconds > LOOKS // 2 * self._interval + 1.0:
             changed = True  # this process was frozen, and the ranks probably with it: that is no stall
-        if changed or busy:
+        is_starting = not self._has_ranks and now - self._began < START_SECONDS
+        if changed or busy or is_starting:
             self._active_at = now
             return
         self._ask_gpus(now)
@@ -123,6 +127,7 @@ class Activity:
         for record in jobs.rank_records(self._folder):
             if record.exit_code is not None or not record.pid:
                 continue
+            self._has_ranks = True
             pids = processes.tree(record.pid)
             usage = _Usage({pid: _ticks(pid) for pid in pids}, {pid: _bytes(pid) for pid in pids})
             before = self._usage.get(record.rank, usage)
