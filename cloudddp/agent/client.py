@@ -14,7 +14,7 @@ import itertools
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +24,7 @@ from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
 from cloudddp.agent.protocol.version import VersionConflict
+from cloudddp.agent.session import Session
 from cloudddp.errors import Command, NodeError
 from cloudddp.ssh.fleet import Outcome, gather
 from cloudddp.ssh.pump import OnEnd
@@ -40,6 +41,11 @@ _LONGEST_REASON = 500  # characters of a node's error text in a message
 
 class Runner(Protocol):
     """Carries a command to a node, by node rank."""
+
+    @property
+    def kept(self) -> dict[int, object] | None:
+        """What is kept for a node as long as its connection lasts: its Session. None where nothing can be kept."""
+        ...
 
     @property
     def nodes(self) -> Iterable[int]: ...
@@ -149,10 +155,11 @@ def _ship(then: str) -> str:
     """Return the command that takes the agent, compressed, from stdin and puts it in place whole, then runs `then`.
 
     An intact agent is kept: a node whose disk is full can still be queried. A new one is compiled, which saves each later
-    step a third of its start; if that fails, it runs from its sources.
+    step half of its start. Nobody waits for that: until then, and if it fails, the agent runs from its sources.
     """
     path = f'"$HOME"/{agent_path()}'
-    install = f"gzip -dc > {path}.$$ && mv -f {path}.$$ {path} && {{ {_PYTHON} {path} compile > /dev/null 2>&1 || true; }}"
+    compiled = f"{_PYTHON} {path} compile < /dev/null > /dev/null 2>&1 &"
+    install = f"gzip -dc > {path}.$$ && mv -f {path}.$$ {path} && {{ {compiled} }}"
     return (
         'umask 077; mkdir -p "$HOME"/.cloudddp && '
         f"if {_intact()}; then cat > /dev/null; else {install}; fi && {then}"
@@ -201,7 +208,7 @@ def run_step(
     if ship:
         result = run(_ship(_run_agent(request.STEP, message.decode())), parcel())
     else:
-        command = _step_command(request)
+        command = _step_command(request.STEP)
         line = message + b"\n"
         result = run(command, line if body is None else itertools.chain((line,), body))
         if result.exit_code == ExitCode.NO_AGENT and body is None:
@@ -224,50 +231,91 @@ def start_step(
     on_stdout: Callable[[bytes], None] | None = None,
     on_stderr: Callable[[bytes], None] | None = None,
     span: bool = True,
+    is_last: bool = False,
+    then: Sequence[str] = (),
 ) -> None:
     """Start one step of the agent on a node, without waiting. `on_end` gets what run_step returns or raises; it, the body and the
-    output run in a thread that serves all nodes. `span`: record its time for --timings."""
-    message = encode(request)
-    line = message + b"\n"
-    is_stream = on_stdout is not None or body is not None
-    order = Order(
-        _ship(_run_agent(request.STEP, message.decode())) if ship else _step_command(request),
-        parcel() if ship else line if body is None else itertools.chain((line,), body),
-        timeout,
-        on_stdout,
-        on_stderr,
-        limit,
-        None if is_stream else timeout,
+    output run in a thread that serves all nodes. `span`: record its time for --timings. `is_last`: of this node, as far as is known;
+    `then`: those that are likely to follow it."""
+    _Call(runner, node, request, on_end, body, is_last=is_last, then=then, span=span).begin(
+        Order(
+            _step_command(request.STEP),
+            command_timeout=timeout,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            limit=limit,
+            total_timeout=timeout if on_stdout is None and body is None else None,
+        ),
+        ship=ship,
     )
-    left = [order] if ship or body is not None else [order, Order(_ship("exit 0"), parcel()), order]
-    began = time.monotonic()
 
-    def next_order() -> None:
-        runner.start(node, left.pop(0), ended)
 
-    def ended(end: Result | Exception) -> None:
-        if span:
-            timings.add(f"agent: {request.STEP}", began, time.monotonic(), node)
+class _Call:
+    """A step that was started on a node: the agent is shipped if it turns out that the node lacks it."""
+
+    def __init__(
+        self, runner: Runner, node: int, request: Step, on_end: OnEnd, body: Iterable[bytes] | None, *,
+        is_last: bool, then: Sequence[str], span: bool,
+    ) -> None:  # fmt: skip
+        self._runner, self._node, self._request, self._on_end = runner, node, request, on_end
+        self._body, self._is_last, self._then, self._span = body, is_last, then, span
+        self._message = encode(request)
+        self._may_ship = body is None  # which can be read only once
+        self._began = time.monotonic()
+
+    def begin(self, order: Order, *, ship: bool = False) -> None:
+        """Start it. Of the `order`, stdin is added here; with `ship`, also the command."""
+        self._order = order
+        if ship:
+            self._may_ship = False
+            command = _ship(_run_agent(self._request.STEP, self._message.decode()))
+            self._runner.start(self._node, replace(order, command=command, stdin=parcel()), self._ended)
+        elif not self._begin_in_session(replace(order, stdin=self._body or b"")):
+            line = self._message + b"\n"
+            stdin = line if self._body is None else itertools.chain((line,), self._body)
+            self._runner.start(self._node, replace(order, stdin=stdin), self._ended)
+
+    def _begin_in_session(self, order: Order) -> bool:
+        """Begin it in the agent's process that serves the node, where one can; return whether it was begun."""
+        kept, node = self._runner.kept, self._node
+        if kept is None:
+            return False
+        session = kept.get(node)
+        if not isinstance(session, Session) or session.is_over:
+            session = kept[node] = Session(self._runner, node, _step_command("serve"))
+        return session.begin(
+            self._request.STEP, self._message, order, self._ended, is_last=self._is_last, then=self._then
+        )
+
+    def _ended(self, end: Result | Exception) -> None:
+        if not self._may_ship or isinstance(end, Exception) or end.exit_code != ExitCode.NO_AGENT:
+            self._finish(end)
+            return
+        self._may_ship = False
+        self._runner.start(self._node, Order(_ship("exit 0"), parcel()), self._shipped)
+
+    def _shipped(self, end: Result | Exception) -> None:
+        if isinstance(end, Exception) or end.exit_code:
+            self._finish(end)
+        else:
+            self.begin(self._order)
+
+    def _finish(self, end: Result | Exception) -> None:
+        if self._span:
+            timings.add(f"agent: {self._request.STEP}", self._began, time.monotonic(), self._node)
         try:
             if isinstance(end, Exception):
                 raise end
-            is_missing = len(left) == 2 and end.exit_code == ExitCode.NO_AGENT
-            is_shipped = len(left) == 1 and end.exit_code == 0
-            if is_missing or is_shipped:
-                next_order()
-                return
-            _raise_refusal(node, end)
+            _raise_refusal(self._node, end)
         except NodeError as error:
-            end = _of_step(request, error)
+            end = _of_step(self._request, error)
         except Exception as error:
             end = error
-        on_end(end)
-
-    next_order()
+        self._on_end(end)
 
 
-def _step_command(request: Step) -> str:
-    return f"{_intact()} || exit {ExitCode.NO_AGENT.value}; {_run_agent(request.STEP)}"
+def _step_command(step: str) -> str:
+    return f"{_intact()} || exit {ExitCode.NO_AGENT.value}; {_run_agent(step)}"
 
 
 def _of_step(request: Step, error: NodeError) -> NodeError:
@@ -321,6 +369,7 @@ def gather_replies(
     timeout: float | None = 60.0,
     limit: int = MAX_REPLY,
     on_stderr: Callable[[int, bytes], None] | None = None,
+    then: Sequence[str] = (),
     fatal: Callable[[Exception], bool] = lambda _: True,
 ) -> Outcome[T]:
     """Run a step on all nodes at the same time, however many they are, and return what `call` would for each."""
@@ -339,7 +388,7 @@ def gather_replies(
 
         start_step(
             runner, node, request, ended, ship=ship, timeout=timeout, limit=limit,
-            on_stderr=None if on_stderr is None else last.receive,
+            on_stderr=None if on_stderr is None else last.receive, then=then,
         )  # fmt: skip
 
     starts = {node: functools.partial(start, node, request) for node, request in requests.items()}
@@ -404,12 +453,13 @@ def call_all(
     ship: bool = False,
     timeout: float | None = 60.0,
     limit: int = MAX_REPLY,
+    then: Sequence[str] = (),
     silent: dict[int, NodeError] | None = None,
 ) -> dict[int, T]:
     """Run a step on every node at once, with the request for each, and return the replies by node; the first failure is
     raised. `silent` takes the failures of nodes whose connection breaks or that do not answer, unless none answers."""
     done = gather_replies(
-        runner, {node: request(node) for node in runner.nodes}, ship=ship, timeout=timeout, limit=limit,
+        runner, {node: request(node) for node in runner.nodes}, ship=ship, timeout=timeout, limit=limit, then=then,
         fatal=lambda error: silent is None or not _is_silence(error),
     )  # fmt: skip
     if silent is not None and done.values and all(map(_is_silence, done.errors.values())):

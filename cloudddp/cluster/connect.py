@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cloudddp import timings
 from cloudddp.agent import client
@@ -136,13 +136,14 @@ def probe(
     gpus: int = 0,
     new: bool = False,
     efa: int = 0,
+    then: Sequence[str] = (),
 ) -> dict[int, ProbeReply]:
     """Return the agent's probe reply for each node. Raises NodeError if no interface has the node's address.
 
     The boot may take `wait_boot` seconds; after it, a node has Timing.gpus seconds to show all `gpus` GPUs. 0 does not
     wait for any. `new` nodes get the agent with the request; others only if it turns out that they do not have it. They
     look at the timer of their deadline, import torch and use each GPU, for up to Timing.torch seconds. EFA devices are
-    counted where `efa`, the number expected, is not 0.
+    counted where `efa`, the number expected, is not 0. `then`: steps that are likely to follow.
     """
     gpu_seconds = timing.current().gpus if gpus else 0.0
     torch_seconds = timing.current().torch if new else 0.0
@@ -167,6 +168,7 @@ def probe(
         ship=new,
         timeout=_PROBE_SECONDS + wait_boot + gpu_seconds + torch_seconds,
         limit=MAX_FOLDERS if manifest else MAX_REPLY,
+        then=then,
     )
     for rank, reply in replies.items():
         if not reply.interface:

@@ -14,8 +14,9 @@ from pathlib import Path, PurePosixPath
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.start import SetupReply, SetupRequest
+from cloudddp.agent.protocol.start import SetupReply, SetupRequest, StartRequest
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
@@ -95,6 +96,7 @@ def launch(
         manifest=files.digest,
         python=config.job.python,
         efa=int(require_efa),
+        then=(StartRequest.STEP, FollowRequest.STEP),
     )
     if require_efa:
         _check_efa(probes, tagged=cluster.require_efa)

@@ -190,6 +190,7 @@ class Transfer:
                 yield transfer.frame(self._key, transfer.ALIVE) if is_due else b""
                 continue
             if todo is _CLOSE:
+                yield transfer.frame(self._key, transfer.CLOSE)
                 return
             if isinstance(todo, bytes):
                 yield todo

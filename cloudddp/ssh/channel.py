@@ -7,7 +7,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from cloudddp.ssh.event_loop import event_loop
 
@@ -61,6 +61,12 @@ class Activity:
         self._total = total
         self._began = self.last = time.monotonic()
 
+    def begin(self, silence: float | None, total: float | None) -> None:
+        """Set new limits, which count from now on."""
+        self._total = None
+        self._began = self.last = time.monotonic()
+        self.silence, self._total = silence, total
+
     def record(self) -> None:
         """Note that a byte has moved. Raises TimeoutError if the total time is over."""
         self.last = time.monotonic()
@@ -88,6 +94,16 @@ class Activity:
         return f"no answer for {self.silence if silence is None else silence:g} s"
 
 
+@runtime_checkable
+class WakingInput(Protocol):
+    """An input that calls `wake` when it has something again, if it is not `is_starved` after it had nothing."""
+
+    def attach(self, wake: Callable[[], None]) -> None: ...
+
+    @property
+    def is_starved(self) -> bool: ...
+
+
 class Exchange:
     """The input and output of a command that runs. A thread calls `advance` until it returns ENDED, and waits in between as
     `patience` says or until `wake` is called, by another thread.
@@ -110,6 +126,9 @@ class Exchange:
         self._input = iter((stdin,) if isinstance(stdin, bytes) else stdin)
         self._has_input, self._piece, self._at = True, b"", 0
         self._is_starved = False
+        self._waking = stdin if isinstance(stdin, WakingInput) else None
+        if self._waking is not None:
+            self._waking.attach(wake)
         self._wake = wake
         self._streams = (
             (channel.recv_ready, channel.recv, keep[0]),
@@ -173,7 +192,7 @@ class Exchange:
                     return True
                 self._piece, self._at = piece, 0
                 if not piece:
-                    self._is_starved = True
+                    self._is_starved = self._waking is None or self._waking.is_starved
                     break
             count = self._send_piece()
             if not count:

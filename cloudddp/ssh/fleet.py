@@ -173,6 +173,7 @@ class Fleet:
         for route in self._routes:
             route.retain()
         self._connections: dict[int, Connection] = {}
+        self.kept: dict[int, object] | None = {}
         self._lock = threading.Lock()
         self._closed = False
         self._pump = Pump()
@@ -329,6 +330,7 @@ class Fleet:
         """Remove nodes from the fleet and close their connections."""
         for node in nodes:
             self.targets.pop(node)
+            self._forget(node)
             with self._lock:
                 connection = self._connections.pop(node, None)
             if connection is not None:
@@ -342,11 +344,16 @@ class Fleet:
             if replaces:
                 old = self._connections.get(node)
                 self._connections[node] = connection
+                self._forget(node)
         if not replaces:
             connection.close()
             raise NodeError(f"{self.targets[node].label}: a new connection is no longer wanted")
         if old is not None:
             old.close()
+
+    def _forget(self, node: int) -> None:
+        if self.kept is not None:
+            self.kept.pop(node, None)
 
     def close(self) -> None:
         with self._lock:

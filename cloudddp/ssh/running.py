@@ -30,13 +30,14 @@ class Result:
 class Order:
     """A command to run, its input and its limits.
 
-    `stdin` may be a stream of pieces, which is sent while output is read; b"" means that there is nothing to send yet. With
+    `stdin` may be a stream of pieces, which is sent while output is read; b"" means that there is nothing to send yet, and it is asked
+    again a moment later, unless it is a WakingInput. With
     `on_stdout` the output is passed on as it arrives and Result.stdout is empty; `on_stderr` likewise. Otherwise at most
     `limit` bytes of each stream are kept: a command that writes more is ended, with NodeError.
 
     `command_timeout` is the longest time, in seconds, in which the command neither sends nor accepts a byte; None sets no
     limit once the server has started it (keepalives still find a dead node). `total_timeout` limits the whole command: a
-    node that sends a byte now and then would otherwise never time out.
+    node that sends a byte now and then would otherwise never time out. `activity` has limits that change, in place of both.
     """
 
     command: str
@@ -46,6 +47,7 @@ class Order:
     on_stderr: Callable[[bytes], None] | None = None
     limit: int = MAX_OUTPUT
     total_timeout: float | None = None
+    activity: Activity | None = None
 
 
 class RunningCommand:
@@ -63,8 +65,8 @@ class RunningCommand:
     ) -> None:
         """Start it. `window`: how many bytes of its output may be in memory. Raises NodeError."""
         self._label, self._transport, self._order = label, transport, order
-        self._activity = Activity(order.command_timeout, order.total_timeout)
-        self._out, self._err = (_BoundedBuffer(label, order.command, order.limit) for _ in range(2))
+        self._activity = order.activity or Activity(order.command_timeout, order.total_timeout)
+        self._out, self._err = (BoundedBuffer(label, order.command, order.limit) for _ in range(2))
         self._exchange = self._start(limits, window, wake)
 
     def _start(self, limits: Timing, window: int, wake: Callable[[], None]) -> Exchange:
@@ -155,7 +157,7 @@ class RunningCommand:
         )
 
 
-class _BoundedBuffer:
+class BoundedBuffer:
     """Keeps what a command writes to one stream, up to a limit in bytes."""
 
     def __init__(self, label: str, command: str, limit: int) -> None:

@@ -52,8 +52,15 @@ def test_logs_can_be_limited_to_a_rank(cli: Any) -> None:
 
 # A python3 before the node's own on PATH: it fails for the step `follow` of the agent.
 BROKEN = """#!/bin/sh
-[ "$5" = follow ] && { echo disk error >&2; exit 5; }
-exec %s "$@"
+[ "$5" = serve ] || exec %s "$@"
+exec %s -IS -c "
+import sys
+sys.path.insert(0, sys.argv[1])
+del sys.argv[0]
+from agent import __main__ as agent, follow
+follow.step = lambda request: sys.stderr.write('disk error\\n') and 5
+sys.exit(agent.main())
+" "$4" "$5"
 """
 BREAK = "cd ~/../bin && { [ ! -e python3 ] || mv python3 whole; } && cp ~/project/broken.sh python3 && chmod +x python3"
 REPAIR = "cd ~/../bin && rm python3 && { [ ! -e whole ] || mv whole python3; }"
@@ -62,7 +69,7 @@ REPAIR = "cd ~/../bin && rm python3 && { [ ! -e whole ] || mv whole python3; }"
 def test_logs_name_a_node_that_cannot_be_read(cli: Any) -> None:
     direct(cli, nodes=2)
     cli.write("hi.py", "print('hi')")
-    cli.write("broken.sh", BROKEN % sys.executable)
+    cli.write("broken.sh", BROKEN % (sys.executable, sys.executable))
     cli.ok("launch", "hi.py")
     cli.ok("exec", "--node", "1", BREAK)
     try:

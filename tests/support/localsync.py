@@ -129,6 +129,8 @@ class LocalRunner:
     ) -> Outcome[T]:
         return each({node: (lambda node=node: work(node)) for node in self.nodes}, fatal=fatal)  # type: ignore[misc]
 
+    kept = None
+
     def start(self, node: int, order: Order, on_end: OnEnd) -> None:
         start_in_thread(self, node, order, on_end)
 

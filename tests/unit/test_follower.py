@@ -70,6 +70,8 @@ class Nodes:
     def each(self, work: Callable[[int], Any], *, fatal: Any = lambda _: True) -> Outcome[Any]:
         return each({node: lambda node=node: work(node) for node in range(self.count)}, fatal=fatal)  # type: ignore[misc]
 
+    kept = None
+
     def start(self, node: int, order: Order, on_end: OnEnd) -> None:
         start_in_thread(self, node, order, on_end)
 

@@ -32,7 +32,7 @@ from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
 
 # Kinds of frames.
-LISTING, WANTS, BATCH, PART, END, DONE, ALIVE, SOURCE = range(1, 9)
+LISTING, WANTS, BATCH, PART, END, DONE, ALIVE, SOURCE, CLOSE = range(1, 10)
 
 SMALL = 1 << 20  # bytes; several files up to this size are in one BATCH, larger ones in PARTs
 PART_SIZE = 1 << 20  # bytes
@@ -108,7 +108,7 @@ def read_frame(read: Callable[[int], bytes], secret: bytes) -> Frame:
     if len(opening) < _PREFIX.size + SEAL:
         raise EOFError("the stream ended")
     kind, head_size, body_size = _PREFIX.unpack_from(opening)
-    if not LISTING <= kind <= SOURCE or head_size > MAX_HEAD:
+    if not LISTING <= kind <= CLOSE or head_size > MAX_HEAD:
         raise ProtocolError("not a frame of a transfer")
     if body_size > (MAX_LISTING if kind in (LISTING, WANTS) else MAX_BODY):
         raise ProtocolError("a frame is too long")
@@ -337,7 +337,7 @@ class ReceiveEvent:
 class ReceiveRequest:
     """Followed on stdin by frames: those of the transfer for the node at position 0 of `chain`, whose source is the laptop. The
     others connect to the node before them. SOURCE names another position, or LAPTOP. The node reports ReceiveEvents,
-    one per line, serves the nodes after it, and ends when stdin does."""
+    one per line, serves the nodes after it, and ends with CLOSE, or when stdin does."""
 
     project: str
     secret: str

@@ -168,6 +168,8 @@ class Nodes:
                     break
         return outcome
 
+    kept = None  # each step is shown
+
     def start(self, node: int, order: Order, on_end: OnEnd) -> None:
         """Run the command at once."""
         end: Result | Exception

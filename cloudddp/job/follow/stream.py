@@ -129,7 +129,7 @@ class NodeStream:
         try:
             client.start_step(
                 self._connections.runner, self._node, request, self._read_ended,
-                timeout=self._timing.silence, on_stdout=received, span=False,
+                timeout=self._timing.silence, on_stdout=received, span=False, is_last=True,
             )  # fmt: skip
         except Exception as error:
             self._read_ended(error)

@@ -96,10 +96,10 @@ def _schedule_power(message: dict[str, Any]) -> dict[str, Any]:
 
 def listen() -> socket.socket:
     """Create the socket for requests. Call before anything runs that may make one."""
-    on_node.SOCKET.unlink(missing_ok=True)
+    Path(on_node.SOCKET).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(on_node.SOCKET))
-    on_node.SOCKET.chmod(0o666)
+    listener.bind(on_node.SOCKET)
+    Path(on_node.SOCKET).chmod(0o666)
     listener.listen(64)
     return listener
 

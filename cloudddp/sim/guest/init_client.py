@@ -6,9 +6,12 @@ import json
 import signal
 import socket
 import sys
-from typing import Any
 
 from . import on_node
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -20,7 +23,7 @@ def request(
     on_node.require()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(str(on_node.SOCKET))
+            connection.connect(on_node.SOCKET)
             data = json.dumps(message).encode() + b"\n"
             sent = socket.send_fds(connection, [data], list(descriptors))
             if sent < len(data):  # sending nothing fails once init has replied

@@ -5,14 +5,15 @@ Code that powers off a machine must not run anywhere else.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from pathlib import Path
-from typing import Any
 
-STATE_FOLDER = Path("/run/cloudddp")
-SOCKET = STATE_FOLDER / "init.socket"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+STATE_FOLDER = "/run/cloudddp"
+SOCKET = f"{STATE_FOLDER}/init.socket"
 # The login user. In a lab that root started, the uid is the same outside the node, where no user may have it: users
 # can trace processes of their own uid. Distributions assign no uids to users from 1879048192 on.
 USER_ID = 1_900_001_000
@@ -23,7 +24,8 @@ EXIT_STATUS = {"poweroff": 40, "reboot": 41}  # of pid 1: it needs no disk, and 
 def is_node() -> bool:
     """Return whether this is the pid namespace that the node's pid 1 recorded, which no other process is ever in."""
     try:
-        return (STATE_FOLDER / "namespace").read_text() == os.readlink("/proc/self/ns/pid")  # noqa: PTH115 (a string)
+        with open(f"{STATE_FOLDER}/namespace") as file:
+            return file.read() == os.readlink("/proc/self/ns/pid")
     except OSError:
         return False
 
@@ -31,10 +33,13 @@ def is_node() -> bool:
 def require() -> None:
     """Exit with an error unless this is a simulated node."""
     if not is_node():
-        sys.exit(f"{Path(sys.argv[0]).name}: refused: this stand-in acts on simulated nodes only")
+        sys.exit(f"{os.path.basename(sys.argv[0])}: refused: this stand-in acts on simulated nodes only")
 
 
 def facts() -> dict[str, Any]:
     """Return the simulator's description of this node: instance_id, gpus, efa_devices, cloud_config, script, login_keys,
     boot (the fields of conditions.boot.Boot)."""
-    return dict(json.loads((STATE_FOLDER / "node.json").read_text()))
+    import json
+
+    with open(f"{STATE_FOLDER}/node.json") as file:
+        return dict(json.load(file))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 from . import init_client
 
@@ -15,13 +12,11 @@ _DONE = ("-v", "-k", "-K")  # options that run no command
 _KEPT = ("TERM", "LANG", "SSH_CONNECTION")
 
 
-@dataclass
 class _Options:
-    user: str = "root"
-    shell: bool = False
-    preserve_environment: bool = False
-    done: bool = False
-    unsupported: str = ""
+    def __init__(self) -> None:
+        self.user = "root"
+        self.shell = self.preserve_environment = self.done = False
+        self.unsupported = ""
 
 
 def main(arguments: list[str]) -> int:
@@ -37,6 +32,8 @@ def main(arguments: list[str]) -> int:
         name, _, value = rest.pop(0).partition("=")
         extra[name] = value
     if options.shell:
+        import shlex
+
         rest = ["/bin/bash", "-l", *(["-c", " ".join(map(shlex.quote, rest))] if rest else [])]
     if not rest:
         print("usage: sudo COMMAND [ARGUMENT...]", file=sys.stderr)
@@ -46,7 +43,7 @@ def main(arguments: list[str]) -> int:
         "verb": "sudo",
         "user": options.user,
         "argv": rest,
-        "cwd": str(Path.cwd()),
+        "cwd": os.getcwd(),
         "env": kept | extra,
     }
     reply = init_client.request(message, (0, 1, 2), relay=True)

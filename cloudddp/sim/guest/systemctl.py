@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from . import shutdown
 from .init_client import request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _FLAGS = {
     "--value": "--value", "--now": "--now", "--no-block": "--no-block",
@@ -21,12 +22,12 @@ _QUERIES = ("show", "is-active", "is-enabled", "is-failed", "status", "cat")
 _CHANGES = ("start", "stop", "restart", "reload", "enable", "disable")
 
 
-@dataclass
 class _Arguments:
-    words: list[str] = field(default_factory=list)
-    properties: list[str] = field(default_factory=list)
-    flags: set[str] = field(default_factory=set)
-    unsupported: str = ""
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.properties: list[str] = []
+        self.flags: set[str] = set()
+        self.unsupported = ""
 
 
 def main(arguments: list[str]) -> int:
@@ -134,7 +135,8 @@ def _cat(unit: dict[str, str]) -> int:
     if not unit["FragmentPath"]:
         print(f"No files found for {unit['Id']}.", file=sys.stderr)
         return 1
-    print(f"# {unit['FragmentPath']}\n{Path(unit['FragmentPath']).read_text()}", end="")
+    with open(unit["FragmentPath"]) as file:
+        print(f"# {unit['FragmentPath']}\n{file.read()}", end="")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The command line of the agent: `STEP [REQUEST]`, `rank JOB COMMAND...`, `upload`, `compile`."""
+"""The command line of the agent: `STEP [REQUEST]`, `serve`, `rank JOB COMMAND...`, `upload`, `compile`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ def main() -> int:
         from agent import compiled
 
         return compiled.main()
+    if command == "serve":
+        from agent import serve
+
+        return serve.main()
     from agent import steps
 
-    return steps.main(command, *arguments)
+    return steps.main(command, *(word.encode() for word in arguments))

@@ -6,7 +6,8 @@ write to it, and its checksum is right; otherwise the sources are. The laptop co
 Python only, and which one a node has, and whether it is trusted there, is known to the node alone.
 
 Every step waits for this process to start, so that also the garbage collector does not run meanwhile, and `inspect` (with
-`ast` and `dis`), which dataclasses imports for classes without docstrings, is loaded when it is used: 45 ms of processor time in place of 54.
+`ast` and `dis`), which dataclasses imports for classes without docstrings, is loaded when it is used. The methods that
+dataclasses writes as texts, and compiles one by one, are in the file, too: they take 2 ms of processor time in place of 31.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any, Optional
 
     Codes = dict[str, tuple[bool, bytes]]  # module -> (whether it is a package, its marshalled code)
+    Methods = dict[bytes, bytes]  # the hash of a text that dataclasses compiles -> its marshalled code
 
 HASH_BYTES = 8
 
@@ -57,20 +59,45 @@ class Compiled:
         exec(marshal.loads(self._codes[module.__name__][1]), module.__dict__)  # noqa: S102, S302  checked by `read`
 
 
-def read(path: str) -> Codes:
-    """Return the compiled modules in a file; {} for one that does not exist or may not be trusted."""
+class CompiledMethods:
+    """Takes the place of `exec` in the module dataclasses, which calls it with a text and where to run it."""
+
+    def __init__(self, methods: Methods) -> None:
+        self.methods = methods
+        self.added: Methods = {}
+
+    def __call__(self, text: str, *where: Any) -> None:
+        key = source_hash(text.encode())
+        known = self.methods.get(key)
+        code: Any = compile(text, "<string>", "exec") if known is None else marshal.loads(known)  # noqa: S302  checked by `read`
+        if known is None:
+            self.added[key] = marshal.dumps(code)
+        exec(code, *where)  # noqa: S102
+
+
+def use(methods: Methods) -> CompiledMethods:
+    """Make dataclasses use methods that are compiled. Return what also collects those that are missing."""
+    import dataclasses
+
+    found = CompiledMethods(methods)
+    vars(dataclasses)["exec"] = found
+    return found
+
+
+def read(path: str) -> tuple[Codes, Methods]:
+    """Return the compiled modules and methods in a file; none for one that does not exist or may not be trusted."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o022:
-                return {}
+                return {}, {}
             data = file.read()
     except OSError:
-        return {}
+        return {}, {}
     digest, codes = data[:HASH_BYTES], data[HASH_BYTES:]
     if source_hash(codes) != digest:
-        return {}
-    found: Codes = marshal.loads(codes)  # noqa: S302  only this user can have written it
+        return {}, {}
+    found: tuple[Codes, Methods] = marshal.loads(codes)  # noqa: S302  only this user can have written it
     return found
 
 
@@ -87,7 +114,10 @@ class Deferred(ModuleType):
 if __name__ == "__main__":
     gc.disable()  # until the imports are done (garbage.py)
     sys.modules.setdefault("inspect", Deferred("inspect"))
-    sys.meta_path.insert(0, Compiled(read(compiled_path())))
+    codes, methods = read(compiled_path())
+    sys.meta_path.insert(0, Compiled(codes))
+    if methods:
+        use(methods)
     from agent.__main__ import main
 
     code = main()

@@ -7,11 +7,13 @@ import marshal
 import os
 import sys
 import zipfile
+from importlib import import_module
 from importlib.util import source_hash
 
-from agent import boot
+from agent import boot, steps
 
 PACKAGE = "/__init__.py"
+OTHERS = ("serve", "rank", "upload")  # modules that are run besides the steps
 
 
 def main() -> int:
@@ -25,7 +27,7 @@ def main() -> int:
                 module = name[: -len(PACKAGE) if is_package else -len(".py")].replace("/", ".")
                 code = compile(modules.read(name), f"{archive}/{name}", "exec", dont_inherit=True)
                 codes[module] = (is_package, marshal.dumps(code))
-    data = marshal.dumps(codes)
+    data = marshal.dumps((codes, _methods(codes)))
     path = boot.compiled_path()
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
@@ -37,3 +39,12 @@ def main() -> int:
             os.unlink(temporary)
         raise
     return 0
+
+
+def _methods(codes: boot.Codes) -> boot.Methods:
+    """Return the methods of all dataclasses, compiled: those that dataclasses asks for while the modules are imported."""
+    known = boot.use({})
+    sys.meta_path.insert(0, boot.Compiled(codes))
+    for name in (*steps.STEPS, *OTHERS):
+        import_module(f"agent.{name}")
+    return known.added

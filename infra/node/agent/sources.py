@@ -47,6 +47,8 @@ class Laptop:
     def read(self) -> Frame:
         frame = transfer.read_frame(self._read, self._secret)
         self.heard = time.monotonic()
+        if frame.kind == transfer.CLOSE:  # what follows on stdin is not of this sync
+            raise EOFError("the sync has ended")
         return frame
 
     def ask(self, wants: Wants) -> None:

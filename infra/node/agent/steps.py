@@ -18,12 +18,10 @@ STEPS = (
 )  # fmt: skip
 
 
-def main(step: str, *arguments: str) -> int:
-    """Do a step and return the exit code."""
+def main(step: str, *request: bytes) -> int:
+    """Do a step and return the exit code. Without a `request`, it is on stdin."""
     try:
-        if step not in STEPS:
-            raise SystemExit(f"not a step: {step!r}")
-        return run(step, arguments)
+        return run(step, *request)
     except BrokenPipeError:  # the laptop disconnected: the job continues
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -34,10 +32,17 @@ def main(step: str, *arguments: str) -> int:
         raise SystemExit(text) from None
 
 
-def run(step: str, arguments: Any) -> int:
+def load(step: str) -> Any:
+    """Return the module of a step."""
+    if step not in STEPS:
+        raise SystemExit(f"not a step: {step!r}")
+    return import_module(f"agent.{step}")
+
+
+def run(step: str, *given: bytes) -> int:
     """Read a step's request, do it, write its reply; return the exit code."""
-    module = import_module(f"agent.{step}")
-    data = arguments[0].encode() if arguments else sys.stdin.buffer.readline(MAX_REQUEST + 1)
+    module = load(step)
+    data = given[0] if given else sys.stdin.buffer.readline(MAX_REQUEST + 1)
     try:
         request = decode(data, module.REQUEST)
     except ProtocolError as error:

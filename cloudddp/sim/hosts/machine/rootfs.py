@@ -23,7 +23,7 @@ USER, USER_ID = cloud_init.USER, on_node.USER_ID
 GUEST = Path("usr/lib/cloudddp-lab")  # the stand-ins, relative to a node's root
 PYTHON_STARTUP = GUEST / "python"  # has the `sitecustomize` of the node's Pythons
 _TORCH = "opt/pytorch"  # where the Deep Learning AMI has it
-_STATE = on_node.STATE_FOLDER.relative_to("/")
+_STATE = Path(on_node.STATE_FOLDER).relative_to("/")
 
 _ETC_COPIED = (
     "bash.bashrc", "default", "gai.conf", "host.conf", "inputrc", "ld.so.cache", "ld.so.conf", "locale.alias",
@@ -128,7 +128,7 @@ def build(machine: Machine) -> None:
     _mount_proc_and_sys(root)
     kernel.pivot_root(root)
     # on_node.is_node compares with this: no process outside the node is in its pid namespace.
-    (on_node.STATE_FOLDER / "namespace").write_text(str(Path("/proc/self/ns/pid").readlink()))
+    Path(on_node.STATE_FOLDER, "namespace").write_text(str(Path("/proc/self/ns/pid").readlink()))
 
 
 def _folder(root: Path, name: str) -> Path:
