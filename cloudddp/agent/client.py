@@ -383,6 +383,8 @@ def gather_replies(
                     raise end
                 result = end if on_stderr is None else replace(end, stderr=bytes(last.data))
                 on_end(_reply(node, request, result, limit))
+            except ProtocolError as error:
+                on_end(unreadable(node, request.STEP, error))
             except Exception as error:
                 on_end(error)
 

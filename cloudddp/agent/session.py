@@ -39,6 +39,7 @@ class _Step:
         self._take_out, self._take_err = order.on_stdout or self._out.add, order.on_stderr or self._err.add
         self._end: bytes | None = None  # what has come of the end of stdout
         self._has_stderr_end = False
+        self.is_exceeded = False  # there was more: the process has taken the rest of the input for a request
 
     def next_piece(self) -> bytes | None:
         """Return what is to be sent next, b"" for nothing yet, None at the end of the input."""
@@ -58,15 +59,18 @@ class _Step:
             if not found:
                 return
             self._end, data = b"\0", rest
-        self._end += data
+        end, newline, more = (self._end + data).partition(b"\n")
+        self._end = end + newline
+        self.is_exceeded = self.is_exceeded or bool(more)
         if len(self._end) > _LONGEST_END:
             raise ProtocolError("its output does not end as that of a step")
 
     def stderr(self, data: bytes) -> None:
-        head, found, rest = (data, b"", b"") if self.is_last else data.partition(serve.STDERR_END)
-        if self._has_stderr_end or rest:
-            raise ProtocolError("it writes after the end of a step")
-        self._has_stderr_end = bool(found)
+        head, found, more = (data, b"", b"") if self.is_last else data.partition(serve.STDERR_END)
+        if self._has_stderr_end:
+            head, more = b"", data
+        self._has_stderr_end = self._has_stderr_end or bool(found)
+        self.is_exceeded = self.is_exceeded or bool(more)
         if head:
             self._take_err(head)
 
@@ -171,7 +175,7 @@ class Session:
         if result is None:
             return
         # Input that is left would be taken for the next request.
-        is_whole = not step.has_input or step.next_piece() is None
+        is_whole = not step.is_exceeded and (not step.has_input or step.next_piece() is None)
         with self._lock:
             self._step = None
             self._activity.begin(None, None)

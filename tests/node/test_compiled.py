@@ -25,9 +25,8 @@ def installed(node: Node) -> Node:
     folder.mkdir()
     node.agent = Path(shutil.copy(agent_file(), folder / "agent.pyz"))
     assert node.send("compile", b"").returncode == 0
-    write(
-        compiled(node), {**read(compiled(node)), MODULE: (False, marshal.dumps(compile(MARKED, "", "exec")))}
-    )
+    codes, methods = read(compiled(node))
+    write(compiled(node), ({**codes, MODULE: (False, marshal.dumps(compile(MARKED, "", "exec")))}, methods))
     return node
 
 
@@ -36,13 +35,16 @@ def compiled(node: Node) -> Path:
     return path
 
 
-def read(path: Path) -> dict[str, tuple[bool, bytes]]:
-    found: dict[str, tuple[bool, bytes]] = marshal.loads(path.read_bytes()[8:])  # noqa: S302
+Content = tuple[dict[str, tuple[bool, bytes]], dict[bytes, bytes]]  # modules, methods of dataclasses
+
+
+def read(path: Path) -> Content:
+    found: Content = marshal.loads(path.read_bytes()[8:])  # noqa: S302
     return found
 
 
-def write(path: Path, codes: dict[str, tuple[bool, bytes]]) -> None:
-    data = marshal.dumps(codes)
+def write(path: Path, content: Content) -> None:
+    data = marshal.dumps(content)
     path.write_bytes(source_hash(data) + data)
 
 
@@ -54,10 +56,20 @@ def uses_it(node: Node) -> bool:
 
 def test_compiled_modules_are_used(installed: Node) -> None:
     assert uses_it(installed)
-    codes = read(compiled(installed))
+    codes, _ = read(compiled(installed))
     assert {"agent", "agent.supervisor", "agent.rank", "cloudddp.agent.protocol.codec"} <= codes.keys()
     assert codes["agent"][0]
     assert not codes["agent.rank"][0]
+
+
+def test_no_method_of_a_dataclass_is_compiled_when_the_agent_starts(installed: Node) -> None:
+    assert installed.send("compile", b"").returncode == 0
+    path = compiled(installed)
+    codes, methods = read(path)
+    assert len(methods) > 100
+    write(path, (codes, dict.fromkeys(methods, b"")))  # no code: it fails where a method is used
+    done = installed.send("jobs", b"{}\n")
+    assert b"EOFError" in done.stderr
 
 
 def test_agent_that_is_compiled_again_is_whole(installed: Node) -> None:

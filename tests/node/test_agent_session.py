@@ -1,0 +1,194 @@
+"""Steps of the agent over one channel of a real SSH connection: one process on the node serves them, whatever it does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.agentnode import until
+from support.sshserver import Server, Site, site
+
+from cloudddp.agent import client
+from cloudddp.agent.client import NoSuchJob
+from cloudddp.agent.protocol.frames import FollowRequest
+from cloudddp.agent.protocol.jobs import JobsReply, JobsRequest
+from cloudddp.errors import NodeError
+from cloudddp.ssh.fleet import Fleet, gather
+from cloudddp.ssh.running import Order, Result
+
+HANG_GUARD = 30.0
+
+
+class Node:
+    """A node behind a real SSH server."""
+
+    def __init__(self, fleet: Fleet, server: Server, home: Path) -> None:
+        self.fleet, self.server, self.home = fleet, server, home
+
+    def jobs(self, **more: Any) -> JobsReply:
+        return self.call(JobsRequest(), **more)
+
+    def call(self, request: Any, **more: Any) -> Any:
+        return client.gather_replies(self.fleet, {0: request}, fatal=lambda _: False, **more).all()[0]
+
+    @property
+    def commands(self) -> int:
+        """How many commands were started there so far."""
+        return len(self.server._all)
+
+    def replace_python(self, program: str) -> None:
+        """Put a program in place of the node's python3."""
+        path = self.home / "bin" / "python3"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(program)
+        path.chmod(0o755)
+
+
+@pytest.fixture
+def keys_of(tmp_path: Path) -> Iterator[Site]:
+    with site(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def node(keys_of: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))  # of the commands of the SSH server
+    monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
+    server = keys_of.server()
+    with Fleet({0: keys_of.target(server.port)}) as fleet:
+        fleet.connect()
+        found = Node(fleet, server, home)
+        client.call_all(fleet, lambda _: JobsRequest(), ship=True)
+        yield found
+
+
+def test_one_command_serves_many_steps(node: Node) -> None:
+    before = node.commands
+    for _ in range(5):
+        assert node.jobs() == JobsReply(())
+    assert node.commands == before + 1
+
+
+def test_steps_at_the_same_time_are_all_done(node: Node) -> None:
+    found: list[JobsReply] = []
+    threads = [threading.Thread(target=lambda: found.append(node.jobs())) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_GUARD)
+    assert found == [JobsReply(())] * 6
+
+
+def test_agent_that_is_missing_is_sent_and_the_step_done(node: Node) -> None:
+    (node.home / client.agent_path()).unlink()
+    before = node.commands
+    assert node.jobs() == JobsReply(())
+    assert node.commands == before + 3
+
+
+def test_step_that_fails_is_followed_by_others(node: Node) -> None:
+    assert node.jobs() == JobsReply(())
+    with pytest.raises(NoSuchJob):
+        node.call(NO_SUCH_JOB)
+    assert node.jobs() == JobsReply(())
+
+
+NO_SUCH_JOB: Any = FollowRequest("20260101-000000-0000", wait=False, heartbeat=5.0)
+
+
+def test_broken_connection_ends_the_step_and_a_new_one_serves_again(node: Node) -> None:
+    assert node.jobs() == JobsReply(())
+    node.server.drop()
+    with pytest.raises(NodeError):
+        node.jobs()
+    node.fleet.reconnect(0)
+    assert node.jobs() == JobsReply(())
+
+
+def test_input_that_a_step_has_not_read_is_not_taken_for_the_next_request(node: Node) -> None:
+    body = [b"x" * 100_000] * 50
+    ends = gather({0: partial(_jobs_with_body, node.fleet, body)}).all()
+    assert ends[0].exit_code == 0
+    assert node.jobs() == JobsReply(())
+
+
+def _jobs_with_body(
+    fleet: Fleet, body: Sequence[bytes], on_end: Callable[[Result | Exception], None]
+) -> None:
+    client.start_step(fleet, 0, JobsRequest(), on_end, body=body)
+
+
+def test_process_ends_with_the_connection(node: Node) -> None:
+    assert node.jobs() == JobsReply(())
+    served = [child.pid for child in node.server._all if child.returncode is None]
+    assert len(served) == 1
+    node.fleet.close()
+    until(lambda: all(child.returncode is not None for child in node.server._all))
+
+
+# What a program in place of the agent writes after it has read a request.
+REFUSED = {
+    "no end": ("printf '{\"jobs\": []}\\n'; sleep 600", "did not end within 2 s"),
+    "no exit code": ("printf '{}\\n\\000x\\n'; printf '\\000' >&2; sleep 600", "cannot read"),
+    "an exit code that is too long": ("printf '\\000%01000d' 0; sleep 600", "cannot read"),
+    "an end without an answer": ("printf '\\000\\000' >&2; printf '\\000%s\\n' 0; sleep 600", "cannot read"),
+    "an answer without an end": ("exec cat /dev/zero | tr '\\0' 'x'", "longer than"),
+    "its own end": ("exit 3", "exit code 3"),
+    "a success without an answer": ("exit 0", "exit code 255"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_program_that_is_no_agent_is_named_and_left(node: Node, what: str) -> None:
+    writes, message = REFUSED[what]
+    node.replace_python(f"#!/bin/sh\nhead -c 12 > /dev/null\n{writes}\n")
+    with pytest.raises(NodeError, match=message) as caught:
+        node.jobs(timeout=2.0)
+    assert "node 0" in str(caught.value)
+    (node.home / "bin" / "python3").unlink()
+    assert node.jobs() == JobsReply(())
+
+
+def test_output_while_no_step_runs_is_not_taken_for_an_answer(node: Node) -> None:
+    answer = r"""printf '{"jobs": []}\n\000%s\n' 0; printf '\000' >&2"""
+    node.replace_python(
+        f"#!/bin/sh\nhead -c 12 > /dev/null\n{answer}\nsleep 0.2\ntouch ~/written\n{answer}\nsleep 600\n"
+    )
+    assert node.jobs() == JobsReply(())
+    until((node.home / "written").exists)
+    (node.home / "bin" / "python3").unlink()
+    until(lambda: node.fleet.kept is not None and node.fleet.kept[0].is_over)  # type: ignore[attr-defined]
+    assert node.jobs() == JobsReply(())
+
+
+def test_request_that_is_none_ends_the_process(node: Node) -> None:
+    command = f"{sys.executable} -IS {node.home}/{client.agent_path()} serve"
+    for data in (b"\xff" * 9, b"\0" * 9, b"\0\0\0\1\0\0\0\1\0j"):
+        ends = gather({0: partial(node.fleet.start, 0, Order(command, data))}).all()
+        assert ends[0].exit_code == 1
+        assert ends[0].stderr == b"not a step of this agent\n"
+
+
+def test_last_step_may_write_any_byte(node: Node) -> None:
+    received = bytearray()
+    node.replace_python(
+        "#!/bin/sh\nhead -c 12 > /dev/null\nprintf 'a\\000%s\\nb\\000c' 0; printf '\\000' >&2\n"
+    )
+
+    def start(on_end: Callable[[Result | Exception], None]) -> None:
+        client.start_step(
+            node.fleet, 0, JobsRequest(), on_end, on_stdout=lambda data: received.extend(data), is_last=True
+        )
+
+    with contextlib.suppress(NodeError):
+        gather({0: start}).all()
+    assert bytes(received) == b"a\x0000\nb\0c"
