@@ -1,8 +1,8 @@
 """Calls the agent on the nodes: ships it, runs a step on one node or on all, decodes the reply.
 
-A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. Each step is one command, since each
-is a round trip. The agent's file is checked by its hash before each use, which catches accidents and other versions. It
-does not protect against a rank, which may replace any program of its user: decode.py does.
+A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. Steps that follow each other are done by one
+process on the node (session.py). The agent's file is checked by its hash before each start, which catches accidents and
+other versions. It does not protect against a rank, which may replace any program of its user: decode.py does.
 """
 
 from __future__ import annotations
