@@ -213,8 +213,11 @@ def fill(source: Path, case: Case) -> None:
 
 
 def change(source: Path, count: int) -> None:
+    """Change files, each time in another second: rsync takes a file of the same size and second for unchanged."""
     for path in sorted(source.glob("d*/*"))[:count]:
-        path.write_bytes(os.urandom(path.stat().st_size))
+        before = path.stat()
+        path.write_bytes(os.urandom(before.st_size))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000_000))
 
 
 def check(cluster: Cluster, folder: str, source: Path, case: Case) -> None:

@@ -14,7 +14,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.manifest import Manifest, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.transfer import Listing, Record, Wants
+from cloudddp.agent.protocol.transfer import Listing, ReceiveRequest, Record, Wants
 from cloudddp.cluster.connect import PROJECT as PROJECT
 from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
@@ -36,7 +36,14 @@ REPORT = 5.0  # seconds between two lines about a transfer that lasts
 def sync(runner: Runner, cluster: Cluster, config: Config, *, root: Path, progress: Progress) -> None:
     """Sync the project's files to every node. Raises UsageError, NodeError."""
     files = project_files.of_config(root, config)
-    probes = probe(runner, cluster, manifest=files.digest, python=config.job.python)
+    probes = probe(
+        runner,
+        cluster,
+        manifest=files.digest,
+        python=config.job.python,
+        only_files=True,
+        then=(ReceiveRequest.STEP,),
+    )
     for job in sorted({job for reply in probes.values() for job in reply.running}):
         progress(f"warning: job {job} is running while its files are changed")
     update(runner, cluster, probes, config, files, progress)

@@ -59,6 +59,15 @@ def test_probe_waits_for_the_gpus_of_the_type(
     assert nvidia_smi.calls == calls
 
 
+def test_probe_for_files_alone_starts_no_program(node: Node, nvidia_smi: NvidiaSMI, tmp_path: Path) -> None:
+    nvidia_smi.does("exit 1")
+    (tmp_path / "calls").touch()
+    (node.project / "a.py").write_text("x")
+    found = node.probe(manifest_digest="0" * 32, only_files=True)
+    assert found.folders
+    assert (found.gpus, nvidia_smi.calls) == (0, 0)
+
+
 def test_type_without_gpus_waits_for_none(node: Node, nvidia_smi: NvidiaSMI) -> None:
     """nvidia-smi is installed on the image, and fails where there is no GPU."""
     nvidia_smi.does("exit 9")

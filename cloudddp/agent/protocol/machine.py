@@ -93,7 +93,8 @@ class ProbeRequest:
     the node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the instance type
     has; while nvidia-smi lists fewer, it is called again for up to `gpu_seconds`. `torch_seconds` limits the import of
     torch and the use of each GPU, 0 for neither. `efa` is how many EFA devices it should have; they are counted if that
-    is not 0. `deadline`: look at the timer of the node's deadline."""
+    is not 0. `deadline`: look at the timer of the node's deadline. `only_files`: count no GPUs, for which nvidia-smi takes up to
+    seconds."""
 
     project: str
     private_ip: str
@@ -105,6 +106,7 @@ class ProbeRequest:
     torch_seconds: float = 0.0
     efa: int = 0
     deadline: bool = False
+    only_files: bool = False
 
     STEP = "probe"
     REPLY = ProbeReply

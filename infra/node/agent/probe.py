@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Optional
@@ -30,7 +31,9 @@ def step(request: ProbeRequest) -> ProbeReply:
     if request.boot_seconds:
         machine.wait_for_boot(request.boot_seconds)
     timer = _deadline_timer() if request.deadline else {}
-    gpus = machine.count_gpus(request.gpus, request.gpu_seconds)
+    counting = None if request.only_files else _Counting(request.gpus, request.gpu_seconds)
+    folders = _different_folders(folder, request.manifest_digest)
+    gpus = counting.result() if counting else 0
     python = machine.find_python(request.python, folder)
     running = tuple(phases.running_jobs())
     # A job may use all of the GPUs' memory.
@@ -50,10 +53,26 @@ def step(request: ProbeRequest) -> ProbeReply:
         running=running,
         poweroff=poweroff.reply(),
         efa=machine.count_efa() if request.efa else 0,
-        folders=_different_folders(folder, request.manifest_digest),
+        folders=folders,
         torch_gpus=torch_gpus,
         torch_error=torch_error,
     )
+
+
+class _Counting:
+    """Counts the GPUs in a thread: nvidia-smi loads the driver, and meanwhile files can be looked at."""
+
+    def __init__(self, expected: int, seconds: float) -> None:
+        self._found = 0
+        self._thread = threading.Thread(target=self._count, args=(expected, seconds), daemon=True)
+        self._thread.start()
+
+    def _count(self, expected: int, seconds: float) -> None:
+        self._found = machine.count_gpus(expected, seconds)
+
+    def result(self) -> int:
+        self._thread.join()
+        return self._found
 
 
 def _usable_gpus(python: str, seconds: float) -> tuple[Optional[int], str]:
