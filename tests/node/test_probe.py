@@ -64,7 +64,7 @@ def test_probe_for_files_alone_starts_no_program(node: Node, nvidia_smi: NvidiaS
     (tmp_path / "calls").touch()
     (node.project / "a.py").write_text("x")
     found = node.probe(manifest_digest="0" * 32, only_files=True)
-    assert found.folders
+    assert found.folders is not None
     assert (found.gpus, nvidia_smi.calls) == (0, 0)
 
 
