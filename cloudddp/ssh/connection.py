@@ -22,7 +22,8 @@ from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError
 from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.channel import Exchange
-from cloudddp.ssh.event_loop import LoopSocket, event_loop
+from cloudddp.ssh.event_loop import event_loop
+from cloudddp.ssh.loop_socket import LoopSocket
 from cloudddp.ssh.routes.route import DIRECT, Route, Stream
 from cloudddp.ssh.running import MAX_OUTPUT, Order, Result, RunningCommand
 from cloudddp.text import reason_of
@@ -263,7 +264,7 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
             patience=inf,
             silent=True,
         )
-    if "banner" in str(error) or "No existing session" in str(error):
+    if any(text in str(error) for text in ("protocol banner", "protocol version", "No existing session")):
         return ConnectError(
             f"{where}: it accepts connections, but does not speak SSH",
             hint=(
