@@ -56,7 +56,9 @@ class Pump:
             now = time.monotonic()
             todo = list(running.values()) if now >= look else []
             for _ in range(len(self._ready)):
-                todo.append(self._ready.popleft())
+                entry = self._ready.popleft()
+                entry.is_queued = False
+                todo.append(entry)
             for entry in dict.fromkeys(todo):
                 if not entry.is_started or entry.has_ended:
                     continue
@@ -90,10 +92,12 @@ class _Entry:
         self._on_end, self._wake, self._ready = on_end, wake, ready
         self.command: RunningCommand | None = None
         self.error: Exception | None = None
-        self.is_started = self.has_ended = False
+        self.is_started = self.has_ended = self.is_queued = False
 
     def wake(self) -> None:
-        self._ready.append(self)
+        if not self.is_queued:  # a flood of packets calls this for each of them
+            self.is_queued = True
+            self._ready.append(self)
         self._wake.set()
 
     @property

@@ -75,7 +75,7 @@ class RunningCommand:
         channel = None
         try:
             if transport is None or not transport.is_active():
-                raise EOFError
+                raise self._reason_of_end()
             channel = transport.open_session(window, MAX_PACKET, timeout=activity.left(silence))
             channel.settimeout(activity.silence)
             activity.record()
@@ -125,9 +125,15 @@ class RunningCommand:
             if transport is not None:  # it closes its channels first, and becomes inactive a moment later
                 transport.join(0.2)
             if transport is None or not transport.is_active():
-                raise self._broken(EOFError("connection closed"))
+                raise self._broken(self._reason_of_end())
             exit_code = 255
         return Result(int(exit_code), bytes(self._out.data), bytes(self._err.data))
+
+    def _reason_of_end(self) -> BaseException:
+        import paramiko
+
+        error = None if self._transport is None else self._transport.get_exception()
+        return error if isinstance(error, paramiko.SSHException) else EOFError("connection closed")
 
     def close(self) -> None:
         """Close its channel: a command that still runs gets no more input, and its output is lost."""
