@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, NodeError
 from cloudddp.ssh.channel import Activity, Exchange, time_limit
+from cloudddp.text import one_line
 
 if TYPE_CHECKING:
     import paramiko
@@ -153,7 +154,8 @@ class RunningCommand:
         )
 
     def _broken(self, error: BaseException) -> NodeError:
-        reason = f"{self._label}: the SSH connection broke ({str(error) or 'connection closed'})"
+        cause = one_line(str(error), 200) or "connection closed"  # paramiko quotes what the node has sent
+        reason = f"{self._label}: the SSH connection broke ({cause})"
         return NodeError(
             f"{reason} in: {_short(self._order.command)}",
             reason=reason,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from cloudddp.ssh.running import Order, Result
 HANG_GUARD = 60.0
 MIB = 1 << 20
 IGNORE, DEBUG, EXT_INFO, KEXINIT, GLOBAL_REQUEST = 2, 4, 7, 20, 80
-OPEN, WINDOW_ADJUST, DATA, CHANNEL_REQUEST = 90, 93, 94, 98
+CHANNEL_OPEN, WINDOW_ADJUST, DATA, CHANNEL_REQUEST = 90, 93, 94, 98
 IDENTIFICATION = b"SSH-2.0-hostile\r\n"
 
 Attack = Callable[[HostileTransport, Any], None]
@@ -213,7 +214,7 @@ def open_channels(transport: HostileTransport, _channel: Any) -> None:
     transport.stop_reading()
     while transport.is_active():
         for kind in (b"session", b"x11", b"auth-agent@openssh.com", b"forwarded-tcpip"):
-            transport.send_packet(OPEN, kind, 7, MIB, 32768, count=5000)
+            transport.send_packet(CHANNEL_OPEN, kind, 7, MIB, 32768, count=5000)
 
 
 def ask_on_the_channel(transport: HostileTransport, channel: Any) -> None:
@@ -281,6 +282,31 @@ def test_data_beyond_the_window_ends_the_connection(ssh_site: Site, loop_errors:
         transport: Any = connection._client.get_transport()
         with pytest.raises(NodeError, match=r"node 0 .*\(it sent more than the window of a channel allows"):
             connection.run("attack", on_stdout=read_slowly, window=2 * MIB)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_packets_end_in_an_error_or_a_result(
+    ssh_site: Site, seed: int, loop_errors: list[Any]
+) -> None:
+    chance = random.Random(seed)
+    fields = (b"", bytes(4), b"\xff" * 4, b"\0\0\0\2\xff\xfe", b"\0\0\0\x0bexit-status\1", b"\0\0\0\5hello")
+
+    def attack(transport: HostileTransport, channel: Any) -> None:
+        for _ in range(30):
+            kind = chance.choice([*range(1, 8), 20, 21, 30, 31, *range(50, 54), *range(80, 101), 192])
+            to = channel.remote_chanid.to_bytes(4, "big") if kind > CHANNEL_OPEN else b""
+            body = b"".join(chance.choice(fields) for _ in range(chance.randrange(6)))
+            transport.send_payload(bytes([kind]) + to + body + chance.randbytes(chance.choice([0, 9, 500])))
+        end(channel)
+
+    with (
+        hostile(ssh_site.host.private, attack) as port,
+        closing(Connection.open(ssh_site.target(port))) as connection,
+    ):
+        try:
+            connection.run("attack", command_timeout=10)
+        except NodeError as error:
+            assert "node 0 (i-0)" in str(error)
 
 
 # -- key exchanges --------------------------------------------------------------------------------------------------------
