@@ -25,9 +25,9 @@ from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
 from cloudddp.agent.protocol.version import VersionConflict
 from cloudddp.errors import Command, NodeError
+from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome, gather
-from cloudddp.ssh.pump import OnEnd
-from cloudddp.ssh.running import MAX_OUTPUT, Order, Result
+from cloudddp.ssh.running import MAX_OUTPUT, CommandSpec, Result
 from cloudddp.text import one_line
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Runner(Protocol):
 
     def each(self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = ...) -> Outcome[T]: ...
 
-    def start(self, node: int, order: Order, on_end: OnEnd) -> None: ...
+    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None: ...
 
     def host_key(self, node: int) -> str: ...
 
@@ -230,7 +230,7 @@ def start_step(
     message = encode(request)
     line = message + b"\n"
     is_stream = on_stdout is not None or body is not None
-    order = Order(
+    spec = CommandSpec(
         _ship(_run_agent(request.STEP, message.decode())) if ship else _step_command(request),
         parcel() if ship else line if body is None else itertools.chain((line,), body),
         timeout,
@@ -239,10 +239,10 @@ def start_step(
         limit,
         None if is_stream else timeout,
     )
-    left = [order] if ship or body is not None else [order, Order(_ship("exit 0"), parcel()), order]
+    left = [spec] if ship or body is not None else [spec, CommandSpec(_ship("exit 0"), parcel()), spec]
     began = time.monotonic()
 
-    def next_order() -> None:
+    def next_command() -> None:
         runner.start(node, left.pop(0), ended)
 
     def ended(end: Result | Exception) -> None:
@@ -254,7 +254,7 @@ def start_step(
             is_missing = len(left) == 2 and end.exit_code == ExitCode.NO_AGENT
             is_shipped = len(left) == 1 and end.exit_code == 0
             if is_missing or is_shipped:
-                next_order()
+                next_command()
                 return
             _raise_refusal(node, end)
         except NodeError as error:
@@ -263,7 +263,7 @@ def start_step(
             end = error
         on_end(end)
 
-    next_order()
+    next_command()
 
 
 def _step_command(request: Step) -> str:

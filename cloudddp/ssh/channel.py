@@ -89,7 +89,7 @@ class Activity:
         return f"no answer for {self.silence if silence is None else silence:g} s"
 
 
-class Exchange:
+class CommandIO:
     """The input and output of a command that runs. A thread calls `advance` until it returns ENDED, and waits in between as
     `patience` says or until `wake` is called, by another thread.
 

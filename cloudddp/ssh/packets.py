@@ -67,7 +67,6 @@ class BoundedPacketizer(Packetizer):  # type: ignore[misc]  # paramiko has no ty
         return kind, message
 
     def write_all(self, out: bytes) -> None:
-        unsent = getattr(self._stream, "backlog", 0)
-        if unsent + len(out) > MOST_UNSENT:
-            raise self.fail(f"it does not read: {unsent >> 20} MiB wait to be sent to it")
+        if getattr(self._stream, "backlog", 0) + len(out) > MOST_UNSENT:
+            raise self.fail(f"it does not read: more than {MOST_UNSENT >> 20} MiB wait to be sent to it")
         super().write_all(out)

@@ -106,6 +106,7 @@ def _serve(connection: socket.socket, host_key: str, attack: Attack) -> None:
 def listening(serve: Callable[[socket.socket], Any]) -> Iterator[int]:
     """The port of a server that calls a function for each connection, in a thread."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # what it does not read soon waits
         accepted: list[socket.socket] = []
 
         def talk(connection: socket.socket) -> None:
