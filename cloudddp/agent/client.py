@@ -26,9 +26,9 @@ from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
 from cloudddp.agent.protocol.version import VersionConflict
 from cloudddp.agent.session import Session
 from cloudddp.errors import Command, NodeError
+from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome, gather
-from cloudddp.ssh.pump import OnEnd
-from cloudddp.ssh.running import MAX_OUTPUT, Order, Result
+from cloudddp.ssh.running import MAX_OUTPUT, CommandSpec, Result
 from cloudddp.text import one_line
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class Runner(Protocol):
 
     def each(self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = ...) -> Outcome[T]: ...
 
-    def start(self, node: int, order: Order, on_end: OnEnd) -> None: ...
+    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None: ...
 
     def host_key(self, node: int) -> str: ...
 
@@ -238,7 +238,7 @@ def start_step(
     output run in a thread that serves all nodes. `span`: record its time for --timings. `is_last`: of this node, as far as is known;
     `then`: those that are likely to follow it."""
     _Call(runner, node, request, on_end, body, is_last=is_last, then=then, span=span).begin(
-        Order(
+        CommandSpec(
             _step_command(request.STEP),
             command_timeout=timeout,
             on_stdout=on_stdout,
@@ -263,19 +263,19 @@ class _Call:
         self._may_ship = body is None  # which can be read only once
         self._began = time.monotonic()
 
-    def begin(self, order: Order, *, ship: bool = False) -> None:
-        """Start it. Of the `order`, stdin is added here; with `ship`, also the command."""
-        self._order = order
+    def begin(self, spec: CommandSpec, *, ship: bool = False) -> None:
+        """Start it. Of the `spec`, stdin is added here; with `ship`, also the command."""
+        self._spec = spec
         if ship:
             self._may_ship = False
             command = _ship(_run_agent(self._request.STEP, self._message.decode()))
-            self._runner.start(self._node, replace(order, command=command, stdin=parcel()), self._ended)
-        elif not self._begin_in_session(replace(order, stdin=self._body or b"")):
+            self._runner.start(self._node, replace(spec, command=command, stdin=parcel()), self._ended)
+        elif not self._begin_in_session(replace(spec, stdin=self._body or b"")):
             line = self._message + b"\n"
             stdin = line if self._body is None else itertools.chain((line,), self._body)
-            self._runner.start(self._node, replace(order, stdin=stdin), self._ended)
+            self._runner.start(self._node, replace(spec, stdin=stdin), self._ended)
 
-    def _begin_in_session(self, order: Order) -> bool:
+    def _begin_in_session(self, spec: CommandSpec) -> bool:
         """Begin it in the agent's process that serves the node, where one can; return whether it was begun."""
         kept, node = self._runner.kept, self._node
         if kept is None:
@@ -284,7 +284,7 @@ class _Call:
         if not isinstance(session, Session) or session.is_over:
             session = kept[node] = Session(self._runner, node, _step_command("serve"))
         return session.begin(
-            self._request.STEP, self._message, order, self._ended, is_last=self._is_last, then=self._then
+            self._request.STEP, self._message, spec, self._ended, is_last=self._is_last, then=self._then
         )
 
     def _ended(self, end: Result | Exception) -> None:
@@ -292,13 +292,13 @@ class _Call:
             self._finish(end)
             return
         self._may_ship = False
-        self._runner.start(self._node, Order(_ship("exit 0"), parcel()), self._shipped)
+        self._runner.start(self._node, CommandSpec(_ship("exit 0"), parcel()), self._shipped)
 
     def _shipped(self, end: Result | Exception) -> None:
         if isinstance(end, Exception) or end.exit_code:
             self._finish(end)
         else:
-            self.begin(self._order)
+            self.begin(self._spec)
 
     def _finish(self, end: Result | Exception) -> None:
         if self._span:

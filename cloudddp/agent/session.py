@@ -15,8 +15,8 @@ from cloudddp.agent.protocol import serve
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.errors import NodeError
 from cloudddp.ssh.channel import Activity
-from cloudddp.ssh.pump import OnEnd
-from cloudddp.ssh.running import BoundedBuffer, Order, Result
+from cloudddp.ssh.command_loop import OnEnd
+from cloudddp.ssh.running import BoundedBuffer, CommandSpec, Result
 
 _LONGEST_END = 16  # bytes that end the output of a step
 
@@ -24,19 +24,19 @@ _LONGEST_END = 16  # bytes that end the output of a step
 class Starts(Protocol):
     """What starts a command on a node, without waiting."""
 
-    def start(self, node: int, order: Order, on_end: OnEnd) -> None: ...
+    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None: ...
 
 
 class _Step:
     """A step that runs: what is left of its input, what it has written, and what gets its result."""
 
-    def __init__(self, order: Order, on_end: OnEnd, label: str, *, is_last: bool) -> None:
+    def __init__(self, spec: CommandSpec, on_end: OnEnd, label: str, *, is_last: bool) -> None:
         self.on_end, self.is_last = on_end, is_last
-        self.input: Iterator[bytes] = iter((order.stdin,) if isinstance(order.stdin, bytes) else order.stdin)
+        self.input: Iterator[bytes] = iter((spec.stdin,) if isinstance(spec.stdin, bytes) else spec.stdin)
         self.has_input = True
         self.is_starved = False  # its input had nothing to send, and will not say when it has
-        self._out, self._err = (BoundedBuffer(label, order.command, order.limit) for _ in range(2))
-        self._take_out, self._take_err = order.on_stdout or self._out.add, order.on_stderr or self._err.add
+        self._out, self._err = (BoundedBuffer(label, spec.command, spec.limit) for _ in range(2))
+        self._take_out, self._take_err = spec.on_stdout or self._out.add, spec.on_stderr or self._err.add
         self._end: bytes | None = None  # what has come of the end of stdout
         self._has_stderr_end = False
         self.is_exceeded = False  # there was more: the process has taken the rest of the input for a request
@@ -97,28 +97,28 @@ class Session:
         self._wake: Callable[[], None] = lambda: None
 
     def begin(
-        self, step: str, request: bytes, order: Order, on_end: OnEnd, *,
+        self, step: str, request: bytes, spec: CommandSpec, on_end: OnEnd, *,
         is_last: bool = False, then: Iterable[str] = (),
     ) -> bool:  # fmt: skip
         """Begin a step and return True; return False if it cannot be done here: another one runs, or the process has ended.
 
-        Of the `order`, stdin is what follows the request; its command names the step in error messages. After the last step,
+        Of the `spec`, stdin is what follows the request; its command names the step in error messages. After the last step,
         the process ends. `then`: the steps that are likely to follow.
         """
         asked = serve.ask(step, request, is_last=is_last, then=then)
         with self._lock:
             if self._step is not None or self.is_over:
                 return False
-            started = _Step(_after(asked, order), on_end, f"node {self._node}", is_last=is_last)
-            self._activity.begin(order.command_timeout, order.total_timeout)
+            started = _Step(_after(asked, spec), on_end, f"node {self._node}", is_last=is_last)
+            self._activity.begin(spec.command_timeout, spec.total_timeout)
             self._step = started
             is_first, self._is_started = not self._is_started, True
             self.is_over = is_last
         if is_first:
-            command = Order(
+            command = CommandSpec(
                 self._command,
                 self,
-                order.command_timeout,
+                spec.command_timeout,
                 self._stdout,
                 self._stderr,
                 activity=self._activity,
@@ -196,7 +196,7 @@ class Session:
         step.on_end(end)
 
 
-def _after(asked: bytes, order: Order) -> Order:
-    """Return the order with the request before its input."""
-    body: Iterable[bytes] = (order.stdin,) if isinstance(order.stdin, bytes) else order.stdin
-    return replace(order, stdin=chain((asked,), body))
+def _after(asked: bytes, spec: CommandSpec) -> CommandSpec:
+    """Return the command with the request before its input."""
+    body: Iterable[bytes] = (spec.stdin,) if isinstance(spec.stdin, bytes) else spec.stdin
+    return replace(spec, stdin=chain((asked,), body))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,11 +112,15 @@ class Session:
     def ownership(self, aws: AWS) -> Ownership:
         return Ownership(aws, anyone=self.anyone)
 
-    def cluster(self) -> Cluster:
-        """Return the caller's live cluster of that name. Raises CloudDDPError where there is none."""
+    def cluster(
+        self, *, meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> Cluster:
+        """Return the caller's live cluster of that name. Raises CloudDDPError where there is none. `meanwhile` surrounds what
+        waits for AWS."""
         aws = self.aws()
         try:
-            found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
+            with meanwhile():
+                found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
         except inspect.NoCluster as error:
             raise self._explained(error) from None
         for warning in found.warnings:
@@ -168,8 +172,8 @@ class Session:
             # 10 ms, which verbs that only ask AWS do not need.
             from cloudddp.cluster import connect
 
-        with connect.loaded_meanwhile():  # while AWS answers
-            found = self.cluster()
+        # Not earlier: two threads that import compete for the interpreter, and the request would be sent later.
+        found = self.cluster(meanwhile=connect.loaded_meanwhile)
         if found.missing:
             _report_missing(self.console, found, refuse=whole)
         silent: dict[int, Exception] = {}

@@ -36,7 +36,8 @@ def time_limit(seconds: float, channel: paramiko.Channel) -> Iterator[None]:
         finally:
             channel.event.set()  # a channel that was already closed wakes no waiting thread
 
-    timer = event_loop().call_later(seconds, close)
+    # In a thread, since closing a jump host's channel may wait.
+    timer = event_loop().call_later(seconds, threading.Thread(target=close, daemon=True).start)
     try:
         yield
     except Exception:
@@ -104,7 +105,7 @@ class WakingInput(Protocol):
     def is_starved(self) -> bool: ...
 
 
-class Exchange:
+class CommandIO:
     """The input and output of a command that runs. A thread calls `advance` until it returns ENDED, and waits in between as
     `patience` says or until `wake` is called, by another thread.
 
@@ -145,11 +146,7 @@ class Exchange:
     def advance(self) -> int:
         """Send and receive what is possible at once. Raises TimeoutError when a time limit has passed; what the input and the
         receivers of the output raise; and paramiko's errors."""
-        if not self._transport.clear_to_send.is_set() and self._transport.is_active():
-            moved = False  # keys are exchanged, and sending would wait
-        else:
-            moved = self._receive() | self._send()
-        if moved:
+        if self._receive() | self._send():
             self._activity.record()
             return self.MOVED
         if self._has_ended:
@@ -167,11 +164,16 @@ class Exchange:
             and not (channel.recv_ready() or channel.recv_stderr_ready())
         )
 
+    @property
+    def _may_send(self) -> bool:
+        """Whether no keys are exchanged, during which sending would wait. An exchange may begin at any time."""
+        return bool(self._transport.clear_to_send.is_set() or not self._transport.is_active())
+
     def _receive(self) -> bool:
         received = 0
         for is_ready, receive, keep in self._streams:
             end = received + TURN
-            while received < end and is_ready():
+            while received < end and self._may_send and is_ready():  # reading enlarges the server's window
                 data = receive(CHUNK)
                 received += len(data)
                 keep(data)
@@ -180,7 +182,7 @@ class Exchange:
     def _send(self) -> bool:
         sent = 0
         self._is_starved = False
-        while self._has_input and sent < TURN and self.channel.out_window_size > 0:
+        while self._has_input and sent < TURN and self._may_send and self.channel.out_window_size > 0:
             if getattr(self._transport.sock, "backlog", 0) > BACKLOG:
                 self._transport.sock.when_sent(self._wake)
                 break
@@ -201,7 +203,8 @@ class Exchange:
         return sent > 0
 
     def _send_piece(self) -> int:
-        most = self.channel.out_max_packet_size - 64  # as paramiko does: room for the header
+        # As paramiko does: room for the header. A server may announce that it takes packets of any size.
+        most = min(self.channel.out_max_packet_size - 64, CHUNK)
         try:
             count = int(self.channel.send(self._piece[self._at : self._at + most]))
         except OSError as error:

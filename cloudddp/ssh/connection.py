@@ -1,7 +1,7 @@
 """One SSH connection to one node: strict host key, no Nagle delay, keepalives, a time limit for each wait.
 
-`connect_timeout` limits connecting and authenticating; the limits of a command are in its Order. If a node stops answering, keepalives end the connection after Timing.dead seconds. Nothing here retries,
-or depends on other nodes.
+`connect_timeout` limits connecting and authenticating; the limits of a command are in its CommandSpec. If a node stops
+answering, keepalives end the connection after Timing.dead seconds. Nothing here retries, or depends on other nodes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from cloudddp.config import timing
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError
 from cloudddp.ssh import paramiko_fixes
-from cloudddp.ssh.channel import Exchange
-from cloudddp.ssh.event_loop import LoopSocket, event_loop
+from cloudddp.ssh.channel import CommandIO
+from cloudddp.ssh.event_loop import event_loop
+from cloudddp.ssh.loop_socket import LoopSocket
 from cloudddp.ssh.routes.route import DIRECT, Route, Stream
-from cloudddp.ssh.running import MAX_OUTPUT, Order, Result, RunningCommand
+from cloudddp.ssh.running import MAX_OUTPUT, CommandSpec, Result, RunningCommand
 from cloudddp.text import reason_of
 
 if TYPE_CHECKING:
@@ -149,30 +150,32 @@ class Connection:
         total_timeout: float | None = None,
         window: int = STREAM_WINDOW,
     ) -> Result:
-        """Run a command to its end and return its result: see Order. `window`: how many bytes of a stream may be in memory if
+        """Run a command to its end and return its result: see CommandSpec. `window`: how many bytes of a stream may be in memory if
         `on_stdout` is slower than the node.
 
         Raises NodeError also if the connection breaks or a time limit passes.
         """
-        order = Order(command, stdin, command_timeout, on_stdout, on_stderr, limit, total_timeout)
+        spec = CommandSpec(command, stdin, command_timeout, on_stdout, on_stderr, limit, total_timeout)
         wake = threading.Event()
-        with contextlib.closing(self.start(order, wake.set, window=window)) as running:
+        with contextlib.closing(self.start(spec, wake.set, window=window)) as running:
             while True:
                 wake.clear()
                 state = running.advance()
-                if state == Exchange.ENDED:
+                if state == CommandIO.ENDED:
                     return running.result()
-                if state == Exchange.WAITING:
+                if state == CommandIO.WAITING:
                     wake.wait(running.patience)
 
-    def start(self, order: Order, wake: Callable[[], None], *, window: int = STREAM_WINDOW) -> RunningCommand:
+    def start(
+        self, spec: CommandSpec, wake: Callable[[], None], *, window: int = STREAM_WINDOW
+    ) -> RunningCommand:
         """Start a command, which the caller advances. `wake` is called by another thread when it can be. Raises NodeError."""
         return RunningCommand(
             self.target.label,
             self._client.get_transport(),
-            order,
+            spec,
             self._limits,
-            window=DEFAULT_WINDOW if order.on_stdout is None else window,
+            window=DEFAULT_WINDOW if spec.on_stdout is None else window,
             wake=wake,
         )
 
@@ -263,7 +266,7 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
             patience=inf,
             silent=True,
         )
-    if "banner" in str(error) or "No existing session" in str(error):
+    if any(text in str(error) for text in ("protocol banner", "protocol version", "No existing session")):
         return ConnectError(
             f"{where}: it accepts connections, but does not speak SSH",
             hint=(

@@ -18,14 +18,16 @@ from typing import Generic, TypeVar
 from cloudddp import timings
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError
+from cloudddp.ssh.command_loop import CommandLoop, OnEnd
 from cloudddp.ssh.connection import DEFAULT_WINDOW, STREAM_WINDOW, Connection, Target
-from cloudddp.ssh.pump import OnEnd, Pump
-from cloudddp.ssh.running import MAX_OUTPUT, Order, Result
+from cloudddp.ssh.running import MAX_OUTPUT, CommandSpec, Result
 
 MAX_WINDOWS = (
     128 << 20
 )  # bytes that nodes may send ahead, all together, unless that is less than paramiko's default
-WIDTH = 20  # threads for work on nodes that waits: with those of the pump there are fewer than 32 in all
+WIDTH = (
+    20  # threads for work on nodes that waits: with those of the command loop there are fewer than 32 in all
+)
 
 T = TypeVar("T")
 
@@ -176,7 +178,7 @@ class Fleet:
         self.kept: dict[int, object] | None = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._pump = Pump()
+        self._commands = CommandLoop()
         self._silent_since: dict[int, float] = {}  # time.monotonic() of the first attempt without an answer
         self._failures: dict[
             int, str
@@ -313,10 +315,12 @@ class Fleet:
             window=self.window,
         )
 
-    def start(self, node: int, order: Order, on_end: OnEnd) -> None:
+    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
         """Start a command on one node, without waiting. Its input, its output and `on_end`, which gets its result or error, are
         handled in one thread for all nodes, which they must not hold up."""
-        self._pump.start(lambda order, wake: self[node].start(order, wake, window=self.window), order, on_end)
+        self._commands.start(
+            lambda spec, wake: self[node].start(spec, wake, window=self.window), spec, on_end
+        )
 
     def host_key(self, node: int) -> str:
         """Return the host key that a node has presented."""

@@ -10,7 +10,7 @@
    every 512 MiB. Its transport thread, which carries the exchange out, also answers CLOSE; then it waits for the end of
    the exchange, and the connection fails after 30 s. With an exchange every 256 packets, 3 of 149 commands at OpenSSH
    9.2 lost the connection without this fix, and 0 of 160 with it. Here what that thread sends during an exchange is
-   handed to another thread.
+   handed to another thread. (LoopTransport, for direct connections, keeps it itself.)
 
 Independent of commands and nodes.
 """
@@ -110,7 +110,8 @@ class _Sender:
     def _send_user_message(self, message: paramiko.Message) -> None:
         message.sender = self
         # Only this thread starts a key exchange, so none can start between this check and the sending.
-        if threading.get_ident() == self._transport.ident and not self._transport.clear_to_send.is_set():
+        is_own_thread = threading.get_ident() == self._transport.ident
+        if is_own_thread and not (self._transport.clear_to_send.is_set() or self._transport.sends_at_once):
             self._deferred.send(message)
         else:
             self._transport._send_user_message(message)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, NodeError
-from cloudddp.ssh.channel import Activity, Exchange, time_limit
+from cloudddp.ssh.channel import Activity, CommandIO, time_limit
+from cloudddp.text import one_line
 
 if TYPE_CHECKING:
     import paramiko
@@ -27,12 +28,11 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CommandSpec:
     """A command to run, its input and its limits.
 
-    `stdin` may be a stream of pieces, which is sent while output is read; b"" means that there is nothing to send yet, and it is asked
-    again a moment later, unless it is a WakingInput. With
-    `on_stdout` the output is passed on as it arrives and Result.stdout is empty; `on_stderr` likewise. Otherwise at most
+    `stdin` may be a stream of pieces, which is sent while output is read. b"" means that there is nothing to send yet: it is asked
+    again a moment later, or, if it is a WakingInput, when it calls. With `on_stdout` the output is passed on as it arrives and Result.stdout is empty; `on_stderr` likewise. Otherwise at most
     `limit` bytes of each stream are kept: a command that writes more is ended, with NodeError.
 
     `command_timeout` is the longest time, in seconds, in which the command neither sends nor accepts a byte; None sets no
@@ -51,43 +51,43 @@ class Order:
 
 
 class RunningCommand:
-    """An order that a node carries out. Only one thread at a time may use it."""
+    """A command that a node runs. Only one thread at a time may use it."""
 
     def __init__(
         self,
         label: str,
         transport: paramiko.Transport | None,
-        order: Order,
+        spec: CommandSpec,
         limits: Timing,
         *,
         window: int,
         wake: Callable[[], None],
     ) -> None:
         """Start it. `window`: how many bytes of its output may be in memory. Raises NodeError."""
-        self._label, self._transport, self._order = label, transport, order
-        self._activity = order.activity or Activity(order.command_timeout, order.total_timeout)
-        self._out, self._err = (BoundedBuffer(label, order.command, order.limit) for _ in range(2))
-        self._exchange = self._start(limits, window, wake)
+        self._label, self._transport, self._spec = label, transport, spec
+        self._activity = spec.activity or Activity(spec.command_timeout, spec.total_timeout)
+        self._out, self._err = (BoundedBuffer(label, spec.command, spec.limit) for _ in range(2))
+        self._io = self._start(limits, window, wake)
 
-    def _start(self, limits: Timing, window: int, wake: Callable[[], None]) -> Exchange:
+    def _start(self, limits: Timing, window: int, wake: Callable[[], None]) -> CommandIO:
         import paramiko
 
-        order, activity, transport = self._order, self._activity, self._transport
+        spec, activity, transport = self._spec, self._activity, self._transport
         silence = limits.start if activity.silence is None else activity.silence
         channel = None
         try:
             if transport is None or not transport.is_active():
-                raise EOFError
+                raise self._reason_of_end()
             channel = transport.open_session(window, MAX_PACKET, timeout=activity.left(silence))
             channel.settimeout(activity.silence)
             activity.record()
-            keep = order.on_stdout or self._out.add, order.on_stderr or self._err.add
-            exchange = Exchange(channel, order.stdin, activity, keep, wake)
+            keep = spec.on_stdout or self._out.add, spec.on_stderr or self._err.add
+            io = CommandIO(channel, spec.stdin, activity, keep, wake)
             with time_limit(activity.left(silence), channel):  # paramiko has no limit for this reply
                 channel.exec_command(
-                    order.command.encode("utf-8", "surrogateescape")
+                    spec.command.encode("utf-8", "surrogateescape")
                 )  # a path need not be UTF-8
-            return exchange
+            return io
         except BaseException as error:
             if channel is not None:
                 channel.close()
@@ -103,17 +103,17 @@ class RunningCommand:
     @property
     def patience(self) -> float:
         """Return how many seconds may pass until the next call of `advance`."""
-        return self._exchange.patience
+        return self._io.patience
 
     def advance(self) -> int:
-        """Send and receive what is possible at once; return the state of the Exchange.
+        """Send and receive what is possible at once; return the state of the CommandIO.
 
         Raises NodeError if the connection breaks or a time limit passes, and what input and receivers of output raise.
         """
         import paramiko
 
         try:
-            return self._exchange.advance()
+            return self._io.advance()
         except TimeoutError:
             raise self._timed_out(self._activity.reason()) from None
         except (paramiko.SSHException, EOFError) as error:  # an OSError comes from stdin or from on_stdout
@@ -121,24 +121,30 @@ class RunningCommand:
 
     def result(self) -> Result:
         """Return the result of a command that has ended. Raises NodeError if it is the connection that has."""
-        exit_code = self._exchange.channel.exit_status
+        exit_code = self._io.channel.exit_status
         if exit_code == -1:  # no exit status: killed by a signal, or the connection is gone
             transport = self._transport
             if transport is not None:  # it closes its channels first, and becomes inactive a moment later
                 transport.join(0.2)
             if transport is None or not transport.is_active():
-                raise self._broken(EOFError("connection closed"))
+                raise self._broken(self._reason_of_end())
             exit_code = 255
         return Result(int(exit_code), bytes(self._out.data), bytes(self._err.data))
 
+    def _reason_of_end(self) -> BaseException:
+        import paramiko
+
+        error = None if self._transport is None else self._transport.get_exception()
+        return error if isinstance(error, paramiko.SSHException) else EOFError("connection closed")
+
     def close(self) -> None:
         """Close its channel: a command that still runs gets no more input, and its output is lost."""
-        self._exchange.channel.close()
+        self._io.channel.close()
 
     def _timed_out(self, limit: str) -> NodeError:
         reason = f"{self._label}: {limit}"
         return NodeError(
-            f"{reason} to: {_short(self._order.command)}",
+            f"{reason} to: {_short(self._spec.command)}",
             reason=reason,
             hint=(
                 "is the node alive? ",
@@ -149,9 +155,10 @@ class RunningCommand:
         )
 
     def _broken(self, error: BaseException) -> NodeError:
-        reason = f"{self._label}: the SSH connection broke ({str(error) or 'connection closed'})"
+        cause = one_line(str(error), 200) or "connection closed"  # paramiko quotes what the node has sent
+        reason = f"{self._label}: the SSH connection broke ({cause})"
         return NodeError(
-            f"{reason} in: {_short(self._order.command)}",
+            f"{reason} in: {_short(self._spec.command)}",
             reason=reason,
             hint=(Command("status"), " shows whether the node still exists"),
         )

@@ -33,9 +33,9 @@ def test_unchanged_sync_takes_one_round_trip(cli: Any, simulator: Any, monkeypat
     from cloudddp.cluster import connect, inspect
     from cloudddp.config.spec import ClusterSpec, Config
     from cloudddp.job import sync
+    from cloudddp.ssh.command_loop import OnEnd
     from cloudddp.ssh.fleet import Fleet
-    from cloudddp.ssh.pump import OnEnd
-    from cloudddp.ssh.running import Order, Result
+    from cloudddp.ssh.running import CommandSpec, Result
 
     for k in range(2000):
         cli.write(f"d{k % 40}/f{k}.py", f"x = {k}\n")
@@ -49,9 +49,9 @@ def test_unchanged_sync_takes_one_round_trip(cli: Any, simulator: Any, monkeypat
             commands.append(command)
             return super().run(node, command, **rest)
 
-        def start(self, node: int, order: Order, on_end: OnEnd) -> None:
-            commands.append(order.command)
-            super().start(node, order, on_end)
+        def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
+            commands.append(spec.command)
+            super().start(node, spec, on_end)
 
     spec = ClusterSpec(name=cli.cluster, ssh_port=simulator.ssh_port)
     found = inspect.get(AWS(region=simulator.region), cli.cluster)

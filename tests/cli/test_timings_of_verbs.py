@@ -81,6 +81,15 @@ def test_one_connection_to_aws_is_made_for_a_cluster_that_was_created_here(cli: 
     assert [found.count(name) for name in ("imports: botocore", "AWS client: ec2")] == [1, 1]
 
 
+def test_paramiko_is_imported_while_aws_answers(cli: Any) -> None:
+    """Not while botocore is imported: the two would compete, and the request would be sent later."""
+    direct(cli)
+    _, errors = cli.start("exec", "--timings", "--", "true", cold=True).communicate(timeout=60)
+    found = spans(errors)
+    steps = ["imports: botocore", "AWS client: ec2", "imports: paramiko", "SSH connect"]
+    assert [name for name in found if name in steps] == steps
+
+
 def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:
     direct(cli, nodes=2, ranks=1)
     cli.write("hello.py", "print('hello')")

@@ -21,7 +21,7 @@ from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.jobs import JobsReply, JobsRequest
 from cloudddp.errors import NodeError
 from cloudddp.ssh.fleet import Fleet, gather
-from cloudddp.ssh.running import Order, Result
+from cloudddp.ssh.running import CommandSpec, Result
 
 HANG_GUARD = 30.0
 
@@ -173,7 +173,7 @@ def test_output_while_no_step_runs_is_not_taken_for_an_answer(node: Node) -> Non
 def test_request_that_is_none_ends_the_process(node: Node) -> None:
     command = f"{sys.executable} -IS {node.home}/{client.agent_path()} serve"
     for data in (b"\xff" * 9, b"\0" * 9, b"\0\0\0\1\0\0\0\1\0j"):
-        ends = gather({0: partial(node.fleet.start, 0, Order(command, data))}).all()
+        ends = gather({0: partial(node.fleet.start, 0, CommandSpec(command, data))}).all()
         assert ends[0].exit_code == 1
         assert ends[0].stderr == b"not a step of this agent\n"
 

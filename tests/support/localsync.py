@@ -24,9 +24,9 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import NodeError, Text
 from cloudddp.job import sync
+from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome, each
-from cloudddp.ssh.pump import OnEnd
-from cloudddp.ssh.running import Order, Result
+from cloudddp.ssh.running import CommandSpec, Result
 from cloudddp.tags import Tags
 
 T = TypeVar("T")
@@ -131,8 +131,8 @@ class LocalRunner:
 
     kept = None
 
-    def start(self, node: int, order: Order, on_end: OnEnd) -> None:
-        start_in_thread(self, node, order, on_end)
+    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
+        start_in_thread(self, node, spec, on_end)
 
     def host_key(self, node: int) -> str:
         raise NotImplementedError

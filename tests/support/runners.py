@@ -5,21 +5,21 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from cloudddp.ssh.pump import OnEnd
-from cloudddp.ssh.running import Order, Result
+from cloudddp.ssh.command_loop import OnEnd
+from cloudddp.ssh.running import CommandSpec, Result
 
 
-def start_in_thread(runner: Any, node: int, order: Order, on_end: OnEnd) -> None:
+def start_in_thread(runner: Any, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
     def run() -> None:
         end: Result | Exception
         try:
             end = runner.run(
                 node,
-                order.command,
-                stdin=order.stdin,
-                command_timeout=order.command_timeout,
-                on_stdout=order.on_stdout,
-                on_stderr=order.on_stderr,
+                spec.command,
+                stdin=spec.stdin,
+                command_timeout=spec.command_timeout,
+                on_stdout=spec.on_stdout,
+                on_stderr=spec.on_stderr,
             )
         except Exception as error:
             end = error

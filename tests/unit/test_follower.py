@@ -25,9 +25,9 @@ from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.selection import Selection
+from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome, each
-from cloudddp.ssh.pump import OnEnd
-from cloudddp.ssh.running import Order, Result
+from cloudddp.ssh.running import CommandSpec, Result
 
 FAST = Timing().scaled(0.1)
 
@@ -72,8 +72,8 @@ class Nodes:
 
     kept = None
 
-    def start(self, node: int, order: Order, on_end: OnEnd) -> None:
-        start_in_thread(self, node, order, on_end)
+    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
+        start_in_thread(self, node, spec, on_end)
 
     def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:  # noqa: ARG002
         self.reconnected.append(node)

@@ -18,7 +18,7 @@ from support.sshserver import Site, site
 from cloudddp.errors import NodeError
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Fleet, Outcome, gather
-from cloudddp.ssh.running import Order, Result
+from cloudddp.ssh.running import CommandSpec, Result
 
 NODES = 64
 MOST_THREADS = 32
@@ -38,8 +38,8 @@ def fleet(ssh_site: Site) -> Iterator[Fleet]:
         yield created
 
 
-def run_all(fleet: Fleet, orders: dict[int, Order], **more: Any) -> Outcome[Result]:
-    return gather({node: partial(fleet.start, node, order) for node, order in orders.items()}, **more)
+def run_all(fleet: Fleet, specs: dict[int, CommandSpec], **more: Any) -> Outcome[Result]:
+    return gather({node: partial(fleet.start, node, spec) for node, spec in specs.items()}, **more)
 
 
 class Threads:
@@ -72,7 +72,7 @@ def test_all_nodes_run_a_command_at_the_same_time_in_few_threads(fleet: Fleet, t
     wait = f"touch {tmp_path}/begun/$0; while [ $(ls {tmp_path}/begun | wc -l) -lt {NODES} ]; do sleep 0.2; done; echo $0"
     with Threads() as threads:
         fleet.connect()
-        found = run_all(fleet, {node: Order(f"sh -c '{wait}' {node}") for node in range(NODES)}).all()
+        found = run_all(fleet, {node: CommandSpec(f"sh -c '{wait}' {node}") for node in range(NODES)}).all()
     assert {node: int(result.stdout) for node, result in found.items()} == {n: n for n in range(NODES)}
     assert threads.most < MOST_THREADS
 
@@ -92,11 +92,11 @@ def test_output_of_all_nodes_is_passed_on_while_they_run(fleet: Fleet) -> None:
         yield b"answer\n"
 
     fleet.connect()
-    orders = {
-        node: Order("echo question; cat", answer(node), on_stdout=partial(read, node))
+    specs = {
+        node: CommandSpec("echo question; cat", answer(node), on_stdout=partial(read, node))
         for node in range(NODES)
     }
-    results = run_all(fleet, orders).all()
+    results = run_all(fleet, specs).all()
     assert {bytes(one) for one in received.values()} == {b"question\nanswer\n"}
     assert {(one.exit_code, one.stdout) for one in results.values()} == {(0, b"")}
 
@@ -107,10 +107,10 @@ def test_each_node_has_its_own_outcome(ssh_site: Site) -> None:
     with Fleet(targets) as fleet:
         fleet.connect()
         begun = threading.Event()
-        orders = {
-            0: Order("exit 3"),
-            1: Order("echo; sleep 100", command_timeout=None, on_stdout=lambda _: begun.set()),
-            2: Order("true"),
+        specs = {
+            0: CommandSpec("exit 3"),
+            1: CommandSpec("echo; sleep 100", command_timeout=None, on_stdout=lambda _: begun.set()),
+            2: CommandSpec("true"),
         }
         ends: dict[int, Result | Exception] = {}
         done = threading.Semaphore(0)
@@ -120,11 +120,11 @@ def test_each_node_has_its_own_outcome(ssh_site: Site) -> None:
             done.release()
 
         fleet.targets[2] = targets[0]  # which is not connected
-        for node, order in orders.items():
-            fleet.start(node, order, partial(ended, node))
+        for node, spec in specs.items():
+            fleet.start(node, spec, partial(ended, node))
         assert begun.wait(HANG_GUARD)
         lost.drop()
-        for _ in orders:
+        for _ in specs:
             assert done.acquire(timeout=HANG_GUARD)
     assert isinstance(ends[0], Result)
     assert ends[0].exit_code == 3
@@ -143,27 +143,30 @@ def test_error_of_one_nodes_stream_ends_that_command_alone(fleet: Fleet, broken:
         raise ValueError("no more output")
 
     fleet.connect()
-    orders = {
-        0: Order("cat", pieces(), on_stdout=refuse if broken == "output" else None),
-        1: Order("echo good"),
+    specs = {
+        0: CommandSpec("cat", pieces(), on_stdout=refuse if broken == "output" else None),
+        1: CommandSpec("echo good"),
     }
-    found = run_all(fleet, orders, fatal=lambda _: False)
+    found = run_all(fleet, specs, fatal=lambda _: False)
     assert str(found.errors[0]) == f"no more {broken}"
     assert found.values[1].stdout == b"good\n"
 
 
 def test_silent_command_times_out_and_the_others_go_on(fleet: Fleet) -> None:
     fleet.connect()
-    orders = {0: Order("sleep 100", command_timeout=0.5), 1: Order("sleep 1; echo good")}
-    found = run_all(fleet, orders, fatal=lambda _: False)
+    specs = {0: CommandSpec("sleep 100", command_timeout=0.5), 1: CommandSpec("sleep 1; echo good")}
+    found = run_all(fleet, specs, fatal=lambda _: False)
     assert "no answer for 0.5 s to: sleep 100" in str(found.errors[0])
     assert found.values[1].stdout == b"good\n"
 
 
 def test_fatal_error_does_not_wait_for_the_others(fleet: Fleet) -> None:
     fleet.connect()
-    orders = {0: Order("sleep 100", command_timeout=None), 1: Order("sleep 100", command_timeout=0.5)}
-    found = run_all(fleet, orders, on_stop=fleet.close)
+    specs = {
+        0: CommandSpec("sleep 100", command_timeout=None),
+        1: CommandSpec("sleep 100", command_timeout=0.5),
+    }
+    found = run_all(fleet, specs, on_stop=fleet.close)
     assert sorted(found.errors) == [1]
     with pytest.raises(NodeError):
         fleet.run(0, "true")
@@ -204,13 +207,13 @@ def test_node_that_takes_no_bytes_does_not_hold_up_the_others(ssh_site: Site) ->
             while True:
                 yield bytes(1 << 18)
 
-        order = Order("echo; cat > /dev/null", endless(), None, on_stdout=lambda _: begun.set())
-        fleet.start(0, order, lambda _: ended.set())
+        spec = CommandSpec("echo; cat > /dev/null", endless(), None, on_stdout=lambda _: begun.set())
+        fleet.start(0, spec, lambda _: ended.set())
         assert begun.wait(HANG_GUARD)
         stop()
         time.sleep(0.5)
         for _ in range(5):
-            result = run_all(fleet, {1: Order("cat", b"x" * 3_000_000)}).all()[1]
+            result = run_all(fleet, {1: CommandSpec("cat", b"x" * 3_000_000)}).all()[1]
             assert len(result.stdout) == 3_000_000
         assert not ended.is_set()
         transport = fleet[0]._client.get_transport()
@@ -242,11 +245,11 @@ def test_process_ends_cleanly_with_connections_that_are_busy(ssh_site: Site) -> 
         "import sys; from pathlib import Path\n"
         "from cloudddp.ssh.connection import Target\n"
         "from cloudddp.ssh.fleet import Fleet\n"
-        "from cloudddp.ssh.running import Order\n"
+        "from cloudddp.ssh.running import CommandSpec\n"
         "key, port, host = sys.argv[1:4]\n"
         "target = Target('n', '127.0.0.1', int(port), 'ubuntu', Path(key), (host,))\n"
         "fleet = Fleet(dict.fromkeys(range(8), target)); fleet.connect()\n"
-        "for node in range(8): fleet.start(node, Order('yes', on_stdout=len), lambda _end: None)\n"
+        "for node in range(8): fleet.start(node, CommandSpec('yes', on_stdout=len), lambda _end: None)\n"
         "if len(sys.argv) > 4: fleet.close()\n"
     )
     arguments = [str(ssh_site.private_key), str(server.port), ssh_site.host.public]

@@ -22,7 +22,7 @@ from cloudddp.errors import CloudDDPError, Command
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.local_state import ClusterFolder, write_atomic
 from cloudddp.ssh.fleet import gather
-from cloudddp.ssh.running import Order, Result
+from cloudddp.ssh.running import CommandSpec, Result
 from cloudddp.text import without_colours
 
 _LOST_KEEPALIVES = 120  # until a session ends: half an hour, in which a laptop may sleep
@@ -72,13 +72,13 @@ def _execute(
         show(err.feed(b"", last=True), err=True)
         on_end(end if isinstance(end, Exception) else end.exit_code)
 
-    order = Order(
+    spec = CommandSpec(
         command,
         command_timeout=None,
         on_stdout=lambda data: show(out.feed(data), err=False),
         on_stderr=lambda data: show(err.feed(data), err=True),
     )
-    runner.start(node, order, ended)
+    runner.start(node, spec, ended)
 
 
 def ssh(console: Console, options: GlobalOptions, *, anyone: bool, node: int, command: Sequence[str]) -> None:

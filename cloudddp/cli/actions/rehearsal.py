@@ -39,9 +39,9 @@ from cloudddp.job import launch as starting
 from cloudddp.job.new_job import NewJob, Script
 from cloudddp.job.poweroff import Hold
 from cloudddp.ssh import keys
+from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome
-from cloudddp.ssh.pump import OnEnd
-from cloudddp.ssh.running import Order, Result
+from cloudddp.ssh.running import CommandSpec, Result
 
 T = TypeVar("T")
 Print = Callable[[str], None]
@@ -170,12 +170,12 @@ class Nodes:
 
     kept = None  # each step is shown
 
-    def start(self, node: int, order: Order, on_end: OnEnd) -> None:
+    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
         """Run the command at once."""
         end: Result | Exception
         try:
             end = self.run(
-                node, order.command, stdin=order.stdin, on_stdout=order.on_stdout, on_stderr=order.on_stderr
+                node, spec.command, stdin=spec.stdin, on_stdout=spec.on_stdout, on_stderr=spec.on_stderr
             )
         except Exception as error:
             end = error

@@ -178,9 +178,9 @@ class _Verification:
 
     def transport(self, stream: Stream, **options: Any) -> paramiko.Transport:
         """Return a transport that asks the host for a key of a type that is known, if there is one."""
-        import paramiko
+        from cloudddp.ssh.transport import BoundedTransport
 
-        transport = paramiko.Transport(stream, **options)
+        transport = BoundedTransport(stream, **options)
         offered = transport.get_security_options()
         wanted = [name for kind in self._known.types(self._name) for name in _ALGORITHMS.get(kind, (kind,))]
         first = [name for name in wanted if name in offered.key_types]

@@ -7,18 +7,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from cloudddp.ssh.channel import LONGEST_WAIT, Exchange
-from cloudddp.ssh.running import Order, Result, RunningCommand
+from cloudddp.ssh.channel import LONGEST_WAIT, CommandIO
+from cloudddp.ssh.running import CommandSpec, Result, RunningCommand
 from cloudddp.ssh.tasks import TaskPool
 
 STARTS = 16  # commands that are being started at a time
 
 OnEnd = Callable[[Result | Exception], None]
-Start = Callable[[Order, Callable[[], None]], RunningCommand]
+Start = Callable[[CommandSpec, Callable[[], None]], RunningCommand]
 
 
-class Pump:
-    """The commands of one fleet. What an order's input and output call, and `on_end`, runs in the pump's thread: while it blocks,
+class CommandLoop:
+    """The commands of one fleet. What a command's input and output call, and `on_end`, runs in the loop's thread: while it blocks,
     the other commands wait, and their nodes with them."""
 
     def __init__(self) -> None:
@@ -29,16 +29,16 @@ class Pump:
         self._wake = threading.Event()
         self._ready: deque[_Entry] = deque()  # may have something to do
 
-    def start(self, start: Start, order: Order, on_end: OnEnd) -> None:
+    def start(self, start: Start, spec: CommandSpec, on_end: OnEnd) -> None:
         """Start a command, by calling `start` in another thread. `on_end` is called once, with its result or error."""
         entry = _Entry(on_end, self._wake, self._ready)
         with self._lock:
             self._left += 1
-        self._starts.submit(lambda: self._begin(entry, start, order))
+        self._starts.submit(lambda: self._begin(entry, start, spec))
 
-    def _begin(self, entry: _Entry, start: Start, order: Order) -> None:
+    def _begin(self, entry: _Entry, start: Start, spec: CommandSpec) -> None:
         try:
-            entry.command = start(order, entry.wake)
+            entry.command = start(spec, entry.wake)
         except Exception as error:
             entry.error = error
         entry.is_started = True
@@ -56,7 +56,9 @@ class Pump:
             now = time.monotonic()
             todo = list(running.values()) if now >= look else []
             for _ in range(len(self._ready)):
-                todo.append(self._ready.popleft())
+                entry = self._ready.popleft()
+                entry.is_queued = False
+                todo.append(entry)
             for entry in dict.fromkeys(todo):
                 if not entry.is_started or entry.has_ended:
                     continue
@@ -84,16 +86,18 @@ class Pump:
 
 
 class _Entry:
-    """A command of the pump: until it is started there is only what to call at its end."""
+    """A command of the loop: until it is started there is only what to call at its end."""
 
     def __init__(self, on_end: OnEnd, wake: threading.Event, ready: deque[_Entry]) -> None:
         self._on_end, self._wake, self._ready = on_end, wake, ready
         self.command: RunningCommand | None = None
         self.error: Exception | None = None
-        self.is_started = self.has_ended = False
+        self.is_started = self.has_ended = self.is_queued = False
 
     def wake(self) -> None:
-        self._ready.append(self)
+        if not self.is_queued:  # a flood of packets calls this for each of them
+            self.is_queued = True
+            self._ready.append(self)
         self._wake.set()
 
     @property
@@ -107,8 +111,8 @@ class _Entry:
             if self.command is None:
                 raise self.error or AssertionError("a command that was not started")
             state = self.command.advance()
-            if state != Exchange.ENDED:
-                if state == Exchange.MOVED:
+            if state != CommandIO.ENDED:
+                if state == CommandIO.MOVED:
                     self.wake()
                 return False
             end = self.command.result()

@@ -1,0 +1,130 @@
+"""SSH servers that accept every login and then send what no honest server sends."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import paramiko
+
+Attack = Callable[["HostileTransport", paramiko.Channel], None]
+
+
+class HostileTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko has no types
+    """A server's side of a connection."""
+
+    silent_exchange = False  # whether it answers the client's part of a key exchange
+
+    def send_packet(self, kind: int, *fields: int | bytes | bool, count: int = 1) -> None:
+        """Send so many equal packets at once, whatever is due at that moment."""
+        message = paramiko.Message()
+        message.add_byte(bytes([kind]))
+        for field in fields:
+            if isinstance(field, bool):
+                message.add_boolean(field)
+            elif isinstance(field, int):
+                message.add_int(field)
+            else:
+                message.add_string(field)
+        self.send_payload(message.asbytes(), count=count)
+
+    def send_payload(self, payload: bytes, *, count: int = 1) -> None:
+        message = paramiko.Message(payload)
+        packets: list[bytes] = []
+        write_all = self.packetizer.write_all
+        self.packetizer.write_all = packets.append
+        try:
+            for _ in range(count):
+                self.packetizer.send_message(message)
+        finally:
+            self.packetizer.write_all = write_all
+        with contextlib.suppress(EOFError):
+            write_all(b"".join(packets))
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes that are not an encrypted packet."""
+        with contextlib.suppress(EOFError):
+            self.packetizer.write_all(data)
+
+    def stop_reading(self) -> None:
+        self.packetizer.read_message = threading.Event().wait
+
+    def _negotiate_keys(self, message: paramiko.Message) -> None:
+        if self.silent_exchange:
+            threading.Event().wait()
+        super()._negotiate_keys(message)
+
+
+class _Accepting(paramiko.ServerInterface):  # type: ignore[misc]
+    def __init__(self, transport: HostileTransport, attack: Attack) -> None:
+        self._transport, self._attack = transport, attack
+
+    def get_allowed_auths(self, _user: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, _user: str, _key: paramiko.PKey) -> int:
+        return int(paramiko.AUTH_SUCCESSFUL)
+
+    def check_channel_request(self, _kind: str, _number: int) -> int:
+        return int(paramiko.OPEN_SUCCEEDED)
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, _command: bytes) -> bool:
+        threading.Thread(target=self._run, args=(channel,), daemon=True).start()
+        return True
+
+    def _run(self, channel: paramiko.Channel) -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            channel.recv(1)  # b"": the client has ended its input, and so has read that the command has begun
+            self._attack(self._transport, channel)
+
+
+def end(channel: paramiko.Channel) -> None:
+    """End a command as an honest server does."""
+    channel.send_exit_status(0)
+    channel.close()
+
+
+@contextlib.contextmanager
+def hostile(host_key: str, attack: Attack) -> Iterator[int]:
+    """The port of a server that calls `attack` for each command."""
+    with listening(lambda connection: _serve(connection, host_key, attack)) as port:
+        yield port
+
+
+def _serve(connection: socket.socket, host_key: str, attack: Attack) -> None:
+    transport = HostileTransport(connection)
+    transport.add_server_key(paramiko.Ed25519Key.from_private_key(io.StringIO(host_key)))
+    with contextlib.suppress(paramiko.SSHException, EOFError):
+        transport.start_server(server=_Accepting(transport, attack))
+
+
+@contextlib.contextmanager
+def listening(serve: Callable[[socket.socket], Any]) -> Iterator[int]:
+    """The port of a server that calls a function for each connection, in a thread."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)  # what it does not read soon waits
+        accepted: list[socket.socket] = []
+
+        def talk(connection: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                serve(connection)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    accepted.append(connection)
+                    threading.Thread(target=talk, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            for connection in accepted:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                connection.close()
