@@ -18,7 +18,7 @@ from support.localsync import LocalCluster
 from cloudddp.agent.protocol.transfer import BATCH, PART, PLAIN, ZLIB, ZSTD
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.job import compression, sync, transfer
+from cloudddp.job import compression, sync, transfer, transfer_progress
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_nodes_that_cannot_reach_each_other_get_the_files_from_the_laptop(here: 
 def test_node_that_stands_still_is_bypassed(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "BEHIND", 1 << 20)
+    monkeypatch.setattr(transfer_progress, "BEHIND", 1 << 20)
     cluster = LocalCluster(tmp_path / "nodes", 3)
     stopped: list[subprocess.Popen[bytes]] = []
 

@@ -46,6 +46,8 @@ DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same on
 PLAIN, ZLIB, ZSTD = range(3)  # codecs
 ALL_CODECS = (PLAIN, ZLIB, ZSTD)
 MAX_CODECS = 16
+# Stages of a node: it waits for the listing, has it, has compared it with what is there, waits for its disk.
+WAITING, LISTED, COMPARED, WRITING = range(4)
 
 _PREFIX = struct.Struct(">BIQ")  # kind, bytes of the head, bytes of the body
 _RECORD = struct.Struct(">IQqB16s")  # index, size, mtime in ns, flags, digest
@@ -282,9 +284,11 @@ class Wants:
     def of(self, entries: list[tuple[str, Entry]]) -> list[tuple[int, int]]:
         """Return index and offset of each file that is wanted. Raises ProtocolError for one that there is not."""
         chosen = range(len(entries)) if self.everything else sorted(self.files)
-        if chosen and chosen[-1] >= len(entries):
-            raise ProtocolError("there is no such file")
         offsets = {int(index): offset for index, offset in self.offsets.items()}
+        if (chosen and chosen[-1] >= len(entries)) or not offsets.keys() <= set(chosen):
+            raise ProtocolError("there is no such file")
+        if len(set(chosen)) < len(chosen) or len(offsets) < len(self.offsets):
+            raise ProtocolError("it asks for a file twice")
         return [(index, offsets.get(index, 0)) for index in chosen if entries[index][1].kind == FILE]
 
     def frame(self, secret: bytes) -> bytes:
@@ -316,19 +320,24 @@ class ReceiveReply:
 
 @dataclass(frozen=True)
 class ReceiveEvent:
-    """A line of what a node reports meanwhile: the files that it lacks; the codecs that it can decode; what it has received;
-    why it needs the files from the laptop, and which nodes it could not use; the end."""
+    """A line of what a node reports meanwhile: the files that it lacks; the codecs that it can decode; its stage, what it has
+    received, and what it has hashed or written besides; why it needs the files from the laptop, and which nodes it could not use;
+    the end."""
 
     wants: Optional[Wants] = None
     codecs: tuple[int, ...] = ()
+    stage: int = WAITING
     received: int = 0  # bytes
+    worked: int = 0  # bytes
     direct: str = ""
     note: str = ""
     done: Optional[ReceiveReply] = None
 
     def __post_init__(self) -> None:
         check_length("codecs", self.codecs, MAX_CODECS)
+        check_range("stage", self.stage, WAITING, WRITING)
         check_range("received", self.received, 0, MAX_SIZE)
+        check_range("worked", self.worked, 0, MAX_SIZE)
         check_length("direct", self.direct, MAX_TEXT)
         check_length("note", self.note, MAX_TEXT)
 

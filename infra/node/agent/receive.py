@@ -45,6 +45,7 @@ ENDED = "the connection to the computer that syncs has ended"
 LOST = 60.0  # seconds without a frame from the laptop
 REPORT = 0.5  # seconds between two reports of what has been received
 QUIET = 5.0  # seconds without one, at most
+OF_FILE = 4096  # bytes that count as the work on a file without contents
 DISK_RESERVE = 64 << 20  # bytes that stay free
 
 
@@ -93,6 +94,9 @@ class Receiver:
         self._large: dict[int, tuple[Partial, Large]] = {}
         self._records: dict[int, Record] = {}  # of the files that were written
         self._received = 0
+        self._worked = (
+            0  # bytes that were hashed and written besides, and OF_FILE for each other change of a file
+        )
         self._source: Optional[OtherNode] = None
         self._instructed: Optional[int] = None  # where the laptop says that the rest comes from
         self._changed = threading.Condition()
@@ -228,14 +232,15 @@ class Receiver:
 
     def _watch(self) -> None:
         """Report what has been received, and end this process if the laptop is silent."""
-        shown, quiet = 0, 0.0
+        shown, quiet = (0, 0), 0.0
         while True:
             time.sleep(REPORT)
             quiet += REPORT
             with contextlib.suppress(OSError):
-                if self._received != shown or quiet >= QUIET:
-                    shown, quiet = self._received, 0.0
-                    report(ReceiveEvent(received=shown))
+                present = self._received, self._worked
+                if present != shown or quiet >= QUIET:
+                    shown, quiet = present, 0.0
+                    report(ReceiveEvent(received=present[0], worked=present[1]))
             if time.monotonic() - self._laptop.heard > LOST:
                 os._exit(1)
 
@@ -253,6 +258,7 @@ class Receiver:
             frame = source.read()
             if frame.kind == transfer.LISTING and not is_asked:
                 if self._plan is None:
+                    report(ReceiveEvent(stage=transfer.LISTED))
                     self._begin(frame)
                 source.ask(self._wants())
                 is_asked = True
@@ -307,7 +313,8 @@ class Receiver:
     def _report_codecs(self) -> None:
         """Report what this node can decode, while the answer to its request is on the way: to find that out takes milliseconds."""
         is_receiver = bool(self._the_plan.wanted)
-        report(ReceiveEvent(codecs=transfer.codecs() if is_receiver else transfer.ALL_CODECS))
+        codecs = transfer.codecs() if is_receiver else transfer.ALL_CODECS
+        report(ReceiveEvent(codecs=codecs, stage=transfer.COMPARED))
 
     def _missing(self) -> list[int]:
         return [index for index in self._the_plan.wanted if index not in self._records]
@@ -320,17 +327,23 @@ class Receiver:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
         if made.is_change:
             made.record_both(self._folder)
-        writer = ProjectWriter(self._folder)
+        writer = ProjectWriter(self._folder, self._has_worked)
         writer.forget_partials({made.names[index] for index in made.large})
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
             writer.move(name, made.names[index], made.entries[index])
+            self._has_worked(OF_FILE)
         self._relay.renamed(made.move)
         writer.remove([*made.delete, *made.move.values()])  # the latter for folders that are empty now
         for index in made.links:
             writer.link(made.names[index], made.entries[index].target)
+            self._has_worked(OF_FILE)
         for index in made.touch:
             writer.touch(made.names[index], made.entries[index])
+            self._has_worked(OF_FILE)
         self._writer = writer
+
+    def _has_worked(self, size: int) -> None:
+        self._worked += size
 
     def _take_batch(self, frame: Frame) -> None:
         assert self._writer is not None  # noqa: S101  _prepare was called
@@ -383,6 +396,7 @@ class Receiver:
         """Record the manifest that the project has now."""
         made = self._the_plan
         if made.is_change:
+            report(ReceiveEvent(received=self._received, stage=transfer.WRITING))
             if self._writer is not None:
                 self._writer.to_disk()
             made.record(self._folder, self._records)
