@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from cloudddp import timings
+from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.manifest import Manifest, path_from_wire
+from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.manifest import MAX_FILES, MAX_LISTED, Manifest, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.transfer import Listing, Record, Wants
 from cloudddp.cluster.connect import PROJECT as PROJECT
@@ -58,6 +60,7 @@ def update(
     if not theirs:
         progress(f"files are up to date on every node ({len(files.manifest)} files)")
         return
+    _check_folders(theirs, files.folder_digests)
     order = order_of(theirs, probes, files.folder_digests)
     folders = different_folders(theirs.values(), files.folder_digests)
     contents = Contents(files.root)
@@ -152,6 +155,15 @@ def different_folders(theirs: Iterable[Mapping[str, str]], ours: Mapping[str, st
         found |= {folder for folder, digest in ours.items() if folders.get(folder) != digest}
         found |= folders.keys() - ours.keys()
     return found
+
+
+def _check_folders(theirs: Mapping[int, Mapping[str, str]], ours: Mapping[str, str]) -> None:
+    """Raise NodeError where the nodes report more folders that are not here than a listing has, for the node with the most."""
+    others = {node: len(folders.keys() - ours.keys()) for node, folders in theirs.items()}
+    if sum(others.values()) > MAX_LISTED - MAX_FILES:
+        node = max(others, key=others.__getitem__)
+        error = ProtocolError(f"it has {others[node]:,} folders that were not sent to it")
+        raise client.unreadable(node, ProbeRequest.STEP, error)
 
 
 def order_of(

@@ -8,10 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.impostor import in_place_of_receive
+from support.impostor import forged_probe, in_place_of_receive
 from support.localsync import LocalCluster
 
-from cloudddp.errors import NodeError
+from cloudddp.config.spec import Config
+from cloudddp.config.spec.job import SyncSpec
+from cloudddp.errors import NodeError, UsageError
 from cloudddp.job import transfer, transfer_progress
 
 UNREADABLE = "node {} sent an answer that cloudddp cannot read"
@@ -99,3 +101,31 @@ def test_more_than_a_node_may_ask_for_ends_its_step(
     with pytest.raises(NodeError, match=UNREADABLE.format(node) + ".*" + why):
         cluster.sync(here)
     assert same(here, cluster.nodes[1 - node].project)
+
+
+def test_size_limit_holds_for_each_node_that_asks(here: Path, tmp_path: Path) -> None:
+    """The first node has everything; the second one wants all of it from this computer."""
+    cluster = LocalCluster(tmp_path / "nodes", 1)
+    cluster.sync(here)
+    before = cluster.sent
+    cluster.add()
+    cluster.runner.wrap[1] = in_place_of_receive(f'{{"direct": "x"}}\n{WANTS}')
+    with pytest.raises(UsageError, match=r"more than sync\.max_mb = 1"):
+        cluster.sync(here, Config(sync=SyncSpec(max_mb=1)))
+    assert cluster.sent - before < 100_000
+
+
+@pytest.mark.parametrize(
+    "folders", [{"\u0100": "0" * 16}, {"a/../b": "0" * 16}, {f"d{k}": "0" * 16 for k in range(60_000)}],
+    ids=["not bytes", "dot-dot", "many"],
+)  # fmt: skip
+def test_folders_that_no_project_has_are_an_error_of_that_node(
+    here: Path, tmp_path: Path, folders: dict[str, str]
+) -> None:
+    cluster = LocalCluster(tmp_path / "nodes", 3)
+    forged = tmp_path / "folders.json"
+    forged.write_text(json.dumps(folders))
+    for node in (1, 2):
+        cluster.runner.wrap[node] = forged_probe(forged if node == 1 or len(folders) > 1 else None)
+    with pytest.raises(NodeError, match=UNREADABLE.format(1)):
+        cluster.sync(here)

@@ -23,8 +23,17 @@ def in_place_of_receive(attack: str) -> str:
     return f"sh -c {shlex.quote(script)} sh"
 
 
-def report(**fields: object) -> None:
-    write(json.dumps(fields).encode() + b"\n")
+def forged_probe(folders: Path | None) -> str:
+    """Return the program that adds folders, in a JSON file, to the replies of a node to `probe`."""
+    if folders is None:
+        return ""
+    merge = (
+        "import json, sys; reply = json.loads(sys.stdin.read().splitlines()[-1]); "
+        f"reply['folders'] = {{**(reply['folders'] or {{}}), **json.load(open({str(folders)!r}))}}; print(json.dumps(reply))"
+    )
+    forge = shlex.join([sys.executable, "-I", "-c", merge])
+    script = f'case "$3" in *".pyz probe"*) "$@" | {forge};; *) exec "$@";; esac'
+    return f"sh -c {shlex.quote(script)} sh"
 
 
 def write(data: bytes) -> None:
@@ -92,7 +101,7 @@ def main(attack: str) -> None:
             os.write(2, b"x")
             time.sleep(0.2)
     else:
-        repeat(*(line.encode() + b"\n" for line in attack.split("\n")))
+        repeat(f"{attack}\n".encode(), b"{}\n")
 
 
 if __name__ == "__main__":

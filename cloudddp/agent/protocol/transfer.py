@@ -7,13 +7,14 @@ the frames: an HMAC under the secret of this sync covers the head of a frame, an
 
 from __future__ import annotations
 
+import functools
 import hmac
 import json
 import struct
 import zlib
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from cloudddp.agent.protocol import zstd
 from cloudddp.agent.protocol.codec import (
@@ -27,9 +28,11 @@ from cloudddp.agent.protocol.codec import (
     decode,
     encode,
 )
-from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_wire_manifest
+from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_folders
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
+
+T = TypeVar("T")
 
 # Kinds of frames.
 LISTING, WANTS, BATCH, PART, END, DONE, ALIVE, SOURCE = range(1, 9)
@@ -93,6 +96,21 @@ class Frame(NamedTuple):
     raw: bytes
 
 
+def _checked(decode_frame: Callable[[Frame], T]) -> Callable[[Frame], T]:
+    """Make a function that decodes a frame raise ProtocolError, whatever is wrong with the frame: a node may seal anything."""
+
+    @functools.wraps(decode_frame)
+    def checked(found: Frame) -> T:
+        try:
+            return decode_frame(found)
+        except ProtocolError:
+            raise
+        except (struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ProtocolError(f"a frame cannot be decoded: {str(error)[:200]}") from None
+
+    return checked
+
+
 # -- frames ------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +163,7 @@ def batch(
     return frame(secret, BATCH, head, body)
 
 
+@_checked
 def read_batch(found: Frame) -> list[tuple[Record, memoryview]]:
     """Return the files of a BATCH with their contents, which have been verified. Raises ProtocolError."""
     codec, size = _BATCH.unpack_from(found.head)
@@ -162,6 +181,7 @@ def read_batch(found: Frame) -> list[tuple[Record, memoryview]]:
     return files
 
 
+@_checked
 def indexes(found: Frame) -> list[int]:
     """Return which files a BATCH has."""
     return [fields[0] for fields in _RECORD.iter_unpack(found.head[_BATCH.size :])]
@@ -180,6 +200,7 @@ def part_begin(secret: bytes, index: int, offset: int, size: int) -> bytes:
     return b"".join((_PREFIX.pack(PART, len(head), size), seal(secret, PART, head), head))
 
 
+@_checked
 def read_part(found: Frame) -> tuple[int, int, bytes]:
     """Return index, offset and the data, which is verified with the whole file. Raises ProtocolError."""
     index, offset, codec, size = _PART.unpack(found.head)
@@ -191,6 +212,7 @@ def end(secret: bytes, record: Record) -> bytes:
     return frame(secret, END, _pack(record))
 
 
+@_checked
 def read_end(found: Frame) -> Record:
     return _unpack(_RECORD.unpack(found.head))
 
@@ -235,8 +257,7 @@ class Listing:
     contents: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_length("a listing", self.folders, MAX_FILES)
-        check_wire_manifest(dict(self.entries()))
+        check_folders(self.folders)
 
     def entries(self) -> list[tuple[str, Entry]]:
         """Return path and entry by index, in wire form."""
@@ -251,6 +272,7 @@ class Listing:
         return frame(secret, LISTING, sha256(body).digest(), body)
 
 
+@_checked
 def read_listing(found: Frame) -> Listing:
     """Raises ProtocolError."""
     if found.kind != LISTING or sha256(found.body).digest() != found.head:
@@ -296,6 +318,7 @@ class Wants:
         return frame(secret, WANTS, sha256(body).digest(), body)
 
 
+@_checked
 def read_wants(found: Frame) -> Wants:
     """Raises ProtocolError."""
     if found.kind != WANTS or sha256(found.body).digest() != found.head:
@@ -370,6 +393,7 @@ def source(secret: bytes, position: int) -> bytes:
     return frame(secret, SOURCE, json.dumps(position).encode())
 
 
+@_checked
 def read_source(found: Frame) -> int:
     position = json.loads(found.head)
     if not isinstance(position, int) or not LAPTOP <= position <= MAX_NODES:
