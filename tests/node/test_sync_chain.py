@@ -299,3 +299,16 @@ def test_new_node_gets_renamed_files_from_another_one(here: Path, tmp_path: Path
     cluster.sync(here)
     assert all(same(here, node.project) for node in cluster.nodes)
     assert cluster.sent - before < 0.01 * size_of(here)
+
+
+@pytest.mark.parametrize("limited", [0, 1])
+def test_more_large_files_than_a_process_may_open(tmp_path: Path, limited: int) -> None:
+    folder = tmp_path / "large"
+    folder.mkdir()
+    for number in range(60):
+        (folder / f"{number}").write_bytes(os.urandom((1 << 20) + 1))
+    cluster = LocalCluster(tmp_path / "nodes", 3)
+    cluster.runner.wrap[limited] = "prlimit --nofile=40:40"
+    cluster.sync(folder)
+    assert all(same(folder, node.project) for node in cluster.nodes)
+    assert cluster.sent < 1.02 * size_of(folder)

@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import zlib
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from typing import Any
 import pytest
 from support.localsync import LocalCluster
 
+from agent import store
+from agent.project_writer import ProjectWriter
 from cloudddp.agent import client
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
-from cloudddp.agent.protocol.transfer import BATCH, DONE, MAX_BATCH, Listing, Record, batch, frame
+from cloudddp.agent.protocol.transfer import BATCH, DONE, LISTING, MAX_BATCH, Listing, Record, batch, frame
 from cloudddp.config.spec import Config
 from cloudddp.config.spec.job import JobSpec
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
@@ -269,19 +272,46 @@ def receive(node: SyncedNode, frames: bytes, project: str = "project") -> subpro
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["../out", "a/../../out", "..", "/tmp/out", "a//b"])
+def forged_listing(folders: dict[str, dict[str, Entry]], contents: dict[str, str] | None = None) -> bytes:
+    """Return the frame of a listing that no laptop sends."""
+    body = zlib.compress(json.dumps({"folders": folders, "contents": contents or {}}).encode())
+    return frame(SECRET.encode(), LISTING, sha256(body).digest(), body)
+
+
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "..", "/tmp/out", "a//b", "a/./b", "./out", "."])
 def test_name_that_leaves_the_project_is_refused(node: SyncedNode, name: str) -> None:
     put(node.node.home, {"out": "precious"})
     folder, _, base = name.rpartition("/")
     if name.startswith("/"):
         folder = "/tmp"
-    listing = Listing({folder: {base: Entry("f", 0o644, 3, 5, "")}})
     record = Record(0, 3, 5, False, sha256(b"new").digest()[:16])
     key = SECRET.encode()
-    done = receive(node, listing.frame(key) + batch(key, [record], b"new") + frame(key, DONE))
+    listing = forged_listing({folder: {base: Entry("f", 0o644, 3, 5, "")}})
+    done = receive(node, listing + batch(key, [record], b"new") + frame(key, DONE))
     assert done.returncode != 0
-    assert b"outside the project" in done.stderr
+    assert b"leaves the folder" in done.stderr
+    assert b"Traceback" not in done.stderr
     assert (node.node.home / "out").read_text() == "precious"
+
+
+def test_mode_and_time_are_not_set_through_a_link(
+    node: SyncedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may put a link in the place of a file while the sync compares its listing with what is there."""
+    monkeypatch.setattr(store, "ROOT", tmp_path / ".cloudddp")
+    outside, project = tmp_path / "id_key", tmp_path / "project"
+    put(tmp_path, {"id_key": "secret", "project/f": "x"})
+    outside.chmod(0o600)
+    before = outside.stat()
+    writer = ProjectWriter(project, lambda _size: None)
+    entry = Entry("f", 0o755, 1, 2000, "")
+    writer.touch("f", entry)
+    assert ((project / "f").stat().st_mode & 0o777, (project / "f").stat().st_mtime_ns) == (0o755, 2000)
+    (project / "f").unlink()
+    (project / "f").symlink_to(outside)
+    with pytest.raises(SystemExit, match="was replaced"):
+        writer.touch("f", entry)
+    assert (outside.stat().st_mode, outside.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "", "p\n"])

@@ -10,6 +10,7 @@ import itertools
 import os
 import secrets
 import shutil
+import stat
 from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import sha256
@@ -72,8 +73,18 @@ class ProjectWriter:
     def touch(self, name: str, entry: Entry) -> None:
         """Set mode and time of a file that has the contents."""
         parent, base = self._place(name)
-        os.chmod(base, entry.mode, dir_fd=parent)
-        os.utime(base, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
+        # The name may be a link by now. O_PATH: its owner need not be allowed to read the file.
+        descriptor = os.open(base, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SystemExit(
+                    f"{name!r} was replaced on this node while it was synced; repeat the command"
+                )
+            opened = f"/proc/self/fd/{descriptor}"
+            os.chmod(opened, entry.mode)
+            os.utime(opened, ns=(entry.mtime_ns, entry.mtime_ns))
+        finally:
+            os.close(descriptor)
 
     def move(self, old: str, name: str, entry: Entry) -> None:
         """Give a file that has the contents another name, and this mode and time."""

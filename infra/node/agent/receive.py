@@ -12,7 +12,6 @@ import fcntl
 import os
 import shutil
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -21,11 +20,11 @@ from typing import Callable, Optional
 from agent import store
 from agent.link import REFUSED, Link
 from agent.project_writer import Partial, Partials, ProjectWriter
-from agent.relay import PURPOSE, Large, Relay
+from agent.relay import PURPOSE, LargeFile, Relay
 from agent.sources import Laptop, OtherNode, report
 from agent.sync_plan import SyncPlan, plan
 from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError
 from cloudddp.agent.protocol.transfer import (
     LAPTOP,
     Frame,
@@ -40,6 +39,7 @@ REQUEST = ReceiveRequest
 CONNECT = 3.0  # seconds to connect to another node
 LISTENING = 10.0  # seconds for its agent to listen
 PAUSE = 0.02
+MAX_BEGUN = 16  # files that come in parts: each source begins one after the other
 BUSY = 20.0  # seconds for another sync of this project to end
 ENDED = "the connection to the computer that syncs has ended"
 LOST = 60.0  # seconds without a frame from the laptop
@@ -91,7 +91,7 @@ class Receiver:
         self._plan: Optional[SyncPlan] = None
         self._listing = b""  # the head of its frame
         self._writer: Optional[ProjectWriter] = None
-        self._large: dict[int, tuple[Partial, Large]] = {}
+        self._large: dict[int, tuple[Partial, LargeFile]] = {}
         self._records: dict[int, Record] = {}  # of the files that were written
         self._received = 0
         self._worked = (
@@ -163,7 +163,11 @@ class Receiver:
             if source is self._laptop:
                 raise SystemExit(ENDED) from None
             raise Lost(f"{source.name} has closed the connection") from None
-        except (*REFUSED, struct.error) as error:
+        except ProtocolError as error:
+            if source is self._laptop:
+                raise SystemExit(f"refused what {source.name} has sent: {error}") from None
+            raise Lost(f"{source.name}: {error}") from None
+        except REFUSED as error:
             if source is self._laptop or _is_own(error):
                 raise
             raise Lost(f"{source.name}: {error}") from None
@@ -203,7 +207,7 @@ class Receiver:
                 if frame.kind != transfer.SOURCE:
                     continue
                 position = transfer.read_source(frame)
-            except (*REFUSED, EOFError, struct.error):
+            except (*REFUSED, EOFError):
                 self._end_of_laptop()
                 return
             with self._changed:
@@ -362,19 +366,21 @@ class Receiver:
         partial, large = self._begun(index)
         if offset == 0 and partial.written:  # the sender starts again
             self._relay.ended(large, None)
-            large = Large(index, partial.restart(), 0, again=True)
+            large = LargeFile(index, partial.restart(), 0, again=True)
             self._large[index] = partial, large
             self._relay.begin(large)
         partial.write(offset, data)
         self._relay.grown(large, partial.written)
 
-    def _begun(self, index: int) -> tuple[Partial, Large]:
+    def _begun(self, index: int) -> tuple[Partial, LargeFile]:
         """Return a file that comes in parts, opened when the first of them arrives."""
         assert self._writer is not None  # noqa: S101  _prepare was called
         if index not in self._large:
+            if len(self._large) >= MAX_BEGUN:
+                raise Lost("too many files were begun at the same time")
             made = self._the_plan
             partial = self._writer.partial(made.names[index], made.entries[index])
-            large = Large(index, partial.begin(), partial.written)
+            large = LargeFile(index, partial.begin(), partial.written)
             self._large[index] = partial, large
             self._relay.begin(large)
         return self._large[index]
