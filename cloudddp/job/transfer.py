@@ -303,6 +303,8 @@ class Transfer:
             self._decodable(node, event.codecs)
         if event.wants is not None:
             self._send(node, event.wants)
+        if event.again:
+            self._send_again(node, event.again)
         if event.direct:
             self._send_directly(node, event.direct)
         elif event.note:
@@ -332,7 +334,15 @@ class Transfer:
             self._fail(error)
             return
         self._is_approved = True
+        node.continued = frozenset(index for index, offset in wanted if offset)
         node.inbox.put(wanted)
+
+    def _send_again(self, node: Node, indexes: Sequence[int]) -> None:
+        """Send files as a whole whose beginning was wrong on a node: each of those that it continued, once."""
+        if not node.continued.issuperset(indexes) or len(set(indexes)) < len(indexes):
+            raise ProtocolError("it asks again for a file that was sent as a whole")
+        node.continued -= frozenset(indexes)
+        node.inbox.put([(index, 0) for index in indexes])
 
     def _send_directly(self, node: Node, reason: str) -> None:
         """Send the files to a node that can get them from no other one."""

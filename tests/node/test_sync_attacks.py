@@ -89,6 +89,12 @@ WANTS = json.dumps({"wants": {"everything": True}})
         (0, ['{"wants": {"files": [1, 1]}}'], "twice"),
         (0, ['{"wants": {"files": [0, 2]}}'], "no such file"),
         (0, ['{"wants": {"files": [0], "offsets": {"7": 1}}}'], "no such file"),
+        (0, [WANTS, '{"again": [0]}'], "sent as a whole"),
+        (
+            0,
+            ['{"wants": {"files": [0], "offsets": {"0": 1}}}', '{"again": [0]}', '{"again": [0]}'],
+            "sent as a whole",
+        ),
         (1, ["{}\n" * 5000], "too many reports"),
         (1, ['{"note": "x"}\n' * 30], "too many notes"),
     ],

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import shlex
 import shutil
+import socket
 import stat
 import subprocess
 import sys
+import threading
 import zlib
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +21,7 @@ from typing import Any
 import pytest
 from support.localsync import LocalCluster
 
-from agent import store
+from agent import link, store
 from agent.project_writer import ProjectWriter
 from cloudddp.agent import client
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
@@ -581,3 +584,43 @@ def test_folder_of_the_most_files(here: Path, node: SyncedNode) -> None:
     assert {path.name for path in node.project.iterdir()} == {path.name for path in here.iterdir()}
     assert frames.count(bytes((BATCH,))) <= MAX_FILES / MAX_BATCH + 1
     assert node.cluster.sent < 60 * MAX_FILES
+
+
+def test_wrong_beginning_of_a_file_is_sent_as_a_whole_once(here: Path, node: SyncedNode) -> None:
+    """A node of the chain may have sent the beginning in an earlier sync, which then broke."""
+    put(here, {"large": os.urandom(4_000_000), "small": b"x"})
+    node.cluster.runner.limits[0] = 2_500_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    (partial,) = node.project.glob(".*.cloudddp-tmp")
+    with partial.open("r+b") as file:
+        file.write(b"not what was sent")
+    sent = node.cluster.sent
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert node.cluster.sent - sent < 4_000_000 + 4_000_000
+    assert UP_TO_DATE in node.sync(here)
+
+
+def test_line_of_a_stranger_that_comes_byte_by_byte_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "ANSWER", 1.0)
+    own, stranger = socket.socketpair()
+    ended = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not ended.wait(0.1):
+                stranger.sendall(b" ")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    one = link.Link(own, "secret", "sync")
+    try:
+        with pytest.raises(TimeoutError):
+            one.accept()
+    finally:
+        ended.set()
+        thread.join()
+        one.close()
+        stranger.close()

@@ -344,7 +344,7 @@ class ReceiveReply:
 @dataclass(frozen=True)
 class ReceiveEvent:
     """A line of what a node reports meanwhile: the files that it lacks; the codecs that it can decode; its stage, what it has
-    received, and what it has hashed or written besides; why it needs the files from the laptop, and which nodes it could not use;
+    received, and what it has hashed or written besides; the files whose beginning on the node was wrong, to send them as a whole; why it needs the files from the laptop, and which nodes it could not use;
     the end."""
 
     wants: Optional[Wants] = None
@@ -352,6 +352,7 @@ class ReceiveEvent:
     stage: int = WAITING
     received: int = 0  # bytes
     worked: int = 0  # bytes
+    again: tuple[int, ...] = ()
     direct: str = ""
     note: str = ""
     done: Optional[ReceiveReply] = None
@@ -361,6 +362,7 @@ class ReceiveEvent:
         check_range("stage", self.stage, WAITING, WRITING)
         check_range("received", self.received, 0, MAX_SIZE)
         check_range("worked", self.worked, 0, MAX_SIZE)
+        check_length("again", self.again, MAX_FILES)
         check_length("direct", self.direct, MAX_TEXT)
         check_length("note", self.note, MAX_TEXT)
 

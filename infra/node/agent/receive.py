@@ -93,6 +93,10 @@ class Receiver:
         self._writer: Optional[ProjectWriter] = None
         self._large: dict[int, tuple[Partial, LargeFile]] = {}
         self._records: dict[int, Record] = {}  # of the files that were written
+        self._again: list[
+            int
+        ] = []  # files whose beginning here was wrong: the laptop has to send them as a whole
+        self._restarted: set[int] = set()
         self._received = 0
         self._worked = (
             0  # bytes that were hashed and written besides, and OF_FILE for each other change of a file
@@ -159,6 +163,10 @@ class Receiver:
         try:
             with contextlib.closing(source):
                 self._receive(source)
+        except Lost as error:
+            if source is self._laptop:
+                raise SystemExit(str(error)) from None
+            raise
         except EOFError:
             if source is self._laptop:
                 raise SystemExit(ENDED) from None
@@ -277,6 +285,10 @@ class Receiver:
             if self._writer is None:
                 self._prepare()
             self._received += len(frame.raw)
+            if frame.kind == transfer.DONE and self._again:
+                report(ReceiveEvent(again=tuple(self._again)))
+                self._again.clear()
+                continue
             if frame.kind == transfer.DONE:
                 break
             action = actions.get(frame.kind)
@@ -380,7 +392,7 @@ class Receiver:
                 raise Lost("too many files were begun at the same time")
             made = self._the_plan
             partial = self._writer.partial(made.names[index], made.entries[index])
-            large = LargeFile(index, partial.begin(), partial.written)
+            large = LargeFile(index, partial.begin(), partial.written, again=index in self._restarted)
             self._large[index] = partial, large
             self._relay.begin(large)
         return self._large[index]
@@ -394,6 +406,12 @@ class Receiver:
         with contextlib.closing(partial):
             good = partial.finish(record)
         self._relay.ended(large, frame.raw if good else None)
+        if not good and self._source is None and record.number not in self._restarted:
+            self._restarted.add(
+                record.number
+            )  # its beginning came from another node, or from an earlier sync
+            self._again.append(record.number)
+            return
         if not good:
             raise Lost(f"{self._the_plan.names[record.number]!r} was changed on the way")
         self._records[record.number] = record
