@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from cloudddp import timings
+from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.manifest import Manifest, path_from_wire
+from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.manifest import MAX_FILES, MAX_LISTED, Manifest, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.transfer import Listing, ReceiveRequest, Record, Wants
 from cloudddp.cluster.connect import PROJECT as PROJECT
@@ -65,6 +67,7 @@ def update(
     if not theirs:
         progress(f"files are up to date on every node ({len(files.manifest)} files)")
         return
+    _check_folders(theirs, files.folder_digests)
     order = order_of(theirs, probes, files.folder_digests)
     folders = different_folders(theirs.values(), files.folder_digests)
     contents = Contents(files.root)
@@ -72,12 +75,14 @@ def update(
     unstable: list[str] = []
     shown = _Sent(progress)
 
+    entries = listing.entries()
+
     def approve(wants: Wants) -> None:
-        shown.total = wants.size
-        entries = listing.entries()
         names = [path_from_wire(entries[index][0]) for index, _ in wants.of(entries)]
         check_size(files.manifest, names, config.sync.max_mb)
-        progress(_summary(len(names), wants, len(theirs)))
+        if not shown.is_announced:
+            progress(_summary(len(names), wants, len(theirs), from_nodes=order[0] not in theirs))
+            shown.announce(wants.size)
 
     def sent(path: str, record: Record, stable: bool) -> None:
         contents.sent(path, record, stable)
@@ -102,9 +107,13 @@ class _Sent:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self.total = 0  # bytes of the files
+        self.is_announced = False
+        self._total = 0  # bytes of the files
         self._sent = self._shown = 0
         self._at = time.monotonic()  # of the last report
+
+    def announce(self, total: int) -> None:
+        self.is_announced, self._total = True, total
 
     def add(self, size: int) -> None:
         self._sent += size
@@ -113,7 +122,7 @@ class _Sent:
             return
         rate = int((self._sent - self._shown) / max(now - self._at, 1e-6))
         self._progress(
-            f"sent {size_of(self._sent)} of {size_of(max(self.total, self._sent))}, {size_of(rate)}/s"
+            f"sent {size_of(self._sent)} of {size_of(max(self._total, self._sent))}, {size_of(rate)}/s"
         )
         self._at, self._shown = now, self._sent
 
@@ -129,13 +138,18 @@ def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, kno
     return Listing(listed, {paths[path]: digest for path, digest in found.items()})
 
 
-def _summary(count: int, wants: Wants, nodes: int) -> str:
-    if not count and not wants.delete:
-        return f"copying files from node to node, to {nodes} node{'s' * (nodes != 1)}; nothing is sent from this computer"
-    return (
-        f"sending {count} file{'s' * (count != 1)}, {size_of(wants.size)}, to {nodes} node{'s' * (nodes != 1)}"
-        + (f"; deleting {wants.delete}" if wants.delete else "")
+def _summary(count: int, wants: Wants, nodes: int, *, from_nodes: bool) -> str:
+    """Return what is about to be done. `from_nodes`: a node has all files, and the others get them from it."""
+    to = f"{nodes} node{'s' * (nodes != 1)}"
+    deleting = f"; deleting {wants.delete}" if wants.delete else ""
+    if count:
+        return f"sending {count} file{'s' * (count != 1)}, {size_of(wants.size)}, to {to}{deleting}"
+    what = (
+        f"copying files from node to node, to {to}"
+        if from_nodes
+        else f"updating names, modes and links on {to}"
     )
+    return f"{what}; nothing is sent from this computer{deleting}"
 
 
 # -- what differs ------------------------------------------------------------------------------------------
@@ -148,6 +162,15 @@ def different_folders(theirs: Iterable[Mapping[str, str]], ours: Mapping[str, st
         found |= {folder for folder, digest in ours.items() if folders.get(folder) != digest}
         found |= folders.keys() - ours.keys()
     return found
+
+
+def _check_folders(theirs: Mapping[int, Mapping[str, str]], ours: Mapping[str, str]) -> None:
+    """Raise NodeError where the nodes report more folders that are not here than a listing has, for the node with the most."""
+    others = {node: len(folders.keys() - ours.keys()) for node, folders in theirs.items()}
+    if sum(others.values()) > MAX_LISTED - MAX_FILES:
+        node = max(others, key=others.__getitem__)
+        error = ProtocolError(f"it has {others[node]:,} folders that were not sent to it")
+        raise client.unreadable(node, ProbeRequest.STEP, error)
 
 
 def order_of(

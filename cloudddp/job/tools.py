@@ -30,6 +30,7 @@ from cloudddp.job.transfer import Transfer
 from cloudddp.ssh.fleet import Outcome
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # other names of the same
+WAIT = 120.0  # seconds that a command waits for it in the end
 PORTS = 20_000, 32_000  # below those that Linux gives to outgoing connections
 
 
@@ -114,9 +115,13 @@ class Sending:
             self._progress(text)
 
     def wait(self) -> None:
-        """Wait for its end."""
-        if self._thread is not None:
-            self._thread.join()
+        """Wait for its end, for WAIT seconds at most: the job runs without it."""
+        if self._thread is None:
+            return
+        self._thread.join(WAIT)
+        if self._thread.is_alive():
+            self._report(f"warning: could not send py-spy within {WAIT:g} s; stacks may be less exact")
+            self.abandon()
 
     def abandon(self) -> None:
         """Report nothing from now on: the connections are about to be closed. The next launch sends it again."""

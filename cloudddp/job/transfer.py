@@ -12,9 +12,7 @@ import queue
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudddp.agent import client
@@ -36,9 +34,17 @@ from cloudddp.agent.protocol.transfer import (
     Wants,
 )
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.errors import CloudDDPError, NodeError, Text
+from cloudddp.errors import CloudDDPError, Command, NodeError, Text
 from cloudddp.job.compression import Compression
-from cloudddp.ssh.fleet import Outcome, gather
+from cloudddp.job.transfer_progress import (
+    Node,
+    Stall,
+    fallen_behind,
+    most_work,
+    next_source,
+    stalled,
+)
+from cloudddp.ssh.fleet import Collection, Outcome
 from cloudddp.ssh.running import Result
 from cloudddp.text import one_line
 
@@ -46,48 +52,18 @@ IDLE = (
     1.0  # seconds without anything to send, after which a node gets to know that this computer is still there
 )
 SILENCE = 30.0  # seconds without a report of a node, which sends one every 5 s: its stdin ends then
+CLOSING = 30.0  # seconds for a step to end, once its stdin has
+BUSY = 1.0  # seconds that this computer takes for one frame, from which on the nodes get that time back
 MAX_NOISE = 1 << 16  # bytes
 MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
-
-# A node has fallen behind when the node before it has so many bytes more, and gets them so many times faster.
-BEHIND = 32 << 20
-FACTOR = 4
-RATE_SECONDS = 3.0  # over which rates are measured
 
 _CLOSE = object()
 
 
-@dataclass(slots=True)
-class _Node:
-    """One node of the chain, by what it has reported."""
-
-    rank: int
-    position: int
-    source: int  # the position of the node that it gets the files from, or LAPTOP
-    inbox: queue.SimpleQueue[object] = field(default_factory=queue.SimpleQueue)
-    received: deque[tuple[float, int]] = field(default_factory=lambda: deque([(time.monotonic(), 0)]))
-    line: bytearray = field(default_factory=bytearray)
-    begun: bool = False  # it has reported something
-    noise: int = 0  # bytes before that
-    heard: float = field(default_factory=time.monotonic)
-    reply: ReceiveReply | None = None
-    ended: bool = False
-    has_zstd: bool = False  # it can decode it
-    avoided: bool = False  # the nodes after it use another one
-
-    @property
-    def bytes(self) -> int:
-        return self.received[-1][1]
-
-    def rate(self, now: float) -> float | None:
-        """Return bytes per second in the last RATE_SECONDS, None before."""
-        first, begin = self.received[0]
-        return (self.bytes - begin) / (now - first) if now - first >= RATE_SECONDS else None
-
-
 class Transfer:
-    """One transfer of a listing to the nodes of a chain. `approve` gets what the first node lacks before anything is sent, and may
-    raise; `note` gets what the user should know, `on_bytes` the size of each frame that has left; `sent` each file as it was read, and whether it was stable meanwhile."""
+    """One transfer of a listing to the nodes of a chain. `approve` gets what a node lacks before that is sent from here, and may raise:
+    for the first node of the chain that ends the transfer, for another one only its step. `note` gets what the user should know,
+    `on_bytes` the size of each frame that has left; `sent` each file as it was read, and whether it was stable meanwhile."""
 
     def __init__(
         self,
@@ -107,33 +83,49 @@ class Transfer:
         self._approve, self._note, self._sent, self._on_bytes = approve, note, sent, on_bytes
         self._secret = secrets.token_hex(32)
         self._key = self._secret.encode()
+        self._entries = listing.entries()
+        self._most_work = most_work(self._entries)
         self._nodes = {
-            peer.node: _Node(peer.node, position, position - 1) for position, peer in enumerate(chain)
+            peer.node: Node(peer.node, position, position - 1) for position, peer in enumerate(chain)
         }
         self._lock = threading.RLock()
         self._error: Exception | None = None  # of this computer: it ends the transfer
+        self._closed: float | None = None  # when all steps were asked to end
         self._compression = Compression()
         self._is_approved = False
         self._is_direct = False
 
+    @functools.cached_property
+    def _listing_frame(self) -> bytes:
+        return self._listing.frame(self._key)
+
     def run(self) -> Outcome[ReceiveReply | None]:
         """Return the nodes' replies and errors. Raises what `approve` raises, and CloudDDPError if a file cannot be read."""
-        starts = {rank: functools.partial(self._start, node) for rank, node in self._nodes.items()}
-        outcome = gather(starts, fatal=lambda _: False, on_stop=self._runner.close)
+        collected: Collection[ReceiveReply | None] = Collection(self._nodes)
+
+        def start() -> None:
+            for rank, node in self._nodes.items():
+                node.on_end = functools.partial(collected.put, rank)
+                try:
+                    self._start(node)
+                except Exception as error:
+                    self._finish(node, error)
+
+        outcome = collected.outcome(
+            start, fatal=lambda _: False, on_stop=self._runner.close, meanwhile=self._watch
+        )
         if self._error is not None:
             raise self._error
         return outcome
 
-    def _start(self, node: _Node, on_end: Callable[[ReceiveReply | Exception | None], None]) -> None:
+    def _start(self, node: Node) -> None:
         """Start the step of a node, which lasts until the whole transfer ends."""
 
         def ended(end: Result | Exception) -> None:
             try:
-                on_end(self._reply(node, end))
+                self._finish(node, self._reply(node, end))
             except Exception as error:
-                on_end(error)
-            finally:
-                self._ended(node)
+                self._finish(node, error)
 
         client.start_step(
             self._runner,
@@ -145,7 +137,7 @@ class Transfer:
             on_stdout=lambda data: self._received(node, data),
         )
 
-    def _reply(self, node: _Node, end: Result | Exception) -> ReceiveReply | None:
+    def _reply(self, node: Node, end: Result | Exception) -> ReceiveReply | None:
         try:
             if isinstance(end, Exception):
                 raise end
@@ -157,7 +149,15 @@ class Transfer:
         except ProtocolError as error:
             raise client.unreadable(node.rank, ReceiveRequest.STEP, error) from None
 
-    def _ended(self, node: _Node) -> None:
+    def _finish(self, node: Node, end: ReceiveReply | Exception | None) -> None:
+        """Note the result of a node. The first one counts: a step that was given up may end later."""
+        with self._lock:
+            is_first, node.finished = not node.finished, True
+            self._ended(node)
+        if is_first:
+            node.on_end(end)
+
+    def _ended(self, node: Node) -> None:
         """Note that a node needs nothing more; the last one ends the steps of all, which have served each other until then."""
         with self._lock:
             node.ended = True
@@ -165,6 +165,8 @@ class Transfer:
                 self._close()
 
     def _close(self) -> None:
+        if self._closed is None:
+            self._closed = time.monotonic()
         for one in self._nodes.values():
             one.inbox.put(_CLOSE)
 
@@ -174,51 +176,110 @@ class Transfer:
             self._error = self._error or error
             self._close()
 
+    # -- progress ------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Give a node that makes no progress another source, or give it up."""
+        now = time.monotonic()
+        with self._lock:
+            if self._closed is not None:
+                late = now - self._closed >= CLOSING
+                given_up = [one for one in self._nodes.values() if late and not one.finished]
+                why = f"its step did not end within {CLOSING:g} s"
+            else:
+                given_up = self._without_progress(now)
+                why = "it made no progress while files were sent to it"
+        for node in given_up:
+            self._finish(node, _given_up(node, why))
+
+    def _without_progress(self, now: float) -> list[Node]:
+        given_up = []
+        by_position = {one.position: one for one in self._nodes.values()}
+        for node, stall in stalled(self._nodes.values(), now):
+            if stall is Stall.GIVE_UP:
+                self._avoid(node)
+                given_up.append(node)
+            else:
+                self._note(f"node {node.rank} gets no files from another node, so it uses another source")
+                self._use(node, next_source(node, by_position))
+                node.moves += 1
+        return given_up
+
+    def _use(self, node: Node, source: int) -> None:
+        """Tell a node where to get the rest of the files from."""
+        node.source, node.progressed = source, time.monotonic()
+        node.inbox.put(transfer.source(self._key, source))
+        if source == LAPTOP:
+            node.listings += 1
+            node.inbox.put(self._listing_frame)
+
+    def _excuse(self) -> None:
+        """Give the nodes time: this computer has been busy, so they could make no progress."""
+        now = time.monotonic()
+        with self._lock:
+            for one in self._nodes.values():
+                one.heard = one.progressed = now
+
     # -- to a node -----------------------------------------------------------------------------------------------
 
-    def _input(self, node: _Node) -> Iterator[bytes]:
+    def _input(self, node: Node) -> Iterator[bytes]:
         """Yield what goes to the stdin of a node, b"" while there is nothing to send."""
+        node.begin(time.monotonic())
         if node.position == 0:
-            yield self._listing.frame(self._key)
+            node.listings += 1
+            yield self._listing_frame
         last = time.monotonic()
-        while time.monotonic() - node.heard < SILENCE:
+        while time.monotonic() - node.heard < SILENCE and not node.finished:
             try:
                 todo = node.inbox.get_nowait()
             except queue.Empty:
                 is_due = time.monotonic() - last >= IDLE
                 last = time.monotonic() if is_due else last
-                yield transfer.frame(self._key, transfer.ALIVE) if is_due else b""
+                yield self._alive() if is_due else b""
                 continue
             if todo is _CLOSE:
                 yield transfer.frame(self._key, transfer.CLOSE)
                 return
             if isinstance(todo, bytes):
                 yield todo
-            elif isinstance(todo, Wants):
+            elif isinstance(todo, list):
                 try:
                     yield from self._files(node, todo)
                 except Exception as error:
                     self._fail(_explained(error))
 
-    def _files(self, node: _Node, wants: Wants) -> Iterator[bytes]:
-        entries = self._listing.entries()
-        wanted = [
-            Wanted(index, path_from_wire(entries[index][0]), offset) for index, offset in wants.of(entries)
-        ]
+    def _alive(self) -> bytes:
+        return transfer.frame(self._key, transfer.ALIVE)
+
+    def _files(self, node: Node, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        files = (Wanted(index, path_from_wire(self._entries[index][0]), offset) for index, offset in wanted)
         sender = Sender(str(self._root), self._key, sent=self._sent, encode=self._compression.encode)
-        for frame in sender.frames(wanted):
-            if time.monotonic() - node.heard > SILENCE:
+        frames = sender.frames(files)
+        last = asked = time.monotonic()
+        while (frame := next(frames, None)) is not None:
+            now = time.monotonic()
+            if not frame or now - asked > BUSY:
+                self._excuse()
+            if now - node.heard > SILENCE or node.finished:
                 return
-            began = time.monotonic()
-            yield frame
-            self._compression.measure(len(frame), time.monotonic() - began)
-            self._on_bytes(len(frame))
+            if frame:
+                yield frame
+                self._compression.measure(len(frame), time.monotonic() - now)
+                self._on_bytes(len(frame))
+                last = time.monotonic()
+            else:  # it hashes what the node has
+                is_due = now - last >= IDLE
+                last = now if is_due else last
+                yield self._alive() if is_due else b""
+            asked = time.monotonic()
         yield transfer.frame(self._key, transfer.DONE)
 
     # -- from a node ---------------------------------------------------------------------------------------------
 
-    def _received(self, node: _Node, data: bytes) -> None:
+    def _received(self, node: Node, data: bytes) -> None:
         """Take what a node reports. Raises ProtocolError."""
+        if node.finished:
+            raise ProtocolError("its step goes on")
         node.line += data
         if len(node.line) > MAX_LINE:
             raise ProtocolError("a report is too long")
@@ -228,20 +289,23 @@ class Transfer:
             try:
                 event = decode(line, ReceiveEvent)
             except ProtocolError:
-                node.noise += len(line)
-                if node.begun or node.noise > MAX_NOISE:
+                node.noise += len(line) + 1
+                if node.has_reported or node.noise > MAX_NOISE:
                     raise
                 continue  # a .bashrc has written before
-            node.begun, node.heard = True, time.monotonic()
-            self._act(node, event)
+            with self._lock:
+                node.take(event, time.monotonic(), self._most_work)
+                self._act(node, event)
 
-    def _act(self, node: _Node, event: ReceiveEvent) -> None:
+    def _act(self, node: Node, event: ReceiveEvent) -> None:
         if event.received:
             self._count(node, event.received)
         if event.codecs:
             self._decodable(node, event.codecs)
         if event.wants is not None:
             self._send(node, event.wants)
+        if event.again:
+            self._send_again(node, event.again)
         if event.direct:
             self._send_directly(node, event.direct)
         elif event.note:
@@ -250,69 +314,80 @@ class Transfer:
             node.reply = event.done
             self._ended(node)
 
-    def _decodable(self, node: _Node, codecs: Sequence[int]) -> None:
+    def _decodable(self, node: Node, codecs: Sequence[int]) -> None:
         """Use zstd once all nodes have reported that they can decode it: each frame is passed on as it is."""
         with self._lock:
             node.has_zstd = ZSTD in codecs
             if all(one.has_zstd for one in self._nodes.values()):
                 self._compression.use_zstd()
 
-    def _send(self, node: _Node, wants: Wants) -> None:
-        wants.of(self._listing.entries())  # raises ProtocolError for what was not listed
-        with self._lock:
-            try:
-                if not self._is_approved:
-                    self._approve(wants)
-                    self._is_approved = True
-            except Exception as error:
-                self._fail(error)
-                return
-        node.inbox.put(wants)
+    def _send(self, node: Node, wants: Wants) -> None:
+        """Send what a node lacks: it asks once for each listing that it got from here."""
+        if not node.listings:
+            raise ProtocolError("it asks for files that were not offered")
+        node.listings -= 1
+        wanted = wants.of(self._entries)  # raises ProtocolError for what was not listed
+        try:
+            self._approve(wants)
+        except Exception as error:
+            if self._is_approved or node.position:
+                raise
+            self._fail(error)
+            return
+        self._is_approved = True
+        node.continued = frozenset(index for index, offset in wanted if offset)
+        node.inbox.put(wanted)
 
-    def _send_directly(self, node: _Node, reason: str) -> None:
+    def _send_again(self, node: Node, indexes: Sequence[int]) -> None:
+        """Send files as a whole whose beginning was wrong on a node: each of those that it continued, once."""
+        if not node.continued.issuperset(indexes) or len(set(indexes)) < len(indexes):
+            raise ProtocolError("it asks again for a file that was sent as a whole")
+        node.continued -= frozenset(indexes)
+        node.inbox.put([(index, 0) for index in indexes])
+
+    def _send_directly(self, node: Node, reason: str) -> None:
         """Send the files to a node that can get them from no other one."""
-        with self._lock:
-            first, self._is_direct = not self._is_direct, True
+        if node.wants_direct or node.position == 0:
+            raise ProtocolError("it asks again to get the files from this computer")
+        node.wants_direct = True
+        first, self._is_direct = not self._is_direct, True
         if first:
             self._note(
                 f"warning: nodes cannot copy files from each other ({one_line(reason, 300)}); sending from this computer"
             )
-        node.source = LAPTOP
-        node.inbox.put(transfer.source(self._key, LAPTOP))
-        node.inbox.put(self._listing.frame(self._key))
+        if node.source != LAPTOP:
+            self._use(node, LAPTOP)
 
-    def _count(self, node: _Node, received: int) -> None:
+    def _count(self, node: Node, received: int) -> None:
         now = time.monotonic()
         with self._lock:
-            node.received.append((now, received))
-            while len(node.received) > 1 and now - node.received[1][0] >= RATE_SECONDS:
-                node.received.popleft()
+            node.count(received, now)
             for slow in fallen_behind(list(self._nodes.values()), now):
                 self._avoid(slow)
 
-    def _avoid(self, slow: _Node) -> None:
+    def _avoid(self, slow: Node) -> None:
         """Tell the nodes that get the files from this one to use the one before it."""
         slow.avoided = True
         after = [one for one in self._nodes.values() if one.source == slow.position and not one.ended]
         for one in after:
-            one.source = slow.source
-            one.inbox.put(transfer.source(self._key, slow.source))
+            self._use(one, slow.source)
         if after:
             self._note(f"node {slow.rank} is slow; the nodes after it use another source")
 
 
-def fallen_behind(nodes: Sequence[_Node], now: float) -> list[_Node]:
-    """Return the nodes that hold up the ones after them."""
-    by_position = {one.position: one for one in nodes}
-    return [
-        one
-        for one in nodes
-        if not (one.avoided or one.ended)
-        and (before := by_position.get(one.source)) is not None
-        and before.bytes - one.bytes > BEHIND
-        and (rate := one.rate(now)) is not None
-        and (before.ended or (before.rate(now) or 0.0) > FACTOR * rate)
-    ]
+def _given_up(node: Node, why: str) -> NodeError:
+    reason = f"node {node.rank}: {why}"
+    return NodeError(
+        reason,
+        hint=(
+            "is the node overloaded, or its disk? Look with ",
+            Command("ssh", str(node.rank)),
+            "; ",
+            Command("sync"),
+            " continues",
+        ),
+        reason=reason,
+    )
 
 
 def _explained(error: Exception) -> Exception:

@@ -35,12 +35,13 @@ from support.streams import (
 )
 
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol import files
 from cloudddp.agent.protocol.files import DATA, GIVEN_UP, frame
 from cloudddp.cli import session
 from cloudddp.cli.console import Console
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import NodeError
-from cloudddp.job.results import pull
+from cloudddp.errors import CloudDDPError, NodeError
+from cloudddp.job.results import progress_limit, pull
 
 MEMORY = 200 << 20
 SHIM = """#!/bin/sh
@@ -374,3 +375,57 @@ def test_file_that_the_node_gives_up_is_not_written(
     )  # fmt: skip
     assert pull.pull(runner, ["runs"], node=0, to=tmp_path / "to").files == 1
     assert [path.name for path in (tmp_path / "to").rglob("*")] == ["runs", "b"]
+
+
+DRIP = """
+import itertools, os, sys, time
+with open(sys.argv[1], "rb") as stream:
+    os.write(1, stream.read())
+for number in itertools.count():
+    {write}
+    time.sleep(0.05)
+"""
+DRIPS = {
+    "waits": "os.write(1, b'w\\0\\0\\0\\x10' + bytes(16))",
+    "waits that claim to compare": "os.write(1, b'w\\0\\0\\0\\x10' + bytes(8) + (number << 30).to_bytes(8, 'big'))",
+    "contents byte by byte": "os.write(1, b'd\\0\\0\\0\\1x')",
+    "notes": "os.write(2, b'missing x\\n')",
+}
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+def test_results_without_progress_end(
+    node: CompromisedNode, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drip: str
+) -> None:
+    monkeypatch.setattr(progress_limit, "STALLED", 2.0)
+    begun = [file("runs/a"), header("runs/b", size=1 << 20)] if "contents" in drip else [file("runs/a")]
+    node.set_stream(stream(*begun), DRIP.format(write=DRIPS[drip]))
+    with pytest.raises(NodeError, match="node 0: it made no progress while it sent results"):
+        pull.pull(runner, ["runs"], node=0, to=tmp_path / "to")
+
+
+def test_notes_after_the_end_of_the_results_do_not_make_it_wait(
+    node: CompromisedNode, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_limit, "STALLED", 2.0)
+    node.set_stream(stream(file("runs/a"), FINISH), DRIP.format(write=DRIPS["notes"]))
+    with pytest.raises(NodeError, match="node 0: it made no progress"):
+        pull.pull(runner, ["runs"], node=0, to=tmp_path / "to")
+
+
+def test_number_of_files_is_limited(
+    node: CompromisedNode, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_ENTRIES", 100)
+    node.set_stream(stream(*(file(f"runs/{k % 7}", b"") for k in range(101)), FINISH))
+    with pytest.raises(NodeError, match="more than 100 files"):
+        pull.pull(runner, ["runs"], node=0, to=tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+
+
+def test_files_that_are_left_out_have_an_end(node: CompromisedNode, runner: Runner, tmp_path: Path) -> None:
+    node.set_stream(
+        stream(header("runs/.git", size=1 << 60)), DRIP.format(write="os.write(1, b'd\\0\\0\\0\\1x')")
+    )
+    with pytest.raises(CloudDDPError, match="free on this computer's disk"):
+        pull.pull(runner, ["runs"], node=0, to=tmp_path / "to")

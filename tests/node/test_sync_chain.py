@@ -18,7 +18,7 @@ from support.localsync import LocalCluster
 from cloudddp.agent.protocol.transfer import BATCH, PART, PLAIN, ZLIB, ZSTD
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
-from cloudddp.job import compression, sync, transfer
+from cloudddp.job import compression, sync, transfer, transfer_progress
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_nodes_that_cannot_reach_each_other_get_the_files_from_the_laptop(here: 
 def test_node_that_stands_still_is_bypassed(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "BEHIND", 1 << 20)
+    monkeypatch.setattr(transfer_progress, "BEHIND", 1 << 20)
     cluster = LocalCluster(tmp_path / "nodes", 3)
     stopped: list[subprocess.Popen[bytes]] = []
 
@@ -299,3 +299,16 @@ def test_new_node_gets_renamed_files_from_another_one(here: Path, tmp_path: Path
     cluster.sync(here)
     assert all(same(here, node.project) for node in cluster.nodes)
     assert cluster.sent - before < 0.01 * size_of(here)
+
+
+@pytest.mark.parametrize("limited", [0, 1])
+def test_more_large_files_than_a_process_may_open(tmp_path: Path, limited: int) -> None:
+    folder = tmp_path / "large"
+    folder.mkdir()
+    for number in range(60):
+        (folder / f"{number}").write_bytes(os.urandom((1 << 20) + 1))
+    cluster = LocalCluster(tmp_path / "nodes", 3)
+    cluster.runner.wrap[limited] = "prlimit --nofile=40:40"
+    cluster.sync(folder)
+    assert all(same(folder, node.project) for node in cluster.nodes)
+    assert cluster.sent < 1.02 * size_of(folder)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import shlex
 import shutil
+import socket
 import stat
 import subprocess
 import sys
+import threading
+import zlib
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,9 +21,11 @@ from typing import Any
 import pytest
 from support.localsync import LocalCluster
 
+from agent import link, store
+from agent.project_writer import ProjectWriter
 from cloudddp.agent import client
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
-from cloudddp.agent.protocol.transfer import BATCH, DONE, MAX_BATCH, Listing, Record, batch, frame
+from cloudddp.agent.protocol.transfer import BATCH, DONE, LISTING, MAX_BATCH, Listing, Record, batch, frame
 from cloudddp.config.spec import Config
 from cloudddp.config.spec.job import JobSpec
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
@@ -60,6 +66,7 @@ def node(tmp_path: Path) -> SyncedNode:
 
 
 UP_TO_DATE = "files are up to date"
+UPDATED = "updating names, modes and links on 1 node; nothing is sent from this computer"
 
 
 def tree(root: Path, *, leave_out: str = "runs") -> dict[str, Any]:
@@ -138,7 +145,7 @@ def test_mode_alone_is_a_change(here: Path, node: SyncedNode) -> None:
     put(here, {"run.sh": "x"})
     node.sync(here)
     (here / "run.sh").chmod(0o755)
-    assert "sending 0 files" in node.sync(here)
+    assert node.sync(here) == UPDATED
     assert tree(node.project) == tree(here)
 
 
@@ -268,19 +275,46 @@ def receive(node: SyncedNode, frames: bytes, project: str = "project") -> subpro
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["../out", "a/../../out", "..", "/tmp/out", "a//b"])
+def forged_listing(folders: dict[str, dict[str, Entry]], contents: dict[str, str] | None = None) -> bytes:
+    """Return the frame of a listing that no laptop sends."""
+    body = zlib.compress(json.dumps({"folders": folders, "contents": contents or {}}).encode())
+    return frame(SECRET.encode(), LISTING, sha256(body).digest(), body)
+
+
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "..", "/tmp/out", "a//b", "a/./b", "./out", "."])
 def test_name_that_leaves_the_project_is_refused(node: SyncedNode, name: str) -> None:
     put(node.node.home, {"out": "precious"})
     folder, _, base = name.rpartition("/")
     if name.startswith("/"):
         folder = "/tmp"
-    listing = Listing({folder: {base: Entry("f", 0o644, 3, 5, "")}})
     record = Record(0, 3, 5, False, sha256(b"new").digest()[:16])
     key = SECRET.encode()
-    done = receive(node, listing.frame(key) + batch(key, [record], b"new") + frame(key, DONE))
+    listing = forged_listing({folder: {base: Entry("f", 0o644, 3, 5, "")}})
+    done = receive(node, listing + batch(key, [record], b"new") + frame(key, DONE))
     assert done.returncode != 0
-    assert b"outside the project" in done.stderr
+    assert b"leaves the folder" in done.stderr
+    assert b"Traceback" not in done.stderr
     assert (node.node.home / "out").read_text() == "precious"
+
+
+def test_mode_and_time_are_not_set_through_a_link(
+    node: SyncedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job may put a link in the place of a file while the sync compares its listing with what is there."""
+    monkeypatch.setattr(store, "ROOT", tmp_path / ".cloudddp")
+    outside, project = tmp_path / "id_key", tmp_path / "project"
+    put(tmp_path, {"id_key": "secret", "project/f": "x"})
+    outside.chmod(0o600)
+    before = outside.stat()
+    writer = ProjectWriter(project, lambda _size: None)
+    entry = Entry("f", 0o755, 1, 2000, "")
+    writer.touch("f", entry)
+    assert ((project / "f").stat().st_mode & 0o777, (project / "f").stat().st_mtime_ns) == (0o755, 2000)
+    (project / "f").unlink()
+    (project / "f").symlink_to(outside)
+    with pytest.raises(SystemExit, match="was replaced"):
+        writer.touch("f", entry)
+    assert (outside.stat().st_mode, outside.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "", "p\n"])
@@ -420,7 +454,7 @@ def test_renamed_file_is_neither_read_nor_sent_again(here: Path, node: SyncedNod
     there = [path for path in here.rglob("*") if path.is_file()]
     for path in there:
         os.utime(path, ns=(0, path.stat().st_mtime_ns))  # any read changes the first one
-    assert "sending 0 files" in node.sync(here)
+    assert node.sync(here) == UPDATED
     assert {path.stat().st_atime_ns for path in there} == {0}
     assert node.cluster.sent - sent < 10_000
     assert tree(node.project) == tree(here)
@@ -550,3 +584,43 @@ def test_folder_of_the_most_files(here: Path, node: SyncedNode) -> None:
     assert {path.name for path in node.project.iterdir()} == {path.name for path in here.iterdir()}
     assert frames.count(bytes((BATCH,))) <= MAX_FILES / MAX_BATCH + 1
     assert node.cluster.sent < 60 * MAX_FILES
+
+
+def test_wrong_beginning_of_a_file_is_sent_as_a_whole_once(here: Path, node: SyncedNode) -> None:
+    """A node of the chain may have sent the beginning in an earlier sync, which then broke."""
+    put(here, {"large": os.urandom(4_000_000), "small": b"x"})
+    node.cluster.runner.limits[0] = 2_500_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    (partial,) = node.project.glob(".*.cloudddp-tmp")
+    with partial.open("r+b") as file:
+        file.write(b"not what was sent")
+    sent = node.cluster.sent
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert node.cluster.sent - sent < 4_000_000 + 4_000_000
+    assert UP_TO_DATE in node.sync(here)
+
+
+def test_line_of_a_stranger_that_comes_byte_by_byte_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "ANSWER", 1.0)
+    own, stranger = socket.socketpair()
+    ended = threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not ended.wait(0.1):
+                stranger.sendall(b" ")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    one = link.Link(own, "secret", "sync")
+    try:
+        with pytest.raises(TimeoutError):
+            one.accept()
+    finally:
+        ended.set()
+        thread.join()
+        one.close()
+        stranger.close()

@@ -35,11 +35,12 @@ class CutLink:
         self._break()
 
     def _break(self) -> None:
-        for one in self._sockets:
+        # Taken first: the client connects again as soon as one of them is closed.
+        sockets, self._sockets = self._sockets, []
+        for one in sockets:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
-        self._sockets = []
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

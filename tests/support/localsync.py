@@ -81,7 +81,7 @@ class LocalRunner:
         assert process.stderr is not None
         readers = [
             threading.Thread(
-                target=_drain, args=(pipe.fileno(), keep or kept[name].extend, errors), daemon=True
+                target=_drain, args=(pipe.fileno(), keep or kept[name].extend, errors, process), daemon=True
             )
             for name, pipe, keep in (("out", process.stdout, on_stdout), ("err", process.stderr, on_stderr))
         ]
@@ -147,12 +147,19 @@ class LocalRunner:
         """Nothing to do: there are no connections."""
 
 
-def _drain(descriptor: int, keep: Callable[[bytes], object], errors: queue.SimpleQueue[Exception]) -> None:
+def _drain(
+    descriptor: int,
+    keep: Callable[[bytes], object],
+    errors: queue.SimpleQueue[Exception],
+    process: subprocess.Popen[bytes],
+) -> None:
+    """Pass on what a process writes. An error of the receiver ends it, as the end of its SSH channel does."""
     while data := os.read(descriptor, 1 << 16):
         try:
             keep(data)
         except Exception as error:
             errors.put(error)
+            process.kill()
             return
 
 

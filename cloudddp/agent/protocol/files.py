@@ -8,7 +8,7 @@ network byte order.
     entry   an Entry: a folder, a link, or a file, whose contents follow
     data    a piece of the file's contents, from Entry.offset on
     end     an End: the file is complete, or was given up
-    wait    the agent is reading and has nothing to send yet
+    wait    a Work: the agent is reading and has nothing to send yet
     finish  the last frame
 """
 
@@ -34,12 +34,14 @@ FILE, FOLDER, LINK = b"f", b"d", b"l"  # kinds of an entry
 SETTLED, RECENT, CHANGED, GIVEN_UP = range(4)  # states of a file at its end
 
 MAX_HAVE = 200_000  # files of which the laptop describes what it has
+MAX_ENTRIES = 1_000_000  # files, folders and links in one stream
 MAX_DATA = 1 << 20  # bytes of contents in one frame
 MAX_NUMBERS = 4096  # in one frame
 
 PREFIX = struct.Struct("!cI")
 _ENTRY = struct.Struct("!cHQqQHH")
 _TOTAL = struct.Struct("!QQ")
+_WORK = struct.Struct("!QQ")
 _END = struct.Struct("!B32s")
 LONGEST = {
     SAME: 4 * MAX_NUMBERS,
@@ -47,7 +49,7 @@ LONGEST = {
     ENTRY: _ENTRY.size + 2 * MAX_PATH,
     DATA: MAX_DATA,
     END: _END.size,
-    WAIT: 0,
+    WAIT: _WORK.size,
     FINISH: 0,
 }  # bytes of a payload, by the kind of its frame
 
@@ -109,6 +111,14 @@ class Total:
 
 
 @dataclass(frozen=True)
+class Work:
+    """What the agent has done so far without sending it: files that it has looked at, bytes that it has hashed."""
+
+    files: int
+    size: int
+
+
+@dataclass(frozen=True)
 class End:
     """The end of a file: SETTLED; RECENT, written so shortly before that a further change need not show in its time;
     CHANGED while it was read; or GIVEN_UP, because it became shorter. `digest`: SHA-256 of the whole file as it was read, if it is a continued one (SSH verifies what arrives at once)."""
@@ -131,6 +141,10 @@ def encode_entry(entry: Entry) -> bytes:
 
 def encode_total(total: Total) -> bytes:
     return frame(TOTAL, _TOTAL.pack(total.files, total.size))
+
+
+def encode_wait(work: Work) -> bytes:
+    return frame(WAIT, _WORK.pack(work.files, work.size))
 
 
 def encode_end(end: End) -> bytes:
@@ -171,6 +185,12 @@ def decode_total(data: bytes) -> Total:
     check_range("a total", files, 0, MAX_SIZE)
     check_range("a total", size, 0, MAX_SIZE)
     return Total(files, size)
+
+
+def decode_wait(data: bytes) -> Work:
+    if len(data) != _WORK.size:
+        raise ProtocolError("a report of work has another length")
+    return Work(*_WORK.unpack(data))
 
 
 def decode_end(data: bytes) -> End:

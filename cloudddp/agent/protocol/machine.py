@@ -17,7 +17,7 @@ from cloudddp.agent.protocol.codec import (
     check_range,
     is_plain,
 )
-from cloudddp.agent.protocol.manifest import FOLDER_DIGEST, MAX_FILES
+from cloudddp.agent.protocol.manifest import FOLDER_DIGEST, MAX_FILES, check_folder
 from cloudddp.agent.protocol.phases import MAX_RUNNING
 from cloudddp.agent.protocol.poweroff import PowerOffReply
 
@@ -79,7 +79,7 @@ class ProbeReply:
             check_job_id("running", job)
         check_length("folders", self.folders or {}, MAX_FILES)
         for path, digest in (self.folders or {}).items():
-            check_length("a path", path, MAX_PATH)
+            check_folder(path)
             check_length("a digest", digest, FOLDER_DIGEST)
 
     @property

@@ -17,6 +17,7 @@ from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, che
 
 FILE, LINK = "f", "l"  # kinds of an entry
 MAX_FILES = 100_000  # of a project, links included
+MAX_LISTED = 2 * MAX_FILES  # folders of a listing: those of the laptop, and others that a node has
 FOLDER_DIGEST = 16  # characters
 
 
@@ -93,26 +94,46 @@ def manifest_to_wire(manifest: Mapping[str, Entry]) -> Manifest:
     }
 
 
-def manifest_from_wire(manifest: Mapping[str, Entry]) -> Manifest:
-    """Return the manifest that `manifest_to_wire` was given. Texts in ASCII are shared, not copied."""
-    return {
-        (k if k.isascii() else path_from_wire(k)): (
-            v if v.target.isascii() else v._replace(target=path_from_wire(v.target))
-        )
-        for k, v in manifest.items()
-    }
+def check_folder(path: str) -> None:
+    """Raise ProtocolError for what is not the path of a folder of a project in wire form; '' is the project itself."""
+    check_length("a path", path, MAX_PATH)
+    if path:
+        _check_parts(path)
 
 
-def check_wire_manifest(manifest: Mapping[str, Entry]) -> None:
-    """Raise ProtocolError for an entry or a path that no manifest has, and for too many of them."""
-    check_length("a manifest", manifest, MAX_FILES)
-    for path, (kind, mode, size, mtime_ns, target) in manifest.items():
-        if kind not in (FILE, LINK):
-            raise ProtocolError(f"an entry has the kind {kind[:20]!r}")
-        if not 0 < len(path) <= MAX_PATH or len(target) > MAX_PATH:
-            raise ProtocolError("a path is empty or too long")
-        if max(path) > "\xff" or max(target, default="\0") > "\xff":
-            raise ProtocolError("a path is not bytes")
-        check_range("a mode", mode, 0, 0o7777)
-        check_range("a size", size, 0, MAX_SIZE)
-        check_range("a time", mtime_ns, -MAX_SIZE, MAX_SIZE)
+def check_folders(folders: Mapping[str, Mapping[str, Entry]]) -> None:
+    """Raise ProtocolError for a folder, a name or an entry that no manifest has, and for too many of them."""
+    check_length("a listing", folders, MAX_LISTED)
+    count = 0
+    for folder, files in folders.items():
+        check_folder(folder)
+        count += len(files)
+        if count > MAX_FILES:
+            raise ProtocolError("a manifest is too long")
+        for name, entry in files.items():
+            if "/" in name:
+                raise ProtocolError("a name has a slash")
+            _check_parts(name)
+            if len(folder) + 1 + len(name) > MAX_PATH:
+                raise ProtocolError("a path is too long")
+            _check_entry(entry)
+
+
+def _check_parts(path: str) -> None:
+    if max(path, default="\0") > "\xff" or "\0" in path:
+        raise ProtocolError("a path is not bytes")
+    framed = f"/{path}/"
+    if "//" in framed or "/./" in framed or "/../" in framed:
+        raise ProtocolError("a path has an empty part, or leaves the folder")
+
+
+def _check_entry(entry: Entry) -> None:
+    kind, mode, size, mtime_ns, target = entry
+    if kind not in (FILE, LINK):
+        raise ProtocolError(f"an entry has the kind {kind[:20]!r}")
+    check_length("a link's target", target, MAX_PATH)
+    if max(target, default="\1") > "\xff" or "\0" in target:
+        raise ProtocolError("a link's target is not bytes")
+    check_range("a mode", mode, 0, 0o7777)
+    check_range("a size", size, 0, MAX_SIZE)
+    check_range("a time", mtime_ns, -MAX_SIZE, MAX_SIZE)

@@ -7,13 +7,14 @@ the frames: an HMAC under the secret of this sync covers the head of a frame, an
 
 from __future__ import annotations
 
+import functools
 import hmac
 import json
 import struct
 import zlib
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from cloudddp.agent.protocol import zstd
 from cloudddp.agent.protocol.codec import (
@@ -27,9 +28,11 @@ from cloudddp.agent.protocol.codec import (
     decode,
     encode,
 )
-from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_wire_manifest
+from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_folders
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
+
+T = TypeVar("T")
 
 # Kinds of frames.
 LISTING, WANTS, BATCH, PART, END, DONE, ALIVE, SOURCE, CLOSE = range(1, 10)
@@ -46,6 +49,8 @@ DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same on
 PLAIN, ZLIB, ZSTD = range(3)  # codecs
 ALL_CODECS = (PLAIN, ZLIB, ZSTD)
 MAX_CODECS = 16
+# Stages of a node: it waits for the listing, has it, has compared it with what is there, waits for its disk.
+WAITING, LISTED, COMPARED, WRITING = range(4)
 
 _PREFIX = struct.Struct(">BIQ")  # kind, bytes of the head, bytes of the body
 _RECORD = struct.Struct(">IQqB16s")  # index, size, mtime in ns, flags, digest
@@ -89,6 +94,21 @@ class Frame(NamedTuple):
     head: bytes
     body: bytes
     raw: bytes
+
+
+def _checked(decode_frame: Callable[[Frame], T]) -> Callable[[Frame], T]:
+    """Make a function that decodes a frame raise ProtocolError, whatever is wrong with the frame: a node may seal anything."""
+
+    @functools.wraps(decode_frame)
+    def checked(found: Frame) -> T:
+        try:
+            return decode_frame(found)
+        except ProtocolError:
+            raise
+        except (struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise ProtocolError(f"a frame cannot be decoded: {str(error)[:200]}") from None
+
+    return checked
 
 
 # -- frames ------------------------------------------------------------------------------------------------
@@ -143,6 +163,7 @@ def batch(
     return frame(secret, BATCH, head, body)
 
 
+@_checked
 def read_batch(found: Frame) -> list[tuple[Record, memoryview]]:
     """Return the files of a BATCH with their contents, which have been verified. Raises ProtocolError."""
     codec, size = _BATCH.unpack_from(found.head)
@@ -160,6 +181,7 @@ def read_batch(found: Frame) -> list[tuple[Record, memoryview]]:
     return files
 
 
+@_checked
 def indexes(found: Frame) -> list[int]:
     """Return which files a BATCH has."""
     return [fields[0] for fields in _RECORD.iter_unpack(found.head[_BATCH.size :])]
@@ -178,6 +200,7 @@ def part_begin(secret: bytes, index: int, offset: int, size: int) -> bytes:
     return b"".join((_PREFIX.pack(PART, len(head), size), seal(secret, PART, head), head))
 
 
+@_checked
 def read_part(found: Frame) -> tuple[int, int, bytes]:
     """Return index, offset and the data, which is verified with the whole file. Raises ProtocolError."""
     index, offset, codec, size = _PART.unpack(found.head)
@@ -189,6 +212,7 @@ def end(secret: bytes, record: Record) -> bytes:
     return frame(secret, END, _pack(record))
 
 
+@_checked
 def read_end(found: Frame) -> Record:
     return _unpack(_RECORD.unpack(found.head))
 
@@ -233,8 +257,7 @@ class Listing:
     contents: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_length("a listing", self.folders, MAX_FILES)
-        check_wire_manifest(dict(self.entries()))
+        check_folders(self.folders)
 
     def entries(self) -> list[tuple[str, Entry]]:
         """Return path and entry by index, in wire form."""
@@ -249,6 +272,7 @@ class Listing:
         return frame(secret, LISTING, sha256(body).digest(), body)
 
 
+@_checked
 def read_listing(found: Frame) -> Listing:
     """Raises ProtocolError."""
     if found.kind != LISTING or sha256(found.body).digest() != found.head:
@@ -282,9 +306,11 @@ class Wants:
     def of(self, entries: list[tuple[str, Entry]]) -> list[tuple[int, int]]:
         """Return index and offset of each file that is wanted. Raises ProtocolError for one that there is not."""
         chosen = range(len(entries)) if self.everything else sorted(self.files)
-        if chosen and chosen[-1] >= len(entries):
-            raise ProtocolError("there is no such file")
         offsets = {int(index): offset for index, offset in self.offsets.items()}
+        if (chosen and chosen[-1] >= len(entries)) or not offsets.keys() <= set(chosen):
+            raise ProtocolError("there is no such file")
+        if len(set(chosen)) < len(chosen) or len(offsets) < len(self.offsets):
+            raise ProtocolError("it asks for a file twice")
         return [(index, offsets.get(index, 0)) for index in chosen if entries[index][1].kind == FILE]
 
     def frame(self, secret: bytes) -> bytes:
@@ -292,6 +318,7 @@ class Wants:
         return frame(secret, WANTS, sha256(body).digest(), body)
 
 
+@_checked
 def read_wants(found: Frame) -> Wants:
     """Raises ProtocolError."""
     if found.kind != WANTS or sha256(found.body).digest() != found.head:
@@ -316,19 +343,26 @@ class ReceiveReply:
 
 @dataclass(frozen=True)
 class ReceiveEvent:
-    """A line of what a node reports meanwhile: the files that it lacks; the codecs that it can decode; what it has received;
-    why it needs the files from the laptop, and which nodes it could not use; the end."""
+    """A line of what a node reports meanwhile: the files that it lacks; the codecs that it can decode; its stage, what it has
+    received, and what it has hashed or written besides; the files whose beginning on the node was wrong, to send them as a whole; why it needs the files from the laptop, and which nodes it could not use;
+    the end."""
 
     wants: Optional[Wants] = None
     codecs: tuple[int, ...] = ()
+    stage: int = WAITING
     received: int = 0  # bytes
+    worked: int = 0  # bytes
+    again: tuple[int, ...] = ()
     direct: str = ""
     note: str = ""
     done: Optional[ReceiveReply] = None
 
     def __post_init__(self) -> None:
         check_length("codecs", self.codecs, MAX_CODECS)
+        check_range("stage", self.stage, WAITING, WRITING)
         check_range("received", self.received, 0, MAX_SIZE)
+        check_range("worked", self.worked, 0, MAX_SIZE)
+        check_length("again", self.again, MAX_FILES)
         check_length("direct", self.direct, MAX_TEXT)
         check_length("note", self.note, MAX_TEXT)
 
@@ -361,6 +395,7 @@ def source(secret: bytes, position: int) -> bytes:
     return frame(secret, SOURCE, json.dumps(position).encode())
 
 
+@_checked
 def read_source(found: Frame) -> int:
     position = json.loads(found.head)
     if not isinstance(position, int) or not LAPTOP <= position <= MAX_NODES:

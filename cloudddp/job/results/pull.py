@@ -12,6 +12,7 @@ is left out and reported.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from cloudddp.job.results.errors import OTHER_FOLDER_HINT, cannot_write
 from cloudddp.job.results.incoming import Incoming
 from cloudddp.job.results.notes import CHANGED, LONGEST, MISSING, Notes
 from cloudddp.job.results.place import Move, identity
+from cloudddp.job.results.progress_limit import ProgressLimit
 from cloudddp.job.results.receive import Progress, Receive
 from cloudddp.job.results.safe_names import Parts
 from cloudddp.job.results.stream import Reader, Refused, Truncated
@@ -206,10 +208,12 @@ class _Pull:
         with Receive(
             arrived, self._roots, found, self._notes, node=node, since=since, progress=self._progress
         ) as receive:
-            reader = Reader(receive)
+            reader = Reader(receive, compared=sum(one.size for one in found if one.hasher is not None))
+            limit = ProgressLimit(node, lambda: reader.amount)
             result = client.run_step(
                 self._runner, node, request,
-                timeout=PACK_SECONDS, on_stdout=reader.feed, on_stderr=self._notes.feed,
+                timeout=PACK_SECONDS,
+                on_stdout=functools.partial(limit.take, reader.feed), on_stderr=functools.partial(limit.take, self._notes.feed),
             )  # fmt: skip
             if result.exit_code:
                 raise NodeError(f"node {node}: {self._notes.last() or client.failure_text(result)}")

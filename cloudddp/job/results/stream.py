@@ -9,7 +9,9 @@ from typing import Protocol
 
 from cloudddp.agent.protocol import files
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.files import End, Entry, Total
+from cloudddp.agent.protocol.files import End, Entry, Total, Work
+
+OF_FILE = 1024  # bytes that count for a file that the agent has only looked at
 
 
 class Refused(ValueError):
@@ -36,16 +38,25 @@ class Receiver(Protocol):
 
 class Reader:
     """Parses the bytes that it is fed, in pieces of any size; close it at the end. Raises Refused, and whatever the
-    receiver raises."""
+    receiver raises. `compared`: how many bytes the agent may have to compare with files that are here."""
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Receiver, *, compared: int = 0) -> None:
         self._receiver = receiver
+        self._compared = compared
+        self._sent = self._entries = 0
+        self._work = Work(0, 0)
         self._rest = b""  # the beginning of a frame
         self._magic = False  # whether the beginning of the stream was received
         self._file: Entry | None = None  # the file that is being received
         self._left = 0  # bytes of it that are still expected
         self._piece = 0  # bytes that are left of a frame with contents
         self._finished = False
+
+    @property
+    def amount(self) -> int:
+        """What has come so far, in bytes, with a limit for what the agent says that it has read."""
+        read = min(self._work.files, files.MAX_ENTRIES) * OF_FILE + min(self._work.size, self._compared)
+        return self._sent + read
 
     def feed(self, data: bytes) -> None:
         if self._rest:
@@ -66,6 +77,7 @@ class Reader:
             piece = view[at : at + self._piece]
             if piece:
                 self._piece -= len(piece)
+                self._sent += len(piece)
                 self._receiver.data(piece)
             return len(piece)
         if not self._magic:
@@ -97,6 +109,7 @@ class Reader:
         if len(data) < len(files.MAGIC):
             return 0
         self._magic = True
+        self._sent += len(files.MAGIC)
         return len(files.MAGIC)
 
     def _announce(self, length: int) -> None:
@@ -111,11 +124,15 @@ class Reader:
         if kind == files.END:
             self._end(files.decode_end(payload))
         elif kind == files.WAIT:
+            self._work = files.decode_wait(payload)
             return
         elif self._file is not None:
             raise Refused(f"{self._file.name!r} has no end")
         elif kind == files.ENTRY:
             entry = files.decode_entry(payload)
+            self._entries += 1
+            if self._entries > files.MAX_ENTRIES:
+                raise Refused(f"there are more than {files.MAX_ENTRIES:,} files")
             if entry.kind == files.FILE:
                 self._file, self._left = entry, entry.size - entry.offset
             self._receiver.begin(entry)
@@ -125,6 +142,7 @@ class Reader:
             self._receiver.total(files.decode_total(payload))
         else:
             self._finished = True
+        self._sent += len(payload)
 
     def _end(self, end: End) -> None:
         if self._file is None:

@@ -45,7 +45,8 @@ class Unpack:
         self._node = node
         self._roots = roots
         self._notes = notes
-        self._descent = Descent(folder)
+        self._folder, self._descent = folder, Descent(folder)
+        self._ignored = 0  # bytes of files that are left out
         self._path: Parts = ()
         self._file = -1  # the descriptor of the file that is received, -1 where it is left out
         self._mtime_ns = 0
@@ -66,7 +67,11 @@ class Unpack:
 
     def begin(self, entry: Entry) -> None:
         path = self.checked(entry)
-        if not path or self._left_out(entry, path):
+        if not path:
+            return
+        if self._left_out(entry, path):
+            self._ignored += entry.size  # they come all the same, but not without end
+            self._check_space(self._folder, entry.name, self._ignored)
             return
         try:
             self._make(entry, path)
@@ -117,7 +122,7 @@ class Unpack:
             os.symlink(entry.target, path[-1], dir_fd=folder.descriptor)
             os.utime(path[-1], ns=(moment, moment), dir_fd=folder.descriptor, follow_symlinks=False)
             return
-        self._check_space(folder, entry)
+        self._check_space(folder, entry.name, entry.size)
         descriptor = folder.create(path[-1], 0o600 | (entry.mode & 0o755))
         self.go_on(entry, path, descriptor)
 
@@ -132,15 +137,14 @@ class Unpack:
             self._mode = stat.S_IMODE(os.fstat(descriptor).st_mode) | stat.S_IRUSR
             os.fchmod(descriptor, self._mode & ~stat.S_IRUSR)
 
-    def _check_space(self, folder: Folder, entry: Entry) -> None:
-        if entry.size < LARGE:
+    def _check_space(self, folder: Folder, name: str, size: int) -> None:
+        if size < LARGE:
             return  # the write fails
         disk = os.fstatvfs(folder.descriptor)
         free = disk.f_bavail * disk.f_frsize
-        if entry.size > free:
-            name = one_line(entry.name, LONGEST)
+        if size > free:
             raise CloudDDPError(
-                f"node {self._node}: {name} is {entry.size >> 20} MiB, and {free >> 20} MiB are free on this "
+                f"node {self._node}: {one_line(name, LONGEST)} is {size >> 20} MiB, and {free >> 20} MiB are free on this "
                 "computer's disk; nothing was kept",
                 hint=FREE_SPACE_HINT,
             )

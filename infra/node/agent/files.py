@@ -56,7 +56,7 @@ def inside(folder: Path, name: str) -> Path:
 def check_inside(name: str) -> None:
     """Refuse a name that leaves the folder."""
     parts = name.split("/")
-    if not name or name.startswith("/") or ".." in parts or "" in parts:
+    if "" in parts or "." in parts or ".." in parts or "\0" in name:
         raise SystemExit(f"refused a name outside the project: {name!r}")
 
 

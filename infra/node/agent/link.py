@@ -11,6 +11,8 @@ import hmac
 import json
 import secrets
 import socket
+import time
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,7 +33,7 @@ class Link:
     def __init__(self, connection: socket.socket, secret: str, purpose: str) -> None:
         connection.settimeout(ANSWER)
         self._socket = connection
-        self._input: BinaryIO = connection.makefile("rb")
+        self._input: BufferedReader = connection.makefile("rb")
         self._secret = secret.encode()
         self._names: tuple[str, str, str] = (purpose, "", "")
 
@@ -98,11 +100,25 @@ class Link:
         self._socket.sendall(json.dumps(value).encode() + b"\n")
 
     def _read(self, seconds: float) -> dict[str, Any]:
-        self._socket.settimeout(seconds)
-        line = self._input.readline(LONGEST_LINE)
+        line = self._line(time.monotonic() + seconds)
         if not line.endswith(b"\n"):
             raise LinkError("the connection has ended")
         return dict(json.loads(line))
+
+    def _line(self, deadline: float) -> bytes:
+        """Return what comes until a line break, the end, or LONGEST_LINE bytes. The whole line has to come in time: the socket's own
+        limit is for each piece of it."""
+        line = b""
+        while len(line) < LONGEST_LINE:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            self._socket.settimeout(left)
+            piece = self._input.peek(1)  # receives once at most
+            line += self._input.read(piece.find(b"\n") + 1 or min(len(piece), LONGEST_LINE - len(line)))
+            if not piece or line.endswith(b"\n"):
+                break
+        return line
 
     def _seal(self, name: str, text: str = "") -> str:
         return hmac.new(self._secret, json.dumps([name, *self._names, text]).encode(), "sha256").hexdigest()

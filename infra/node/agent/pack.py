@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Optional, Union
 from agent import store
 from agent.holes import WithoutHoles, data_of
 from cloudddp.agent.protocol import files
-from cloudddp.agent.protocol.files import End, Entry, PackRequest, Total
+from cloudddp.agent.protocol.files import End, Entry, PackRequest, Total, Work
 
 REQUEST = PackRequest
 MAX_NOTES = 1000
@@ -47,6 +47,7 @@ class Output:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._last = time.monotonic()
+        self._looked = self._hashed = 0
         stream.write(files.MAGIC)
 
     def send(self, frames: bytes) -> None:
@@ -57,10 +58,12 @@ class Output:
         self._stream.write(piece)
         self._last = time.monotonic()
 
-    def working(self) -> None:
-        """Show from time to time that the agent works, while there is nothing to send."""
+    def working(self, *, looked: int = 0, hashed: int = 0) -> None:
+        """Count files that were looked at and bytes that were hashed, and report them while there is nothing to send."""
+        self._looked += looked
+        self._hashed += hashed
         if time.monotonic() - self._last > QUIET_SECONDS:
-            self._stream.write(files.frame(files.WAIT))
+            self._stream.write(files.encode_wait(Work(self._looked, self._hashed)))
             self._stream.flush()
             self._last = time.monotonic()
 
@@ -128,7 +131,7 @@ class Packer:
         self._have = {one.path: (number, one) for number, one in enumerate(request.have)}
 
     def send(self) -> None:
-        found = []
+        found: list[tuple[str, os.stat_result]] = []
         same: list[int] = []
         total = size = 0
         for root in self._roots:
@@ -136,7 +139,9 @@ class Packer:
                 sys.stderr.write(f"missing {on_one_line(root)}\n")
                 continue
             for name, info in below(self._folder, root, self._notes):
-                self._out.working()
+                self._out.working(looked=1)
+                if len(found) + len(same) >= files.MAX_ENTRIES:
+                    raise SystemExit(f"there are more than {files.MAX_ENTRIES:,} files; pull fewer at a time")
                 if stat.S_ISREG(info.st_mode):
                     if self._is_same(name, info, info.st_size):
                         same.append(self._have[name][0])
@@ -244,7 +249,7 @@ class Packer:
         while size and (piece := contents.read(min(size, BLOCK))):
             hasher.update(piece)
             size -= len(piece)
-            self._out.working()
+            self._out.working(hashed=len(piece))
         return hasher
 
     def _data(self, contents: Contents, size: int, hasher: Any) -> str:

@@ -10,11 +10,12 @@ import itertools
 import os
 import secrets
 import shutil
+import stat
 from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
 from agent import files, store
 from cloudddp.agent.protocol.codec import ProtocolError, decode_mapping
@@ -30,8 +31,10 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 class ProjectWriter:
     """Writes below one folder. Names have been checked by files.inside. Not for use by several threads."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_hashed: Callable[[int], None]) -> None:
+        """`on_hashed` gets the number of bytes of files that were begun earlier, as they are hashed."""
         self.folder = folder
+        self._on_hashed = on_hashed
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folders: OrderedDict[str, int] = OrderedDict()
         self._mark = secrets.token_hex(4)
@@ -70,8 +73,18 @@ class ProjectWriter:
     def touch(self, name: str, entry: Entry) -> None:
         """Set mode and time of a file that has the contents."""
         parent, base = self._place(name)
-        os.chmod(base, entry.mode, dir_fd=parent)
-        os.utime(base, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
+        # The name may be a link by now. O_PATH: its owner need not be allowed to read the file.
+        descriptor = os.open(base, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SystemExit(
+                    f"{name!r} was replaced on this node while it was synced; repeat the command"
+                )
+            opened = f"/proc/self/fd/{descriptor}"
+            os.chmod(opened, entry.mode)
+            os.utime(opened, ns=(entry.mtime_ns, entry.mtime_ns))
+        finally:
+            os.close(descriptor)
 
     def move(self, old: str, name: str, entry: Entry) -> None:
         """Give a file that has the contents another name, and this mode and time."""
@@ -139,7 +152,7 @@ class ProjectWriter:
     def partial(self, name: str, entry: Entry) -> Partial:
         """Return what there is of a file that comes in parts."""
         parent, base = self._place(name)
-        return Partial(parent, base, _partial_name(name, entry), name, self._partials)
+        return Partial(parent, base, _partial_name(name, entry), name, self._partials, self._on_hashed)
 
     def forget_partials(self, wanted: set[str]) -> None:
         """Delete what earlier syncs have begun, but for these files."""
@@ -196,7 +209,16 @@ def _partial_name(name: str, entry: Entry) -> str:
 class Partial:
     """A file of which a beginning may be there."""
 
-    def __init__(self, parent: int, base: str, temporary: str, name: str, partials: Partials) -> None:
+    def __init__(
+        self,
+        parent: int,
+        base: str,
+        temporary: str,
+        name: str,
+        partials: Partials,
+        on_hashed: Callable[[int], None],
+    ) -> None:
+        self._on_hashed = on_hashed
         self._parent, self._base, self._temporary = os.dup(parent), base, temporary
         self._name, self._partials = name, partials
         self._descriptor: Optional[int] = None
@@ -211,6 +233,7 @@ class Partial:
         while data := os.read(self._descriptor, PIECE):
             self._hash.update(data)
             self.written += len(data)
+            self._on_hashed(len(data))
         return os.dup(self._descriptor)
 
     def restart(self) -> int:

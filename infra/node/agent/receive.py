@@ -12,7 +12,6 @@ import fcntl
 import os
 import shutil
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -21,11 +20,11 @@ from typing import Callable, Optional
 from agent import store
 from agent.link import REFUSED, Link
 from agent.project_writer import Partial, Partials, ProjectWriter
-from agent.relay import PURPOSE, Large, Relay
+from agent.relay import PURPOSE, LargeFile, Relay
 from agent.sources import Laptop, OtherNode, report
 from agent.sync_plan import SyncPlan, plan
 from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError
 from cloudddp.agent.protocol.transfer import (
     LAPTOP,
     Frame,
@@ -40,11 +39,13 @@ REQUEST = ReceiveRequest
 CONNECT = 3.0  # seconds to connect to another node
 LISTENING = 10.0  # seconds for its agent to listen
 PAUSE = 0.02
+MAX_BEGUN = 16  # files that come in parts: each source begins one after the other
 BUSY = 20.0  # seconds for another sync of this project to end
 ENDED = "the connection to the computer that syncs has ended"
 LOST = 60.0  # seconds without a frame from the laptop
 REPORT = 0.5  # seconds between two reports of what has been received
 QUIET = 5.0  # seconds without one, at most
+OF_FILE = 4096  # bytes that count as the work on a file without contents
 DISK_RESERVE = 64 << 20  # bytes that stay free
 
 
@@ -90,9 +91,16 @@ class Receiver:
         self._plan: Optional[SyncPlan] = None
         self._listing = b""  # the head of its frame
         self._writer: Optional[ProjectWriter] = None
-        self._large: dict[int, tuple[Partial, Large]] = {}
+        self._large: dict[int, tuple[Partial, LargeFile]] = {}
         self._records: dict[int, Record] = {}  # of the files that were written
+        self._again: list[
+            int
+        ] = []  # files whose beginning here was wrong: the laptop has to send them as a whole
+        self._restarted: set[int] = set()
         self._received = 0
+        self._worked = (
+            0  # bytes that were hashed and written besides, and OF_FILE for each other change of a file
+        )
         self._source: Optional[OtherNode] = None
         self._instructed: Optional[int] = None  # where the laptop says that the rest comes from
         self._changed = threading.Condition()
@@ -155,11 +163,19 @@ class Receiver:
         try:
             with contextlib.closing(source):
                 self._receive(source)
+        except Lost as error:
+            if source is self._laptop:
+                raise SystemExit(str(error)) from None
+            raise
         except EOFError:
             if source is self._laptop:
                 raise SystemExit(ENDED) from None
             raise Lost(f"{source.name} has closed the connection") from None
-        except (*REFUSED, struct.error) as error:
+        except ProtocolError as error:
+            if source is self._laptop:
+                raise SystemExit(f"refused what {source.name} has sent: {error}") from None
+            raise Lost(f"{source.name}: {error}") from None
+        except REFUSED as error:
             if source is self._laptop or _is_own(error):
                 raise
             raise Lost(f"{source.name}: {error}") from None
@@ -199,7 +215,7 @@ class Receiver:
                 if frame.kind != transfer.SOURCE:
                     continue
                 position = transfer.read_source(frame)
-            except (*REFUSED, EOFError, struct.error):
+            except (*REFUSED, EOFError):
                 self._end_of_laptop()
                 return
             with self._changed:
@@ -228,14 +244,15 @@ class Receiver:
 
     def _watch(self) -> None:
         """Report what has been received, and end this process if the laptop is silent."""
-        shown, quiet = 0, 0.0
+        shown, quiet = (0, 0), 0.0
         while True:
             time.sleep(REPORT)
             quiet += REPORT
             with contextlib.suppress(OSError):
-                if self._received != shown or quiet >= QUIET:
-                    shown, quiet = self._received, 0.0
-                    report(ReceiveEvent(received=shown))
+                present = self._received, self._worked
+                if present != shown or quiet >= QUIET:
+                    shown, quiet = present, 0.0
+                    report(ReceiveEvent(received=present[0], worked=present[1]))
             if time.monotonic() - self._laptop.heard > LOST:
                 os._exit(1)
 
@@ -253,6 +270,7 @@ class Receiver:
             frame = source.read()
             if frame.kind == transfer.LISTING and not is_asked:
                 if self._plan is None:
+                    report(ReceiveEvent(stage=transfer.LISTED))
                     self._begin(frame)
                 source.ask(self._wants())
                 is_asked = True
@@ -267,6 +285,10 @@ class Receiver:
             if self._writer is None:
                 self._prepare()
             self._received += len(frame.raw)
+            if frame.kind == transfer.DONE and self._again:
+                report(ReceiveEvent(again=tuple(self._again)))
+                self._again.clear()
+                continue
             if frame.kind == transfer.DONE:
                 break
             action = actions.get(frame.kind)
@@ -307,7 +329,8 @@ class Receiver:
     def _report_codecs(self) -> None:
         """Report what this node can decode, while the answer to its request is on the way: to find that out takes milliseconds."""
         is_receiver = bool(self._the_plan.wanted)
-        report(ReceiveEvent(codecs=transfer.codecs() if is_receiver else transfer.ALL_CODECS))
+        codecs = transfer.codecs() if is_receiver else transfer.ALL_CODECS
+        report(ReceiveEvent(codecs=codecs, stage=transfer.COMPARED))
 
     def _missing(self) -> list[int]:
         return [index for index in self._the_plan.wanted if index not in self._records]
@@ -320,17 +343,23 @@ class Receiver:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
         if made.is_change:
             made.record_both(self._folder)
-        writer = ProjectWriter(self._folder)
+        writer = ProjectWriter(self._folder, self._has_worked)
         writer.forget_partials({made.names[index] for index in made.large})
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
             writer.move(name, made.names[index], made.entries[index])
+            self._has_worked(OF_FILE)
         self._relay.renamed(made.move)
         writer.remove([*made.delete, *made.move.values()])  # the latter for folders that are empty now
         for index in made.links:
             writer.link(made.names[index], made.entries[index].target)
+            self._has_worked(OF_FILE)
         for index in made.touch:
             writer.touch(made.names[index], made.entries[index])
+            self._has_worked(OF_FILE)
         self._writer = writer
+
+    def _has_worked(self, size: int) -> None:
+        self._worked += size
 
     def _take_batch(self, frame: Frame) -> None:
         assert self._writer is not None  # noqa: S101  _prepare was called
@@ -349,19 +378,21 @@ class Receiver:
         partial, large = self._begun(index)
         if offset == 0 and partial.written:  # the sender starts again
             self._relay.ended(large, None)
-            large = Large(index, partial.restart(), 0, again=True)
+            large = LargeFile(index, partial.restart(), 0, again=True)
             self._large[index] = partial, large
             self._relay.begin(large)
         partial.write(offset, data)
         self._relay.grown(large, partial.written)
 
-    def _begun(self, index: int) -> tuple[Partial, Large]:
+    def _begun(self, index: int) -> tuple[Partial, LargeFile]:
         """Return a file that comes in parts, opened when the first of them arrives."""
         assert self._writer is not None  # noqa: S101  _prepare was called
         if index not in self._large:
+            if len(self._large) >= MAX_BEGUN:
+                raise Lost("too many files were begun at the same time")
             made = self._the_plan
             partial = self._writer.partial(made.names[index], made.entries[index])
-            large = Large(index, partial.begin(), partial.written)
+            large = LargeFile(index, partial.begin(), partial.written, again=index in self._restarted)
             self._large[index] = partial, large
             self._relay.begin(large)
         return self._large[index]
@@ -375,6 +406,12 @@ class Receiver:
         with contextlib.closing(partial):
             good = partial.finish(record)
         self._relay.ended(large, frame.raw if good else None)
+        if not good and self._source is None and record.number not in self._restarted:
+            self._restarted.add(
+                record.number
+            )  # its beginning came from another node, or from an earlier sync
+            self._again.append(record.number)
+            return
         if not good:
             raise Lost(f"{self._the_plan.names[record.number]!r} was changed on the way")
         self._records[record.number] = record
@@ -383,6 +420,7 @@ class Receiver:
         """Record the manifest that the project has now."""
         made = self._the_plan
         if made.is_change:
+            report(ReceiveEvent(received=self._received, stage=transfer.WRITING))
             if self._writer is not None:
                 self._writer.to_disk()
             made.record(self._folder, self._records)

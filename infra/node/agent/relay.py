@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Optional, Union
@@ -33,12 +35,13 @@ class Batch:
         self.indexes, self.raw = frozenset(indexes), raw
 
 
-class Large:
-    """A file that arrives in parts: a descriptor, and how much there is; `end` once it is complete, `failed` if it is not.
-    `again`: the sender has started again, since the file was changing."""
+class LargeFile:
+    """A file that arrives in parts: how much there is, and a descriptor of it until it is complete or has `failed`. Then there is
+    `end`, its last frame, and the file has its name. `again`: the sender has started again, since the file was changing."""
 
     def __init__(self, index: int, descriptor: int, written: int, *, again: bool = False) -> None:
-        self.index, self.descriptor, self.written, self.again = index, descriptor, written, again
+        self.index, self.written, self.again = index, written, again
+        self.descriptor: Optional[int] = descriptor
         self.end: Optional[bytes] = None
         self.failed = False
 
@@ -50,7 +53,7 @@ class Relay:
         self._folder, self._secret_text, self._secret = folder, secret, secret.encode()
         self._most = nodes + MAX_CONNECTIONS
         self._changed = threading.Condition()
-        self._log: list[Union[Batch, Large]] = []
+        self._log: list[Union[Batch, LargeFile]] = []
         self._in_memory = 0
         self._oldest = 0  # position in the log of the first frame that is in memory
         self._listing: Optional[bytes] = None
@@ -87,20 +90,24 @@ class Relay:
             self._log.append(Batch(indexes, None))
             self._changed.notify_all()
 
-    def begin(self, large: Large) -> None:
+    def begin(self, large: LargeFile) -> None:
         with self._changed:
             self._log.append(large)
             self._changed.notify_all()
 
-    def grown(self, large: Large, written: int) -> None:
+    def grown(self, large: LargeFile, written: int) -> None:
         with self._changed:
             large.written = written
             self._changed.notify_all()
 
-    def ended(self, large: Large, end: Optional[bytes]) -> None:
+    def ended(self, large: LargeFile, end: Optional[bytes]) -> None:
+        """The file is complete and has its name, or has failed: without `end`."""
         with self._changed:
             large.end = end
             large.failed = large.failed or end is None
+            if large.descriptor is not None:
+                os.close(large.descriptor)
+                large.descriptor = None
             self._changed.notify_all()
 
     def complete(self) -> None:
@@ -178,10 +185,9 @@ class Relay:
     def _send(self, link: Link, wants: Wants) -> None:
         wanted = dict(wants.of(self._entries))
         here = {index: offset for index, offset in wanted.items() if index not in self._lacked}
-        for data in self._from_disk(here):
-            link.write_all(data)
+        self._send_from_disk(link, here)
         for item in self._items(link):
-            if isinstance(item, Large):
+            if isinstance(item, LargeFile):
                 if item.index in wanted:
                     self._send_large(link, item, 0 if item.again else wanted[item.index])
                 continue
@@ -192,11 +198,10 @@ class Relay:
             if raw is not None:
                 link.write_all(raw)
             else:
-                for data in self._from_disk(dict.fromkeys(sorted(chosen), 0)):
-                    link.write_all(data)
+                self._send_from_disk(link, dict.fromkeys(sorted(chosen), 0))
         link.write_all(transfer.frame(self._secret, transfer.DONE))
 
-    def _items(self, link: Link) -> Iterator[Union[Batch, Large]]:
+    def _items(self, link: Link) -> Iterator[Union[Batch, LargeFile]]:
         """Yield what has arrived, and what arrives, until this node has all."""
         at = 0
         while True:
@@ -212,8 +217,13 @@ class Relay:
                 at += 1
                 yield item
 
-    def _send_large(self, link: Link, item: Large, offset: int) -> None:
-        with open(os.dup(item.descriptor), "rb") as file:
+    def _send_large(self, link: Link, item: LargeFile, offset: int) -> None:
+        opened = self._open(item)
+        if opened is None:
+            if not item.failed:  # it was changed here: what there is now is verified by the receiver
+                self._send_from_disk(link, {item.index: offset})
+            return
+        with open(opened, "rb") as file:
             while True:
                 with self._changed:
                     if item.written <= offset and item.end is None and not item.failed and not self._closed:
@@ -232,8 +242,35 @@ class Relay:
                 if offset == written:
                     link.write_all(self._alive())
 
-    def _from_disk(self, wanted: dict[int, int]) -> Iterator[bytes]:
+    def _open(self, item: LargeFile) -> Optional[int]:
+        """Return a descriptor of a file that arrives, or has arrived and is unchanged in size. Each costs one: there may be more
+        large files than a process may open."""
+        with self._changed:
+            if item.failed:
+                return None
+            if item.descriptor is not None:
+                return os.dup(item.descriptor)
+        path = self._folder / path_from_wire(self._entries[item.index][0])
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        info = os.fstat(descriptor)
+        if stat.S_ISREG(info.st_mode) and info.st_size == item.written:
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def _send_from_disk(self, link: Link, wanted: dict[int, int]) -> None:
         files = [
             Wanted(index, path_from_wire(self._entries[index][0]), offset) for index, offset in wanted.items()
         ]
-        return Sender(str(self._folder), self._secret, tolerant=True).frames(files)
+        last = time.monotonic()
+        for data in Sender(str(self._folder), self._secret, tolerant=True).frames(files):
+            if data:
+                link.write_all(data)
+            elif time.monotonic() - last < ALIVE:
+                continue  # it hashes what the other node has
+            else:
+                link.write_all(self._alive())
+            last = time.monotonic()

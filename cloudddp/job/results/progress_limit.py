@@ -1,0 +1,43 @@
+"""A limit for a node that sends results without progress: frames that say that it works, pieces of a few bytes, or only notes.
+
+Progress is LEAST bytes of results within STALLED seconds. What a node reads without sending it counts as well: files that it
+looks at, as far as a pull may have any, and bytes that it compares with what is here, as far as there are any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from cloudddp.errors import Command, NodeError
+
+STALLED = 120.0  # seconds without progress
+BEGIN = (
+    1800.0  # seconds until the results begin: what is here is described to the node before, in up to 64 MiB
+)
+LEAST = 256 << 10  # bytes
+
+
+class ProgressLimit:
+    """Watches `amount`, the bytes that have come so far, from a node."""
+
+    def __init__(self, node: int, amount: Callable[[], int]) -> None:
+        self._node, self._amount = node, amount
+        self._counted, self._at = 0, time.monotonic()
+
+    def take(self, feed: Callable[[bytes], object], data: bytes) -> None:
+        """Pass on what the node has sent. Raises NodeError after a time without progress; that of `feed` does not count."""
+        began = time.monotonic()
+        feed(data)
+        now = time.monotonic()
+        self._at += now - began
+        amount = self._amount()
+        if amount >= self._counted + LEAST or (amount and not self._counted):
+            self._counted, self._at = amount, now
+        elif now - self._at >= (STALLED if self._counted else BEGIN):
+            reason = f"node {self._node}: it made no progress while it sent results"
+            raise NodeError(
+                reason,
+                hint=("is the node overloaded, or its disk? Look with ", Command("ssh", str(self._node))),
+                reason=reason,
+            )

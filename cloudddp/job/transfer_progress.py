@@ -1,0 +1,179 @@
+"""How far the nodes of a transfer are, by what they report, and which of them make no progress.
+
+Reports alone are no progress: any program of a node's login user may send them. Progress is a further stage (each is reached
+once), or LEAST bytes that were received, hashed or written. The bytes that count are limited by the size of what is sent, so no
+node can make a transfer last without limit.
+
+A node may make no progress without a fault of its own:
+
+- It waits for a node that has received nothing that this one lacks. Then that node is judged instead.
+- Its source sends it nothing, although it has more, or claims to have everything. Then it gets another source: that of the
+  source, and after that this computer, which is trusted. A node that gets nothing from here either is at fault.
+- This computer is busy: it hashes the part of a large file that a node has, or reads from a slow disk. That time does not count.
+- Its disk is slow: it waits until what was written is on it. That has a longer limit.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.manifest import Entry
+from cloudddp.agent.protocol.transfer import COMPARED, LAPTOP, WAITING, WRITING, ReceiveEvent, ReceiveReply
+
+# Seconds without progress.
+BYPASS = 30.0  # until a node gets another source; another sync of the project may hold it up for 20 s
+STALLED = 120.0  # until a node is given up, for each of the nodes that get files from this computer at the same time
+TO_DISK = 900.0  # the same while it waits for its disk: many GB may be in its memory
+LEAST = 256 << 10  # bytes that are progress
+
+# Limits of what a node reports.
+MAX_REPORTS = 200  # at once, and:
+REPORTS_PER_SECOND = 20  # the agent sends two, and some more at the beginning
+MAX_NOTES = 20
+TIMES_READ = 4  # how often a file may be sent and written: one that changes is read up to 3 times
+OF_FILE = 4096  # bytes of work for each file, besides its contents
+
+# A node has fallen behind when the node before it has so many bytes more, and gets them so many times faster.
+BEHIND = 32 << 20
+FACTOR = 4
+RATE_SECONDS = 3.0  # over which rates are measured
+
+
+@dataclass(slots=True)
+class Node:
+    """One node of the chain, by what it has reported."""
+
+    rank: int
+    position: int
+    source: int  # the position of the node that it gets the files from, or LAPTOP
+    on_end: Callable[[ReceiveReply | Exception | None], None] = lambda _end: None
+    inbox: queue.SimpleQueue[object] = field(default_factory=queue.SimpleQueue)
+    received: deque[tuple[float, int]] = field(default_factory=lambda: deque([(time.monotonic(), 0)]))
+    line: bytearray = field(default_factory=bytearray)
+    began: float | None = None  # when its step was started
+    has_reported: bool = False
+    noise: int = 0  # bytes before that
+    reports: int = 0
+    notes: int = 0
+    heard: float = 0.0  # when it reported last
+    progressed: float = 0.0  # when it last made progress
+    worked: int = 0  # bytes that it has hashed or written, as far as it reports that
+    counted: int = 0  # bytes of all its work when it last made progress
+    stage: int = WAITING
+    moves: int = 0  # how often it got another source because it made no progress
+    listings: int = 0  # that it was sent, and for which it has not asked for files
+    wants_direct: bool = False  # it has asked for the files from this computer
+    continued: frozenset[int] = frozenset()  # the files of which it has a beginning
+    reply: ReceiveReply | None = None
+    ended: bool = False  # it needs nothing more
+    finished: bool = False  # its result is known
+    has_zstd: bool = False  # it can decode it
+    avoided: bool = False  # the nodes after it use another one
+
+    @property
+    def bytes(self) -> int:
+        return self.received[-1][1]
+
+    def rate(self, now: float) -> float | None:
+        """Return bytes per second in the last RATE_SECONDS, None before."""
+        first, begin = self.received[0]
+        return (self.bytes - begin) / (now - first) if now - first >= RATE_SECONDS else None
+
+    def count(self, received: int, now: float) -> None:
+        """Note how many bytes it has received, for its rate."""
+        self.received.append((now, received))
+        while len(self.received) > 1 and now - self.received[1][0] >= RATE_SECONDS:
+            self.received.popleft()
+
+    def begin(self, now: float) -> None:
+        """Note that its step has been started."""
+        self.began = self.heard = self.progressed = now
+
+    def take(self, event: ReceiveEvent, now: float, most: int) -> None:
+        """Note a report. `most`: how many bytes of work can be progress. Raises ProtocolError."""
+        self.has_reported, self.heard = True, now
+        self.reports += 1
+        if self.reports > MAX_REPORTS + REPORTS_PER_SECOND * (now - (self.began or now)):
+            raise ProtocolError("it sends too many reports")
+        if event.note:
+            self.notes += 1
+            if self.notes > MAX_NOTES:
+                raise ProtocolError("it sends too many notes")
+        if event.stage > self.stage:
+            self.stage, self.progressed = event.stage, now
+        self.worked = max(self.worked, event.worked)
+        work = min(max(event.received, self.bytes) + self.worked, most)
+        if work >= self.counted + LEAST:
+            self.counted, self.progressed = work, now
+
+
+class Stall(Enum):
+    """What is done about a node that makes no progress."""
+
+    MOVE = auto()  # it gets another source
+    GIVE_UP = auto()
+
+
+def stalled(nodes: Iterable[Node], now: float) -> list[tuple[Node, Stall]]:
+    """Return the nodes that make no progress. Those that wait for another one without new files get the full time again."""
+    by_position = {one.position: one for one in nodes}
+    direct = sum(one.source == LAPTOP and not one.ended for one in by_position.values())
+    found = []
+    for node in by_position.values():
+        if node.ended or node.began is None:
+            continue
+        if _is_waiting(node, by_position.get(node.source)):
+            node.progressed = now
+        elif now - node.progressed >= _limit(node, direct):
+            found.append((node, Stall.MOVE if _can_move(node) else Stall.GIVE_UP))
+    return found
+
+
+def _is_waiting(node: Node, source: Node | None) -> bool:
+    """Return whether a node waits for another one that has nothing new for it."""
+    if source is None or source.ended:
+        return False
+    if node.stage == WAITING:
+        return source.stage == WAITING
+    return node.stage == COMPARED and source.bytes <= node.bytes
+
+
+def _can_move(node: Node) -> bool:
+    return node.source != LAPTOP and node.stage in (WAITING, COMPARED)
+
+
+def _limit(node: Node, direct: int) -> float:
+    if node.stage == WRITING:
+        return TO_DISK
+    return BYPASS if _can_move(node) else STALLED * max(direct, 1)
+
+
+def next_source(node: Node, nodes: Mapping[int, Node]) -> int:
+    """Return where a node that gets nothing from its source gets the files instead: from another node once, and then from here."""
+    source = nodes.get(node.source)
+    return LAPTOP if source is None or node.moves else source.source
+
+
+def most_work(entries: Sequence[tuple[str, Entry]]) -> int:
+    """Return how many bytes a node may have to receive, hash and write."""
+    return TIMES_READ * sum(entry.size + OF_FILE for _, entry in entries) + LEAST
+
+
+def fallen_behind(nodes: Sequence[Node], now: float) -> list[Node]:
+    """Return the nodes that hold up the ones after them."""
+    by_position = {one.position: one for one in nodes}
+    return [
+        one
+        for one in nodes
+        if not (one.avoided or one.ended)
+        and (before := by_position.get(one.source)) is not None
+        and before.bytes - one.bytes > BEHIND
+        and (rate := one.rate(now)) is not None
+        and (before.ended or (before.rate(now) or 0.0) > FACTOR * rate)
+    ]
