@@ -86,7 +86,8 @@ class Transfer:
         self._entries = listing.entries()
         self._most_work = most_work(self._entries)
         self._nodes = {
-            peer.node: Node(peer.node, position, position - 1) for position, peer in enumerate(chain)
+            peer.node: Node(peer.node, position, position - 1, listings=int(position == 0))
+            for position, peer in enumerate(chain)
         }
         self._lock = threading.RLock()
         self._error: Exception | None = None  # of this computer: it ends the transfer
@@ -226,7 +227,6 @@ class Transfer:
         """Yield what goes to the stdin of a node, b"" while there is nothing to send."""
         node.begin(time.monotonic())
         if node.position == 0:
-            node.listings += 1
             yield self._listing_frame
         last = time.monotonic()
         while time.monotonic() - node.heard < SILENCE and not node.finished:
