@@ -22,7 +22,7 @@ from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.manifest import path_from_wire
 from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.sending import Gone, Sender, Wanted
+from cloudddp.agent.protocol.sending import Sender, UnreadableFile, Wanted
 from cloudddp.agent.protocol.transfer import (
     LAPTOP,
     ZSTD,
@@ -390,7 +390,7 @@ def _given_up(node: Node, why: str) -> NodeError:
 
 
 def _explained(error: Exception) -> Exception:
-    if not isinstance(error, Gone):
+    if not isinstance(error, UnreadableFile):
         return error
     return CloudDDPError(
         f"{error.path} disappeared before it was sent to the nodes: {error.error.strerror}",
