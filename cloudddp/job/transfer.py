@@ -22,7 +22,7 @@ from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.manifest import path_from_wire
 from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.sending import Gone, Sender, Wanted
+from cloudddp.agent.protocol.sending import Sender, UnreadableFile, Wanted
 from cloudddp.agent.protocol.transfer import (
     LAPTOP,
     ZSTD,
@@ -86,7 +86,8 @@ class Transfer:
         self._entries = listing.entries()
         self._most_work = most_work(self._entries)
         self._nodes = {
-            peer.node: Node(peer.node, position, position - 1) for position, peer in enumerate(chain)
+            peer.node: Node(peer.node, position, position - 1, listings=int(position == 0))
+            for position, peer in enumerate(chain)
         }
         self._lock = threading.RLock()
         self._error: Exception | None = None  # of this computer: it ends the transfer
@@ -226,7 +227,6 @@ class Transfer:
         """Yield what goes to the stdin of a node, b"" while there is nothing to send."""
         node.begin(time.monotonic())
         if node.position == 0:
-            node.listings += 1
             yield self._listing_frame
         last = time.monotonic()
         while time.monotonic() - node.heard < SILENCE and not node.finished:
@@ -391,7 +391,7 @@ def _given_up(node: Node, why: str) -> NodeError:
 
 
 def _explained(error: Exception) -> Exception:
-    if not isinstance(error, Gone):
+    if not isinstance(error, UnreadableFile):
         return error
     return CloudDDPError(
         f"{error.path} disappeared before it was sent to the nodes: {error.error.strerror}",

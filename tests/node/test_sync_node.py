@@ -24,6 +24,7 @@ from support.localsync import LocalCluster
 from agent import link, store
 from agent.project_writer import ProjectWriter
 from cloudddp.agent import client
+from cloudddp.agent.protocol import sending
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
 from cloudddp.agent.protocol.transfer import BATCH, DONE, LISTING, MAX_BATCH, Listing, Record, batch, frame
 from cloudddp.config.spec import Config
@@ -601,6 +602,22 @@ def test_wrong_beginning_of_a_file_is_sent_as_a_whole_once(here: Path, node: Syn
     assert tree(node.project) == tree(here)
     assert node.cluster.sent - sent < 4_000_000 + 4_000_000
     assert UP_TO_DATE in node.sync(here)
+
+
+def test_long_beginning_is_hashed_in_several_turns(
+    here: Path, node: SyncedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread serves all nodes: it must not hash a large file at once."""
+    monkeypatch.setattr(sending, "HASHED", 1 << 20)
+    put(here, {"large": os.urandom(9_500_000)})
+    node.cluster.runner.limits[0] = 8_000_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    sent = node.cluster.sent
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert node.cluster.sent - sent < 4_000_000
 
 
 def test_line_of_a_stranger_that_comes_byte_by_byte_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

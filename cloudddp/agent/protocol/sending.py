@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
     offset: int = 0
 
 
-class Gone(Exception):
+class UnreadableFile(Exception):
     """A file cannot be read."""
 
     def __init__(self, path: str, error: OSError) -> None:
@@ -51,7 +51,7 @@ def _ignore(_path: str, _record: Record, _stable: bool) -> None:
 
 class Sender:
     """Makes frames of files below `root`. `sent` is called with each file, as it was read, and whether it was stable
-    meanwhile. `encode` returns some data with its codec. A file that cannot be read raises Gone, or is sent as missing where `tolerant`."""
+    meanwhile. `encode` returns some data with its codec. A file that cannot be read raises UnreadableFile, or is sent as missing where `tolerant`."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Sender:
                     descriptor, length = _open(wanted.path, root)
                 except OSError as error:
                     if not self._tolerant:
-                        raise Gone(wanted.path, error) from None
+                        raise UnreadableFile(wanted.path, error) from None
                     records.append(Record(wanted.number, 0, 0, False, b"\0" * DIGEST, missing=True))
                     continue
                 try:

@@ -1,7 +1,6 @@
 """`receive`: make the project's folder equal to the laptop's, with files from the laptop or from another node.
 
-The new manifest is recorded last; until then one that holds the old files and the new, so that after a broken transfer the next
-sync sends what is missing, and deletes what came and is no longer wanted.
+Here is where they come from; what is done with them is in project_update.py.
 """
 
 from __future__ import annotations
@@ -10,47 +9,34 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Callable, Optional
+from typing import Optional
 
 from agent import store
 from agent.link import REFUSED, Link
-from agent.project_writer import Partial, Partials, ProjectWriter
-from agent.relay import PURPOSE, LargeFile, Relay
-from agent.sources import Laptop, OtherNode, report
-from agent.sync_plan import SyncPlan, plan
+from agent.project_update import ProjectUpdate
+from agent.relay import PURPOSE, Relay
+from agent.sources import Laptop, OtherNode, SourceLost, report
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError
 from cloudddp.agent.protocol.transfer import (
     LAPTOP,
-    Frame,
     ReceiveEvent,
-    ReceiveReply,
     ReceiveRequest,
-    Record,
-    Wants,
 )
 
 REQUEST = ReceiveRequest
 CONNECT = 3.0  # seconds to connect to another node
 LISTENING = 10.0  # seconds for its agent to listen
 PAUSE = 0.02
-MAX_BEGUN = 16  # files that come in parts: each source begins one after the other
 BUSY = 20.0  # seconds for another sync of this project to end
 ENDED = "the connection to the computer that syncs has ended"
 LOST = 60.0  # seconds without a frame from the laptop
 REPORT = 0.5  # seconds between two reports of what has been received
 QUIET = 5.0  # seconds without one, at most
-OF_FILE = 4096  # bytes that count as the work on a file without contents
-DISK_RESERVE = 64 << 20  # bytes that stay free
-
-
-class Lost(Exception):
-    """A source cannot be used any more; the text says why."""
 
 
 def step(request: ReceiveRequest) -> None:
@@ -88,19 +74,7 @@ class Receiver:
         self._folder = store.project_folder(request.project)
         self._relay = Relay(self._folder, request.secret, len(request.chain))
         self._laptop = Laptop(self._secret)
-        self._plan: Optional[SyncPlan] = None
-        self._listing = b""  # the head of its frame
-        self._writer: Optional[ProjectWriter] = None
-        self._large: dict[int, tuple[Partial, LargeFile]] = {}
-        self._records: dict[int, Record] = {}  # of the files that were written
-        self._again: list[
-            int
-        ] = []  # files whose beginning here was wrong: the laptop has to send them as a whole
-        self._restarted: set[int] = set()
-        self._received = 0
-        self._worked = (
-            0  # bytes that were hashed and written besides, and OF_FILE for each other change of a file
-        )
+        self._project = ProjectUpdate(self._folder, self._relay)
         self._source: Optional[OtherNode] = None
         self._instructed: Optional[int] = None  # where the laptop says that the rest comes from
         self._changed = threading.Condition()
@@ -122,8 +96,8 @@ class Receiver:
             threading.Thread(target=self._take_instructions, daemon=True).start()
             self._from_nodes()
         self._relay.complete()  # the nodes after this one need not wait for its disk
-        reply = self._finish()
-        report(ReceiveEvent(received=self._received, done=reply))
+        reply = self._project.finish()
+        report(ReceiveEvent(received=self._project.received, done=reply))
         self._wait_for_end()
         self._relay.close()
 
@@ -138,7 +112,7 @@ class Receiver:
             try:
                 self._use(waiting.pop(0))
                 return
-            except Lost as error:
+            except SourceLost as error:
                 reason = str(error)
             with self._changed:
                 instructed, self._instructed = self._instructed, None
@@ -158,27 +132,27 @@ class Receiver:
         self._use(LAPTOP)
 
     def _use(self, position: int) -> None:
-        """Get the rest of the files from there. Raises Lost for another node."""
+        """Get the rest of the files from there. Raises SourceLost for another node."""
         source = self._laptop if position == LAPTOP else self._connected(position)
         try:
             with contextlib.closing(source):
                 self._receive(source)
-        except Lost as error:
+        except SourceLost as error:
             if source is self._laptop:
                 raise SystemExit(str(error)) from None
             raise
         except EOFError:
             if source is self._laptop:
                 raise SystemExit(ENDED) from None
-            raise Lost(f"{source.name} has closed the connection") from None
+            raise SourceLost(f"{source.name} has closed the connection") from None
         except ProtocolError as error:
             if source is self._laptop:
                 raise SystemExit(f"refused what {source.name} has sent: {error}") from None
-            raise Lost(f"{source.name}: {error}") from None
+            raise SourceLost(f"{source.name}: {error}") from None
         except REFUSED as error:
             if source is self._laptop or _is_own(error):
                 raise
-            raise Lost(f"{source.name}: {error}") from None
+            raise SourceLost(f"{source.name}: {error}") from None
         finally:
             self._source = None
 
@@ -201,7 +175,7 @@ class Receiver:
                 refused = isinstance(error, ConnectionRefusedError)
                 if not refused or time.monotonic() > deadline or self._ended:
                     why = "timed out" if isinstance(error, (TimeoutError, socket.timeout)) else str(error)
-                    raise Lost(
+                    raise SourceLost(
                         f"node {peer.node} cannot be reached at {peer.address}:{peer.port}: {why}"
                     ) from None
             time.sleep(PAUSE)
@@ -249,7 +223,7 @@ class Receiver:
             time.sleep(REPORT)
             quiet += REPORT
             with contextlib.suppress(OSError):
-                present = self._received, self._worked
+                present = self._project.received, self._project.worked
                 if present != shown or quiet >= QUIET:
                     shown, quiet = present, 0.0
                     report(ReceiveEvent(received=present[0], worked=present[1]))
@@ -260,176 +234,44 @@ class Receiver:
 
     def _receive(self, source: Laptop | OtherNode) -> None:
         """Take frames until the source has sent all that this node lacks."""
-        actions: dict[int, Callable[[Frame], None]] = {
-            transfer.BATCH: self._take_batch,
-            transfer.PART: self._take_part,
-            transfer.END: self._take_end,
-        }
+        project = self._project
         is_asked = False
         while True:
             frame = source.read()
             if frame.kind == transfer.LISTING and not is_asked:
-                if self._plan is None:
+                if not project.is_planned:
                     report(ReceiveEvent(stage=transfer.LISTED))
-                    self._begin(frame)
-                source.ask(self._wants())
+                    project.begin(frame)
+                source.ask(project.wants())
                 is_asked = True
-                self._report_codecs()
+                project.report_codecs()
                 continue
             if frame.kind in (transfer.ALIVE, transfer.SOURCE):
                 continue
             if self._ended and source is not self._laptop:
                 raise SystemExit(ENDED)
             if not is_asked:
-                raise Lost(f"{source.name} sent a file before the listing")
-            if self._writer is None:
-                self._prepare()
-            self._received += len(frame.raw)
-            if frame.kind == transfer.DONE and self._again:
-                report(ReceiveEvent(again=tuple(self._again)))
-                self._again.clear()
+                raise SourceLost(f"{source.name} sent a file before the listing")
+            project.prepare()
+            project.received += len(frame.raw)
+            if frame.kind == transfer.DONE and project.again:
+                report(ReceiveEvent(again=tuple(project.again)))
+                project.again.clear()
                 continue
             if frame.kind == transfer.DONE:
                 break
-            action = actions.get(frame.kind)
-            if action is not None:
-                action(frame)
-        missing = self._missing()
+            if frame.kind == transfer.BATCH:
+                project.take_batch(frame)
+            elif frame.kind == transfer.PART:
+                project.take_part(frame)
+            elif frame.kind == transfer.END:
+                project.take_end(frame, is_direct=source is self._laptop)
+        missing = project.missing()
         if missing:
-            name = self._the_plan.names[missing[0]]
-            raise Lost(
+            name = project.plan.names[missing[0]]
+            raise SourceLost(
                 f"{source.name} does not have {name!r}" + f" and {len(missing) - 1} more" * (len(missing) > 1)
             )
-
-    @property
-    def _the_plan(self) -> SyncPlan:
-        assert self._plan is not None  # noqa: S101  it is made with the first frame
-        return self._plan
-
-    def _begin(self, frame: Frame) -> None:
-        """Decide what this node lacks. Nothing is changed yet."""
-        listing = transfer.read_listing(frame)
-        self._plan = made = plan(self._folder, listing)
-        self._relay.listed(frame.raw, listing.entries(), frozenset((*made.wanted, *made.move)))
-
-    def _wants(self) -> Wants:
-        made = self._the_plan
-        missing = self._missing()
-        offsets = {}
-        if made.large:
-            begun = Partials(self._folder)
-            for index in made.large:
-                known = self._large.get(index)
-                there = known[0].written if known else begun.size(made.names[index], made.entries[index])
-                if there and index not in self._records:
-                    offsets[str(index)] = there
-        everything = len(missing) == made.regular
-        return Wants(everything, () if everything else tuple(missing), offsets, made.size, len(made.delete))
-
-    def _report_codecs(self) -> None:
-        """Report what this node can decode, while the answer to its request is on the way: to find that out takes milliseconds."""
-        is_receiver = bool(self._the_plan.wanted)
-        codecs = transfer.codecs() if is_receiver else transfer.ALL_CODECS
-        report(ReceiveEvent(codecs=codecs, stage=transfer.COMPARED))
-
-    def _missing(self) -> list[int]:
-        return [index for index in self._the_plan.wanted if index not in self._records]
-
-    def _prepare(self) -> None:
-        """Change the project's folder: from now on its manifest has the old files and the new."""
-        made = self._the_plan
-        free = shutil.disk_usage(str(self._folder)).free
-        if made.size and free < made.size + DISK_RESERVE:
-            raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
-        if made.is_change:
-            made.record_both(self._folder)
-        writer = ProjectWriter(self._folder, self._has_worked)
-        writer.forget_partials({made.names[index] for index in made.large})
-        for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
-            writer.move(name, made.names[index], made.entries[index])
-            self._has_worked(OF_FILE)
-        self._relay.renamed(made.move)
-        writer.remove([*made.delete, *made.move.values()])  # the latter for folders that are empty now
-        for index in made.links:
-            writer.link(made.names[index], made.entries[index].target)
-            self._has_worked(OF_FILE)
-        for index in made.touch:
-            writer.touch(made.names[index], made.entries[index])
-            self._has_worked(OF_FILE)
-        self._writer = writer
-
-    def _has_worked(self, size: int) -> None:
-        self._worked += size
-
-    def _take_batch(self, frame: Frame) -> None:
-        assert self._writer is not None  # noqa: S101  _prepare was called
-        made = self._the_plan
-        for record, contents in transfer.read_batch(frame):
-            if record.missing or record.number not in made.wanted or record.number in self._records:
-                continue
-            self._writer.small(made.names[record.number], record, contents)
-            self._records[record.number] = record
-        self._relay.arrived(frame)
-
-    def _take_part(self, frame: Frame) -> None:
-        index, offset, data = transfer.read_part(frame)
-        if index not in self._the_plan.wanted or index in self._records:
-            return
-        partial, large = self._begun(index)
-        if offset == 0 and partial.written:  # the sender starts again
-            self._relay.ended(large, None)
-            large = LargeFile(index, partial.restart(), 0, again=True)
-            self._large[index] = partial, large
-            self._relay.begin(large)
-        partial.write(offset, data)
-        self._relay.grown(large, partial.written)
-
-    def _begun(self, index: int) -> tuple[Partial, LargeFile]:
-        """Return a file that comes in parts, opened when the first of them arrives."""
-        assert self._writer is not None  # noqa: S101  _prepare was called
-        if index not in self._large:
-            if len(self._large) >= MAX_BEGUN:
-                raise Lost("too many files were begun at the same time")
-            made = self._the_plan
-            partial = self._writer.partial(made.names[index], made.entries[index])
-            large = LargeFile(index, partial.begin(), partial.written, again=index in self._restarted)
-            self._large[index] = partial, large
-            self._relay.begin(large)
-        return self._large[index]
-
-    def _take_end(self, frame: Frame) -> None:
-        record = transfer.read_end(frame)
-        if record.number not in self._the_plan.wanted or record.number in self._records:
-            return
-        partial, large = self._begun(record.number)
-        del self._large[record.number]
-        with contextlib.closing(partial):
-            good = partial.finish(record)
-        self._relay.ended(large, frame.raw if good else None)
-        if not good and self._source is None and record.number not in self._restarted:
-            self._restarted.add(
-                record.number
-            )  # its beginning came from another node, or from an earlier sync
-            self._again.append(record.number)
-            return
-        if not good:
-            raise Lost(f"{self._the_plan.names[record.number]!r} was changed on the way")
-        self._records[record.number] = record
-
-    def _finish(self) -> ReceiveReply:
-        """Record the manifest that the project has now."""
-        made = self._the_plan
-        if made.is_change:
-            report(ReceiveEvent(received=self._received, stage=transfer.WRITING))
-            if self._writer is not None:
-                self._writer.to_disk()
-            made.record(self._folder, self._records)
-        return ReceiveReply(
-            written=len(self._records) + len(made.links),
-            deleted=len(made.delete),
-            kept=len(made.touch) + len(made.move),
-            received=self._received,
-        )
 
 
 def _is_own(error: BaseException) -> bool:

@@ -23,6 +23,10 @@ def report(event: ReceiveEvent) -> None:
         sys.stdout.buffer.flush()
 
 
+class SourceLost(Exception):
+    """A source cannot be used any more; the text says why."""
+
+
 class Laptop:
     """The frames on stdin."""
 
