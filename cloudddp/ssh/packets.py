@@ -68,5 +68,5 @@ class BoundedPacketizer(Packetizer):  # type: ignore[misc]  # paramiko has no ty
 
     def write_all(self, out: bytes) -> None:
         if getattr(self._stream, "backlog", 0) + len(out) > MOST_UNSENT:
-            raise self.fail(f"it does not read: more than {MOST_UNSENT >> 20} MiB wait to be sent to it")
+            raise self.fail(f"it does not read: more than {MOST_UNSENT >> 10} KiB wait to be sent to it")
         super().write_all(out)
