@@ -25,6 +25,7 @@ from cloudddp.ssh import keys
 from cloudddp.ssh.channel import time_limit
 from cloudddp.ssh.connection import Connection, Target
 from cloudddp.ssh.fleet import Fleet
+from cloudddp.ssh.running import CommandSpec
 
 MIB = 1 << 20
 HANG_GUARD = 60.0  # seconds; only a hang is this long
@@ -402,6 +403,15 @@ def test_late_data_does_not_reach_a_reused_channel_number(
 
     assert connection.run("cat", stdin=pieces()).stdout == b"first second"
     assert channels[-1].remote_chanid == number
+
+
+def test_command_is_closed_on_a_connection_that_has_just_broken(connection: Connection) -> None:
+    """Its transport has not noticed yet. An error here would take the place of the one that the user needs."""
+    running = connection.start(CommandSpec("cat"), lambda: None)
+    transport = connection._client.get_transport()
+    assert transport is not None
+    transport.sock.close()
+    running.close()
 
 
 def test_close_during_key_exchange_keeps_the_connection(
