@@ -407,7 +407,10 @@ def test_late_data_does_not_reach_a_reused_channel_number(
 
 def test_command_is_closed_on_a_connection_that_has_just_broken(connection: Connection) -> None:
     """Its transport has not noticed yet. An error here would take the place of the one that the user needs."""
-    running = connection.start(CommandSpec("cat"), lambda: None)
+    begun: list[bytes] = []
+    running = connection.start(CommandSpec("echo on; cat", on_stdout=begun.append), lambda: None)
+    while not begun:
+        running.advance()
     transport = connection._client.get_transport()
     assert transport is not None
     transport.sock.close()
