@@ -6,6 +6,8 @@ import contextlib
 import errno
 import selectors
 import socket
+import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -20,6 +22,10 @@ SLICE = 0.005  # seconds that one reader may work until all others have their tu
 # Linux delays acknowledgements by 40 ms where it expects to send data with them, and sshd, which lets Nagle's algorithm on for
 # commands, waits for them: the first command of a connection took 50 ms instead of 10. The kernel resets this option.
 QUICKACK = getattr(socket, "TCP_QUICKACK", None)
+_RTT_AT = 68  # where tcpi_rtt, in microseconds, is in struct tcp_info (linux/tcp.h)
+QUICK = (
+    64 << 10
+)  # bytes after something was sent; a stream needs no acknowledgement of each packet, which costs both sides time
 
 
 class LoopSocket:
@@ -42,6 +48,7 @@ class LoopSocket:
         self._watches = False  # the loop waits until more can be sent
         self._on_sent: list[Callable[[], None]] = []
         self.backlog = 0
+        self._quick = QUICK  # bytes to receive that are acknowledged at once
         loop.call_soon(self._register)
 
     def settimeout(self, _seconds: float | None) -> None:
@@ -85,6 +92,7 @@ class LoopSocket:
         with self._lock:
             if self._closed or self._error is not None:
                 raise OSError(errno.EPIPE, "the connection has ended")
+            self._quick = QUICK
             rest = data
             if not self._waiting:
                 with contextlib.suppress(BlockingIOError):
@@ -96,6 +104,15 @@ class LoopSocket:
                     self._watches = True
                     self.loop.call_soon(self._watch)
         return len(data)
+
+    def round_trip(self) -> float | None:
+        """Return TCP's estimate of the round trip in seconds, None where the system does not tell."""
+        if not self._is_tcp or not sys.platform.startswith("linux"):
+            return None
+        with contextlib.suppress(OSError, struct.error):
+            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_AT + 4)
+            return float(struct.unpack_from("=I", info, _RTT_AT)[0]) / 1e6
+        return None
 
     def when_sent(self, call: Callable[[], None]) -> None:
         """Call a function, once, as soon as nothing waits to be sent."""
@@ -149,7 +166,8 @@ class LoopSocket:
     def _read(self) -> None:
         try:
             self._received, self._at = self._socket.recv(READ), 0
-            if QUICKACK is not None and self._is_tcp:
+            if self._quick > 0 and QUICKACK is not None and self._is_tcp:
+                self._quick -= len(self._received)
                 self._socket.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
         except BlockingIOError:
             return

@@ -18,6 +18,8 @@ from support.simlab import execute, until
 from cloudddp.errors import CloudDDPError
 from cloudddp.sim import control
 from cloudddp.sim.linux import processes
+from cloudddp.ssh.event_loop import event_loop
+from cloudddp.ssh.loop_socket import LoopSocket
 
 COUNTER = (
     "import socket,sys\\ns=socket.socket(type=socket.SOCK_DGRAM);s.bind((\\'0.0.0.0\\',5000));print(1,flush=True)\\n"
@@ -73,6 +75,19 @@ def test_round_trip_takes_the_latency(lab: control.Simulator, pair: Any, link: S
     assert connect_seconds(lab, pair[0]["PublicIpAddress"]) >= 0.2
     link({"latency": 0.5})
     assert connect_seconds(lab, pair[0]["PublicIpAddress"]) >= 0.5
+
+
+def test_connection_knows_its_round_trip(lab: control.Simulator, pair: Any, link: SetLink) -> None:
+    """How far a node may send ahead follows from it."""
+    link({"latency": 0.2})
+    with inside(lab):
+        connected = LoopSocket(
+            socket.create_connection((pair[1]["PublicIpAddress"], 22), timeout=30), event_loop()
+        )
+    try:
+        assert 0.2 <= (connected.round_trip() or 0.0) < 2.0
+    finally:
+        connected.close()
 
 
 def test_link_applies_to_connections_that_are_open(
