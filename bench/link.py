@@ -16,6 +16,7 @@ import cProfile
 import json
 import os
 import pstats
+import re
 import resource
 import statistics
 import subprocess
@@ -109,7 +110,13 @@ def profile(runner: Any) -> list[str]:
     found = pstats.Stats(recorder).get_stats_profile()
     total = found.total_tt
     most = sorted(found.func_profiles.items(), key=lambda item: -item[1].tottime)[:6]
-    return [f"{name} {one.tottime / total:.0%}" for name, one in most]
+    return [f"{_plain(name)} {one.tottime / total:.0%}" for name, one in most]
+
+
+def _plain(name: str) -> str:
+    """Return the profiler's name of a function without what is always the same: `<method 'send' of '_socket.socket' objects>`."""
+    found = re.fullmatch(r"<(?:built-in )?method '?([\w.]+)'?(?: of '(?:[\w.]*\.)?(\w+)' objects)?>", name)
+    return name if found is None else ".".join(part for part in (found[2], found[1]) if part)
 
 
 def rows() -> Iterator[dict[str, Any]]:
