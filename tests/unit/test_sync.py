@@ -8,7 +8,10 @@ import socket
 import subprocess
 from pathlib import Path
 
+import pathspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cloudddp.agent.protocol.manifest import Entry, folder_digests, nested
 from cloudddp.config.spec import Config
@@ -323,3 +326,33 @@ def test_project_of_too_many_files_is_refused(here: Path, monkeypatch: pytest.Mo
     with pytest.raises(UsageError, match=r"4 files, more than 3: data/ 3; a 1") as refused:
         of_config(here, Config())
     assert "sync.exclude" in render(refused.value.hint)
+
+
+PARTS = [
+    "a",
+    "data",
+    "x",
+    ".git",
+    "venv",
+    ".venv",
+    "__pycache__",
+    "f.tmp",
+    "build",
+    "abc1",
+    "deep",
+    "q.bin",
+    "n\nl",
+    ".env",
+]
+
+
+@settings(max_examples=500, deadline=None)
+@given(parts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=5), end=st.sampled_from(["", "/"]))
+@pytest.mark.parametrize(
+    "more", [(), ("*.tmp", "/data/x", "build/", "a?c[0-9]", "# comment", "**/deep/*.bin"), ("*", "!x")]
+)
+def test_patterns_match_as_those_of_gitignore(more: tuple[str, ...], parts: list[str], end: str) -> None:
+    patterns = (*project_files.NEVER_SENT, *more)
+    name = "/".join(parts) + end
+    expected = pathspec.GitIgnoreSpec.from_lines(patterns).match_file(name)
+    assert project_files._matcher(patterns)(name) == expected

@@ -27,6 +27,8 @@ def main() -> int:
         if len(asked) < size:
             return 0
         step, *then = asked[:names_size].decode("ascii", "replace").split(" ")
+        if step in steps.STEPS:
+            steps.load(step)  # here: the next fork for such a step has it already
         pid = 0 if is_last else os.fork()
         if pid == 0:
             return steps.main(step, asked[names_size:])
