@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import serving_impostor
 from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JOB, JUNK, PROBE, changed
 from support.harness import TIMEOUT, CommandLine, clean_environment, interrupt, wait_for
 
@@ -27,6 +28,7 @@ MEMORY = 200 << 20  # bytes that a command may take, for any reply
 PYTHON3 = """#!/bin/bash
 here="$(dirname "$0")/evil"
 verb="$5"
+[ "$verb" = serve ] && exec {python} -I {serving} "$here" "$@"
 [ -f "$here/$verb" ] && exec bash "$here/$verb" "$@"
 exec {python} "$@"
 """
@@ -112,7 +114,7 @@ def owned(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     node = Path(simulator.home) / "sim" / "nodes" / found["nodes"][0]["instance_id"]
     program = node / "bin" / "python3"
     program.unlink(missing_ok=True)
-    program.write_text(PYTHON3.format(python=sys.executable))
+    program.write_text(PYTHON3.format(python=sys.executable, serving=serving_impostor.__file__))
     program.chmod(0o755)
     yield Victim(cli, node / "bin" / "evil", node / "home")
     cli.end()
