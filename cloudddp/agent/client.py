@@ -1,7 +1,7 @@
 """Calls the agent on the nodes: ships it, runs a step on one node or on all, decodes the reply.
 
-A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. Steps that follow each other are done by one
-process on the node (session.py). The agent's file is checked by its hash before each start, which catches accidents and
+A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. `start_step` does steps one after another in one
+process on the node (session.py); `run_step` starts a command. The agent's file is checked by its hash before each start, which catches accidents and
 other versions. It does not protect against a rank, which may replace any program of its user: decode.py does.
 """
 
@@ -43,7 +43,7 @@ class Runner(Protocol):
     """Carries a command to a node, by node rank."""
 
     @property
-    def kept(self) -> dict[int, object] | None:
+    def per_connection(self) -> dict[int, object] | None:
         """What is kept for a node as long as its connection lasts: its Session. None where nothing can be kept."""
         ...
 
@@ -154,8 +154,8 @@ def parcel() -> bytes:
 def _ship(then: str) -> str:
     """Return the command that takes the agent, compressed, from stdin and puts it in place whole, then runs `then`.
 
-    An intact agent is kept: a node whose disk is full can still be queried. A new one is compiled, which saves each later
-    step half of its start. Nobody waits for that: until then, and if it fails, the agent runs from its sources.
+    An intact agent is kept: a node whose disk is full can still be queried. A new one is compiled, which halves each
+    later start of the agent. Nobody waits for that: until then, and if it fails, the agent runs from its sources.
     """
     path = f'"$HOME"/{agent_path()}'
     compiled = f"{_PYTHON} {path} compile < /dev/null > /dev/null 2>&1 &"
@@ -277,7 +277,7 @@ class _Call:
 
     def _begin_in_session(self, spec: CommandSpec) -> bool:
         """Begin it in the agent's process that serves the node, where one can; return whether it was begun."""
-        kept, node = self._runner.kept, self._node
+        kept, node = self._runner.per_connection, self._node
         if kept is None:
             return False
         session = kept.get(node)

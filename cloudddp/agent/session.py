@@ -21,7 +21,7 @@ from cloudddp.ssh.running import BoundedBuffer, CommandSpec, Result
 _LONGEST_END = 16  # bytes that end the output of a step
 
 
-class Starts(Protocol):
+class CommandStarter(Protocol):
     """What starts a command on a node, without waiting."""
 
     def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None: ...
@@ -39,7 +39,7 @@ class _Step:
         self._take_out, self._take_err = spec.on_stdout or self._out.add, spec.on_stderr or self._err.add
         self._end: bytes | None = None  # what has come of the end of stdout
         self._has_stderr_end = False
-        self.is_exceeded = False  # there was more: the process has taken the rest of the input for a request
+        self.has_output_after_end = False  # the process has taken the rest of the input for a request
 
     def next_piece(self) -> bytes | None:
         """Return what is to be sent next, b"" for nothing yet, None at the end of the input."""
@@ -61,7 +61,7 @@ class _Step:
             self._end, data = b"\0", rest
         end, newline, more = (self._end + data).partition(b"\n")
         self._end = end + newline
-        self.is_exceeded = self.is_exceeded or bool(more)
+        self.has_output_after_end = self.has_output_after_end or bool(more)
         if len(self._end) > _LONGEST_END:
             raise ProtocolError("its output does not end as that of a step")
 
@@ -70,7 +70,7 @@ class _Step:
         if self._has_stderr_end:
             head, more = b"", data
         self._has_stderr_end = self._has_stderr_end or bool(found)
-        self.is_exceeded = self.is_exceeded or bool(more)
+        self.has_output_after_end = self.has_output_after_end or bool(more)
         if head:
             self._take_err(head)
 
@@ -88,7 +88,7 @@ class Session:
     """The agent's process on one node. It is the stdin of its command: what is asked for, and what a step gets. Everything but
     `begin` runs in the thread that serves all nodes."""
 
-    def __init__(self, runner: Starts, node: int, command: str) -> None:
+    def __init__(self, runner: CommandStarter, node: int, command: str) -> None:
         self._runner, self._node, self._command = runner, node, command
         self._lock = threading.Lock()
         self._step: _Step | None = None
@@ -175,10 +175,11 @@ class Session:
         if result is None:
             return
         # Input that is left would be taken for the next request.
-        is_whole = not step.is_exceeded and (not step.has_input or step.next_piece() is None)
+        is_whole = not step.has_output_after_end and (not step.has_input or step.next_piece() is None)
         with self._lock:
             self._step = None
             self._activity.begin(None, None)
+            # A step that failed may have left its input unread.
             self.is_over = self.is_over or bool(result.exit_code) or not is_whole
         if self.is_over:
             self._wake()
@@ -191,9 +192,12 @@ class Session:
             self.is_over = True
         if step is None:
             return
-        if isinstance(end, Result):
-            end = step.result_of(end.exit_code if step.is_last or end.exit_code else 255)
-        step.on_end(end)
+        if not isinstance(end, Result):
+            step.on_end(end)
+        elif step.is_last or end.exit_code:
+            step.on_end(step.result_of(end.exit_code))
+        else:
+            step.on_end(ProtocolError("its process has ended without an answer"))
 
 
 def _after(asked: bytes, spec: CommandSpec) -> CommandSpec:

@@ -77,9 +77,9 @@ def update(
 
     entries = listing.entries()
 
-    def approve(wants: Wants) -> None:
+    def approve(node: int, wants: Wants) -> None:
         names = [path_from_wire(entries[index][0]) for index, _ in wants.of(entries)]
-        check_size(files.manifest, names, config.sync.max_mb)
+        check_size(files.manifest, names, config.sync.max_mb, node=None if node == order[0] else node)
         if not shown.is_announced:
             progress(_summary(len(names), wants, len(theirs), from_nodes=order[0] not in theirs))
             shown.announce(wants.size)
@@ -166,10 +166,10 @@ def different_folders(theirs: Iterable[Mapping[str, str]], ours: Mapping[str, st
 
 def _check_folders(theirs: Mapping[int, Mapping[str, str]], ours: Mapping[str, str]) -> None:
     """Raise NodeError where the nodes report more folders that are not here than a listing has, for the node with the most."""
-    others = {node: len(folders.keys() - ours.keys()) for node, folders in theirs.items()}
-    if sum(others.values()) > MAX_LISTED - MAX_FILES:
-        node = max(others, key=others.__getitem__)
-        error = ProtocolError(f"it has {others[node]:,} folders that were not sent to it")
+    others = {node: folders.keys() - ours.keys() for node, folders in theirs.items()}
+    if len(set().union(*others.values())) > MAX_LISTED - MAX_FILES:
+        node = max(others, key=lambda one: len(others[one]))
+        error = ProtocolError(f"it has {len(others[node]):,} folders that were not sent to it")
         raise client.unreadable(node, ProbeRequest.STEP, error)
 
 
@@ -183,15 +183,16 @@ def order_of(
     return complete + lacking
 
 
-def check_size(manifest: Manifest, names: Iterable[str], max_mb: float) -> None:
-    """Raise UsageError, naming the largest folders, where a sync would send more than `max_mb`."""
+def check_size(manifest: Manifest, names: Iterable[str], max_mb: float, *, node: int | None = None) -> None:
+    """Raise UsageError, naming the largest folders, where a sync would send more than `max_mb`: to all nodes, or to one."""
     names = list(names)
     size = sum(manifest[name].size for name in names)
     if size <= max_mb * 2**20:
         return
     top = "; ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in largest(manifest, names))
+    whom = "every node" if node is None else f"node {node}"
     raise UsageError(
-        f"the sync would send {size / 2**20:.0f} MiB to every node, more than sync.max_mb = {number(max_mb)}: {top}",
+        f"the sync would send {size / 2**20:.0f} MiB to {whom}, more than sync.max_mb = {number(max_mb)}: {top}",
         hint="add what is not needed on the nodes to .gitignore or sync.exclude, or raise sync.max_mb",
     )
 

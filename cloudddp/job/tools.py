@@ -30,7 +30,7 @@ from cloudddp.job.transfer import Transfer
 from cloudddp.ssh.fleet import Outcome
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # other names of the same
-WAIT = 120.0  # seconds that a command waits for it in the end
+WAIT = 120.0  # seconds that `launch` waits at its end for py-spy to be sent
 PORTS = 20_000, 32_000  # below those that Linux gives to outgoing connections
 
 
@@ -56,7 +56,7 @@ class Tool:
         listing = Listing({"": {self.path.name: entry}})
         return Transfer(
             runner, self.path.parent, listing, chain, project=TOOLS,
-            approve=lambda _wants: None, note=progress, sent=lambda _path, _record, _stable: None,
+            approve=lambda _node, _wants: None, note=progress, sent=lambda _path, _record, _stable: None,
         ).run()  # fmt: skip
 
 
@@ -120,7 +120,9 @@ class Sending:
             return
         self._thread.join(WAIT)
         if self._thread.is_alive():
-            self._report(f"warning: could not send py-spy within {WAIT:g} s; stacks may be less exact")
+            self._report(
+                f"warning: could not send py-spy within {WAIT:g} s; stacks may be less exact; the next launch sends it again"
+            )
             self.abandon()
 
     def abandon(self) -> None:

@@ -48,12 +48,11 @@ from cloudddp.ssh.fleet import Collection, Outcome
 from cloudddp.ssh.running import Result
 from cloudddp.text import one_line
 
-IDLE = (
-    1.0  # seconds without anything to send, after which a node gets to know that this computer is still there
-)
+# Seconds without anything to send, after which a node gets to know that this computer is still there.
+IDLE = 1.0
 SILENCE = 30.0  # seconds without a report of a node, which sends one every 5 s: its stdin ends then
 CLOSING = 30.0  # seconds for a step to end, once its stdin has
-BUSY = 1.0  # seconds that this computer takes for one frame, from which on the nodes get that time back
+LONG_FRAME = 1.0  # seconds to make one frame; beyond that, the limits of the nodes start again
 MAX_NOISE = 1 << 16  # bytes
 MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
 
@@ -73,7 +72,7 @@ class Transfer:
         chain: Sequence[Peer],
         *,
         project: str = PROJECT,
-        approve: Callable[[Wants], None],
+        approve: Callable[[int, Wants], None],
         note: Callable[[Text], None],
         sent: Callable[[str, Record, bool], None],
         on_bytes: Callable[[int], None] = lambda _size: None,
@@ -201,7 +200,7 @@ class Transfer:
                 self._avoid(node)
                 given_up.append(node)
             else:
-                self._note(f"node {node.rank} gets no files from another node, so it uses another source")
+                self._note(f"node {node.rank} receives nothing from its source; it uses another one")
                 self._use(node, next_source(node, by_position))
                 node.moves += 1
         return given_up
@@ -214,7 +213,7 @@ class Transfer:
             node.listings += 1
             node.inbox.put(self._listing_frame)
 
-    def _excuse(self) -> None:
+    def _restart_limits(self) -> None:
         """Give the nodes time: this computer has been busy, so they could make no progress."""
         now = time.monotonic()
         with self._lock:
@@ -258,8 +257,8 @@ class Transfer:
         last = asked = time.monotonic()
         while (frame := next(frames, None)) is not None:
             now = time.monotonic()
-            if not frame or now - asked > BUSY:
-                self._excuse()
+            if not frame or now - asked > LONG_FRAME:
+                self._restart_limits()
             if now - node.heard > SILENCE or node.finished:
                 return
             if frame:
@@ -328,7 +327,7 @@ class Transfer:
         node.listings -= 1
         wanted = wants.of(self._entries)  # raises ProtocolError for what was not listed
         try:
-            self._approve(wants)
+            self._approve(node.rank, wants)
         except Exception as error:
             if self._is_approved or node.position:
                 raise
@@ -339,7 +338,7 @@ class Transfer:
         node.inbox.put(wanted)
 
     def _send_again(self, node: Node, indexes: Sequence[int]) -> None:
-        """Send files as a whole whose beginning was wrong on a node: each of those that it continued, once."""
+        """Send files as a whole whose partial file on a node was corrupt: each of those that it continued, once."""
         if not node.continued.issuperset(indexes) or len(set(indexes)) < len(indexes):
             raise ProtocolError("it asks again for a file that was sent as a whole")
         node.continued -= frozenset(indexes)
@@ -394,6 +393,6 @@ def _explained(error: Exception) -> Exception:
     if not isinstance(error, UnreadableFile):
         return error
     return CloudDDPError(
-        f"{error.path} disappeared before it was sent to the nodes: {error.error.strerror}",
-        hint="repeat the command; add temporary files to .gitignore or sync.exclude",
+        f"cannot read {error.path}, which the nodes need: {error.error.strerror}",
+        hint="correct its permissions, or add it to .gitignore or sync.exclude if it is temporary; then repeat the command",
     )

@@ -24,7 +24,15 @@ from enum import Enum, auto
 
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.manifest import Entry
-from cloudddp.agent.protocol.transfer import COMPARED, LAPTOP, WAITING, WRITING, ReceiveEvent, ReceiveReply
+from cloudddp.agent.protocol.transfer import (
+    COMPARED,
+    FILE_WORK,
+    LAPTOP,
+    WAITING,
+    WRITING,
+    ReceiveEvent,
+    ReceiveReply,
+)
 
 # Seconds without progress.
 BYPASS = 30.0  # until a node gets another source; another sync of the project may hold it up for 20 s
@@ -37,7 +45,6 @@ MAX_REPORTS = 200  # at once, and:
 REPORTS_PER_SECOND = 20  # the agent sends two, and some more at the beginning
 MAX_NOTES = 20
 TIMES_READ = 4  # how often a file may be sent and written: one that changes is read up to 3 times
-OF_FILE = 4096  # bytes of work for each file, besides its contents
 
 # A node has fallen behind when the node before it has so many bytes more, and gets them so many times faster.
 BEHIND = 32 << 20
@@ -162,7 +169,7 @@ def next_source(node: Node, nodes: Mapping[int, Node]) -> int:
 
 def most_work(entries: Sequence[tuple[str, Entry]]) -> int:
     """Return how many bytes a node may have to receive, hash and write."""
-    return TIMES_READ * sum(entry.size + OF_FILE for _, entry in entries) + LEAST
+    return TIMES_READ * sum(entry.size + FILE_WORK for _, entry in entries) + LEAST
 
 
 def fallen_behind(nodes: Sequence[Node], now: float) -> list[Node]:

@@ -175,7 +175,7 @@ class Fleet:
         for route in self._routes:
             route.retain()
         self._connections: dict[int, Connection] = {}
-        self.kept: dict[int, object] | None = {}
+        self.per_connection: dict[int, object] | None = {}
         self._lock = threading.Lock()
         self._closed = False
         self._commands = CommandLoop()
@@ -356,8 +356,8 @@ class Fleet:
             old.close()
 
     def _forget(self, node: int) -> None:
-        if self.kept is not None:
-            self.kept.pop(node, None)
+        if self.per_connection is not None:
+            self.per_connection.pop(node, None)
 
     def close(self) -> None:
         with self._lock:

@@ -27,8 +27,18 @@ def test_sync_sends_changes_and_deletes(cli: Any) -> None:
     }
 
 
-def test_unchanged_sync_takes_one_round_trip(cli: Any, simulator: Any, monkeypatch: Any) -> None:
-    """Each command on the connection is a round trip."""
+def test_sync_asks_each_node_twice_and_once_where_nothing_has_changed(cli: Any) -> None:
+    direct(cli, nodes=2)
+    found = []
+    for text in ("print(1)", "", "print(2)"):
+        if text:
+            cli.write("one.py", text)
+        lines = cli("--timings", "sync").stderr.splitlines()
+        found.append([words[3] for line in lines if (words := line.split())[2:3] == ["agent:"]])
+    assert found == [["probe", "receive"], ["probe"], ["probe", "receive"]]
+
+
+def test_sync_starts_one_process_on_a_node(cli: Any, simulator: Any, monkeypatch: Any) -> None:
     from cloudddp.aws.client import AWS
     from cloudddp.cluster import connect, inspect
     from cloudddp.config.spec import ClusterSpec, Config

@@ -45,12 +45,12 @@ def spans(text: str) -> list[str]:
 
 
 def agent_steps(found: list[str]) -> list[str]:
-    """Return the commands that are run on every node until the ranks are started, in order."""
+    """Return the agent's steps until the ranks are started, in order."""
     before = found[: found.index("agent: start") + 1]
     return [name.removeprefix("agent: ") for name in before if name.startswith("agent: ")]
 
 
-def test_ranks_are_started_one_command_after_the_files_are_there(cli: Any) -> None:
+def test_ranks_are_started_one_step_after_the_files_are_there(cli: Any) -> None:
     direct(cli, nodes=2, ranks=1)
     cli.ok("jobs")  # the agent is on the nodes, whatever became of them in another test
     found = []

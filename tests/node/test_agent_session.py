@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -80,12 +81,14 @@ def test_one_command_serves_many_steps(node: Node) -> None:
 
 def test_steps_at_the_same_time_are_all_done(node: Node) -> None:
     found: list[JobsReply] = []
+    before = node.commands
     threads = [threading.Thread(target=lambda: found.append(node.jobs())) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(HANG_GUARD)
     assert found == [JobsReply(())] * 6
+    assert node.commands > before + 1
 
 
 def test_agent_that_is_missing_is_sent_and_the_step_done(node: Node) -> None:
@@ -99,7 +102,9 @@ def test_step_that_fails_is_followed_by_others(node: Node) -> None:
     assert node.jobs() == JobsReply(())
     with pytest.raises(NoSuchJob):
         node.call(NO_SUCH_JOB)
+    before = node.commands
     assert node.jobs() == JobsReply(())
+    assert node.commands == before + 1, "what a step that failed has left of its input is unknown"
 
 
 NO_SUCH_JOB: Any = FollowRequest("20260101-000000-0000", wait=False, heartbeat=5.0)
@@ -111,6 +116,7 @@ def test_broken_connection_ends_the_step_and_a_new_one_serves_again(node: Node) 
     with pytest.raises(NodeError):
         node.jobs()
     node.fleet.reconnect(0)
+    assert node.fleet.per_connection == {}
     assert node.jobs() == JobsReply(())
 
 
@@ -118,7 +124,9 @@ def test_input_that_a_step_has_not_read_is_not_taken_for_the_next_request(node: 
     body = [b"x" * 100_000] * 50
     ends = gather({0: partial(_jobs_with_body, node.fleet, body)}).all()
     assert ends[0].exit_code == 0
+    before = node.commands
     assert node.jobs() == JobsReply(())
+    assert node.commands == before + 1
 
 
 def _jobs_with_body(
@@ -143,12 +151,12 @@ REFUSED = {
     "an end without an answer": ("printf '\\000\\000' >&2; printf '\\000%s\\n' 0; sleep 600", "cannot read"),
     "an answer without an end": ("exec cat /dev/zero | tr '\\0' 'x'", "longer than"),
     "its own end": ("exit 3", "exit code 3"),
-    "a success without an answer": ("exit 0", "exit code 255"),
+    "a success without an answer": ("exit 0", "ended without an answer"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_program_that_is_no_agent_is_named_and_left(node: Node, what: str) -> None:
+def test_output_of_another_program_is_an_error_that_names_the_node(node: Node, what: str) -> None:
     writes, message = REFUSED[what]
     node.replace_python(f"#!/bin/sh\nhead -c 12 > /dev/null\n{writes}\n")
     with pytest.raises(NodeError, match=message) as caught:
@@ -166,11 +174,11 @@ def test_output_while_no_step_runs_is_not_taken_for_an_answer(node: Node) -> Non
     assert node.jobs() == JobsReply(())
     until((node.home / "written").exists)
     (node.home / "bin" / "python3").unlink()
-    until(lambda: node.fleet.kept is not None and node.fleet.kept[0].is_over)  # type: ignore[attr-defined]
+    until(lambda: node.fleet.per_connection is not None and node.fleet.per_connection[0].is_over)  # type: ignore[attr-defined]
     assert node.jobs() == JobsReply(())
 
 
-def test_request_that_is_none_ends_the_process(node: Node) -> None:
+def test_invalid_request_ends_the_process(node: Node) -> None:
     command = f"{sys.executable} -IS {node.home}/{client.agent_path()} serve"
     for data in (b"\xff" * 9, b"\0" * 9, b"\0\0\0\1\0\0\0\1\0j"):
         ends = gather({0: partial(node.fleet.start, 0, CommandSpec(command, data))}).all()
@@ -189,6 +197,77 @@ def test_last_step_may_write_any_byte(node: Node) -> None:
             node.fleet, 0, JobsRequest(), on_end, on_stdout=lambda data: received.extend(data), is_last=True
         )
 
-    with contextlib.suppress(NodeError):
-        gather({0: start}).all()
+    assert gather({0: start}).all()[0].exit_code == 0
     assert bytes(received) == b"a\x000\nb\0c"
+    (node.home / "bin" / "python3").unlink()
+    before = node.commands
+    assert node.jobs() == JobsReply(())
+    assert node.commands == before + 1
+
+
+def test_process_that_waits_for_a_step_has_no_time_limit(node: Node) -> None:
+    """That of the last step does not count: a user may watch a job between two steps for hours."""
+    assert node.jobs(timeout=1.0) == JobsReply(())
+    before = node.commands
+    time.sleep(2.5)
+    assert node.jobs() == JobsReply(())
+    assert node.commands == before
+
+
+def test_later_step_has_its_own_time_limit(node: Node) -> None:
+    assert node.jobs(timeout=60.0) == JobsReply(())
+    (child,) = [child for child in node.server._all if child.returncode is None]
+    os.kill(child.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(NodeError, match="did not end within 1 s"):
+            node.jobs(timeout=1.0)
+    finally:
+        os.kill(child.pid, signal.SIGCONT)
+
+
+def test_end_in_pieces_is_understood(node: Node) -> None:
+    node.replace_python(
+        "#!/bin/sh\nhead -c 15 > /dev/null\nprintf '\\000' >&2; sleep 0.1\n"
+        "printf '{\"jobs\": []}\\n\\000'; sleep 0.1; printf 0; sleep 0.1; printf '\\n'; sleep 600\n"
+    )
+    assert node.jobs() == JobsReply(())
+
+
+def test_step_that_was_killed_is_named(node: Node) -> None:
+    node.replace_python(
+        f'#!/bin/sh\n[ $5 = serve ] || exec {sys.executable} "$@"\nexec {sys.executable} -IS -c "\n'
+        "import os, sys\nsys.path.insert(0, sys.argv[1])\nfrom agent import serve, steps\n"
+        'steps.main = lambda *_: os.kill(os.getpid(), 9)\nsys.exit(serve.main())\n" "$4"\n'
+    )
+    with pytest.raises(NodeError, match="step 'jobs' failed: exit code 137"):
+        node.jobs()
+
+
+def test_input_is_sent_when_it_comes(node: Node) -> None:
+    """The body of a step has nothing to send at first, and the next step follows on the same channel."""
+    waits = 5
+
+    def body() -> Iterator[bytes]:
+        for _ in range(waits):
+            yield b""
+
+    assert gather({0: partial(_jobs_with_body, node.fleet, body())}).all()[0].exit_code == 0
+    before = node.commands
+    assert node.jobs() == JobsReply(())
+    assert node.commands == before
+
+
+def test_node_that_does_not_answer_does_not_hold_up_another(node: Node, keys_of: Site) -> None:
+    target = keys_of.target(node.server.port)
+    with Fleet({0: target, 1: target}) as fleet:
+        fleet.connect()
+        asked = {0: JobsRequest(), 1: JobsRequest()}
+        assert client.gather_replies(fleet, asked).all() == dict.fromkeys(asked, JobsReply(()))
+        child = [child for child in node.server._all if child.returncode is None][-1]
+        os.kill(child.pid, signal.SIGSTOP)
+        try:
+            found = client.gather_replies(fleet, asked, timeout=1.0, fatal=lambda _: False)
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+        assert [type(one) for one in found.errors.values()] == [NodeError]
+        assert list(found.values.values()) == [JobsReply(())]

@@ -62,7 +62,41 @@ def test_compiled_modules_are_used(installed: Node) -> None:
     assert not codes["agent.rank"][0]
 
 
-def test_no_method_of_a_dataclass_is_compiled_when_the_agent_starts(installed: Node) -> None:
+@pytest.mark.parametrize("words", [("jobs", "{}"), ("serve",)])
+def test_no_method_of_a_dataclass_is_compiled_when_the_agent_starts(
+    installed: Node, words: tuple[str, ...]
+) -> None:
+    assert installed.send("compile", b"").returncode == 0
+    assert compilations(installed, *words) == 0
+
+
+def test_methods_that_are_missing_in_the_file_are_compiled(installed: Node) -> None:
+    assert installed.send("compile", b"").returncode == 0
+    path = compiled(installed)
+    codes, methods = read(path)
+    write(path, (codes, dict(list(methods.items())[::2])))
+    assert compilations(installed, "jobs", "{}") > 0
+
+
+def compilations(node: Node, *words: str) -> int:
+    """Return how many methods of dataclasses the agent compiles for this command."""
+    program = (
+        "import runpy, sys\n"
+        "found = []\n"
+        "sys.addaudithook(lambda name, given: name == 'compile' and '__create_fn' in str(given[0]) and found.append(1))\n"
+        f"sys.argv = {[str(node.agent), *words]!r}\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print(len(found), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-IS", "-X", "utf8", "-c", program],
+        env={"HOME": str(node.home)}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return int(done.stderr)
+
+
+def test_methods_of_dataclasses_are_taken_from_the_file(installed: Node) -> None:
     assert installed.send("compile", b"").returncode == 0
     path = compiled(installed)
     codes, methods = read(path)
@@ -153,16 +187,18 @@ def test_failed_compilation_leaves_nothing(node: Node) -> None:
     assert node.jobs() == ()
 
 
-def test_a_step_imports_little_of_the_standard_library(installed: Node) -> None:
-    """Each module takes milliseconds, for which every step waits."""
+@pytest.mark.parametrize("words", [("jobs", "{}"), ("serve",)])
+def test_a_step_imports_little_of_the_standard_library(installed: Node, words: tuple[str, ...]) -> None:
+    """Each module takes milliseconds, for which the first step waits."""
     assert installed.send("compile", b"").returncode == 0
     done = subprocess.run(
-        [sys.executable, "-IS", "-X", "utf8", "-X", "importtime", installed.agent, "jobs", "{}"],
+        [sys.executable, "-IS", "-X", "utf8", "-X", "importtime", installed.agent, *words],
+        stdin=subprocess.DEVNULL,
         env={"HOME": str(installed.home)},
         capture_output=True,
         text=True,
         check=True,
     )
     found = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"dataclasses", "agent.phases"} <= found
+    assert {"dataclasses", "agent.phases" if words[0] == "jobs" else "agent.steps"} <= found
     assert not found & {"inspect", "ast", "dis", "subprocess", "hashlib", "threading", "tempfile", "logging"}

@@ -129,9 +129,9 @@ def test_folders_that_no_project_has_are_an_error_of_that_node(
     here: Path, tmp_path: Path, folders: dict[str, str]
 ) -> None:
     cluster = LocalCluster(tmp_path / "nodes", 3)
-    forged = tmp_path / "folders.json"
-    forged.write_text(json.dumps(folders))
     for node in (1, 2):
+        forged = tmp_path / f"folders-{node}.json"
+        forged.write_text(json.dumps({f"{name}{node - 1 or ''}": digest for name, digest in folders.items()}))
         cluster.runner.wrap[node] = forged_probe(forged if node == 1 or len(folders) > 1 else None)
     with pytest.raises(NodeError, match=UNREADABLE.format(1)):
         cluster.sync(here)

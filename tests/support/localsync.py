@@ -47,6 +47,8 @@ class LocalNode:
 class LocalRunner:
     """Carries commands to nodes of this machine. `limit` ends the input of a node after so many bytes."""
 
+    per_connection = None  # no sessions: each step is a process of its own
+
     def __init__(self, nodes: Mapping[int, LocalNode]) -> None:
         self.nodes = dict(nodes)
         self.limits: dict[int, int] = {}
@@ -128,8 +130,6 @@ class LocalRunner:
         self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = lambda _: True
     ) -> Outcome[T]:
         return each({node: (lambda node=node: work(node)) for node in self.nodes}, fatal=fatal)  # type: ignore[misc]
-
-    kept = None
 
     def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
         start_in_thread(self, node, spec, on_end)

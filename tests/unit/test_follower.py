@@ -46,6 +46,8 @@ def ended(node: int, code: int) -> bytes:
 class Nodes:
     """Carries the agent's steps to nodes that are a function: `follow`."""
 
+    per_connection = None
+
     def __init__(
         self,
         follow: Callable[[int, FollowRequest, Write], None],
@@ -69,8 +71,6 @@ class Nodes:
 
     def each(self, work: Callable[[int], Any], *, fatal: Any = lambda _: True) -> Outcome[Any]:
         return each({node: lambda node=node: work(node) for node in range(self.count)}, fatal=fatal)  # type: ignore[misc]
-
-    kept = None
 
     def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
         start_in_thread(self, node, spec, on_end)

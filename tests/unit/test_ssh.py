@@ -462,17 +462,23 @@ def test_concurrent_commands_share_a_connection(connection: Connection, server: 
 
 def test_near_server_may_not_send_far_ahead_of_a_slow_reader(connection: Connection, tmp_path: Path) -> None:
     """A window is what may be on its way in one round trip. More than that only fills memory and queues."""
-    marker = tmp_path / "sent"
+    sent = tmp_path / "sent"
     received = bytearray()
 
     def read(data: bytes) -> None:
         if not received:
-            time.sleep(1.0)
-            assert not marker.exists()
+            before = b""
+            while not before or sent.read_bytes() != before:  # until the server may send no more
+                before = sent.read_bytes()
+                time.sleep(0.3)
+            assert len(before) < 14, "a window of 16 MiB would let all of it go"
         received.extend(data)
 
-    connection.run(f"head -c {40 * MIB} /dev/zero; touch {marker}", on_stdout=read)
-    assert len(received) == 40 * MIB
+    connection.run(
+        f"for k in 1 2 3 4 5 6 7 8 9 10 11 12 13 14; do printf x >> {sent}; head -c {MIB} /dev/zero; done",
+        on_stdout=read,
+    )
+    assert len(received) == 14 * MIB
 
 
 def test_windows_of_many_nodes_are_limited_together(ssh_site: Site, server: Server) -> None:

@@ -328,6 +328,11 @@ def test_project_of_too_many_files_is_refused(here: Path, monkeypatch: pytest.Mo
     assert "sync.exclude" in render(refused.value.hint)
 
 
+def test_folders_that_were_deleted_here_are_no_error_however_many_nodes_have_them() -> None:
+    folders = {f"d{k}": "0" * 16 for k in range(400)}
+    sync._check_folders(dict.fromkeys(range(256), folders), {})
+
+
 PARTS = [
     "a",
     "data",

@@ -56,6 +56,8 @@ class Nodes:
     `hidden` are the variables set by the user, whose values may be secret.
     """
 
+    per_connection = None  # no sessions: each step is shown as a command of its own
+
     def __init__(
         self,
         cluster: Cluster,
@@ -167,8 +169,6 @@ class Nodes:
                 if fatal(error):
                     break
         return outcome
-
-    kept = None  # each step is shown
 
     def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
         """Run the command at once."""

@@ -162,7 +162,11 @@ class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     max_mb: Annotated[
         float,
-        limited("Refuse to send more than this many MiB (a data set or a .venv, by mistake).", gt=0, le=1e7),
+        limited(
+            "Refuse to send more than this many MiB to a node (a data set or a .venv, by mistake).",
+            gt=0,
+            le=1e7,
+        ),
     ] = 512.0
 
 

@@ -1,7 +1,7 @@
 """A limit for a node that sends results without progress: frames that say that it works, pieces of a few bytes, or only notes.
 
-Progress is LEAST bytes of results within STALLED seconds. What a node reads without sending it counts as well: files that it
-looks at, as far as a pull may have any, and bytes that it compares with what is here, as far as there are any.
+Progress is LEAST_PROGRESS bytes of results within STALLED seconds. Files that the node looks at count, up to the most that a pull
+may have, and so do bytes that it compares with files here, up to their size.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Callable
 from cloudddp.errors import Command, NodeError
 
 STALLED = 120.0  # seconds without progress
-BEGIN = (
-    1800.0  # seconds until the results begin: what is here is described to the node before, in up to 64 MiB
-)
-LEAST = 256 << 10  # bytes
+# Seconds until the results begin: before, the node reads what this computer has (up to 64 MiB of descriptions).
+FIRST_BYTE = 1800.0
+LEAST_PROGRESS = 256 << 10  # bytes
 
 
 class ProgressLimit:
@@ -32,9 +31,9 @@ class ProgressLimit:
         now = time.monotonic()
         self._at += now - began
         amount = self._amount()
-        if amount >= self._counted + LEAST or (amount and not self._counted):
+        if amount >= self._counted + LEAST_PROGRESS or (amount and not self._counted):
             self._counted, self._at = amount, now
-        elif now - self._at >= (STALLED if self._counted else BEGIN):
+        elif now - self._at >= (STALLED if self._counted else FIRST_BYTE):
             reason = f"node {self._node}: it made no progress while it sent results"
             raise NodeError(
                 reason,

@@ -11,7 +11,7 @@ from cloudddp.agent.protocol import files
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.files import End, Entry, Total, Work
 
-OF_FILE = 1024  # bytes that count for a file that the agent has only looked at
+LOOK_WORK = 1024  # bytes that count for a file that the agent has only looked at
 
 
 class Refused(ValueError):
@@ -55,7 +55,7 @@ class Reader:
     @property
     def amount(self) -> int:
         """What has come so far, in bytes, with a limit for what the agent says that it has read."""
-        read = min(self._work.files, files.MAX_ENTRIES) * OF_FILE + min(self._work.size, self._compared)
+        read = min(self._work.files, files.MAX_ENTRIES) * LOOK_WORK + min(self._work.size, self._compared)
         return self._sent + read
 
     def feed(self, data: bytes) -> None:

@@ -1,8 +1,8 @@
 """cloudddp's program on a node: inspects the machine, receives files, starts ranks, keeps their logs and exit codes.
 
 Standard library only, Python 3.9 or newer. The laptop builds these modules and the protocol into one .pyz
-(cloudddp/agent/build.py), copies it over SSH and runs it once per step. Between steps only one supervisor per job
-runs, so the laptop may disconnect and reconnect: the state of a job is in JSON files that are replaced atomically,
+(cloudddp/agent/build.py), copies it over SSH and runs it: one process (`serve`) does the steps of a laptop's command. Afterwards
+only one supervisor per job runs, so the laptop may disconnect and reconnect: the state of a job is in JSON files that are replaced atomically,
 below ~/.cloudddp/jobs/JOB/. The agent does not depend on AWS or torch.
 
 Each step is the module of its name with `REQUEST`, the type of its request, and `step(request)`:
@@ -18,6 +18,7 @@ Each step is the module of its name with `REQUEST`, the type of its request, and
     pulled     record what has been pulled
     pack       write files of the project to stdout, as far as the laptop lacks them
 
-`guard`, `supervisor` and `rank` are the processes of a job; `upload` copies its results to S3. Every module imports what it needs at its top, so that a running
-step does not read the .pyz again, which may be replaced.
+`serve` does one step after another, each in a fork. `guard`, `supervisor` and `rank` are the processes of a job; `upload`
+copies its results to S3. Every module imports what it needs at its top, so that a running step does not read the .pyz again,
+which may be replaced.
 """

@@ -5,9 +5,9 @@ one version of Python (`agent compile`, once, when it is installed). It is used 
 write to it, and its checksum is right; otherwise the sources are. The laptop could not ship it: byte code fits one version of
 Python only, and which one a node has, and whether it is trusted there, is known to the node alone.
 
-Every step waits for this process to start, so that also the garbage collector does not run meanwhile, and `inspect` (with
+The first step waits for this process to start, so that also the garbage collector does not run meanwhile, and `inspect` (with
 `ast` and `dis`), which dataclasses imports for classes without docstrings, is loaded when it is used. The methods that
-dataclasses writes as texts, and compiles one by one, are in the file, too: they take 2 ms of processor time in place of 31.
+dataclasses writes as texts, and compiles one by one, are in the file, too: of all steps together they took 31 ms.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class CompiledMethods:
         exec(code, *where)  # noqa: S102
 
 
-def use(methods: Methods) -> CompiledMethods:
+def use_compiled_methods(methods: Methods) -> CompiledMethods:
     """Make dataclasses use methods that are compiled. Return what also collects those that are missing."""
     import dataclasses
 
@@ -117,7 +117,7 @@ if __name__ == "__main__":
     codes, methods = read(compiled_path())
     sys.meta_path.insert(0, Compiled(codes))
     if methods:
-        use(methods)
+        use_compiled_methods(methods)
     from agent.__main__ import main
 
     code = main()

@@ -43,7 +43,7 @@ def main() -> int:
 
 def _methods(codes: boot.Codes) -> boot.Methods:
     """Return the methods of all dataclasses, compiled: those that dataclasses asks for while the modules are imported."""
-    known = boot.use({})
+    known = boot.use_compiled_methods({})
     sys.meta_path.insert(0, boot.Compiled(codes))
     for name in (*steps.STEPS, *OTHERS):
         import_module(f"agent.{name}")

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 ANSWER = 5.0  # seconds for the other side to prove who it is
 STALLED = 15.0  # seconds without which nothing more of the file is taken or comes
 LONGEST_LINE = 1 << 16  # bytes
-# What a stranger may cause.
+# What an unauthenticated peer may cause.
 REFUSED = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 

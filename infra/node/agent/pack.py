@@ -141,7 +141,10 @@ class Packer:
             for name, info in below(self._folder, root, self._notes):
                 self._out.working(looked=1)
                 if len(found) + len(same) >= files.MAX_ENTRIES:
-                    raise SystemExit(f"there are more than {files.MAX_ENTRIES:,} files; pull fewer at a time")
+                    roots = ", ".join(map(on_one_line, self._roots))
+                    raise SystemExit(
+                        f"there are more than {files.MAX_ENTRIES:,} files below {roots}; name fewer: `cloudddp pull PATH`"
+                    )
                 if stat.S_ISREG(info.st_mode):
                     if self._is_same(name, info, info.st_size):
                         same.append(self._have[name][0])

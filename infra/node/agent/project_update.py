@@ -19,7 +19,6 @@ from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.transfer import Frame, ReceiveEvent, ReceiveReply, Record, Wants
 
 MAX_BEGUN = 16  # files that come in parts: each source begins one after the other
-OF_FILE = 4096  # bytes that count as the work on a file without contents
 DISK_RESERVE = 64 << 20  # bytes that stay free
 
 
@@ -35,7 +34,9 @@ class ProjectUpdate:
         self.again: list[int] = []  # files whose beginning here was wrong: the laptop has to send them whole
         self._restarted: set[int] = set()
         self.received = 0  # bytes in frames
-        self.worked = 0  # bytes that were hashed besides, and OF_FILE for each other change of a file
+        self.worked = (
+            0  # bytes that were hashed besides, and transfer.FILE_WORK for each other change of a file
+        )
 
     @property
     def is_planned(self) -> bool:
@@ -90,22 +91,22 @@ class ProjectUpdate:
         writer.forget_partials({made.names[index] for index in made.large})
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
             writer.move(name, made.names[index], made.entries[index])
-            self._has_worked(OF_FILE)
+            self._has_worked(transfer.FILE_WORK)
         self._relay.renamed(made.move)
         writer.remove([*made.delete, *made.move.values()])  # the latter for folders that are empty now
         for index in made.links:
             writer.link(made.names[index], made.entries[index].target)
-            self._has_worked(OF_FILE)
+            self._has_worked(transfer.FILE_WORK)
         for index in made.touch:
             writer.touch(made.names[index], made.entries[index])
-            self._has_worked(OF_FILE)
+            self._has_worked(transfer.FILE_WORK)
         self._writer = writer
 
     def _has_worked(self, size: int) -> None:
         self.worked += size
 
     def take_batch(self, frame: Frame) -> None:
-        assert self._writer is not None  # noqa: S101  _prepare was called
+        assert self._writer is not None  # noqa: S101  prepare was called
         made = self.plan
         for record, contents in transfer.read_batch(frame):
             if record.missing or record.number not in made.wanted or record.number in self._records:
@@ -129,7 +130,7 @@ class ProjectUpdate:
 
     def _begun(self, index: int) -> tuple[Partial, LargeFile]:
         """Return a file that comes in parts, opened when the first of them arrives."""
-        assert self._writer is not None  # noqa: S101  _prepare was called
+        assert self._writer is not None  # noqa: S101  prepare was called
         if index not in self._large:
             if len(self._large) >= MAX_BEGUN:
                 raise SourceLost("too many files were begun at the same time")
@@ -150,13 +151,12 @@ class ProjectUpdate:
             good = partial.finish(record)
         self._relay.ended(large, frame.raw if good else None)
         if not good and is_direct and record.number not in self._restarted:
-            self._restarted.add(
-                record.number
-            )  # its beginning came from another node, or from an earlier sync
+            # Its beginning came from another node, or from an earlier sync.
+            self._restarted.add(record.number)
             self.again.append(record.number)
             return
         if not good:
-            raise SourceLost(f"{self.plan.names[record.number]!r} was changed on the way")
+            raise SourceLost(f"{self.plan.names[record.number]!r} arrived with other contents than announced")
         self._records[record.number] = record
 
     def finish(self) -> ReceiveReply:

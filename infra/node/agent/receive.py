@@ -139,7 +139,7 @@ class Receiver:
                 self._receive(source)
         except SourceLost as error:
             if source is self._laptop:
-                raise SystemExit(str(error)) from None
+                raise SystemExit(f"{error}; repeat the command") from None
             raise
         except EOFError:
             if source is self._laptop:

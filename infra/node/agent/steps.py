@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 from agent import garbage, version
 from cloudddp.agent.protocol import ExitCode
@@ -32,7 +32,7 @@ def main(step: str, *request: bytes) -> int:
         raise SystemExit(text) from None
 
 
-def load(step: str) -> Any:
+def load(step: str) -> ModuleType:
     """Return the module of a step."""
     if step not in STEPS:
         raise SystemExit(f"not a step: {step!r}")
