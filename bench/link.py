@@ -1,7 +1,7 @@
 """A wide-area link between laptop and nodes: what round trips of 0, 20 and 100 ms cost, and whether paramiko is the limit.
 
-`python -m bench link` starts a simulator and runs this file in its network with `cloudddp sim exec`. On 2 namespace nodes, for each
-round trip, with 500 Mbit/s in each direction unless it is 0:
+`python -m bench link` starts a simulator and runs this file in its network with `cloudddp sim exec`. On 2 namespace nodes,
+for each round trip, with 500 Mbit/s in each direction unless it is 0:
 
 - seconds of `status`, `exec`, a sync of 2,000 x 4 KiB and of nothing, a `launch` with direct rendezvous, and `pull`;
 - MB/s of one stream in each direction and processor seconds per GB, over paramiko and over OpenSSH's `ssh`.
@@ -114,7 +114,8 @@ def profile(runner: Any) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Return the profiler's name of a function without what is always the same: `<method 'send' of '_socket.socket' objects>`."""
+    """Return the profiler's name of a function without what is always the same: `<method 'send' of '_socket.socket'
+    objects>`."""
     found = re.fullmatch(r"<(?:built-in )?method '?([\w.]+)'?(?: of '(?:[\w.]*\.)?(\w+)' objects)?>", name)
     return name if found is None else ".".join(part for part in (found[2], found[1]) if part)
 

@@ -1,8 +1,9 @@
 """Calls the agent on the nodes: ships it, runs a step on one node or on all, decodes the reply.
 
-A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. `start_step` does steps one after another in one
-process on the node (session.py); `run_step` starts a command. The agent's file is checked by its hash before each start, which catches accidents and
-other versions. It does not protect against a rank, which may replace any program of its user: decode.py does.
+A `Runner` carries commands to nodes: the SSH fleet, or the stand-in of a dry run. `start_step` does steps one after another
+in one process on the node (session.py); `run_step` starts a command. The agent's file is checked by its hash before each
+start, which catches accidents and other versions. It does not protect against a rank, which may replace any program of its
+user: decode.py does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
 from cloudddp.agent.protocol.version import VersionConflict
-from cloudddp.agent.session import Session
+from cloudddp.agent.session import CommandStarter, Session
 from cloudddp.errors import Command, NodeError
 from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome, gather
@@ -39,13 +40,17 @@ _PYTHON = "python3 -IS -X utf8"
 _LONGEST_REASON = 500  # characters of a node's error text in a message
 
 
-class Runner(Protocol):
-    """Carries a command to a node, by node rank."""
+class Starter(CommandStarter, Protocol):
+    """Starts a command on a node."""
 
     @property
     def per_connection(self) -> dict[int, object] | None:
         """What is kept for a node as long as its connection lasts: its Session. None where nothing can be kept."""
         ...
+
+
+class Runner(Starter, Protocol):
+    """Carries a command to a node, by node rank."""
 
     @property
     def nodes(self) -> Iterable[int]: ...
@@ -64,8 +69,6 @@ class Runner(Protocol):
     ) -> Result: ...
 
     def each(self, work: Callable[[int], T], *, fatal: Callable[[Exception], bool] = ...) -> Outcome[T]: ...
-
-    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None: ...
 
     def host_key(self, node: int) -> str: ...
 
@@ -178,48 +181,53 @@ def run_step(
     on_stdout: Callable[[bytes], None] | None = None,
     on_stderr: Callable[[bytes], None] | None = None,
 ) -> Result:
-    """Run one step of the agent on a node and return what it wrote.
+    """Run one step of the agent on a node and return what it wrote. Output is taken in the caller's thread, which may be
+    slow; so it has a command of its own.
 
     The request is the first line of stdin, `body` follows it. With `ship` the agent itself is on stdin, and the request
     in argv, which every user of the node can read: no request with secrets is sent like that. An agent that turns out
     to be missing or changed is shipped for a second try, unless there is a `body`, which can be read only once.
     Raises RefusedByAgent, NodeError.
     """
-    message = encode(request)
-    is_stream = on_stdout is not None or body is not None
+    ends: list[Result | Exception] = []
+    start_step(
+        _AtOnce(runner), node, request, ends.append,
+        body=body, ship=ship, timeout=timeout, limit=limit, on_stdout=on_stdout, on_stderr=on_stderr,
+    )  # fmt: skip
+    (end,) = ends
+    if isinstance(end, Exception):
+        raise end
+    return end
 
-    def run(command: str, data: bytes | Iterable[bytes]) -> Result:
-        with timings.span(f"agent: {request.STEP}", node):
-            try:
-                return runner.run(
-                    node,
-                    command,
-                    stdin=data,
-                    command_timeout=timeout,
-                    limit=limit,
-                    on_stdout=on_stdout,
-                    on_stderr=on_stderr,
-                    # A reply must arrive completely within the time limit; a stream has no limit.
-                    total_timeout=None if is_stream else timeout,
-                )
-            except NodeError as error:
-                raise _of_step(request, error) from None
 
-    if ship:
-        result = run(_ship(_run_agent(request.STEP, message.decode())), parcel())
-    else:
-        command = _step_command(request.STEP)
-        line = message + b"\n"
-        result = run(command, line if body is None else itertools.chain((line,), body))
-        if result.exit_code == ExitCode.NO_AGENT and body is None:
-            result = run(_ship("exit 0"), parcel())
-            result = result if result.exit_code else run(command, line)
-    _raise_refusal(node, result)
-    return result
+class _AtOnce:
+    """Starts a command by running it to its end."""
+
+    per_connection = None
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
+        end: Result | Exception
+        try:
+            end = self._runner.run(
+                node,
+                spec.command,
+                stdin=spec.stdin,
+                command_timeout=spec.command_timeout,
+                on_stdout=spec.on_stdout,
+                on_stderr=spec.on_stderr,
+                limit=spec.limit,
+                total_timeout=spec.total_timeout,
+            )
+        except Exception as error:
+            end = error
+        on_end(end)
 
 
 def start_step(
-    runner: Runner,
+    runner: Starter,
     node: int,
     request: Step,
     on_end: OnEnd,
@@ -234,9 +242,9 @@ def start_step(
     is_last: bool = False,
     then: Sequence[str] = (),
 ) -> None:
-    """Start one step of the agent on a node, without waiting. `on_end` gets what run_step returns or raises; it, the body and the
-    output run in a thread that serves all nodes. `span`: record its time for --timings. `is_last`: of this node, as far as is known;
-    `then`: those that are likely to follow it."""
+    """Start one step of the agent on a node, without waiting. `on_end` gets what run_step returns or raises; it, the body
+    and the output run in a thread that serves all nodes. `span`: record its time for --timings. `is_last`: of this node, as
+    far as is known; `then`: those that are likely to follow it."""
     _Call(runner, node, request, on_end, body, is_last=is_last, then=then, span=span).begin(
         CommandSpec(
             _step_command(request.STEP),
@@ -244,6 +252,7 @@ def start_step(
             on_stdout=on_stdout,
             on_stderr=on_stderr,
             limit=limit,
+            # A reply must arrive completely within the time limit; a stream has no limit.
             total_timeout=timeout if on_stdout is None and body is None else None,
         ),
         ship=ship,
@@ -254,7 +263,7 @@ class _Call:
     """A step that was started on a node: the agent is shipped if it turns out that the node lacks it."""
 
     def __init__(
-        self, runner: Runner, node: int, request: Step, on_end: OnEnd, body: Iterable[bytes] | None, *,
+        self, runner: Starter, node: int, request: Step, on_end: OnEnd, body: Iterable[bytes] | None, *,
         is_last: bool, then: Sequence[str], span: bool,
     ) -> None:  # fmt: skip
         self._runner, self._node, self._request, self._on_end = runner, node, request, on_end

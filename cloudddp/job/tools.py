@@ -45,7 +45,8 @@ class Tool:
     def send(
         self, runner: Runner, addresses: Mapping[int, str], progress: Callable[[Text], None]
     ) -> Outcome[ReceiveReply | None]:
-        """Put it on nodes, by their private addresses: it leaves this computer once. Raises CloudDDPError if it cannot be read."""
+        """Put it on nodes, by their private addresses: it leaves this computer once. Raises CloudDDPError if it cannot be
+        read."""
         info = self.path.stat()
         entry = Entry(FILE, 0o755, info.st_size, info.st_mtime_ns, "")
         # Any port that is likely to be free: if it is not, the nodes get it from here.
@@ -74,7 +75,8 @@ def local() -> Tool | None:
 
 
 class Sending:
-    """Sends py-spy to the nodes on which a job was `started` and that lack it, in a thread. A failure is a warning: the job runs."""
+    """Sends py-spy to the nodes on which a job was `started` and that lack it, in a thread. A failure is a warning: the job
+    runs."""
 
     def __init__(
         self,

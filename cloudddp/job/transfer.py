@@ -1,8 +1,8 @@
 """Sends the project's files to the nodes: each byte leaves this computer once, and the nodes pass it on in a chain.
 
 Every node runs a `receive` step for as long as the transfer lasts. The first one of the chain gets the files on its stdin,
-each other one connects to the node before it, or else to the first one; if both fail, it gets them from here. The nodes after one
-that falls behind are told to use another source.
+each other one connects to the node before it, or else to the first one; if both fail, it gets them from here. The nodes
+after one that falls behind are told to use another source.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ _CLOSE = object()
 
 
 class Transfer:
-    """One transfer of a listing to the nodes of a chain. `approve` gets what a node lacks before that is sent from here, and may raise:
-    for the first node of the chain that ends the transfer, for another one only its step. `note` gets what the user should know,
-    `on_bytes` the size of each frame that has left; `sent` each file as it was read, and whether it was stable meanwhile."""
+    """One transfer of a listing to the nodes of a chain. `approve` gets what a node lacks before that is sent from here,
+    and may raise: for the first node of the chain that ends the transfer, for another one only its step. `note` gets what
+    the user should know, `on_bytes` the size of each frame that has left; `sent` each file as it was read, and whether it
+    was stable meanwhile."""
 
     def __init__(
         self,

@@ -6,11 +6,11 @@ node can make a transfer last without limit.
 
 A node may make no progress without a fault of its own:
 
-- It waits for a node that has received nothing that this one lacks. Then that node is judged instead.
-- Its source sends it nothing, although it has more, or claims to have everything. Then it gets another source: that of the
-  source, and after that this computer, which is trusted. A node that gets nothing from here either is at fault.
-- This computer is busy: it hashes the part of a large file that a node has, or reads from a slow disk. That time does not count.
-- Its disk is slow: it waits until what was written is on it. That has a longer limit.
+- It waits for a node that has received nothing that this one lacks. Then that node is judged instead. - Its source sends it
+nothing, although it has more, or claims to have everything. Then it gets another source: that of the source, and after that
+this computer, which is trusted. A node that gets nothing from here either is at fault. - This computer is busy: it hashes
+the part of a large file that a node has, or reads from a slow disk. That time does not count. - Its disk is slow: it waits
+until what was written is on it. That has a longer limit.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def _limit(node: Node, direct: int) -> float:
 
 
 def next_source(node: Node, nodes: Mapping[int, Node]) -> int:
-    """Return where a node that gets nothing from its source gets the files instead: from another node once, and then from here."""
+    """Return where a node that gets nothing from its source gets the files instead: from another node once, and then from
+    here."""
     source = nodes.get(node.source)
     return LAPTOP if source is None or node.moves else source.source
 

@@ -97,7 +97,8 @@ class Activity:
 
 @runtime_checkable
 class WakingInput(Protocol):
-    """An input that, after it yielded b"", calls `wake` when it has more; while it `is_starved` it does not, and is asked again."""
+    """An input that, after it yielded b"", calls `wake` when it has more; while it `is_starved` it does not, and is asked
+    again."""
 
     def attach(self, wake: Callable[[], None]) -> None: ...
 

@@ -18,8 +18,8 @@ Start = Callable[[CommandSpec, Callable[[], None]], RunningCommand]
 
 
 class CommandLoop:
-    """The commands of one fleet. What a command's input and output call, and `on_end`, runs in the loop's thread: while it blocks,
-    the other commands wait, and their nodes with them."""
+    """The commands of one fleet. What a command's input and output call, and `on_end`, runs in the loop's thread: while it
+    blocks, the other commands wait, and their nodes with them."""
 
     def __init__(self) -> None:
         self._starts = TaskPool(STARTS, "ssh command start")

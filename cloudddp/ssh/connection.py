@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 # Bytes that a server may send before the first of them is acknowledged: so many per round trip. paramiko's default of 2 MiB
 # is 17 MB/s at 100 ms, 16 MiB is 71 MB/s (`python -m bench window`).
 DEFAULT_WINDOW, STREAM_WINDOW = 2 << 20, 16 << 20
-# Bytes per second that a stream may reach. A window for more only fills the queues on the way, whose losses slow it down: 16 MiB
-# at 20 ms and 500 Mbit/s give 37 MB/s, 4 MiB 49, 2 MiB 57.
+# Bytes per second that a stream may reach. A window for more only fills the queues on the way, whose losses slow it down:
+# 16 MiB at 20 ms and 500 Mbit/s give 37 MB/s, 4 MiB 49, 2 MiB 57.
 FASTEST = 160_000_000
 
 
@@ -153,8 +153,8 @@ class Connection:
         total_timeout: float | None = None,
         window: int = STREAM_WINDOW,
     ) -> Result:
-        """Run a command to its end and return its result: see CommandSpec. `window`: how many bytes of a stream may be in memory if
-        `on_stdout` is slower than the node.
+        """Run a command to its end and return its result: see CommandSpec. `window`: how many bytes of a stream may be in
+        memory if `on_stdout` is slower than the node.
 
         Raises NodeError also if the connection breaks or a time limit passes.
         """

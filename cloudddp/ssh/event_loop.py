@@ -1,8 +1,8 @@
 """One thread for the sockets and timers of all SSH connections.
 
-paramiko reads each connection in a thread of its own, which wakes ten times a second: 64 nodes are 64 threads. Here the same code
-runs in a greenlet per connection: where it would wait for its socket, it switches to the loop, which waits for all sockets
-at once. Nothing in this thread may block.
+paramiko reads each connection in a thread of its own, which wakes ten times a second: 64 nodes are 64 threads. Here the
+same code runs in a greenlet per connection: where it would wait for its socket, it switches to the loop, which waits for
+all sockets at once. Nothing in this thread may block.
 """
 
 from __future__ import annotations

@@ -32,9 +32,10 @@ class Result:
 class CommandSpec:
     """A command to run, its input and its limits.
 
-    `stdin` may be a stream of pieces, which is sent while output is read. b"" means that there is nothing to send yet: it is asked
-    again a moment later, or, if it is a WakingInput, when it calls. With `on_stdout` the output is passed on as it arrives and Result.stdout is empty; `on_stderr` likewise. Otherwise at most
-    `limit` bytes of each stream are kept: a command that writes more is ended, with NodeError.
+    `stdin` may be a stream of pieces, which is sent while output is read. b"" means that there is nothing to send yet: it
+    is asked again a moment later, or, if it is a WakingInput, when it calls. With `on_stdout` the output is passed on as it
+    arrives and Result.stdout is empty; `on_stderr` likewise. Otherwise at most `limit` bytes of each stream are kept: a
+    command that writes more is ended, with NodeError.
 
     `command_timeout` is the longest time, in seconds, in which the command neither sends nor accepts a byte; None sets no
     limit once the server has started it (keepalives still find a dead node). `total_timeout` limits the whole command: a

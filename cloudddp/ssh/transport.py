@@ -21,7 +21,8 @@ from cloudddp.ssh.packets import BoundedPacketizer
 if TYPE_CHECKING:
     from cloudddp.ssh.routes.route import Stream
 
-# AES-GCM first: with the AES instructions that every x86-64 and arm64 server has, it is faster than a cipher with a separate MAC.
+# AES-GCM first: with the AES instructions that every x86-64 and arm64 server has, it is faster than a cipher with a
+# separate MAC.
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 # The server chooses the group, of up to 8192 bits: Python computes for a second and stops every other connection meanwhile.
 _SLOW_KEX = "diffie-hellman-"

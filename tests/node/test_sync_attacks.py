@@ -1,4 +1,5 @@
-"""Syncing to nodes of which one runs another program in the place of the agent: the sync ends, and the other nodes are served."""
+"""Syncing to nodes of which one runs another program in the place of the agent: the sync ends, and the other nodes are
+served."""
 
 from __future__ import annotations
 

@@ -232,7 +232,8 @@ LIBZSTD = next(
 
 
 def codecs_over_a_slow_link(cluster: LocalCluster, here: Path) -> list[int]:
-    """Sync over a link of at most 4 MB/s, less than any compressor takes; return the codecs of the frames with files, in order."""
+    """Sync over a link of at most 4 MB/s, less than any compressor takes; return the codecs of the frames with files, in
+    order."""
     found: list[int] = []
 
     def piece(_node: int, data: bytes) -> None:

@@ -121,7 +121,8 @@ class Work:
 @dataclass(frozen=True)
 class End:
     """The end of a file: SETTLED; RECENT, written so shortly before that a further change need not show in its time;
-    CHANGED while it was read; or GIVEN_UP, because it became shorter. `digest`: SHA-256 of the whole file as it was read, if it is a continued one (SSH verifies what arrives at once)."""
+    CHANGED while it was read; or GIVEN_UP, because it became shorter. `digest`: SHA-256 of the whole file as it was read,
+    if it is a continued one (SSH verifies what arrives at once)."""
 
     state: int
     digest: bytes = b""

@@ -89,11 +89,11 @@ class ProbeReply:
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """`manifest_digest` is the digest of the laptop's manifest, '' for no comparison. `python` is job.python, '' for
-    the node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the instance type
-    has; while nvidia-smi lists fewer, it is called again for up to `gpu_seconds`. `torch_seconds` limits the import of
-    torch and the use of each GPU, 0 for neither. `efa` is how many EFA devices it should have; they are counted if that
-    is not 0. `deadline`: look at the timer of the node's deadline. `only_files`: count no GPUs, for which nvidia-smi takes up to
+    """`manifest_digest` is the digest of the laptop's manifest, '' for no comparison. `python` is job.python, '' for the
+    node's default. `boot_seconds` limits the wait for cloud-init, 0 for none. `gpus` is what the instance type has; while
+    nvidia-smi lists fewer, it is called again for up to `gpu_seconds`. `torch_seconds` limits the import of torch and the
+    use of each GPU, 0 for neither. `efa` is how many EFA devices it should have; they are counted if that is not 0.
+    `deadline`: look at the timer of the node's deadline. `only_files`: count no GPUs, for which nvidia-smi takes up to
     seconds."""
 
     project: str

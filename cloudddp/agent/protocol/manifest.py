@@ -1,8 +1,8 @@
 """The manifest: the files of a project, on the laptop and on a node.
 
-It maps each path of the project to its Entry. Both sides make it by the same rules, and compare digests before they
-send any of it: one for the project, then one for each folder. File names need not be UTF-8: in memory Python escapes such bytes (os.fsdecode), and on the wire a path has
-one character for each of its bytes (latin-1).
+It maps each path of the project to its Entry. Both sides make it by the same rules, and compare digests before they send
+any of it: one for the project, then one for each folder. File names need not be UTF-8: in memory Python escapes such bytes
+(os.fsdecode), and on the wire a path has one character for each of its bytes (latin-1).
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ def _ignore(_path: str, _record: Record, _stable: bool) -> None:
 
 class Sender:
     """Makes frames of files below `root`. `sent` is called with each file, as it was read, and whether it was stable
-    meanwhile. `encode` returns some data with its codec. A file that cannot be read raises UnreadableFile, or is sent as missing where `tolerant`."""
+    meanwhile. `encode` returns some data with its codec. A file that cannot be read raises UnreadableFile, or is sent as
+    missing where `tolerant`."""
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class Sender:
         )
 
     def frames(self, files: Iterable[Wanted]) -> Iterator[bytes]:
-        """Yield the frames of files, in order as far as their sizes are alike; b"" from time to time while there are none, because
-        what the receiver has is hashed."""
+        """Yield the frames of files, in order as far as their sizes are alike; b"" from time to time while there are none,
+        because what the receiver has is hashed."""
         records: list[Record] = []
         contents: list[bytes] = []
         size = 0

@@ -61,8 +61,8 @@ _EXECUTABLE, _MISSING = 1, 2  # flags
 
 
 class Record(NamedTuple):
-    """A file as it was read: `number` is its index in the listing, its size in bytes. `missing`: the sender does not have it, and there are no
-    contents."""
+    """A file as it was read: `number` is its index in the listing, its size in bytes. `missing`: the sender does not have
+    it, and there are no contents."""
 
     number: int
     size: int
@@ -248,8 +248,8 @@ def _inflated(data: bytes, limit: int) -> bytes:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of all folders that differ on some node, in wire form; a folder without files is one that is gone. `contents` is
-    the SHA-256 (its beginning, in hex) of files that may be there with another time, by path.
+    """The files of all folders that differ on some node, in wire form; a folder without files is one that is gone.
+    `contents` is the SHA-256 (its beginning, in hex) of files that may be there with another time, by path.
 
     A file's index is its position in the folders, in order.
     """
@@ -344,9 +344,9 @@ class ReceiveReply:
 
 @dataclass(frozen=True)
 class ReceiveEvent:
-    """A line of what a node reports meanwhile: the files that it lacks; the codecs that it can decode; its stage, what it has
-    received, and what it has hashed or written besides; the files whose beginning on the node was wrong, to send them as a whole; why it needs the files from the laptop, and which nodes it could not use;
-    the end."""
+    """A line of what a node reports meanwhile: the files that it lacks; the codecs that it can decode; its stage, what it
+    has received, and what it has hashed or written besides; the files whose beginning on the node was wrong, to send them
+    as a whole; why it needs the files from the laptop, and which nodes it could not use; the end."""
 
     wants: Optional[Wants] = None
     codecs: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """A limit for a node that sends results without progress: frames that say that it works, pieces of a few bytes, or only notes.
 
-Progress is LEAST_PROGRESS bytes of results within STALLED seconds. Files that the node looks at count, up to the most that a pull
-may have, and so do bytes that it compares with files here, up to their size.
+Progress is LEAST_PROGRESS bytes of results within STALLED seconds. Files that the node looks at count, up to the most that
+a pull may have, and so do bytes that it compares with files here, up to their size.
 """
 
 from __future__ import annotations

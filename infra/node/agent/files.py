@@ -43,7 +43,8 @@ def describe(path: Union[str, Path]) -> Optional[Entry]:
 
 
 def temporary(path: Path) -> Path:
-    """Return where a file is written before it gets its name. One that a killed process has left is no snapshot and no result."""
+    """Return where a file is written before it gets its name. One that a killed process has left is no snapshot and no
+    result."""
     return path.with_name(f".{os.getpid()}{TEMPORARY}")
 
 

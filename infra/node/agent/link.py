@@ -1,7 +1,7 @@
 """A connection between two agents, for a snapshot or for the project's files: those of mesh.py carry short messages.
 
-Both sides prove that they know the secret of the job, or of the sync, and for what they have connected. What is said about a file
-carries an HMAC under it, and the file itself is verified by its SHA-256.
+Both sides prove that they know the secret of the job, or of the sync, and for what they have connected. What is said about
+a file carries an HMAC under it, and the file itself is verified by its SHA-256.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Link:
         return dict(json.loads(line))
 
     def _line(self, deadline: float) -> bytes:
-        """Return what comes until a line break, the end, or LONGEST_LINE bytes. The whole line has to come in time: the socket's own
-        limit is for each piece of it."""
+        """Return what comes until a line break, the end, or LONGEST_LINE bytes. The whole line has to come in time: the
+        socket's own limit is for each piece of it."""
         line = b""
         while len(line) < LONGEST_LINE:
             left = deadline - time.monotonic()

@@ -1,4 +1,5 @@
-"""What a node does with the frames of a sync, wherever they come from: it compares the listing with its files, and changes these.
+"""What a node does with the frames of a sync, wherever they come from: it compares the listing with its files, and changes
+these.
 
 The new manifest is recorded last; until then one that holds the old files and the new, so that after a broken transfer the next
 sync sends what is missing, and deletes what came and is no longer wanted.
@@ -69,7 +70,8 @@ class ProjectUpdate:
         return Wants(everything, () if everything else tuple(missing), offsets, made.size, len(made.delete))
 
     def report_codecs(self) -> None:
-        """Report what this node can decode, while the answer to its request is on the way: to find that out takes milliseconds."""
+        """Report what this node can decode, while the answer to its request is on the way: to find that out takes
+        milliseconds."""
         is_receiver = bool(self.plan.wanted)
         codecs = transfer.codecs() if is_receiver else transfer.ALL_CODECS
         report(ReceiveEvent(codecs=codecs, stage=transfer.COMPARED))

@@ -1,6 +1,7 @@
 """Writes the files of a sync into the project's folder, through open folders, and never through a link.
 
-A file gets its name once it is complete. One that comes in parts is kept where it was begun, so that the next sync continues it.
+A file gets its name once it is complete. One that comes in parts is kept where it was begun, so that the next sync
+continues it.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class ProjectWriter:
     def to_disk(self) -> None:
         """Wait until all that was written is on the disk: one call for any number of files, which an fsync of each is not.
 
-        After a crash of the node there may be files of the right size and time that are empty, or full of zeros: the manifest, which
-        says that they are complete, has to be written later.
+        After a crash of the node there may be files of the right size and time that are empty, or full of zeros: the
+        manifest, which says that they are complete, has to be written later.
         """
         try:
             import ctypes  # a Python may have been built without it

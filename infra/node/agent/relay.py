@@ -36,8 +36,9 @@ class Batch:
 
 
 class LargeFile:
-    """A file that arrives in parts: how much there is, and a descriptor of it until it is complete or has `failed`. Then there is
-    `end`, its last frame, and the file has its name. `again`: the sender has started again, since the file was changing."""
+    """A file that arrives in parts: how much there is, and a descriptor of it until it is complete or has `failed`. Then
+    there is `end`, its last frame, and the file has its name. `again`: the sender has started again, since the file was
+    changing."""
 
     def __init__(self, index: int, descriptor: int, written: int, *, again: bool = False) -> None:
         self.index, self.written, self.again = index, written, again
@@ -243,8 +244,8 @@ class Relay:
                     link.write_all(self._alive())
 
     def _open(self, item: LargeFile) -> Optional[int]:
-        """Return a descriptor of a file that arrives, or has arrived and is unchanged in size. Each costs one: there may be more
-        large files than a process may open."""
+        """Return a descriptor of a file that arrives, or has arrived and is unchanged in size. Each costs one: there may be
+        more large files than a process may open."""
         with self._changed:
             if item.failed:
                 return None
