@@ -10,7 +10,7 @@ import zipfile
 from importlib import import_module
 from importlib.util import source_hash
 
-from agent import boot, steps
+from agent import boot
 
 PACKAGE = "/__init__.py"
 OTHERS = ("serve", "rank", "upload")  # modules that are run besides the steps
@@ -45,6 +45,8 @@ def _methods(codes: boot.Codes) -> boot.Methods:
     """Return the methods of all dataclasses, compiled: those that dataclasses asks for while the modules are imported."""
     known = boot.use_compiled_methods({})
     sys.meta_path.insert(0, boot.Compiled(codes))
+    from agent import steps  # not before: it has dataclasses, too
+
     for name in (*steps.STEPS, *OTHERS):
         import_module(f"agent.{name}")
     return known.added
