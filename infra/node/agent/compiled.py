@@ -13,7 +13,6 @@ from importlib.util import source_hash
 from agent import boot
 
 PACKAGE = "/__init__.py"
-OTHERS = ("serve", "rank", "upload")  # modules that are run besides the steps
 
 
 def main() -> int:
@@ -45,8 +44,6 @@ def _methods(codes: boot.Codes) -> boot.Methods:
     """Return the methods of all dataclasses, compiled: those that dataclasses asks for while the modules are imported."""
     known = boot.use_compiled_methods({})
     sys.meta_path.insert(0, boot.Compiled(codes))
-    from agent import steps  # not before: it has dataclasses, too
-
-    for name in (*steps.STEPS, *OTHERS):
-        import_module(f"agent.{name}")
+    for name in codes:
+        import_module(name)
     return known.added
