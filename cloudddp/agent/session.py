@@ -166,6 +166,7 @@ class Session:
 
     def _running(self) -> _Step:
         if self._step is None:
+            self.is_over = True
             raise NodeError(f"node {self._node}: the agent writes although no step runs")
         return self._step
 

@@ -178,7 +178,7 @@ def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
 
     spec = pathspec.GitIgnoreSpec.from_lines(patterns)
     rules = [rule.regex for rule in spec.patterns if rule.include and rule.regex is not None]
-    if not rules or any(rule.include is False for rule in spec.patterns):
+    if not rules or any(rule.include is False for rule in spec.patterns) or "ps_d" in "".join(patterns):
         return spec.match_file
     # Without `!` the order does not matter, and one expression for all takes a fifth of the time.
     texts = [rule.pattern.replace("(?P<ps_d>", "(?:") for rule in rules]
@@ -192,7 +192,7 @@ def _is_pattern(line: str) -> bool:
 
     try:
         pathspec.GitIgnoreSpec.from_lines([line])
-    except ValueError:
+    except (ValueError, re.error):
         return False
     return True
 
@@ -287,7 +287,7 @@ def _ignore_file(path: Path) -> Callable[[str], bool | None] | None:
         return None
     try:
         spec = pathspec.GitIgnoreSpec.from_lines(lines)
-    except ValueError:
+    except (ValueError, re.error):
         spec = pathspec.GitIgnoreSpec.from_lines(filter(_is_pattern, lines))
     return lambda name: spec.check_file(name).include
 

@@ -20,7 +20,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.manifest import path_from_wire
+from cloudddp.agent.protocol.manifest import MAX_FILES, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.sending import Sender, UnreadableFile, Wanted
 from cloudddp.agent.protocol.transfer import (
@@ -55,6 +55,7 @@ CLOSING = 30.0  # seconds for a step to end, once its stdin has
 LONG_FRAME = 1.0  # seconds to make one frame; beyond that, the limits of the nodes start again
 MAX_NOISE = 1 << 16  # bytes
 MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
+REPORT_RATE = 64 << 10  # bytes per second of all reports, besides two long ones
 
 _CLOSE = object()
 
@@ -281,8 +282,13 @@ class Transfer:
         if node.finished:
             raise ProtocolError("its step goes on")
         node.line += data
-        if len(node.line) > MAX_LINE:
+        node.reported += len(data)
+        if len(node.line) > MAX_LINE or node.reported > 2 * MAX_LINE + REPORT_RATE * (
+            time.monotonic() - (node.began or 0.0)
+        ):
             raise ProtocolError("a report is too long")
+        if b"\n" not in data:
+            return
         *lines, rest = bytes(node.line).split(b"\n")
         node.line[:] = rest
         for line in lines:
@@ -335,6 +341,7 @@ class Transfer:
             self._fail(error)
             return
         self._is_approved = True
+        node.deletes = min(wants.delete, MAX_FILES)
         node.continued = frozenset(index for index, offset in wanted if offset)
         node.inbox.put(wanted)
 

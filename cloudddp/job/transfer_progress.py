@@ -67,6 +67,7 @@ class Node:
     has_reported: bool = False
     noise: int = 0  # bytes before that
     reports: int = 0
+    reported: int = 0  # bytes of all reports
     notes: int = 0
     heard: float = 0.0  # when it reported last
     progressed: float = 0.0  # when it last made progress
@@ -76,6 +77,7 @@ class Node:
     moves: int = 0  # how often it got another source because it made no progress
     listings: int = 0  # that it was sent, and for which it has not asked for files
     wants_direct: bool = False  # it has asked for the files from this computer
+    deletes: int = 0  # files that it has to delete
     continued: frozenset[int] = frozenset()  # the files of which it has a beginning
     reply: ReceiveReply | None = None
     ended: bool = False  # it needs nothing more
@@ -115,8 +117,8 @@ class Node:
         if event.stage > self.stage:
             self.stage, self.progressed = event.stage, now
         self.worked = max(self.worked, event.worked)
-        work = min(max(event.received, self.bytes) + self.worked, most)
-        if work >= self.counted + LEAST:
+        work = min(max(event.received, self.bytes) + self.worked, most + FILE_WORK * self.deletes)
+        if work >= self.counted + LEAST and self.stage < WRITING:  # to the disk: all of it within TO_DISK
             self.counted, self.progressed = work, now
 
 

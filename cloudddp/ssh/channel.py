@@ -152,6 +152,10 @@ class CommandIO:
             return self.MOVED
         if self._has_ended:
             return self.ENDED
+        if not self._may_send:
+            self._activity.last = (
+                time.monotonic()
+            )  # the transport limits how long an exchange of keys may take
         if self._activity.timed_out:
             raise TimeoutError
         return self.WAITING
@@ -174,7 +178,8 @@ class CommandIO:
         received = 0
         for is_ready, receive, keep in self._streams:
             end = received + TURN
-            while received < end and self._may_send and is_ready():  # reading enlarges the server's window
+            # Reading enlarges the server's window, which is a message.
+            while received < end and (self._may_send or self._transport.sends_at_once) and is_ready():
                 data = receive(CHUNK)
                 received += len(data)
                 keep(data)

@@ -18,8 +18,11 @@ from support.sshserver import Server, Site, site
 
 from cloudddp.agent import client
 from cloudddp.agent.client import NoSuchJob
+from cloudddp.agent.protocol import ExitCode, serve
+from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.jobs import JobsReply, JobsRequest
+from cloudddp.agent.protocol.machine import ProbeRequest
 from cloudddp.errors import NodeError
 from cloudddp.ssh.fleet import Fleet, gather
 from cloudddp.ssh.running import CommandSpec, Result
@@ -271,3 +274,22 @@ def test_node_that_does_not_answer_does_not_hold_up_another(node: Node, keys_of:
             os.kill(child.pid, signal.SIGCONT)
         assert [type(one) for one in found.errors.values()] == [NodeError]
         assert list(found.values.values()) == [JobsReply(())]
+
+
+def test_process_ends_with_a_step_that_fails(node: Node) -> None:
+    """The rest of its input could hold a request that the laptop never made."""
+    command = f"{sys.executable} -IS {node.home}/{client.agent_path()} serve"
+    data = serve.ask("follow", encode(NO_SUCH_JOB)) + serve.ask("jobs", b"{}")
+    end = gather({0: partial(node.fleet.start, 0, CommandSpec(command, data))}).all()[0]
+    assert end.exit_code == ExitCode.NO_JOB
+    assert end.stdout == serve.stdout_end(end.exit_code)
+
+
+def test_program_that_a_step_starts_does_not_get_what_follows_on_stdin(node: Node) -> None:
+    program = node.home / "bin" / "nvidia-smi"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text("#!/bin/sh\ncat > ~/stolen\n")
+    program.chmod(0o755)
+    for _ in range(2):
+        assert node.call(ProbeRequest(project="project", private_ip="127.0.0.1")).gpus == 0
+    assert (node.home / "stolen").read_bytes() == b""

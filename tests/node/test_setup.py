@@ -207,3 +207,10 @@ def test_set_up_keeps_its_node_until_the_connection_is_gone(node: Node) -> None:
     assert node.state().phase is JobPhase.SETUP
     assert node.cancel(grace=0.5).left == 0
     assert process.wait(HANG_GUARD) == 0
+
+
+def test_output_with_a_byte_that_ends_a_step_is_passed_on(node: Node) -> None:
+    done = node.run(request(node, "printf 'before x\\000y after\\n'"))
+    assert done.returncode == 0
+    assert b"before xy after" in done.stderr
+    assert b"\0" not in done.stderr

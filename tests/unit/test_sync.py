@@ -333,6 +333,15 @@ def test_folders_that_were_deleted_here_are_no_error_however_many_nodes_have_the
     sync._check_folders(dict.fromkeys(range(256), folders), {})
 
 
+def test_pattern_that_git_ignores_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("[z-a]\nb\n")
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    assert set(snapshot(tmp_path).manifest) == {".gitignore", "a"}
+    with pytest.raises(UsageError, match="is not a pattern"):
+        snapshot(tmp_path, exclude=["[z-a]"])
+
+
 PARTS = [
     "a",
     "data",

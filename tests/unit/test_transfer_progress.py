@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.transfer import COMPARED, LAPTOP, WAITING, WRITING, ReceiveEvent
+from cloudddp.agent.protocol.transfer import COMPARED, FILE_WORK, LAPTOP, WAITING, WRITING, ReceiveEvent
 from cloudddp.job.transfer_progress import (
     BYPASS,
     LEAST,
@@ -82,6 +82,22 @@ def test_progress_is_bytes_up_to_a_limit_and_further_stages() -> None:
     ):
         node.take(event, now, most)
         assert node.progressed == progressed
+
+
+def test_deleting_files_is_progress() -> None:
+    (node,) = chain(0, stage=COMPARED)
+    node.deletes = 2 * LEAST // FILE_WORK
+    node.take(ReceiveEvent(worked=LEAST), 1.0, 0)
+    node.take(ReceiveEvent(worked=2 * LEAST), 2.0, 0)
+    node.take(ReceiveEvent(worked=3 * LEAST), 3.0, 0)
+    assert node.progressed == 2.0
+
+
+def test_work_does_not_prolong_the_time_to_the_disk() -> None:
+    (node,) = chain(0, stage=WAITING)
+    node.take(ReceiveEvent(stage=WRITING), 1.0, 1 << 60)
+    node.take(ReceiveEvent(received=1 << 30, worked=1 << 30), 2.0, 1 << 60)
+    assert node.progressed == 1.0
 
 
 def test_number_of_reports_is_limited() -> None:

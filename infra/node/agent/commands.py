@@ -21,7 +21,9 @@ def started(argv: list[str], timeout: float = 20.0, *, partly: bool = False) -> 
     import subprocess  # 2 ms: most steps need none
 
     try:
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
     except OSError:
         return str
     _running.append(process.kill)

@@ -30,7 +30,9 @@ def main() -> int:
     path = boot.compiled_path()
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(source_hash(data) + data)
         os.replace(temporary, path)
     except OSError:

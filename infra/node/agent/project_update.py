@@ -114,6 +114,7 @@ class ProjectUpdate:
             if record.missing or record.number not in made.wanted or record.number in self._records:
                 continue
             self._writer.small(made.names[record.number], record, contents)
+            self._has_worked(transfer.FILE_WORK)
             self._records[record.number] = record
         self._relay.arrived(frame)
 

@@ -21,7 +21,7 @@ from typing import Callable, Optional
 from agent import files, store
 from cloudddp.agent.protocol.codec import ProtocolError, decode_mapping
 from cloudddp.agent.protocol.manifest import Entry
-from cloudddp.agent.protocol.transfer import DIGEST, Record
+from cloudddp.agent.protocol.transfer import DIGEST, FILE_WORK, Record
 
 MAX_OPEN = 256  # folders
 PIECE = 1 << 20  # bytes
@@ -32,10 +32,11 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 class ProjectWriter:
     """Writes below one folder. Names have been checked by files.inside. Not for use by several threads."""
 
-    def __init__(self, folder: Path, on_hashed: Callable[[int], None]) -> None:
-        """`on_hashed` gets the number of bytes of files that were begun earlier, as they are hashed."""
+    def __init__(self, folder: Path, on_work: Callable[[int], None]) -> None:
+        """`on_work` gets the bytes of files that were begun earlier, as they are hashed, and FILE_WORK for each that is
+        deleted."""
         self.folder = folder
-        self._on_hashed = on_hashed
+        self._on_work = on_work
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folders: OrderedDict[str, int] = OrderedDict()
         self._mark = secrets.token_hex(4)
@@ -138,6 +139,7 @@ class ProjectWriter:
             for base in bases:
                 with contextlib.suppress(OSError):
                     os.unlink(base, dir_fd=at)
+                self._on_work(FILE_WORK)
         finally:
             os.close(at)
 
@@ -153,7 +155,7 @@ class ProjectWriter:
     def partial(self, name: str, entry: Entry) -> Partial:
         """Return what there is of a file that comes in parts."""
         parent, base = self._place(name)
-        return Partial(parent, base, _partial_name(name, entry), name, self._partials, self._on_hashed)
+        return Partial(parent, base, _partial_name(name, entry), name, self._partials, self._on_work)
 
     def forget_partials(self, wanted: set[str]) -> None:
         """Delete what earlier syncs have begun, but for these files."""
@@ -217,9 +219,9 @@ class Partial:
         temporary: str,
         name: str,
         partials: Partials,
-        on_hashed: Callable[[int], None],
+        on_work: Callable[[int], None],
     ) -> None:
-        self._on_hashed = on_hashed
+        self._on_work = on_work
         self._parent, self._base, self._temporary = os.dup(parent), base, temporary
         self._name, self._partials = name, partials
         self._descriptor: Optional[int] = None
@@ -234,7 +236,7 @@ class Partial:
         while data := os.read(self._descriptor, PIECE):
             self._hash.update(data)
             self.written += len(data)
-            self._on_hashed(len(data))
+            self._on_work(len(data))
         return os.dup(self._descriptor)
 
     def restart(self) -> int:

@@ -34,7 +34,7 @@ LISTENING = 10.0  # seconds for its agent to listen
 PAUSE = 0.02
 BUSY = 20.0  # seconds for another sync of this project to end
 ENDED = "the connection to the computer that syncs has ended"
-LOST = 60.0  # seconds without a frame from the laptop
+LOST = 60.0  # seconds of waiting for a byte from the laptop
 REPORT = 0.5  # seconds between two reports of what has been received
 QUIET = 5.0  # seconds without one, at most
 
@@ -223,11 +223,11 @@ class Receiver:
             time.sleep(REPORT)
             quiet += REPORT
             with contextlib.suppress(OSError):
-                present = self._project.received, self._project.worked
+                present = self._project.received + self._laptop.pending, self._project.worked
                 if present != shown or quiet >= QUIET:
                     shown, quiet = present, 0.0
                     report(ReceiveEvent(received=present[0], worked=present[1]))
-            if time.monotonic() - self._laptop.heard > LOST:
+            if self._laptop.silence > LOST:
                 os._exit(1)
 
     # -- what arrives --------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ def main() -> int:
             os.write(1, stdout_end(code))
         except BrokenPipeError:  # the laptop has disconnected
             return 0
+        if code:
+            return code  # it may have left a part of its input, which must not be taken for a request
 
 
 def _read(size: int) -> bytes:

@@ -18,6 +18,7 @@ from agent import files, kernel, machine, phases, processes, store
 from agent.commands import activated
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import MAX_TEXT
+from cloudddp.agent.protocol.serve import STDERR_END
 from cloudddp.agent.protocol.start import SetupReply, SetupRequest
 
 REQUEST = SetupRequest
@@ -116,7 +117,7 @@ class _Copy:
                 return
             self._copied += len(data)
             try:
-                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.write(data.replace(STDERR_END, b""))
                 sys.stderr.buffer.flush()
             except OSError:
                 self._closed = True

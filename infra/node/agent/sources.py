@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from io import BufferedReader
-from typing import cast
+from typing import Optional, cast
 
 from agent.link import Link
 from cloudddp.agent.protocol import transfer
@@ -35,25 +35,36 @@ class Laptop:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._read_before = _buffered_stdin()
-        self.heard = time.monotonic()
+        self._waits_since: Optional[float] = None
+        self.pending = 0  # bytes of a frame that has not arrived completely
 
     def _read(self, size: int) -> bytes:
         pieces = []
         while size > 0:
             piece, self._read_before = self._read_before[:size], self._read_before[size:]
-            piece = piece or os.read(sys.stdin.fileno(), size)
+            if not piece:
+                self._waits_since = time.monotonic()
+                piece = os.read(sys.stdin.fileno(), size)
+                self._waits_since = None
             if not piece:
                 break
+            self.pending += len(piece)
             pieces.append(piece)
             size -= len(piece)
         return b"".join(pieces)
 
     def read(self) -> Frame:
         frame = transfer.read_frame(self._read, self._secret)
-        self.heard = time.monotonic()
+        self.pending = 0
         if frame.kind == transfer.CLOSE:  # what follows on stdin is not of this sync
             raise EOFError("the sync has ended")
         return frame
+
+    @property
+    def silence(self) -> float:
+        """For how many seconds this node has been waiting for the laptop. While it works, it does not look at what has come."""
+        since = self._waits_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def ask(self, wants: Wants) -> None:
         report(ReceiveEvent(wants=wants))
