@@ -202,7 +202,7 @@ class Transfer:
                 self._avoid(node)
                 given_up.append(node)
             else:
-                self._note(f"node {node.rank} receives nothing from its source; it uses another one")
+                self._note(f"node {node.rank} receives nothing from its source; it uses another source")
                 self._use(node, next_source(node, by_position))
                 node.moves += 1
         return given_up

@@ -383,7 +383,7 @@ def test_file_that_changes_while_it_is_read_is_named_and_sent_again(here: Path, 
 def test_file_that_disappears_before_it_is_sent_is_named(here: Path, node: SyncedNode) -> None:
     put(here, {"a": "1", "gone.tmp": "2"})
     node.cluster.runner.on_probed = (here / "gone.tmp").unlink
-    with pytest.raises(CloudDDPError, match=r"gone\.tmp disappeared"):
+    with pytest.raises(CloudDDPError, match=r"cannot read gone\.tmp, which the nodes need"):
         node.sync(here)
 
 
