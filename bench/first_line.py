@@ -123,7 +123,7 @@ def bench(*, write: bool) -> None:
             table.append(f"| {title}: {name} | {' | '.join(cells)} |")
     more = statistics.median(ours) - 1.1 * statistics.median(by_hand)
     where = (
-        f"{RUNS} turns, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, on a machine that was not idle: load average "
+        f"{RUNS} turns, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, load average "
         f"{load:.1f} before and {os.getloadavg()[0]:.1f} after."
     )
     print(f"  launch - 1.1 x by hand: {more:+.2f} s (goal: at most +0.5 s). {where}")

@@ -180,7 +180,7 @@ def bench(*, write: bool) -> None:
     lines += [
         "",
         f"The weights in the end are equal to those of a run without a loss, {equal} (float64). One run, "
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, on a machine that was not idle: load average {load:.1f} "
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, load average {load:.1f} "
         f"before and {os.getloadavg()[0]:.1f} after.",
     ]
     print("\n".join(lines))
