@@ -186,7 +186,7 @@ def test_node_booted_after_its_deadline_ends(lab_laptop: LabLaptop) -> None:
 
 
 def test_deadline_passed_while_stopped_ends_the_node(lab_laptop: LabLaptop) -> None:
-    expires = soon(10)
+    expires = soon(20)  # the node boots before
     node = lab_laptop.launch(UserData=ours(lab_laptop, expires))[0]
     ssh = lab_laptop.login(node)
     assert shell(ssh, "cloud-init status --wait") == "status: done"
