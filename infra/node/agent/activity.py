@@ -67,6 +67,7 @@ class Activity:
         self._enabled = limit > 0
         self._began = self._active_at = self._looked_at = time.monotonic()
         self._has_ranks = False
+        self._earlier = set(jobs.rank_records(folder)) if limit > 0 else set()  # of an attempt before this one
         self._files: list[tuple[str, int, int]] = []
         self._usage: dict[int, _Usage] = {}  # by rank
         self._gpu_load: Optional[GpuLoad] = None
@@ -125,9 +126,9 @@ class Activity:
         """Return (whether a rank works, whether one uses CPU time in a way that waiting for a GPU explains)."""
         busy = spins = False
         for record in jobs.rank_records(self._folder):
+            self._has_ranks = self._has_ranks or record not in self._earlier
             if record.exit_code is not None or not record.pid:
                 continue
-            self._has_ranks = True
             pids = processes.tree(record.pid)
             usage = _Usage({pid: _ticks(pid) for pid in pids}, {pid: _bytes(pid) for pid in pids})
             before = self._usage.get(record.rank, usage)
