@@ -67,7 +67,8 @@ class Activity:
         self._enabled = limit > 0
         self._began = self._active_at = self._looked_at = time.monotonic()
         self._has_ranks = False
-        self._earlier = set(jobs.rank_records(folder)) if limit > 0 else set()  # of an attempt before this one
+        # Of an attempt before this one.
+        self._earlier = set(jobs.rank_records(folder)) if limit > 0 else set()
         self._files: list[tuple[str, int, int]] = []
         self._usage: dict[int, _Usage] = {}  # by rank
         self._gpu_load: Optional[GpuLoad] = None
