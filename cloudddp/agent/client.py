@@ -9,18 +9,14 @@ user: decode.py does.
 from __future__ import annotations
 
 import functools
-import gzip
-import hashlib
 import itertools
-import re
-import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from cloudddp import timings
-from cloudddp.agent import build
+from cloudddp.agent import commands
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
@@ -35,8 +31,6 @@ from cloudddp.text import one_line
 T = TypeVar("T")
 Reply = TypeVar("Reply", covariant=True)
 
-# Isolated from the user's variables and folders, and without site-packages, whose .pth files may take long.
-_PYTHON = "python3 -IS -X utf8"
 _LONGEST_REASON = 500  # characters of a node's error text in a message
 
 
@@ -118,57 +112,6 @@ class OtherAgentVersion(RefusedByAgent):
         self.jobs = conflict.jobs
 
 
-@functools.cache
-def _agent_hash() -> str:
-    return hashlib.sha256(build.agent()).hexdigest()
-
-
-def agent_id() -> str:
-    """Return what identifies the agent of this cloudddp: the beginning of its hash."""
-    return _agent_hash()[:12]
-
-
-def agent_path() -> str:
-    """Return the agent's path on a node, below the home folder."""
-    return f".cloudddp/agent-{agent_id()}.pyz"
-
-
-def step_of(command: str) -> str:
-    """Return the step that a command runs, or '' for a command that does not call the agent."""
-    found = re.search(r"/agent-[0-9a-f]+\.pyz (?!compile )(\w+)", command)
-    return found.group(1) if found else ""
-
-
-def _intact() -> str:
-    """Return the shell test that the agent's file exists and is whole."""
-    return f'[ "$(sha256sum 2>/dev/null < "$HOME"/{agent_path()})" = "{_agent_hash()}  -" ]'
-
-
-def _run_agent(*words: str) -> str:
-    return f'exec {_PYTHON} "$HOME"/{agent_path()} {shlex.join(words)}'
-
-
-@functools.cache
-def parcel() -> bytes:
-    """Return the agent, gzipped. Its hash is that of the uncompressed file, so the version of zlib does not matter."""
-    return gzip.compress(build.agent(), 6, mtime=0)
-
-
-def _ship(then: str) -> str:
-    """Return the command that takes the agent, compressed, from stdin and puts it in place whole, then runs `then`.
-
-    An intact agent is kept: a node whose disk is full can still be queried. A new one is compiled, which halves each
-    later start of the agent. Nobody waits for that: until then, and if it fails, the agent runs from its sources.
-    """
-    path = f'"$HOME"/{agent_path()}'
-    compiled = f"{_PYTHON} {path} compile < /dev/null > /dev/null 2>&1 &"
-    install = f"gzip -dc > {path}.$$ && mv -f {path}.$$ {path} && {{ {compiled} }}"
-    return (
-        'umask 077; mkdir -p "$HOME"/.cloudddp && '
-        f"if {_intact()}; then cat > /dev/null; else {install}; fi && {then}"
-    )
-
-
 def run_step(
     runner: Runner,
     node: int,
@@ -209,21 +152,26 @@ class _AtOnce:
         self._runner = runner
 
     def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
-        end: Result | Exception
-        try:
-            end = self._runner.run(
-                node,
-                spec.command,
-                stdin=spec.stdin,
-                command_timeout=spec.command_timeout,
-                on_stdout=spec.on_stdout,
-                on_stderr=spec.on_stderr,
-                limit=spec.limit,
-                total_timeout=spec.total_timeout,
-            )
-        except Exception as error:
-            end = error
-        on_end(end)
+        run_at_once(self._runner, node, spec, on_end)
+
+
+def run_at_once(runner: Runner, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
+    """Run a command to its end, and pass on its result or error."""
+    end: Result | Exception
+    try:
+        end = runner.run(
+            node,
+            spec.command,
+            stdin=spec.stdin,
+            command_timeout=spec.command_timeout,
+            on_stdout=spec.on_stdout,
+            on_stderr=spec.on_stderr,
+            limit=spec.limit,
+            total_timeout=spec.total_timeout,
+        )
+    except Exception as error:
+        end = error
+    on_end(end)
 
 
 def start_step(
@@ -247,7 +195,7 @@ def start_step(
     far as is known; `then`: those that are likely to follow it."""
     _Call(runner, node, request, on_end, body, is_last=is_last, then=then, span=span).begin(
         CommandSpec(
-            _step_command(request.STEP),
+            commands.step_command(request.STEP),
             command_timeout=timeout,
             on_stdout=on_stdout,
             on_stderr=on_stderr,
@@ -277,8 +225,10 @@ class _Call:
         self._spec = spec
         if ship:
             self._may_ship = False
-            command = _ship(_run_agent(self._request.STEP, self._message.decode()))
-            self._runner.start(self._node, replace(spec, command=command, stdin=parcel()), self._ended)
+            command = commands.ship(commands.agent_command(self._request.STEP, self._message.decode()))
+            self._runner.start(
+                self._node, replace(spec, command=command, stdin=commands.parcel()), self._ended
+            )
         elif not self._begin_in_session(replace(spec, stdin=self._body or b"")):
             line = self._message + b"\n"
             stdin = line if self._body is None else itertools.chain((line,), self._body)
@@ -291,7 +241,7 @@ class _Call:
             return False
         session = kept.get(node)
         if not isinstance(session, Session) or session.is_over:
-            session = kept[node] = Session(self._runner, node, _step_command("serve"))
+            session = kept[node] = Session(self._runner, node, commands.step_command("serve"))
         return session.begin(
             self._request.STEP, self._message, spec, self._ended, is_last=self._is_last, then=self._then
         )
@@ -301,7 +251,7 @@ class _Call:
             self._finish(end)
             return
         self._may_ship = False
-        self._runner.start(self._node, CommandSpec(_ship("exit 0"), parcel()), self._shipped)
+        self._runner.start(self._node, CommandSpec(commands.ship("exit 0"), commands.parcel()), self._shipped)
 
     def _shipped(self, end: Result | Exception) -> None:
         if isinstance(end, Exception) or end.exit_code:
@@ -321,10 +271,6 @@ class _Call:
         except Exception as error:
             end = error
         self._on_end(end)
-
-
-def _step_command(step: str) -> str:
-    return f"{_intact()} || exit {ExitCode.NO_AGENT.value}; {_run_agent(step)}"
 
 
 def _of_step(request: Step, error: NodeError) -> NodeError:
@@ -437,7 +383,7 @@ def _reply(node: int, request: Request[T], result: Result, limit: int) -> T:
 def unreadable(node: int, step: str, error: ProtocolError) -> NodeError:
     """Return the error for a reply that no agent sends: the node runs another program in place of the agent."""
     return NodeError(
-        f"node {node} sent an answer that cloudddp cannot read (step {step!r} of agent {agent_id()}): {error}",
+        f"node {node} sent an answer that cloudddp cannot read (step {step!r} of agent {commands.agent_id()}): {error}",
         hint=(
             "a program on that node has replaced the agent or writes into its output; ",
             "look with ",

@@ -153,9 +153,8 @@ class CommandIO:
         if self._has_ended:
             return self.ENDED
         if not self._may_send:
-            self._activity.last = (
-                time.monotonic()
-            )  # the transport limits how long an exchange of keys may take
+            # The transport limits how long an exchange of keys may take.
+            self._activity.last = time.monotonic()
         if self._activity.timed_out:
             raise TimeoutError
         return self.WAITING

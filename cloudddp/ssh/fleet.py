@@ -22,12 +22,10 @@ from cloudddp.ssh.command_loop import CommandLoop, OnEnd
 from cloudddp.ssh.connection import DEFAULT_WINDOW, STREAM_WINDOW, Connection, Target
 from cloudddp.ssh.running import MAX_OUTPUT, CommandSpec, Result
 
-MAX_WINDOWS = (
-    128 << 20
-)  # bytes that nodes may send ahead, all together, unless that is less than paramiko's default
-WIDTH = (
-    20  # threads for work on nodes that waits: with those of the command loop there are fewer than 32 in all
-)
+# Bytes that nodes may send ahead, all together, unless that is less than paramiko's default.
+MAX_WINDOWS = 128 << 20
+# Threads for work on nodes that waits: with those of the command loop there are fewer than 32 in all.
+WIDTH = 20
 
 T = TypeVar("T")
 

@@ -23,9 +23,8 @@ SLICE = 0.005  # seconds that one reader may work until all others have their tu
 # commands, waits for them: the first command of a connection took 50 ms instead of 10. The kernel resets this option.
 QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 _RTT_AT = 68  # where tcpi_rtt, in microseconds, is in struct tcp_info (linux/tcp.h)
-QUICK = (
-    64 << 10
-)  # bytes after something was sent; a stream needs no acknowledgement of each packet, which costs both sides time
+# Bytes after something was sent: a stream needs no acknowledgement of each packet, which costs both sides time.
+QUICK = 64 << 10
 
 
 class LoopSocket:

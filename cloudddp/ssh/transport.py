@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 # AES-GCM first: with the AES instructions that every x86-64 and arm64 server has, it is faster than a cipher with a
 # separate MAC.
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-# The server chooses the group, of up to 8192 bits: Python computes for a second and stops every other connection meanwhile.
+# In group exchange the server chooses up to 8192 bits: Python computes for a second, and all connections wait. The fixed groups
+# are slow, too, and every sshd has curve25519.
 _SLOW_KEX = "diffie-hellman-"
 _MOST_HELD = 1 << 20  # bytes that wait for the end of a key exchange
 _MOST_EXTENSIONS = 64

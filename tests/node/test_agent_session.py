@@ -16,7 +16,7 @@ import pytest
 from support.agentnode import until
 from support.sshserver import Server, Site, site
 
-from cloudddp.agent import client
+from cloudddp.agent import client, commands
 from cloudddp.agent.client import NoSuchJob
 from cloudddp.agent.protocol import ExitCode, serve
 from cloudddp.agent.protocol.codec import encode
@@ -95,7 +95,7 @@ def test_steps_at_the_same_time_are_all_done(node: Node) -> None:
 
 
 def test_agent_that_is_missing_is_sent_and_the_step_done(node: Node) -> None:
-    (node.home / client.agent_path()).unlink()
+    (node.home / commands.agent_path()).unlink()
     before = node.commands
     assert node.jobs() == JobsReply(())
     assert node.commands == before + 3
@@ -182,7 +182,7 @@ def test_output_while_no_step_runs_is_not_taken_for_an_answer(node: Node) -> Non
 
 
 def test_invalid_request_ends_the_process(node: Node) -> None:
-    command = f"{sys.executable} -IS {node.home}/{client.agent_path()} serve"
+    command = f"{sys.executable} -IS {node.home}/{commands.agent_path()} serve"
     for data in (b"\xff" * 9, b"\0" * 9, b"\0\0\0\1\0\0\0\1\0j"):
         ends = gather({0: partial(node.fleet.start, 0, CommandSpec(command, data))}).all()
         assert ends[0].exit_code == 1
@@ -278,7 +278,7 @@ def test_node_that_does_not_answer_does_not_hold_up_another(node: Node, keys_of:
 
 def test_process_ends_with_a_step_that_fails(node: Node) -> None:
     """The rest of its input could hold a request that the laptop never made."""
-    command = f"{sys.executable} -IS {node.home}/{client.agent_path()} serve"
+    command = f"{sys.executable} -IS {node.home}/{commands.agent_path()} serve"
     data = serve.ask("follow", encode(NO_SUCH_JOB)) + serve.ask("jobs", b"{}")
     end = gather({0: partial(node.fleet.start, 0, CommandSpec(command, data))}).all()[0]
     assert end.exit_code == ExitCode.NO_JOB

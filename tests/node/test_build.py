@@ -14,7 +14,7 @@ import pytest
 from support.agentnode import Node
 
 from cloudddp import payload
-from cloudddp.agent import build, client
+from cloudddp.agent import build, commands
 
 PROGRAM = payload.root() / "infra" / "node" / "agent"
 PROTOCOL = Path(build.__file__).parent / "protocol"
@@ -36,7 +36,7 @@ def test_agent_is_the_same_wherever_and_whenever_it_is_built(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("settings", [{"TZ": "Asia/Tokyo", "umask": 0o077}, {"TZ": "UTC", "umask": 0o000}])
 def test_agent_is_the_same_in_another_process(settings: dict[str, str | int]) -> None:
-    code = "import sys; from cloudddp.agent import client; sys.stdout.write(client.agent_path())"
+    code = "import sys; from cloudddp.agent import commands; sys.stdout.write(commands.agent_path())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "TZ": str(settings["TZ"]), "PYTHONHASHSEED": "7"},
@@ -45,7 +45,7 @@ def test_agent_is_the_same_in_another_process(settings: dict[str, str | int]) ->
         text=True,
         check=True,
     )
-    assert done.stdout == client.agent_path()
+    assert done.stdout == commands.agent_path()
 
 
 def test_agent_holds_its_modules_and_the_protocol_only() -> None:

@@ -23,7 +23,7 @@ from support.localsync import LocalCluster
 
 from agent import link, store
 from agent.project_writer import ProjectWriter
-from cloudddp.agent import client
+from cloudddp.agent import commands
 from cloudddp.agent.protocol import sending
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
 from cloudddp.agent.protocol.transfer import BATCH, DONE, LISTING, MAX_BATCH, Listing, Record, batch, frame
@@ -270,7 +270,7 @@ def receive(node: SyncedNode, frames: bytes, project: str = "project") -> subpro
     chain = [{"node": 0, "address": "127.0.0.1", "port": 1}]
     request = {"project": project, "secret": SECRET, "position": 0, "chain": chain}
     return subprocess.run(
-        [sys.executable, "-IS", str(node.node.home / client.agent_path()), "receive"],
+        [sys.executable, "-IS", str(node.node.home / commands.agent_path()), "receive"],
         input=json.dumps(request).encode() + b"\n" + frames, env={"HOME": str(node.node.home)},
         capture_output=True, check=False, timeout=60,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from support.agentnode import HANG_GUARD, agent_file
 from support.instances import inventory_instance
 from support.runners import start_in_thread
 
-from cloudddp.agent import client
+from cloudddp.agent import commands
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
@@ -41,7 +41,7 @@ class LocalNode:
         self.sent = 0  # bytes that the laptop has sent to `receive`
         self.processes: list[subprocess.Popen[bytes]] = []
         (home / ".cloudddp").mkdir(parents=True, mode=0o700)
-        shutil.copy(agent_file(), home / client.agent_path())
+        shutil.copy(agent_file(), home / commands.agent_path())
 
 
 class LocalRunner:
@@ -89,7 +89,7 @@ class LocalRunner:
         ]
         for reader in readers:
             reader.start()
-        is_transfer = client.step_of(command) == "receive"
+        is_transfer = commands.step_of(command) == "receive"
         if is_transfer:
             self.on_probed()
         self._feed(node, process, [stdin] if isinstance(stdin, bytes) else stdin, is_transfer=is_transfer)

@@ -5,24 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from cloudddp.agent.client import run_at_once
 from cloudddp.ssh.command_loop import OnEnd
-from cloudddp.ssh.running import CommandSpec, Result
+from cloudddp.ssh.running import CommandSpec
 
 
 def start_in_thread(runner: Any, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
-    def run() -> None:
-        end: Result | Exception
-        try:
-            end = runner.run(
-                node,
-                spec.command,
-                stdin=spec.stdin,
-                command_timeout=spec.command_timeout,
-                on_stdout=spec.on_stdout,
-                on_stderr=spec.on_stderr,
-            )
-        except Exception as error:
-            end = error
-        on_end(end)
-
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run_at_once, args=(runner, node, spec, on_end), daemon=True).start()

@@ -16,7 +16,7 @@ from support.jobstates import agreed, job, rank
 from support.runners import start_in_thread
 
 from cloudddp import signals
-from cloudddp.agent.client import step_of
+from cloudddp.agent.commands import step_of
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.frames import Dropped, End, FollowRequest, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.verdict import Cause, Failure

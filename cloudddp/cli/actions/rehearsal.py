@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudddp.agent import client
+from cloudddp.agent import client, commands
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
@@ -90,7 +90,7 @@ class Nodes:
         limit: int = 0,  # noqa: ARG002
         total_timeout: float | None = None,  # noqa: ARG002
     ) -> Result:
-        step = client.step_of(command)
+        step = commands.step_of(command)
         if step == ReceiveRequest.STEP and on_stdout is not None:
             return self._receive(
                 node, command, iter(stdin) if not isinstance(stdin, bytes) else iter(()), on_stdout
@@ -138,7 +138,7 @@ class Nodes:
                 yield from _process(start.env, process, self._hidden)
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
-        elif data and data != client.parcel() and step:
+        elif data and data != commands.parcel() and step:
             yield f"  < {message.decode()}"
         elif data:
             yield f"  < {len(data)} bytes: {'the agent' if step else 'infra/node/host-key.sh'}"
@@ -171,15 +171,7 @@ class Nodes:
         return outcome
 
     def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
-        """Run the command at once."""
-        end: Result | Exception
-        try:
-            end = self.run(
-                node, spec.command, stdin=spec.stdin, on_stdout=spec.on_stdout, on_stderr=spec.on_stderr
-            )
-        except Exception as error:
-            end = error
-        on_end(end)
+        client.run_at_once(self, node, spec, on_end)
 
     def host_key(self, node: int) -> str:
         """Return the key that the node would have shown; '' for the one of the user data."""

@@ -1,0 +1,72 @@
+"""The shell commands that put the agent on a node and start it there."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import re
+import shlex
+
+from cloudddp.agent import build
+from cloudddp.agent.protocol import ExitCode
+
+# Isolated from the user's variables and folders, and without site-packages, whose .pth files may take long.
+_PYTHON = "python3 -IS -X utf8"
+
+
+@functools.cache
+def _agent_hash() -> str:
+    return hashlib.sha256(build.agent()).hexdigest()
+
+
+def agent_id() -> str:
+    """Return what identifies the agent of this cloudddp: the beginning of its hash."""
+    return _agent_hash()[:12]
+
+
+def agent_path() -> str:
+    """Return the agent's path on a node, below the home folder."""
+    return f".cloudddp/agent-{agent_id()}.pyz"
+
+
+def step_of(command: str) -> str:
+    """Return the step that a command runs, or '' for a command that does not call the agent."""
+    found = re.search(r"/agent-[0-9a-f]+\.pyz (?!compile )(\w+)", command)
+    return found.group(1) if found else ""
+
+
+def _is_intact() -> str:
+    """Return the shell test that the agent's file exists and is whole."""
+    return f'[ "$(sha256sum 2>/dev/null < "$HOME"/{agent_path()})" = "{_agent_hash()}  -" ]'
+
+
+def agent_command(*words: str) -> str:
+    """Return the command that runs the agent with these arguments."""
+    return f'exec {_PYTHON} "$HOME"/{agent_path()} {shlex.join(words)}'
+
+
+@functools.cache
+def parcel() -> bytes:
+    """Return the agent, gzipped. Its hash is that of the uncompressed file, so the version of zlib does not matter."""
+    return gzip.compress(build.agent(), 6, mtime=0)
+
+
+def ship(then: str) -> str:
+    """Return the command that takes the agent, compressed, from stdin and puts it in place whole, then runs `then`.
+
+    An intact agent is kept: a node whose disk is full can still be queried. A new one is compiled, which halves each
+    later start of the agent. Nobody waits for that: until then, and if it fails, the agent runs from its sources.
+    """
+    path = f'"$HOME"/{agent_path()}'
+    compiled = f"{_PYTHON} {path} compile < /dev/null > /dev/null 2>&1 &"
+    install = f"gzip -dc > {path}.$$ && mv -f {path}.$$ {path} && {{ {compiled} }}"
+    return (
+        'umask 077; mkdir -p "$HOME"/.cloudddp && '
+        f"if {_is_intact()}; then cat > /dev/null; else {install}; fi && {then}"
+    )
+
+
+def step_command(step: str) -> str:
+    """Return the command that does a step if the agent is there and whole, and exits with NO_AGENT otherwise."""
+    return f"{_is_intact()} || exit {ExitCode.NO_AGENT.value}; {agent_command(step)}"
