@@ -81,19 +81,17 @@ def test_methods_that_are_missing_in_the_file_are_compiled(installed: Node) -> N
 def compilations(node: Node, *words: str) -> int:
     """Return how many methods of dataclasses the agent compiles for this command."""
     program = (
-        "import runpy, sys\n"
-        "found = []\n"
-        "sys.addaudithook(lambda name, given: name == 'compile' and '__create_fn' in str(given[0]) and found.append(1))\n"
+        "import os, runpy, sys\n"
+        "def hook(name, given): name == 'compile' and '__create_fn' in str(given[0]) and os.write(2, b'!')\n"
+        "sys.addaudithook(hook)\n"
         f"sys.argv = {[str(node.agent), *words]!r}\n"
-        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "except SystemExit as end: assert not end.code, end.code\n"
-        "print(len(found), file=sys.stderr)\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
     done = subprocess.run(
         [sys.executable, "-IS", "-X", "utf8", "-c", program],
         env={"HOME": str(node.home)}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return int(done.stderr)
+    return done.stderr.count("!")
 
 
 def test_methods_of_dataclasses_are_taken_from_the_file(installed: Node) -> None:

@@ -543,6 +543,51 @@ def test_contents_that_an_interrupted_sync_replaced_are_sent_again(here: Path, n
     assert tree(node.project) == tree(here)
 
 
+def test_what_an_interrupted_sync_wrote_and_is_no_longer_wanted_is_deleted(
+    here: Path, node: SyncedNode
+) -> None:
+    """The manifest is written once, at the end; what is being written is recorded beside it."""
+    put(here, {"a": "1", "b/c": "2"})
+    node.sync(here)
+    manifest, pending = (
+        node.node.home / ".cloudddp" / f"{name}-project.json" for name in ("manifest", "pending")
+    )
+    before = manifest.read_bytes()
+    assert not pending.exists()
+    put(here, {"a": "3", "e": "4", "m": os.urandom(900_000), "n": os.urandom(900_000)})
+    node.cluster.runner.limits[0] = 1_200_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    assert (node.project / "e").exists()
+    assert manifest.read_bytes() == before
+    assert set(json.loads(pending.read_text())) == {"a", "e", "m", "n"}
+    (here / "e").unlink()
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert not pending.exists()
+    assert UP_TO_DATE in node.sync(here)
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_one_changed_file_makes_the_node_look_at_its_folder_only(
+    here: Path, node: SyncedNode, tmp_path: Path
+) -> None:
+    put(here, {f"d{number % 10}/{number}": f"{number}" for number in range(200)})
+    node.sync(here)
+    put(here, {"d3/3": "changed"})
+    trace = tmp_path / "trace"
+    only_receive = (
+        f'case "$3" in *receive*) exec strace -f -qq -o {trace} -e trace=%file "$@"; esac; exec "$@"'
+    )
+    node.cluster.runner.wrap[0] = f"sh -c {shlex.quote(only_receive)} sh"
+    node.sync(here)
+    looked = [line for line in trace.read_text().splitlines() if f'stat("{node.project}/d' in line]
+    looked += [line for line in trace.read_text().splitlines() if f', "{node.project}/d' in line]
+    assert {line.split('"')[1].split("/")[-2] for line in looked} == {"d3"}
+    assert tree(node.project) == tree(here)
+
+
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_files_are_brought_to_the_disk_once_and_before_the_manifest(
     here: Path, node: SyncedNode, tmp_path: Path

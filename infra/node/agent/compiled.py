@@ -17,6 +17,7 @@ PACKAGE = "/__init__.py"
 
 def main() -> int:
     """Compile the agent that runs. It is replaced atomically: other processes may be reading it."""
+    _yield_processor()
     archive = os.path.abspath(sys.argv[0])
     codes = {}
     with zipfile.ZipFile(archive) as modules:
@@ -40,6 +41,17 @@ def main() -> int:
             os.unlink(temporary)
         raise
     return 0
+
+
+def _yield_processor() -> None:
+    """Let everything else run first: a node that boots, and a laptop that simulates many of them, has more urgent work."""
+    with contextlib.suppress(OSError):
+        os.setsid()
+        os.nice(19)
+        with open(
+            "/proc/self/autogroup", "w"
+        ) as file:  # sched(7): within it, nice compares this process with itself
+            file.write("19")
 
 
 def _methods(codes: boot.Codes) -> boot.Methods:

@@ -18,10 +18,27 @@ def manifest_file(folder: Path) -> Path:
     return store.ROOT / f"manifest-{folder.name}.json"
 
 
+def pending_file(folder: Path) -> Path:
+    """Return where the files are recorded that a sync is about to write. It is there as long as the sync lasts, or until the
+    next one if it was broken off."""
+    return store.ROOT / f"pending-{folder.name}.json"
+
+
 def recorded_manifest(folder: Path) -> Manifest:
-    """Return what the last sync wrote."""
+    """Return what the last sync wrote, and what one that was broken off may have written."""
+    known = _read(manifest_file(folder))
+    known.update(pending(folder))
+    return known
+
+
+def pending(folder: Path) -> Manifest:
+    """Return what a sync that was broken off may have written."""
+    return _read(pending_file(folder))
+
+
+def _read(path: Path) -> Manifest:
     try:
-        return decode_mapping(store.read_bytes(manifest_file(folder)), Entry)
+        return decode_mapping(store.read_bytes(path), Entry)
     except (OSError, ProtocolError):
         return {}
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import hmac
 import json
 import os
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Optional, Union
 
 from agent import laps
-from cloudddp.agent.protocol.codec import ProtocolError, decode, encode
+from cloudddp.agent.protocol.codec import ProtocolError, decode, encode_short
 from cloudddp.agent.protocol.gang import LONGEST_MESSAGE, Gang, Message, Unreachable
 
 # Seconds until a refused connection is tried again, doubled each time: the other agent may not have started. Once it has, it
@@ -108,9 +107,8 @@ class Mesh:
     @property
     def complete(self) -> bool:
         """Whether every other node is connected in both directions."""
-        return all(
-            node in self._in and node in self._out and bool(self._out[node].key) for node in self._peers
-        )
+        every = len(self._peers)
+        return len(self._in) == len(self._out) == every and all(link.key for link in self._out.values())
 
     @property
     def missing(self) -> Unreachable:
@@ -139,10 +137,10 @@ class Mesh:
 
     def send(self, message: Message) -> None:
         """Queue a message for every other node that is connected, and send what the network takes at once."""
-        for node in list(self._out):
-            link = self._out[node]
+        text = encode_short(message)
+        for link in list(self._out.values()):
             if link.key:
-                self._queue(link, message)
+                self._queue(link, text)
 
     def flush(self, seconds: float) -> None:
         """Send what is queued, for up to `seconds`."""
@@ -346,7 +344,7 @@ class Mesh:
 
     def _proof(self, role: str, *names: Union[int, str, None]) -> str:
         text = json.dumps([role, *names]).encode()
-        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
+        return hmac.digest(self._secret, text, "sha256").hex()
 
     def _check(self, proof: str, role: str, *names: Union[int, str, None]) -> None:
         if not hmac.compare_digest(proof.encode(), self._proof(role, *names).encode()):
@@ -354,8 +352,7 @@ class Mesh:
 
     # -- messages ----------------------------------------------------------------------------------------------
 
-    def _queue(self, link: _Link, message: Message) -> None:
-        text = encode(message)
+    def _queue(self, link: _Link, text: bytes) -> None:
         link.unsent += _seal(link, text).encode() + b" " + text + b"\n"
         link.count += 1
         self._write(link)
@@ -372,4 +369,4 @@ class Mesh:
 
 
 def _seal(link: _Link, text: bytes) -> str:
-    return hmac.new(link.key, b"%d " % link.count + text, hashlib.sha256).hexdigest()
+    return hmac.digest(link.key, b"%d " % link.count + text, "sha256").hex()

@@ -1,8 +1,8 @@
 """What a node does with the frames of a sync, wherever they come from: it compares the listing with its files, and changes
 these.
 
-The new manifest is recorded last; until then one that holds the old files and the new, so that after a broken transfer the next
-sync sends what is missing, and deletes what came and is no longer wanted.
+The new manifest is recorded last; until then the old one, and besides it what is about to be written, so that after a broken
+transfer the next sync sends what is missing, and deletes what came and is no longer wanted.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ProjectUpdate:
         return [index for index in self.plan.wanted if index not in self._records]
 
     def prepare(self) -> None:
-        """Change the project's folder, once: from now on its manifest has the old files and the new."""
+        """Begin to change the project's folder, once."""
         if self._writer is not None:
             return
         made = self.plan
@@ -88,7 +88,7 @@ class ProjectUpdate:
         if made.size and free < made.size + DISK_RESERVE:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
         if made.is_change:
-            made.record_both(self._folder)
+            made.record_pending(self._folder)
         writer = ProjectWriter(self._folder, self._has_worked)
         writer.forget_partials({made.names[index] for index in made.large})
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them

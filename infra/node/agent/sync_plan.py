@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
@@ -20,7 +20,7 @@ class SyncPlan:
 
     names: list[str]
     entries: list[Entry]
-    old: Manifest  # what the last sync wrote and is unchanged
+    old: Manifest  # what the last sync wrote and, in the folders of the listing, is unchanged
     new: Manifest  # what it will be
     wanted: dict[int, None] = field(default_factory=dict)
     large: list[int] = field(default_factory=list)
@@ -38,12 +38,12 @@ class SyncPlan:
     def is_change(self) -> bool:
         return bool(self.wanted or self.links or self.touch or self.move or self.delete)
 
-    def record_both(self, folder: Path) -> None:
-        """Record the old files and the new. What is written from now on may be there after a broken transfer, with other contents
-        than were recorded."""
-        changed = {self.names[index] for index in self.wanted}
-        store.write(_digest_file(folder), {k: v for k, v in self.digests.items() if k not in changed})
-        store.write(files.manifest_file(folder), {**self.old, **self.new})
+    def record_pending(self, folder: Path) -> None:
+        """Record what is written from now on: after a broken transfer it may be there, with other contents than were recorded.
+        The manifest itself stays as it is, which for many files takes longer to write than the few that change."""
+        changed = (*self.wanted, *self.links, *self.touch, *self.move)
+        now = {self.names[index]: self.entries[index] for index in changed}
+        store.write(files.pending_file(folder), {**files.pending(folder), **now})
 
     def record(self, folder: Path, records: Mapping[int, Record]) -> None:
         """Record the new manifest. A file may have changed on the laptop since it was listed: it is as it was sent."""
@@ -55,6 +55,7 @@ class SyncPlan:
             self.digests[name] = record.digest.hex()
         store.write(files.manifest_file(folder), self.new)
         store.write(_digest_file(folder), {k: v for k, v in self.digests.items() if k in self.new})
+        files.pending_file(folder).unlink(missing_ok=True)
 
 
 def plan(folder: Path, listing: Listing) -> SyncPlan:
@@ -66,14 +67,15 @@ def plan(folder: Path, listing: Listing) -> SyncPlan:
     ]
     for name in names:
         files.check_inside(name)
-    old = files.current_manifest(folder)
     folders = {path_from_wire(name) for name in listing.folders}
+    old = _unchanged(folder, folders)
     here = dict(zip(names, entries))
     delete = [name for name in old if name.rpartition("/")[0] in folders and name not in here]
     new = {name: entry for name, entry in old.items() if name.rpartition("/")[0] not in folders}
     new.update(here)
     made = SyncPlan(names, entries, old, new, delete=delete)
-    made.digests = {name: digest for name, digest in _recorded_digests(folder).items() if name in old}
+    unsure = files.pending(folder)
+    made.digests = {k: v for k, v in _recorded_digests(folder).items() if k in old and k not in unsure}
     contents = {path_from_wire(name): digest for name, digest in listing.contents.items()}
     moved = _Moved(folder, made)
     for index, (name, entry) in enumerate(zip(names, entries)):
@@ -96,6 +98,17 @@ def plan(folder: Path, listing: Listing) -> SyncPlan:
     made.delete = [name for name in delete if name not in gone]
     made.digests.update({names[index]: contents[names[index]] for index in made.move})
     return made
+
+
+def _unchanged(folder: Path, folders: Set[str]) -> Manifest:
+    """Return what the last sync wrote. What is in these folders only if it is still there, unchanged; the others are equal on
+    both sides, or they would have been listed."""
+    root = f"{folder}/"
+    return {
+        name: entry
+        for name, entry in files.recorded_manifest(folder).items()
+        if name.rpartition("/")[0] not in folders or files.describe(root + name) == entry
+    }
 
 
 class _Moved:
