@@ -60,11 +60,9 @@ class Contents:
                     self._set(path, _Known(inode, entry.size, entry.mtime_ns, digest))
         return found
 
-    def sent(self, path: str, record: Record, stable: bool) -> None:
-        if stable:
-            with contextlib.suppress(OSError):
-                inode = os.lstat(self._root / path).st_ino
-                self._set(path, _Known(inode, record.size, record.mtime_ns, record.digest.hex()))
+    def sent(self, path: str, record: Record, inode: int) -> None:
+        """Keep the contents of a file as it was sent."""
+        self._set(path, _Known(inode, record.size, record.mtime_ns, record.digest.hex()))
 
     def _set(self, path: str, known: _Known) -> None:
         if self._load().get(path) != known:

@@ -315,7 +315,7 @@ def _describe(base: str, name: str) -> Entry | None:
             f"{name!r} cannot be sent to the nodes: it is a {_kind(info.st_mode)}",
             hint="remove it, or add it to .gitignore or sync.exclude",
         )
-    if entry.kind == FILE and not os.access(path, os.R_OK):
+    if entry.kind == FILE and not info.st_mode & stat.S_IROTH and not os.access(path, os.R_OK):
         raise UsageError(f"{name!r} cannot be sent to the nodes: permission denied")
     return entry
 

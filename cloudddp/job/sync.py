@@ -76,18 +76,24 @@ def update(
     shown = _Sent(progress)
 
     entries = listing.entries()
+    may_send_everything = False
 
     def approve(node: int, wants: Wants) -> None:
+        nonlocal may_send_everything
+        if wants.everything and may_send_everything:
+            return
         names = [path_from_wire(entries[index][0]) for index, _ in wants.of(entries)]
         check_size(files.manifest, names, config.sync.max_mb, node=None if node == order[0] else node)
         if not shown.is_announced:
             progress(_summary(len(names), wants, len(theirs), from_nodes=order[0] not in theirs))
             shown.announce(wants.size)
+        may_send_everything |= wants.everything
 
-    def sent(path: str, record: Record, stable: bool) -> None:
-        contents.sent(path, record, stable)
-        if not stable:
+    def sent(path: str, record: Record, inode: int | None) -> None:
+        if inode is None:
             unstable.append(path)
+        else:
+            contents.sent(path, record, inode)
 
     transfer = Transfer(
         runner, files.root, listing,

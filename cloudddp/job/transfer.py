@@ -63,8 +63,8 @@ _CLOSE = object()
 class Transfer:
     """One transfer of a listing to the nodes of a chain. `approve` gets what a node lacks before that is sent from here,
     and may raise: for the first node of the chain that ends the transfer, for another one only its step. `note` gets what
-    the user should know, `on_bytes` the size of each frame that has left; `sent` each file as it was read, and whether it
-    was stable meanwhile."""
+    the user should know, `on_bytes` the size of each frame that has left; `sent` each file as it was read, with its inode, or None
+    if it was changing."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Transfer:
         project: str = PROJECT,
         approve: Callable[[int, Wants], None],
         note: Callable[[Text], None],
-        sent: Callable[[str, Record, bool], None],
+        sent: Callable[[str, Record, int | None], None],
         on_bytes: Callable[[int], None] = lambda _size: None,
     ) -> None:
         self._runner, self._root, self._listing = runner, root, listing

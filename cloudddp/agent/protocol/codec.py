@@ -106,7 +106,8 @@ def _plain(value: Any) -> Any:
 def _without_defaults(value: Any) -> Any:
     if not is_dataclass(value):
         return _plain(value)
-    defaults = _defaults(type(value))
+    kind: Any = type(value)
+    defaults = _defaults(kind)
     return {
         name: one for name, one in value.__dict__.items() if name not in defaults or one != defaults[name]
     }

@@ -110,13 +110,20 @@ def check_folders(folders: Mapping[str, Mapping[str, Entry]]) -> None:
         count += len(files)
         if count > MAX_FILES:
             raise ProtocolError("a manifest is too long")
-        for name, entry in files.items():
-            if "/" in name:
-                raise ProtocolError("a name has a slash")
-            _check_parts(name)
-            if len(folder) + 1 + len(name) > MAX_PATH:
-                raise ProtocolError("a path is too long")
+        _check_names(folder, files)
+        for entry in files.values():
             _check_entry(entry)
+
+
+def _check_names(folder: str, files: Mapping[str, Entry]) -> None:
+    """Check the names of a folder's files, all of them in one text: one by one takes three times as long."""
+    joined = "/".join(files)
+    if joined.count("/") >= max(len(files), 1):
+        raise ProtocolError("a name has a slash")
+    if files:
+        _check_parts(joined)
+    if len(folder) + 1 + max(map(len, files), default=0) > MAX_PATH:
+        raise ProtocolError("a path is too long")
 
 
 def _check_parts(path: str) -> None:
@@ -129,6 +136,9 @@ def _check_parts(path: str) -> None:
 
 def _check_entry(entry: Entry) -> None:
     kind, mode, size, mtime_ns, target = entry
+    is_in_range = 0 <= mode <= 0o7777 and 0 <= size <= MAX_SIZE and -MAX_SIZE <= mtime_ns <= MAX_SIZE
+    if kind == FILE and not target and is_in_range:
+        return  # almost every one
     if kind not in (FILE, LINK):
         raise ProtocolError(f"an entry has the kind {kind[:20]!r}")
     check_length("a link's target", target, MAX_PATH)

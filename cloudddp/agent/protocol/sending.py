@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Optional
 
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.transfer import (
@@ -45,13 +45,13 @@ class UnreadableFile(Exception):
         self.path, self.error = path, error
 
 
-def _ignore(_path: str, _record: Record, _stable: bool) -> None:
+def _ignore(_path: str, _record: Record, _inode: Optional[int]) -> None:
     pass
 
 
 class Sender:
-    """Makes frames of files below `root`. `sent` is called with each file, as it was read, and whether it was stable
-    meanwhile. `encode` returns some data with its codec. A file that cannot be read raises UnreadableFile, or is sent as
+    """Makes frames of files below `root`. `sent` is called with each file, as it was read, and its inode, or None if it was
+    changing meanwhile. `encode` returns some data with its codec. A file that cannot be read raises UnreadableFile, or is sent as
     missing where `tolerant`."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Sender:
         root: str,
         secret: bytes,
         *,
-        sent: Callable[[str, Record, bool], None] = _ignore,
+        sent: Callable[[str, Record, Optional[int]], None] = _ignore,
         encode: Callable[[bytes], Encoded] = plain,
         tolerant: bool = False,
     ) -> None:
@@ -81,23 +81,23 @@ class Sender:
         try:
             for wanted in files:
                 try:
-                    descriptor, length = _open(wanted.path, root)
+                    descriptor, info = _open(wanted.path, root)
                 except OSError as error:
                     if not self._tolerant:
                         raise UnreadableFile(wanted.path, error) from None
                     records.append(Record(wanted.number, 0, 0, False, b"\0" * DIGEST, missing=True))
                     continue
                 try:
-                    if length > SMALL or wanted.offset:
+                    if info.st_size > SMALL or wanted.offset:
                         yield from self._large(wanted, descriptor)
                         continue
-                    record, data, stable = _read_small(wanted.number, descriptor)
+                    record, data, inode = _read_small(wanted.number, descriptor, info)
                 finally:
                     os.close(descriptor)
                 if records and (size + len(data) > SMALL or len(records) >= MAX_BATCH):
                     yield self._batch(records, contents)
                     records, contents, size = [], [], 0
-                self._sent(wanted.path, record, stable)
+                self._sent(wanted.path, record, inode)
                 records.append(record)
                 contents.append(data)
                 size += len(data)
@@ -132,31 +132,41 @@ class Sender:
             stable = _same(before, os.fstat(descriptor)) and at == before.st_size
             if stable or attempt == TRIES - 1:
                 record = _record(wanted.number, before, at, digest.digest())
-                self._sent(wanted.path, record, stable)
+                self._sent(wanted.path, record, before.st_ino if stable else None)
                 yield transfer.end(self._secret, record)
                 return
             begin = 0
 
 
-def _open(path: str, root: int) -> tuple[int, int]:
-    """Return a descriptor of a regular file, and its size."""
+def _open(path: str, root: int) -> tuple[int, os.stat_result]:
+    """Return a descriptor of a regular file, and what it is like."""
     descriptor = os.open(path, _READ, dir_fd=root)
     info = os.fstat(descriptor)
     if not stat.S_ISREG(info.st_mode):
         os.close(descriptor)
         raise OSError(0, "it is no longer a regular file")
-    return descriptor, info.st_size
+    return descriptor, info
 
 
-def _read_small(index: int, descriptor: int) -> tuple[Record, bytes, bool]:
+def _read_small(
+    index: int, descriptor: int, before: os.stat_result
+) -> tuple[Record, bytes, Optional[int]]:
+    """Return what a file is like, its contents, and its inode, or None if it was changing. `before`: when it was opened."""
     for _ in range(TRIES):
-        before = os.fstat(descriptor)
         # It may have grown since it was opened.
         data = os.pread(descriptor, min(before.st_size, MAX_BODY), 0) if before.st_size else b""
-        stable = len(data) == before.st_size and _same(before, os.fstat(descriptor))
+        after = os.fstat(descriptor)
+        stable = len(data) == before.st_size and _same(before, after)
         if stable:
             break
-    return _record(index, before, len(data), sha256(data).digest()), data, stable
+        latest, before = before, after
+    else:
+        before = latest
+    return (
+        _record(index, before, len(data), sha256(data).digest()),
+        data,
+        before.st_ino if stable else None,
+    )
 
 
 def _record(index: int, info: os.stat_result, size: int, digest: bytes) -> Record:

@@ -48,10 +48,11 @@ class SyncPlan:
     def record(self, folder: Path, records: Mapping[int, Record]) -> None:
         """Record the new manifest. A file may have changed on the laptop since it was listed: it is as it was sent."""
         for index, record in records.items():
-            name = self.names[index]
-            self.new[name] = self.entries[index]._replace(
-                mode=record.mode, size=record.size, mtime_ns=record.mtime_ns
-            )
+            name, entry = self.names[index], self.entries[index]
+            if (record.mode, record.size, record.mtime_ns) != entry[1:4]:
+                self.new[name] = entry._replace(
+                    mode=record.mode, size=record.size, mtime_ns=record.mtime_ns
+                )
             self.digests[name] = record.digest.hex()
         store.write(files.manifest_file(folder), self.new)
         store.write(_digest_file(folder), {k: v for k, v in self.digests.items() if k in self.new})
