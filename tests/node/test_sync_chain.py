@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -15,7 +16,22 @@ import pytest
 from support.agentnode import until
 from support.localsync import LocalCluster
 
-from cloudddp.agent.protocol.transfer import BATCH, PART, PLAIN, ZLIB, ZSTD
+from agent.link import Link
+from agent.relay import PURPOSE, Relay
+from cloudddp.agent.protocol.manifest import Entry
+from cloudddp.agent.protocol.transfer import (
+    ALIVE,
+    BATCH,
+    DONE,
+    LISTING,
+    PART,
+    PLAIN,
+    ZLIB,
+    ZSTD,
+    Listing,
+    Wants,
+    read_frame,
+)
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.job import compression, sync, transfer, transfer_progress
@@ -61,6 +77,31 @@ def test_transfer_that_lasts_is_reported_in_bytes(
     lines = [line for line in cluster.sync(here) if line.startswith("sent ")]
     assert lines[0].endswith("/s")
     assert "of 11.4 MiB" in lines[-1]
+
+
+def test_listing_is_passed_on_before_this_node_has_compared_it(tmp_path: Path) -> None:
+    """Otherwise the last node of a chain waits until one after the other has."""
+    secret = "s" * 64
+    (tmp_path / "a").write_text("1")
+    listing = Listing({"": {"a": Entry("f", 0o644, 1, 1, "")}})
+    relay = Relay(tmp_path, secret, 2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    relay.listen("127.0.0.1", port)
+    relay.announce(listing.frame(secret.encode()))
+    with contextlib.closing(Link(socket.create_connection(("127.0.0.1", port)), secret, PURPOSE)) as link:
+        link.connect()
+        read = lambda: read_frame(link.read_all, secret.encode()).kind  # noqa: E731
+        assert read() == LISTING
+        link.write_all(Wants(everything=True).frame(secret.encode()))
+        assert read() == ALIVE  # what it has is not yet known
+        relay.listed(listing.entries(), frozenset())
+        relay.complete()
+        while (kind := read()) == ALIVE:
+            pass
+        assert (kind, read()) == (BATCH, DONE)
+    relay.close()
 
 
 def test_new_node_gets_the_files_from_another_one(here: Path, tmp_path: Path) -> None:

@@ -51,9 +51,10 @@ class ProjectUpdate:
 
     def begin(self, frame: Frame) -> None:
         """Decide what this node lacks. Nothing is changed yet."""
+        self._relay.announce(frame.raw)
         listing = transfer.read_listing(frame)
         self._plan = made = plan(self._folder, listing)
-        self._relay.listed(frame.raw, listing.entries(), frozenset((*made.wanted, *made.move)))
+        self._relay.listed(listing.entries(), frozenset((*made.wanted, *made.move)))
 
     def wants(self) -> Wants:
         made = self.plan

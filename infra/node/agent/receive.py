@@ -31,8 +31,8 @@ from cloudddp.agent.protocol.transfer import (
 REQUEST = ReceiveRequest
 CONNECT = 3.0  # seconds to connect to another node
 LISTENING = 10.0  # seconds for its agent to listen
-PAUSE = 0.02
-BUSY = 20.0  # seconds for another sync of this project to end
+PAUSE, LONGEST_PAUSE = 0.002, 0.05  # seconds between two attempts to connect, doubled each time
+BUSY, BUSY_PAUSE = 20.0, 0.02  # seconds for another sync of this project to end, and between two looks
 ENDED = "the connection to the computer that syncs has ended"
 LOST = 60.0  # seconds of waiting for a byte from the laptop
 REPORT = 0.5  # seconds between two reports of what has been received
@@ -61,7 +61,7 @@ def _alone(project: str) -> Iterator[None]:
                     raise SystemExit(
                         "another sync writes to this node; wait for its end, and repeat"
                     ) from None
-                time.sleep(PAUSE)
+                time.sleep(BUSY_PAUSE)
         yield
 
 
@@ -158,7 +158,7 @@ class Receiver:
 
     def _connected(self, position: int) -> OtherNode:
         peer = self._request.chain[position]
-        deadline = time.monotonic() + LISTENING
+        deadline, pause = time.monotonic() + LISTENING, PAUSE
         while True:
             try:
                 connection = socket.create_connection((peer.address, peer.port), CONNECT)
@@ -178,7 +178,8 @@ class Receiver:
                     raise SourceLost(
                         f"node {peer.node} cannot be reached at {peer.address}:{peer.port}: {why}"
                     ) from None
-            time.sleep(PAUSE)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _take_instructions(self) -> None:
         """Read what the laptop says until its stream ends, or until the main thread has to read it."""

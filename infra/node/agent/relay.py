@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Optional, Union
+from typing import Callable, Optional, Union
 
 from agent.link import REFUSED, Link
 from cloudddp.agent.protocol import transfer
@@ -58,7 +58,8 @@ class Relay:
         self._in_memory = 0
         self._oldest = 0  # position in the log of the first frame that is in memory
         self._listing: Optional[bytes] = None
-        self._entries: list[tuple[str, Entry]] = []
+        self._is_listed = False
+        self._entries: list[tuple[str, Entry]] = []  # of the listing, by index
         self._lacked: frozenset[int] = frozenset()
         self._complete = self._closed = False
         self._links: set[Link] = set()
@@ -66,10 +67,17 @@ class Relay:
 
     # -- the thread that receives ----------------------------------------------------------------------------
 
-    def listed(self, raw: bytes, entries: list[tuple[str, Entry]], lacked: frozenset[int]) -> None:
-        """`raw` is the frame of the listing, `lacked` what this node does not have yet."""
+    def announce(self, raw: bytes) -> None:
+        """Pass on the frame of the listing. The nodes after this one compare it with their files while this one does: otherwise
+        the last node of a long chain would wait for all of them."""
         with self._changed:
-            self._listing, self._entries, self._lacked = raw, entries, lacked
+            self._listing = raw
+            self._changed.notify_all()
+
+    def listed(self, entries: list[tuple[str, Entry]], lacked: frozenset[int]) -> None:
+        """`entries` are those of the listing, `lacked` what this node does not have yet."""
+        with self._changed:
+            self._is_listed, self._entries, self._lacked = True, entries, lacked
             self._changed.notify_all()
 
     def arrived(self, frame: Frame) -> None:
@@ -157,11 +165,12 @@ class Relay:
         """Serve one node. It tries another one if this fails."""
         try:
             link.accept()
-            if (listing := self._wait_for_listing(link)) is not None:
-                link.write_all(listing)
+            if self._wait(link, lambda: self._listing is not None):
+                link.write_all(self._listing or b"")
                 wants = transfer.read_wants(transfer.read_frame(link.read_all, self._secret))
-                self._send(link, wants)
-                link.read_all(1)  # it closes the connection
+                if self._wait(link, lambda: self._is_listed):
+                    self._send(link, wants)
+                    link.read_all(1)  # it closes the connection
         except (*REFUSED, EOFError):
             pass  # a stranger, or a node that was lost
         finally:
@@ -169,13 +178,14 @@ class Relay:
                 self._links.discard(link)
             link.close()
 
-    def _wait_for_listing(self, link: Link) -> Optional[bytes]:
+    def _wait(self, link: Link, is_there: Callable[[], bool]) -> bool:
+        """Wait until something is there, and return whether it is: it is not once this node has ended."""
         while True:
             with self._changed:
-                if self._listing is None and not self._closed:
+                if not (is_there() or self._closed):
                     self._changed.wait(ALIVE)
-                if self._listing is not None or self._closed:
-                    return self._listing
+                if is_there() or self._closed:
+                    return is_there()
             link.write_all(self._alive())
 
     def _alive(self) -> bytes:
@@ -251,7 +261,7 @@ class Relay:
                 return None
             if item.descriptor is not None:
                 return os.dup(item.descriptor)
-        path = self._folder / path_from_wire(self._entries[item.index][0])
+        path = self._folder / self._path(item.index)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -262,10 +272,11 @@ class Relay:
         os.close(descriptor)
         return None
 
+    def _path(self, index: int) -> str:
+        return path_from_wire(self._entries[index][0])
+
     def _send_from_disk(self, link: Link, wanted: dict[int, int]) -> None:
-        files = [
-            Wanted(index, path_from_wire(self._entries[index][0]), offset) for index, offset in wanted.items()
-        ]
+        files = [Wanted(index, self._path(index), offset) for index, offset in wanted.items()]
         last = time.monotonic()
         for data in Sender(str(self._folder), self._secret, tolerant=True).frames(files):
             if data:

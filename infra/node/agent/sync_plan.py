@@ -50,9 +50,7 @@ class SyncPlan:
         for index, record in records.items():
             name, entry = self.names[index], self.entries[index]
             if (record.mode, record.size, record.mtime_ns) != entry[1:4]:
-                self.new[name] = entry._replace(
-                    mode=record.mode, size=record.size, mtime_ns=record.mtime_ns
-                )
+                self.new[name] = entry._replace(mode=record.mode, size=record.size, mtime_ns=record.mtime_ns)
             self.digests[name] = record.digest.hex()
         store.write(files.manifest_file(folder), self.new)
         store.write(_digest_file(folder), {k: v for k, v in self.digests.items() if k in self.new})
