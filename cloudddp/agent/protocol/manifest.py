@@ -77,19 +77,17 @@ def manifest_digest(folders: Mapping[str, str]) -> str:
 
 
 def path_to_wire(path: str) -> str:
-    return os.fsencode(path).decode("latin-1")
+    return path if path.isascii() else os.fsencode(path).decode("latin-1")
 
 
 def path_from_wire(path: str) -> str:
-    return os.fsdecode(path.encode("latin-1"))
+    return path if path.isascii() else os.fsdecode(path.encode("latin-1"))
 
 
 def manifest_to_wire(manifest: Mapping[str, Entry]) -> Manifest:
     """Return the manifest with wire paths. Texts in ASCII are shared, not copied."""
     return {
-        (k if k.isascii() else path_to_wire(k)): (
-            v if v.target.isascii() else v._replace(target=path_to_wire(v.target))
-        )
+        path_to_wire(k): v if v.target.isascii() else v._replace(target=path_to_wire(v.target))
         for k, v in manifest.items()
     }
 

@@ -148,9 +148,7 @@ def _open(path: str, root: int) -> tuple[int, os.stat_result]:
     return descriptor, info
 
 
-def _read_small(
-    index: int, descriptor: int, before: os.stat_result
-) -> tuple[Record, bytes, Optional[int]]:
+def _read_small(index: int, descriptor: int, before: os.stat_result) -> tuple[Record, bytes, Optional[int]]:
     """Return what a file is like, its contents, and its inode, or None if it was changing. `before`: when it was opened."""
     for _ in range(TRIES):
         # It may have grown since it was opened.

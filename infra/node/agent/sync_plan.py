@@ -58,14 +58,12 @@ class SyncPlan:
 
 
 def plan(folder: Path, listing: Listing) -> SyncPlan:
-    """Return what to do. Raises SystemExit for a name that leads out of the project."""
+    """Return what to do. No name leads out of the project: the listing has checked them."""
     listed = [(path_from_wire(path), entry) for path, entry in listing.entries()]
     names = [name for name, _ in listed]
     entries = [
         entry._replace(target=path_from_wire(entry.target)) if entry.target else entry for _, entry in listed
     ]
-    for name in names:
-        files.check_inside(name)
     folders = {path_from_wire(name) for name in listing.folders}
     old = _unchanged(folder, folders)
     here = dict(zip(names, entries))
