@@ -9,8 +9,9 @@ with a folder of its own on every node, in turns:
     cold       the same, each over a connection of its own
     relay      one rsync to node 0, then from there one per other node in parallel; all connections are open
 
-Where a case sends files, every turn has new random content, and all contenders find empty folders. The files are in the page
-cache, and the nodes' disks are memory: nothing has to reach a disk in either.
+Where a case sends files, every turn has new random content, and all contenders find nodes as new ones are: empty folders, and no
+records of an earlier sync. The files are in the page cache, and the nodes' disks are memory: nothing has to reach a disk in
+either.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ ROUND_TRIPS = (0, 50)  # milliseconds
 MBIT = 200  # of a link with a round trip
 TURNS = 3
 CONTENDERS = ("open", "cloudddp", "warm", "cold", "relay")
+_RECORDS = ".cloudddp/manifest-project.json .cloudddp/digests-project.json"  # of cloudddp, of what it has synced
 _SSH = ("-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")  # fmt: skip
 
 
@@ -242,7 +244,7 @@ def measure(
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
     every = contenders(cluster, opened, source)
     folders = " ".join(folder for folder, _ in every.values())
-    cluster.everywhere(f"rm -rf {folders}")
+    cluster.everywhere(f"rm -rf {folders} {_RECORDS}")
     fill(source, case)
     if case.change is not None:
         for _, start in every.values():
@@ -261,7 +263,7 @@ def measure(
             found[name].append((seconds, traffic.sent() - before))
             check(cluster, folder, source, case)
             if case.change is None:
-                cluster.everywhere(f"rm -rf {folder}")  # also makes room: the disks are memory
+                cluster.everywhere(f"rm -rf {folder} {_RECORDS}")  # also makes room: the disks are memory
     return found
 
 
