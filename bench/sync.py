@@ -41,7 +41,9 @@ ROUND_TRIPS = (0, 50)  # milliseconds
 MBIT = 200  # of a link with a round trip
 TURNS = 3
 CONTENDERS = ("open", "cloudddp", "warm", "cold", "relay")
-_RECORDS = ".cloudddp/manifest-project.json .cloudddp/digests-project.json"  # of cloudddp, of what it has synced
+_RECORDS = (
+    ".cloudddp/manifest-project.json .cloudddp/digests-project.json"  # of cloudddp, of what it has synced
+)
 _SSH = ("-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")  # fmt: skip
 
 
