@@ -120,13 +120,14 @@ def _one_up(found: Any, name: str) -> tuple[float, float]:
     from cloudddp.aws.client import AWS
     from cloudddp.cluster import teardown, up
     from cloudddp.config.spec import ClusterSpec
+    from cloudddp.errors import Text
 
     spec = ClusterSpec(name=name, nodes=8, ssh_port=found.ssh_port)
     aws = AWS(region=found.region)
     responding: list[float] = []
 
-    def progress(text: str) -> None:
-        if text.startswith("waiting for SSH"):  # printed when EC2 reports every node as running
+    def progress(text: Text) -> None:
+        if str(text).startswith("waiting for SSH"):  # printed when EC2 reports every node as running
             responding.append(time.perf_counter())
 
     started = time.perf_counter()
@@ -137,12 +138,13 @@ def _one_up(found: Any, name: str) -> tuple[float, float]:
 
 
 def bench_sync(options: Options) -> None:
-    """Sync of 2,000 files to one simulated node: round trips and seconds; with --peers, compared with rsync."""
+    """Sync of 2,000 files to one simulated node: commands and seconds; with --peers, compared with rsync."""
     if options.peers:
         from bench import sync as peers
+        from bench.transfers import CASES
 
         peers.bench(
-            cases=options.cases or tuple(peers.CASES),
+            cases=options.cases or tuple(CASES),
             nodes=options.nodes or peers.NODES,
             round_trips=options.rtt or peers.ROUND_TRIPS,
             turns=options.turns or peers.TURNS,
@@ -153,16 +155,17 @@ def bench_sync(options: Options) -> None:
     from cloudddp.cluster import connect, up
     from cloudddp.config.spec import ClusterSpec, Config
     from cloudddp.job import sync
+    from cloudddp.ssh.command_loop import OnEnd
     from cloudddp.ssh.fleet import Fleet
-    from cloudddp.ssh.running import Result
+    from cloudddp.ssh.running import CommandSpec
 
     print("sync: 2,000 files of 4 KiB to one simulated node")
     commands: list[str] = []
 
     class Counting(Fleet):
-        def run(self, node: int, command: str, **rest: Any) -> Result:
-            commands.append(command)
-            return super().run(node, command, **rest)
+        def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
+            commands.append(spec.command)
+            super().start(node, spec, on_end)
 
     with simulator() as (found, env), tempfile.TemporaryDirectory() as folder:
         os.environ.update(env)
@@ -180,7 +183,7 @@ def bench_sync(options: Options) -> None:
                 started = time.perf_counter()
                 sync.sync(fleet, made, Config(cluster=spec), root=Path(folder), progress=lambda _: None)
                 seconds = time.perf_counter() - started
-                print(f"  {name:<12} {len(commands)} round trips, {seconds:.3f} s", flush=True)
+                print(f"  {name:<12} {len(commands)} commands, {seconds:.3f} s", flush=True)
 
 
 def bench_pull(options: Options) -> None:

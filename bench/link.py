@@ -30,7 +30,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # also run as a file
 
 from bench.common import ROOT, replace_between, script, simulator
-from bench.sync import CASES, Cluster, change, fill, use_usual_congestion_control
+from bench.sync import change, fill
+from bench.transfers import CASES, Cluster, Link
 
 ROUND_TRIPS = (0, 20, 100)  # milliseconds
 MBIT = 500  # the simulated link reaches about 650
@@ -124,13 +125,9 @@ def rows() -> Iterator[dict[str, Any]]:
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
     from cloudddp.config.options import GlobalOptions
-    from cloudddp.sim import control
 
-    sim = control.find(Path(os.environ["CLOUDDDP_HOME"]))
-    if sim is None:
-        raise SystemExit("no simulator in CLOUDDDP_HOME")
+    link = Link()
     os.environ.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
-    tcp = use_usual_congestion_control()
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "files"
         fill(project, CASES["2000"])
@@ -141,21 +138,16 @@ def rows() -> Iterator[dict[str, Any]]:
         os.chdir(project)
         with session.start(Console(), GlobalOptions()).connect() as (_, runner):
             for milliseconds in ROUND_TRIPS:
-                cluster.disconnect()
-                control.conditions(sim, {"link": None})
-                if milliseconds:
-                    control.conditions(sim, {"link": {"latency": milliseconds / 1000, "mbit": MBIT}})
-                cluster.connect()
-                runner.reconnect(0)
+                link.be_far(milliseconds, cluster, runner, mbit=MBIT)
                 yield {
                     "rtt": milliseconds,
-                    "tcp": tcp,
+                    "tcp": link.tcp,
                     "verbs": verbs(cluster, project),
                     "streams": streams(cluster, runner, SIZE if milliseconds else 4 * SIZE),
                     "profile": [] if milliseconds else profile(runner),
                 }
         os.chdir("/")
-        control.conditions(sim, {"link": None})
+        link.be_near()
         cluster.end()
 
 
@@ -209,4 +201,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

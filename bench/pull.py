@@ -14,13 +14,10 @@ cache, and the folders are memory, so that neither side waits for a disk.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,8 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # also run as a file
 
 from bench import traffic
-from bench.common import ROOT, replace_between, script, simulator
-from bench.sync import CASES, MBIT, TITLES, Case, Cluster, together, use_usual_congestion_control
+from bench.transfers import CASES, MBIT, TITLES, Case, Cluster, Link, Row, print_rows, report, together
 
 CONTENDERS = ("cloudddp", "open", "warm", "cold")
 PULLED = ("2000", "20000", "1gb", "unchanged")
@@ -128,26 +124,19 @@ def measure(
     return found
 
 
-def rows(
-    cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int], turns: int
-) -> Iterator[dict[str, Any]]:
+def rows(cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int], turns: int) -> Iterator[Row]:
     """Yield a row per case, number of nodes and round trip, as it is measured."""
     # Imported here because only this process, in the simulator's network, needs it.
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
     from cloudddp.config.options import GlobalOptions
-    from cloudddp.sim import control
 
-    sim = control.find(Path(os.environ["CLOUDDDP_HOME"]))
-    if sim is None:
-        raise SystemExit("no simulator in CLOUDDDP_HOME")
+    link = Link()
     os.environ.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
-    traffic.count()
-    tcp = use_usual_congestion_control()
     memory = _MEMORY if Path(_MEMORY).is_dir() else None
     for count in nodes:
         with tempfile.TemporaryDirectory() as sockets, tempfile.TemporaryDirectory(dir=memory) as folder:
-            control.conditions(sim, {"link": None})
+            link.be_near()
             cluster = Cluster(f"n{count}", count, Path(sockets))
             project = Path(sockets) / "project"
             project.mkdir()
@@ -158,18 +147,20 @@ def rows(
             with session.start(Console(), GlobalOptions()).connect() as (_, runner):
                 for name in cases:
                     for milliseconds in round_trips:
-                        far = {"latency": milliseconds / 1000, "mbit": MBIT} if milliseconds else None
-                        # A connection that was opened over another link would begin with what TCP has learned there.
-                        cluster.disconnect()
-                        control.conditions(sim, {"link": None})
-                        control.conditions(sim, {"link": far})
-                        cluster.connect()
-                        for rank in range(count):
-                            runner.reconnect(rank)
-                        done = measure(cluster, runner, project, Path(folder) / "to", CASES[name], turns)
-                        yield {"case": name, "nodes": count, "rtt": milliseconds, "tcp": tcp, "done": done}
+                        link.be_far(milliseconds, cluster, runner)
+                        case = CASES[name]
+                        done = measure(
+                            cluster, runner, project, Path(folder) / "to", case, 1 if case.is_large else turns
+                        )
+                        yield {
+                            "case": name,
+                            "nodes": count,
+                            "rtt": milliseconds,
+                            "tcp": link.tcp,
+                            "done": done,
+                        }
             os.chdir("/")
-            control.conditions(sim, {"link": None})
+            link.be_near()
             cluster.end()
 
 
@@ -181,44 +172,14 @@ def bench(
 ) -> None:
     """Print a line per case, and with `write` put the table into docs/benchmarks.md."""
     print(f"pull: cloudddp and rsync in turns; a round trip of 50 ms has {MBIT} Mbit/s")
-    head = [
-        "RTT",
-        "nodes",
-        "files",
-        *CONTENDERS,
-        "open / warm",
-        "MB: open",
-        "MB: warm",
-        "CPU: open",
-        "CPU: cold",
-    ]
-    table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    load, tcp = os.getloadavg()[0], ""
-    print("  " + "  ".join(head))
-    with simulator("namespace") as (found, env):
-        inside = {**env, "CLOUDDDP_HOME": str(found.home), "PYTHONPATH": str(ROOT)}
-        lists = [json.dumps(one) for one in (cases, nodes, round_trips, turns)]
-        command = [script("cloudddp"), "sim", "exec", "--", sys.executable, str(Path(__file__)), *lists]
-        process = subprocess.Popen(command, env=inside, stdout=subprocess.PIPE, text=True)
-        with process:
-            for text in process.stdout or ():
-                row = json.loads(text)
-                tcp, cells = row["tcp"], _cells(row)
-                print("  " + "  ".join(cells), flush=True)
-                table.append(f"| {' | '.join(cells)} |")
-    if process.returncode:
-        raise SystemExit(process.returncode)
-    where = (
-        f"medians of {turns} turns, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, {tcp}, load average "
-        f"{load:.1f} before and {os.getloadavg()[0]:.1f} after."
-    )
-    print(f"  {where}")
-    if write:
-        page = ROOT / "docs" / "benchmarks.md"
-        page.write_text(replace_between(page.read_text(), "python -m bench pull", [where, "", *table]))
+    columns = ("open / warm", "MB: open", "MB: warm", "CPU: open", "CPU: cold")
+    report(
+        "python -m bench pull", __file__, ["RTT", "nodes", "files", *CONTENDERS, *columns], _cells,
+        cases=cases, nodes=nodes, round_trips=round_trips, turns=turns, write=write,
+    )  # fmt: skip
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Row) -> list[str]:
     """Return a row as text. The ratio is the median of the turns' ratios."""
     done: dict[str, list[list[float]]] = row["done"]
     middle = {
@@ -236,14 +197,5 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def main() -> None:
-    """In the simulator's network: print a line of JSON per row."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("cases", "nodes", "round_trips", "turns"):
-        parser.add_argument(name, type=json.loads)
-    for row in rows(**vars(parser.parse_args())):
-        print(json.dumps(row), flush=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print_rows(rows)

@@ -7,7 +7,7 @@ import botocore.session
 from cloudddp.__main__ import main
 from cloudddp.aws import client
 
-client.model_loader = lambda _: botocore.session.Session().get_component("data_loader")
+client.model_loader = lambda session: botocore.session.Session().get_component("data_loader")  # noqa: ARG005
 
 if __name__ == "__main__":
     main()

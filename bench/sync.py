@@ -16,154 +16,31 @@ either.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # also run as a file
 
 from bench import traffic
-from bench.common import ROOT, replace_between, script, simulator
+from bench.transfers import CASES, MBIT, TITLES, Case, Cluster, Link, Row, print_rows, report, run, together
 
-GB = 10**9
 NODES = (1, 4, 8)
 ROUND_TRIPS = (0, 50)  # milliseconds
-MBIT = 200  # of a link with a round trip
 TURNS = 3
 CONTENDERS = ("open", "cloudddp", "warm", "cold", "relay")
 _RECORDS = (
     ".cloudddp/manifest-project.json .cloudddp/digests-project.json"  # of cloudddp, of what it has synced
 )
-_SSH = ("-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """`files` of `size` bytes; `change`: None sends all of them, else so many are changed before each run."""
-
-    files: int
-    size: int
-    change: int | None = None
-
-    def contenders(self, nodes: int, milliseconds: int) -> tuple[str, ...]:
-        """Return who takes part. A copy of 1 GB for each of many nodes takes minutes over a narrow link: there, `relay` is the
-        better rsync."""
-        is_long = self.files * self.size >= GB and nodes > 1 and milliseconds
-        return ("open", "cloudddp", "relay") if is_long else CONTENDERS
-
-    def turns(self, nodes: int, turns: int) -> int:
-        return 1 if self.files * self.size >= GB and nodes >= 8 else turns
-
-
-CASES = {
-    "2000": Case(2_000, 4096),
-    "20000": Case(20_000, 4096),
-    "1gb": Case(1, GB),
-    "unchanged": Case(2_000, 4096, 0),
-    "changed": Case(2_000, 4096, 1),
-}
-TITLES = {
-    "2000": "2,000 x 4 KiB",
-    "20000": "20,000 x 4 KiB",
-    "1gb": "one file of 1 GB",
-    "unchanged": "2,000 x 4 KiB, unchanged",
-    "changed": "2,000 x 4 KiB, one changed",
-}
 
 
 # -- in the simulator's network ----------------------------------------------------------------------------
-
-
-class Cluster:
-    """`nodes` nodes that cloudddp has started, and OpenSSH connections to them."""
-
-    def __init__(self, name: str, nodes: int, sockets: Path) -> None:
-        self.env = {
-            **os.environ,
-            "CLOUDDDP_CLUSTER": name,
-            "CLOUDDDP_YES": "1",
-            "CLOUDDDP_SYNC_MAX_MB": "10000",
-        }
-        self._sockets = sockets
-        self.cloudddp("up", "-n", str(nodes), "-t", "g5.12xlarge", cwd=sockets)
-        (found,) = json.loads(self.cloudddp("status", "--json", cwd=sockets))
-        self.public = [node["public_ip"] for node in found["nodes"]]
-        self.private = [node["private_ip"] for node in found["nodes"]]
-        (key,) = Path(self.env["CLOUDDDP_HOME"]).glob(f"clusters/{found['cluster_id']}*/id_ed25519")
-        self._login = ["ssh", *_SSH, "-i", str(key)]
-        self.connect()
-        self._connect_nodes()
-
-    def connect(self) -> None:
-        """Open the connections from the laptop."""
-        for address in self.public:
-            command = [*self.ssh(warm=True), "-o", "ControlMaster=yes", "-fN", f"ubuntu@{address}"]
-            subprocess.run(command, check=True)
-
-    def disconnect(self) -> None:
-        for address in self.public:
-            subprocess.run(
-                [*self.ssh(warm=True), "-O", "exit", f"ubuntu@{address}"],
-                check=True,
-                stderr=subprocess.DEVNULL,
-            )
-
-    def cloudddp(self, *words: str, cwd: Path) -> str:
-        return run([script("cloudddp"), *words], env=self.env, cwd=cwd)
-
-    def ssh(self, *, warm: bool) -> list[str]:
-        path = f"{self._sockets}/%h" if warm else "none"
-        return [*self._login, "-o", f"ControlPath={path}"]
-
-    def on(self, rank: int, command: str) -> str:
-        return run([*self.ssh(warm=True), f"ubuntu@{self.public[rank]}", command])
-
-    def everywhere(self, command: str) -> list[str]:
-        return [self.on(rank, command) for rank in range(len(self.public))]
-
-    def _connect_nodes(self) -> None:
-        """Give node 0 a key for the others and open its connections, as a careful user would for many syncs."""
-        public = self.on(
-            0, "rm -f bench_key*; ssh-keygen -q -t ed25519 -N '' -f bench_key; cat bench_key.pub"
-        )
-        for rank, address in enumerate(self.private[1:], start=1):
-            self.on(rank, f"echo '{public.strip()}' >> .ssh/authorized_keys")
-            self.on(0, f"{self.from_node_0} -o ControlMaster=yes -fN {address} > /dev/null 2>&1")
-
-    @property
-    def from_node_0(self) -> str:
-        return f"ssh {' '.join(_SSH)} -i bench_key -o ControlPath=.ssh/bench-%h"
-
-    def end(self) -> None:
-        self.disconnect()
-        self.cloudddp("down", cwd=self._sockets)
-
-
-def run(command: Sequence[str], **more: Any) -> str:
-    """Return the output. Ends the benchmark if the command fails."""
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **more
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
-def together(commands: Sequence[Sequence[str]]) -> None:
-    started = [subprocess.Popen(one, stdin=subprocess.DEVNULL) for one in commands]
-    codes = [one.wait() for one in started]
-    if any(codes):
-        raise SystemExit(f"exit codes {codes} of {commands}")
 
 
 def rsync(cluster: Cluster, source: Path, folder: str, *, warm: bool, nodes: int) -> None:
@@ -269,40 +146,17 @@ def measure(
     return found
 
 
-def use_usual_congestion_control() -> str:
-    """Let the laptop's TCP use cubic, Linux's default, or reno, which every namespace may use. Returns which.
-
-    The computer's own may be bbr (version 1), of which several connections through one narrow link repeat up to a third of
-    the bytes.
-    """
-    setting = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-    for name in ("cubic", "reno"):
-        try:
-            setting.write_text(name)
-        except PermissionError:
-            continue
-        return name
-    return setting.read_text().strip()
-
-
-def rows(
-    cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int], turns: int
-) -> Iterator[dict[str, Any]]:
+def rows(cases: Sequence[str], nodes: Sequence[int], round_trips: Sequence[int], turns: int) -> Iterator[Row]:
     """Yield a row per case, number of nodes and round trip, as it is measured."""
     # Imported here because only this process, in the simulator's network, needs it.
     from cloudddp.cli import session
     from cloudddp.cli.console import Console
     from cloudddp.config.options import GlobalOptions
-    from cloudddp.sim import control
 
-    sim = control.find(Path(os.environ["CLOUDDDP_HOME"]))
-    if sim is None:
-        raise SystemExit("no simulator in CLOUDDDP_HOME")
-    traffic.count()
-    control_name = use_usual_congestion_control()
+    link = Link()
     for count in nodes:
         with tempfile.TemporaryDirectory(prefix="sync-") as folder:
-            control.conditions(sim, {"link": None})
+            link.be_near()
             cluster = Cluster(f"n{count}", count, Path(folder))
             os.environ.update(cluster.env)
             started = session.start(Console(), GlobalOptions())
@@ -310,32 +164,28 @@ def rows(
                 opened = (found, runner, started.settings)
                 for name in cases:
                     for milliseconds in round_trips:
-                        far = {"latency": milliseconds / 1000, "mbit": MBIT} if milliseconds else None
-                        # A connection that was opened over another link would begin with what TCP has learned there.
-                        cluster.disconnect()
-                        control.conditions(sim, {"link": None})
-                        control.conditions(sim, {"link": far})
-                        cluster.connect()
-                        for rank in range(count):
-                            runner.reconnect(rank)
+                        link.be_far(milliseconds, cluster, runner)
                         case = CASES[name]
                         done = measure(
-                            cluster,
-                            opened,
-                            Path(folder) / "files",
-                            case,
-                            case.turns(count, turns),
-                            case.contenders(count, milliseconds),
-                        )
+                            cluster, opened, Path(folder) / "files", case,
+                            1 if case.is_large else turns, taking_part(case, count, milliseconds),
+                        )  # fmt: skip
                         yield {
                             "case": name,
                             "nodes": count,
                             "rtt": milliseconds,
-                            "tcp": control_name,
+                            "tcp": link.tcp,
                             "done": done,
                         }
-            control.conditions(sim, {"link": None})
+            link.be_near()
             cluster.end()
+
+
+def taking_part(case: Case, nodes: int, milliseconds: int) -> tuple[str, ...]:
+    """Return the contenders. A copy of 1 GB for each of many nodes takes minutes over a narrow link: there, `relay` is the
+    better rsync."""
+    is_long = case.is_large and nodes > 1 and milliseconds
+    return ("open", "cloudddp", "relay") if is_long else CONTENDERS
 
 
 # -- outside -----------------------------------------------------------------------------------------------
@@ -349,35 +199,13 @@ def bench(
         f"sync: cloudddp and rsync in turns; a round trip of 50 ms has {MBIT} Mbit/s; seconds, MB sent by the laptop"
     )
     head = ["RTT", "nodes", "files", *CONTENDERS, "open / better", "MB: open", "MB: warm", "MB: relay"]
-    table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    load, tcp = os.getloadavg()[0], ""
-    print("  " + "  ".join(head))
-    with simulator("namespace") as (found, env):
-        inside = {**env, "CLOUDDDP_HOME": str(found.home), "PYTHONPATH": str(ROOT)}
-        lists = [json.dumps(one) for one in (cases, nodes, round_trips, turns)]
-        command = [script("cloudddp"), "sim", "exec", "--", sys.executable, str(Path(__file__)), *lists]
-        process = subprocess.Popen(command, env=inside, stdout=subprocess.PIPE, text=True)
-        with process:
-            for text in process.stdout or ():
-                row = json.loads(text)
-                tcp, cells = row["tcp"], _cells(row)
-                print("  " + "  ".join(cells), flush=True)
-                table.append(f"| {' | '.join(cells)} |")
-    if process.returncode:
-        raise SystemExit(process.returncode)
-    where = (
-        f"medians of {turns} turns (1 of 1 GB to 8 nodes), {time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, {tcp}, load "
-        f"average {load:.1f} before and {os.getloadavg()[0]:.1f} after."
-    )
-    print(f"  {where}")
-    if write:
-        page = ROOT / "docs" / "benchmarks.md"
-        page.write_text(
-            replace_between(page.read_text(), "python -m bench sync --peers", [where, "", *table])
-        )
+    report(
+        "python -m bench sync --peers", __file__, head, _cells,
+        cases=cases, nodes=nodes, round_trips=round_trips, turns=turns, write=write,
+    )  # fmt: skip
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: Row) -> list[str]:
     """Return a row as text. The ratio is the median of the turns' ratios to the better one of `warm` and `relay`."""
     done: dict[str, list[list[float]]] = row["done"]
     seconds = {name: [turn[0] for turn in turns] for name, turns in done.items()}
@@ -395,14 +223,5 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def main() -> None:
-    """In the simulator's network: print a line of JSON per row."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("cases", "nodes", "round_trips", "turns"):
-        parser.add_argument(name, type=json.loads)
-    for row in rows(**vars(parser.parse_args())):
-        print(json.dumps(row), flush=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print_rows(rows)
