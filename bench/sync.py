@@ -9,9 +9,9 @@ with a folder of its own on every node, in turns:
     cold       the same, each over a connection of its own
     relay      one rsync to node 0, then from there one per other node in parallel; all connections are open
 
-Where a case sends files, every turn has new random content, and all contenders find nodes as new ones are: empty folders, and no
-records of an earlier sync. The files are in the page cache, and the nodes' disks are memory: nothing has to reach a disk in
-either.
+Where a case sends files, each turn has new random files, and every contender starts from new nodes: empty folders, and no
+records of an earlier sync. The files are in the page cache and the nodes' disks are memory, so that neither side waits for a
+disk.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ NODES = (1, 4, 8)
 ROUND_TRIPS = (0, 50)  # milliseconds
 TURNS = 3
 CONTENDERS = ("open", "cloudddp", "warm", "cold", "relay")
-_RECORDS = (
-    ".cloudddp/manifest-project.json .cloudddp/digests-project.json"  # of cloudddp, of what it has synced
+# What cloudddp has recorded on a node about the files of an earlier sync.
+_RECORDS = " ".join(
+    f".cloudddp/{name}-project.json" for name in ("manifest", "digests", "pending", "partial")
 )
 
 

@@ -61,7 +61,7 @@ class Contents:
         return found
 
     def sent(self, path: str, record: Record, inode: int) -> None:
-        """Keep the contents of a file as it was sent."""
+        """Remember the SHA-256 of a file as it was sent."""
         self._set(path, _Known(inode, record.size, record.mtime_ns, record.digest.hex()))
 
     def _set(self, path: str, known: _Known) -> None:

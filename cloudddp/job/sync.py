@@ -6,7 +6,7 @@ Only files that a node lacks are sent (transfer.py); files deleted here are dele
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudddp import timings
@@ -73,21 +73,6 @@ def update(
     contents = Contents(files.root)
     listing = _listing(files, folders, contents, known=any(theirs.values()))
     unstable: list[str] = []
-    shown = _Sent(progress)
-
-    entries = listing.entries()
-    may_send_everything = False
-
-    def approve(node: int, wants: Wants) -> None:
-        nonlocal may_send_everything
-        if wants.everything and may_send_everything:
-            return
-        names = [path_from_wire(entries[index][0]) for index, _ in wants.of(entries)]
-        check_size(files.manifest, names, config.sync.max_mb, node=None if node == order[0] else node)
-        if not shown.is_announced:
-            progress(_summary(len(names), wants, len(theirs), from_nodes=order[0] not in theirs))
-            shown.announce(wants.size)
-        may_send_everything |= wants.everything
 
     def sent(path: str, record: Record, inode: int | None) -> None:
         if inode is None:
@@ -95,10 +80,11 @@ def update(
         else:
             contents.sent(path, record, inode)
 
+    announced = _Announced(files.manifest, listing, config.sync.max_mb, order, len(theirs), progress)
     transfer = Transfer(
         runner, files.root, listing,
         [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in order],
-        approve=approve, note=progress, sent=sent, on_bytes=shown.add,
+        approve=announced.approve, note=progress, on_sent=sent, on_bytes=announced.add,
     )  # fmt: skip
     with timings.span("send files"):
         outcome = transfer.run()
@@ -108,18 +94,34 @@ def update(
     outcome.all()
 
 
-class _Sent:
-    """Reports how much of a transfer that lasts has left this computer."""
+class _Announced:
+    """Checks what the nodes want, announces it, and reports how much of a transfer that lasts has left this computer. Of the
+    `order` of nodes, `lacking` lack something."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(
+        self, manifest: Manifest, listing: Listing, max_mb: float, order: Sequence[int], lacking: int,
+        progress: Progress,
+    ) -> None:  # fmt: skip
+        self._manifest, self._entries, self._max_mb = manifest, listing.entries(), max_mb
+        self._order, self._lacking = order, lacking
         self._progress = progress
-        self.is_announced = False
+        self._is_announced = self._is_everything_approved = False
         self._total = 0  # bytes of the files
         self._sent = self._shown = 0
         self._at = time.monotonic()  # of the last report
 
-    def announce(self, total: int) -> None:
-        self.is_announced, self._total = True, total
+    def approve(self, node: int, wants: Wants) -> None:
+        """Raise UsageError where too much would be sent to a node."""
+        if wants.everything and self._is_everything_approved:
+            return  # the same files as for another node
+        first = self._order[0]
+        names = [path_from_wire(self._entries[index][0]) for index, _ in wants.of(self._entries)]
+        check_size(self._manifest, names, self._max_mb, node=None if node == first else node)
+        self._is_everything_approved = self._is_everything_approved or wants.everything
+        if not self._is_announced:
+            is_complete = len(self._order) > self._lacking  # the first node
+            self._progress(_summary(len(names), wants, self._lacking, from_nodes=is_complete))
+            self._is_announced, self._total = True, wants.size
 
     def add(self, size: int) -> None:
         self._sent += size

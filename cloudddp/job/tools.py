@@ -57,7 +57,7 @@ class Tool:
         listing = Listing({"": {self.path.name: entry}})
         return Transfer(
             runner, self.path.parent, listing, chain, project=TOOLS,
-            approve=lambda _node, _wants: None, note=progress, sent=lambda _path, _record, _inode: None,
+            approve=lambda _node, _wants: None, note=progress,
         ).run()  # fmt: skip
 
 

@@ -13,16 +13,16 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.manifest import MAX_FILES, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.sending import Sender, UnreadableFile, Wanted
+from cloudddp.agent.protocol.sending import OnSent, Sender, UnreadableFile, Wanted, ignore
 from cloudddp.agent.protocol.transfer import (
     LAPTOP,
     ZSTD,
@@ -30,14 +30,14 @@ from cloudddp.agent.protocol.transfer import (
     ReceiveEvent,
     ReceiveReply,
     ReceiveRequest,
-    Record,
     Wants,
 )
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, Command, NodeError, Text
 from cloudddp.job.compression import Compression
+from cloudddp.job.reports import Reports
 from cloudddp.job.transfer_progress import (
-    Node,
+    Progress,
     Stall,
     fallen_behind,
     most_work,
@@ -53,18 +53,32 @@ IDLE = 1.0
 SILENCE = 30.0  # seconds without a report of a node, which sends one every 5 s: its stdin ends then
 CLOSING = 30.0  # seconds for a step to end, once its stdin has
 LONG_FRAME = 1.0  # seconds to make one frame; beyond that, the limits of the nodes start again
-MAX_NOISE = 1 << 16  # bytes
-MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
-REPORT_RATE = 64 << 10  # bytes per second of all reports, besides two long ones
 
 _CLOSE = object()
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A node of the chain, and what it gets from here."""
+
+    rank: int
+    progress: Progress
+    listings: int  # that it was sent, and for which it has not asked for files
+    reports: Reports = field(default_factory=lambda: Reports(time.monotonic()))
+    inbox: queue.SimpleQueue[object] = field(default_factory=queue.SimpleQueue)
+    on_end: Callable[[ReceiveReply | Exception | None], None] = lambda _end: None
+    continued: frozenset[int] = frozenset()  # the files of which it has a beginning
+    wants_direct: bool = False  # it has asked for the files from this computer
+    has_zstd: bool = False  # it can decode it
+    reply: ReceiveReply | None = None
+    finished: bool = False  # its result is known
 
 
 class Transfer:
     """One transfer of a listing to the nodes of a chain. `approve` gets what a node lacks before that is sent from here,
     and may raise: for the first node of the chain that ends the transfer, for another one only its step. `note` gets what
-    the user should know, `on_bytes` the size of each frame that has left; `sent` each file as it was read, with its inode, or None
-    if it was changing."""
+    the user should know, `on_bytes` the size of each frame that has left; `on_sent` each
+    file's path, its record as it was read, and its inode, or None if it was changing."""
 
     def __init__(
         self,
@@ -76,20 +90,21 @@ class Transfer:
         project: str = PROJECT,
         approve: Callable[[int, Wants], None],
         note: Callable[[Text], None],
-        sent: Callable[[str, Record, int | None], None],
+        on_sent: OnSent = ignore,
         on_bytes: Callable[[int], None] = lambda _size: None,
     ) -> None:
         self._runner, self._root, self._listing = runner, root, listing
         self._chain, self._project = tuple(chain), project
-        self._approve, self._note, self._sent, self._on_bytes = approve, note, sent, on_bytes
+        self._approve, self._note, self._on_sent, self._on_bytes = approve, note, on_sent, on_bytes
         self._secret = secrets.token_hex(32)
         self._key = self._secret.encode()
         self._entries = listing.entries()
         self._most_work = most_work(self._entries)
-        self._nodes = {
-            peer.node: Node(peer.node, position, position - 1, listings=int(position == 0))
+        self._nodes = [
+            _Node(peer.node, Progress(peer.node, position, position - 1), listings=int(position == 0))
             for position, peer in enumerate(chain)
-        }
+        ]  # by position
+        self._progress = [one.progress for one in self._nodes]
         self._lock = threading.RLock()
         self._error: Exception | None = None  # of this computer: it ends the transfer
         self._closed: float | None = None  # when all steps were asked to end
@@ -103,11 +118,11 @@ class Transfer:
 
     def run(self) -> Outcome[ReceiveReply | None]:
         """Return the nodes' replies and errors. Raises what `approve` raises, and CloudDDPError if a file cannot be read."""
-        collected: Collection[ReceiveReply | None] = Collection(self._nodes)
+        collected: Collection[ReceiveReply | None] = Collection([one.rank for one in self._nodes])
 
         def start() -> None:
-            for rank, node in self._nodes.items():
-                node.on_end = functools.partial(collected.put, rank)
+            for node in self._nodes:
+                node.on_end = functools.partial(collected.put, node.rank)
                 try:
                     self._start(node)
                 except Exception as error:
@@ -120,7 +135,7 @@ class Transfer:
             raise self._error
         return outcome
 
-    def _start(self, node: Node) -> None:
+    def _start(self, node: _Node) -> None:
         """Start the step of a node, which lasts until the whole transfer ends."""
 
         def ended(end: Result | Exception) -> None:
@@ -132,14 +147,14 @@ class Transfer:
         client.start_step(
             self._runner,
             node.rank,
-            ReceiveRequest(self._project, self._secret, node.position, self._chain),
+            ReceiveRequest(self._project, self._secret, node.progress.position, self._chain),
             ended,
             body=self._input(node),
             timeout=SILENCE,
             on_stdout=lambda data: self._received(node, data),
         )
 
-    def _reply(self, node: Node, end: Result | Exception) -> ReceiveReply | None:
+    def _reply(self, node: _Node, end: Result | Exception) -> ReceiveReply | None:
         try:
             if isinstance(end, Exception):
                 raise end
@@ -151,7 +166,7 @@ class Transfer:
         except ProtocolError as error:
             raise client.unreadable(node.rank, ReceiveRequest.STEP, error) from None
 
-    def _finish(self, node: Node, end: ReceiveReply | Exception | None) -> None:
+    def _finish(self, node: _Node, end: ReceiveReply | Exception | None) -> None:
         """Note the result of a node. The first one counts: a step that was given up may end later."""
         with self._lock:
             is_first, node.finished = not node.finished, True
@@ -159,17 +174,17 @@ class Transfer:
         if is_first:
             node.on_end(end)
 
-    def _ended(self, node: Node) -> None:
+    def _ended(self, node: _Node) -> None:
         """Note that a node needs nothing more; the last one ends the steps of all, which have served each other until then."""
         with self._lock:
-            node.ended = True
-            if all(one.ended for one in self._nodes.values()):
+            node.progress.ended = True
+            if all(one.ended for one in self._progress):
                 self._close()
 
     def _close(self) -> None:
         if self._closed is None:
             self._closed = time.monotonic()
-        for one in self._nodes.values():
+        for one in self._nodes:
             one.inbox.put(_CLOSE)
 
     def _fail(self, error: Exception) -> None:
@@ -186,7 +201,7 @@ class Transfer:
         with self._lock:
             if self._closed is not None:
                 late = now - self._closed >= CLOSING
-                given_up = [one for one in self._nodes.values() if late and not one.finished]
+                given_up = [one for one in self._nodes if late and not one.finished]
                 why = f"its step did not end within {CLOSING:g} s"
             else:
                 given_up = self._without_progress(now)
@@ -194,22 +209,22 @@ class Transfer:
         for node in given_up:
             self._finish(node, _given_up(node, why))
 
-    def _without_progress(self, now: float) -> list[Node]:
+    def _without_progress(self, now: float) -> list[_Node]:
         given_up = []
-        by_position = {one.position: one for one in self._nodes.values()}
-        for node, stall in stalled(self._nodes.values(), now):
+        for progress, stall in stalled(self._progress, now):
+            node = self._nodes[progress.position]
             if stall is Stall.GIVE_UP:
-                self._avoid(node)
+                self._avoid(progress)
                 given_up.append(node)
             else:
                 self._note(f"node {node.rank} receives nothing from its source; it uses another source")
-                self._use(node, next_source(node, by_position))
-                node.moves += 1
+                self._use(node, next_source(progress, self._progress))
+                progress.moves += 1
         return given_up
 
-    def _use(self, node: Node, source: int) -> None:
+    def _use(self, node: _Node, source: int) -> None:
         """Tell a node where to get the rest of the files from."""
-        node.source, node.progressed = source, time.monotonic()
+        node.progress.source, node.progress.progressed = source, time.monotonic()
         node.inbox.put(transfer.source(self._key, source))
         if source == LAPTOP:
             node.listings += 1
@@ -219,18 +234,19 @@ class Transfer:
         """Give the nodes time: this computer has been busy, so they could make no progress."""
         now = time.monotonic()
         with self._lock:
-            for one in self._nodes.values():
+            for one in self._progress:
                 one.heard = one.progressed = now
 
     # -- to a node -----------------------------------------------------------------------------------------------
 
-    def _input(self, node: Node) -> Iterator[bytes]:
+    def _input(self, node: _Node) -> Iterator[bytes]:
         """Yield what goes to the stdin of a node, b"" while there is nothing to send."""
-        node.begin(time.monotonic())
-        if node.position == 0:
+        node.progress.begin(time.monotonic())
+        node.reports = Reports(time.monotonic())
+        if node.progress.position == 0:
             yield self._listing_frame
         last = time.monotonic()
-        while time.monotonic() - node.heard < SILENCE and not node.finished:
+        while time.monotonic() - node.progress.heard < SILENCE and not node.finished:
             try:
                 todo = node.inbox.get_nowait()
             except queue.Empty:
@@ -252,16 +268,16 @@ class Transfer:
     def _alive(self) -> bytes:
         return transfer.frame(self._key, transfer.ALIVE)
 
-    def _files(self, node: Node, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    def _files(self, node: _Node, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         files = (Wanted(index, path_from_wire(self._entries[index][0]), offset) for index, offset in wanted)
-        sender = Sender(str(self._root), self._key, sent=self._sent, encode=self._compression.encode)
+        sender = Sender(str(self._root), self._key, on_sent=self._on_sent, encode=self._compression.encode)
         frames = sender.frames(files)
         last = asked = time.monotonic()
         while (frame := next(frames, None)) is not None:
             now = time.monotonic()
             if not frame or now - asked > LONG_FRAME:
                 self._restart_limits()
-            if now - node.heard > SILENCE or node.finished:
+            if now - node.progress.heard > SILENCE or node.finished:
                 return
             if frame:
                 yield frame
@@ -277,33 +293,17 @@ class Transfer:
 
     # -- from a node ---------------------------------------------------------------------------------------------
 
-    def _received(self, node: Node, data: bytes) -> None:
+    def _received(self, node: _Node, data: bytes) -> None:
         """Take what a node reports. Raises ProtocolError."""
         if node.finished:
             raise ProtocolError("its step goes on")
-        node.line += data
-        node.reported += len(data)
-        if len(node.line) > MAX_LINE or node.reported > 2 * MAX_LINE + REPORT_RATE * (
-            time.monotonic() - (node.began or 0.0)
-        ):
-            raise ProtocolError("a report is too long")
-        if b"\n" not in data:
-            return
-        *lines, rest = bytes(node.line).split(b"\n")
-        node.line[:] = rest
-        for line in lines:
-            try:
-                event = decode(line, ReceiveEvent)
-            except ProtocolError:
-                node.noise += len(line) + 1
-                if node.has_reported or node.noise > MAX_NOISE:
-                    raise
-                continue  # a .bashrc has written before
+        now = time.monotonic()
+        for event in node.reports.feed(data, now):
             with self._lock:
-                node.take(event, time.monotonic(), self._most_work)
+                node.progress.take(event, now, self._most_work)
                 self._act(node, event)
 
-    def _act(self, node: Node, event: ReceiveEvent) -> None:
+    def _act(self, node: _Node, event: ReceiveEvent) -> None:
         if event.received:
             self._count(node, event.received)
         if event.codecs:
@@ -320,14 +320,14 @@ class Transfer:
             node.reply = event.done
             self._ended(node)
 
-    def _decodable(self, node: Node, codecs: Sequence[int]) -> None:
+    def _decodable(self, node: _Node, codecs: Sequence[int]) -> None:
         """Use zstd once all nodes have reported that they can decode it: each frame is passed on as it is."""
         with self._lock:
             node.has_zstd = ZSTD in codecs
-            if all(one.has_zstd for one in self._nodes.values()):
+            if all(one.has_zstd for one in self._nodes):
                 self._compression.use_zstd()
 
-    def _send(self, node: Node, wants: Wants) -> None:
+    def _send(self, node: _Node, wants: Wants) -> None:
         """Send what a node lacks: it asks once for each listing that it got from here."""
         if not node.listings:
             raise ProtocolError("it asks for files that were not offered")
@@ -336,25 +336,25 @@ class Transfer:
         try:
             self._approve(node.rank, wants)
         except Exception as error:
-            if self._is_approved or node.position:
+            if self._is_approved or node.progress.position:
                 raise
             self._fail(error)
             return
         self._is_approved = True
-        node.deletes = min(wants.delete, MAX_FILES)
+        node.progress.deletes = min(wants.delete, MAX_FILES)
         node.continued = frozenset(index for index, offset in wanted if offset)
         node.inbox.put(wanted)
 
-    def _send_again(self, node: Node, indexes: Sequence[int]) -> None:
+    def _send_again(self, node: _Node, indexes: Sequence[int]) -> None:
         """Send files as a whole whose partial file on a node was corrupt: each of those that it continued, once."""
         if not node.continued.issuperset(indexes) or len(set(indexes)) < len(indexes):
             raise ProtocolError("it asks again for a file that was sent as a whole")
         node.continued -= frozenset(indexes)
         node.inbox.put([(index, 0) for index in indexes])
 
-    def _send_directly(self, node: Node, reason: str) -> None:
+    def _send_directly(self, node: _Node, reason: str) -> None:
         """Send the files to a node that can get them from no other one."""
-        if node.wants_direct or node.position == 0:
+        if node.wants_direct or node.progress.position == 0:
             raise ProtocolError("it asks again to get the files from this computer")
         node.wants_direct = True
         first, self._is_direct = not self._is_direct, True
@@ -362,27 +362,29 @@ class Transfer:
             self._note(
                 f"warning: nodes cannot copy files from each other ({one_line(reason, 300)}); sending from this computer"
             )
-        if node.source != LAPTOP:
+        if node.progress.source != LAPTOP:
             self._use(node, LAPTOP)
 
-    def _count(self, node: Node, received: int) -> None:
+    def _count(self, node: _Node, received: int) -> None:
         now = time.monotonic()
         with self._lock:
-            node.count(received, now)
-            for slow in fallen_behind(list(self._nodes.values()), now):
+            node.progress.count(received, now)
+            for slow in fallen_behind(self._progress, now):
                 self._avoid(slow)
 
-    def _avoid(self, slow: Node) -> None:
+    def _avoid(self, slow: Progress) -> None:
         """Tell the nodes that get the files from this one to use the one before it."""
         slow.avoided = True
-        after = [one for one in self._nodes.values() if one.source == slow.position and not one.ended]
+        after = [
+            one for one in self._nodes if one.progress.source == slow.position and not one.progress.ended
+        ]
         for one in after:
             self._use(one, slow.source)
         if after:
             self._note(f"node {slow.rank} is slow; the nodes after it use another source")
 
 
-def _given_up(node: Node, why: str) -> NodeError:
+def _given_up(node: _Node, why: str) -> NodeError:
     reason = f"node {node.rank}: {why}"
     return NodeError(
         reason,

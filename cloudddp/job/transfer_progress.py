@@ -6,23 +6,21 @@ node can make a transfer last without limit.
 
 A node may make no progress without a fault of its own:
 
-- It waits for a node that has received nothing that this one lacks. Then that node is judged instead. - Its source sends it
-nothing, although it has more, or claims to have everything. Then it gets another source: that of the source, and after that
-this computer, which is trusted. A node that gets nothing from here either is at fault. - This computer is busy: it hashes
-the part of a large file that a node has, or reads from a slow disk. That time does not count. - Its disk is slow: it waits
-until what was written is on it. That has a longer limit.
+- It waits for a node that has received nothing that this one lacks. Then that node is judged instead.
+- Its source sends it nothing, although it has more, or claims to have everything. Then it gets another source: that of the source,
+  and after that this computer, which is trusted. A node that gets nothing from here either is at fault.
+- This computer is busy: it hashes the part of a large file that a node has, or reads from a slow disk. That time does not count.
+- Its disk is slow: it waits until what was written is on it. That has a longer limit.
 """
 
 from __future__ import annotations
 
-import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.manifest import Entry
 from cloudddp.agent.protocol.transfer import (
     COMPARED,
@@ -31,7 +29,6 @@ from cloudddp.agent.protocol.transfer import (
     WAITING,
     WRITING,
     ReceiveEvent,
-    ReceiveReply,
 )
 
 # Seconds without progress.
@@ -40,10 +37,6 @@ STALLED = 120.0  # until a node is given up, for each of the nodes that get file
 TO_DISK = 900.0  # the same while it waits for its disk: many GB may be in its memory
 LEAST = 256 << 10  # bytes that are progress
 
-# Limits of what a node reports.
-MAX_REPORTS = 200  # at once, and:
-REPORTS_PER_SECOND = 20  # the agent sends two, and some more at the beginning
-MAX_NOTES = 20
 TIMES_READ = 4  # how often a file may be sent and written: one that changes is read up to 3 times
 
 # A node has fallen behind when the node before it has so many bytes more, and gets them so many times faster.
@@ -53,36 +46,22 @@ RATE_SECONDS = 3.0  # over which rates are measured
 
 
 @dataclass(slots=True)
-class Node:
-    """One node of the chain, by what it has reported."""
+class Progress:
+    """How far one node of the chain is, by what it has reported."""
 
     rank: int
     position: int
     source: int  # the position of the node that it gets the files from, or LAPTOP
-    on_end: Callable[[ReceiveReply | Exception | None], None] = lambda _end: None
-    inbox: queue.SimpleQueue[object] = field(default_factory=queue.SimpleQueue)
     received: deque[tuple[float, int]] = field(default_factory=lambda: deque([(time.monotonic(), 0)]))
-    line: bytearray = field(default_factory=bytearray)
     began: float | None = None  # when its step was started
-    has_reported: bool = False
-    noise: int = 0  # bytes before that
-    reports: int = 0
-    reported: int = 0  # bytes of all reports
-    notes: int = 0
     heard: float = 0.0  # when it reported last
     progressed: float = 0.0  # when it last made progress
     worked: int = 0  # bytes that it has hashed or written, as far as it reports that
     counted: int = 0  # bytes of all its work when it last made progress
     stage: int = WAITING
     moves: int = 0  # how often it got another source because it made no progress
-    listings: int = 0  # that it was sent, and for which it has not asked for files
-    wants_direct: bool = False  # it has asked for the files from this computer
     deletes: int = 0  # files that it has to delete
-    continued: frozenset[int] = frozenset()  # the files of which it has a beginning
-    reply: ReceiveReply | None = None
     ended: bool = False  # it needs nothing more
-    finished: bool = False  # its result is known
-    has_zstd: bool = False  # it can decode it
     avoided: bool = False  # the nodes after it use another one
 
     @property
@@ -105,15 +84,8 @@ class Node:
         self.began = self.heard = self.progressed = now
 
     def take(self, event: ReceiveEvent, now: float, most: int) -> None:
-        """Note a report. `most`: how many bytes of work can be progress. Raises ProtocolError."""
-        self.has_reported, self.heard = True, now
-        self.reports += 1
-        if self.reports > MAX_REPORTS + REPORTS_PER_SECOND * (now - (self.began or now)):
-            raise ProtocolError("it sends too many reports")
-        if event.note:
-            self.notes += 1
-            if self.notes > MAX_NOTES:
-                raise ProtocolError("it sends too many notes")
+        """Note a report. `most`: how many bytes of work can be progress."""
+        self.heard = now
         if event.stage > self.stage:
             self.stage, self.progressed = event.stage, now
         self.worked = max(self.worked, event.worked)
@@ -129,7 +101,7 @@ class Stall(Enum):
     GIVE_UP = auto()
 
 
-def stalled(nodes: Iterable[Node], now: float) -> list[tuple[Node, Stall]]:
+def stalled(nodes: Iterable[Progress], now: float) -> list[tuple[Progress, Stall]]:
     """Return the nodes that make no progress. Those that wait for another one without new files get the full time again."""
     by_position = {one.position: one for one in nodes}
     direct = sum(one.source == LAPTOP and not one.ended for one in by_position.values())
@@ -144,7 +116,7 @@ def stalled(nodes: Iterable[Node], now: float) -> list[tuple[Node, Stall]]:
     return found
 
 
-def _is_waiting(node: Node, source: Node | None) -> bool:
+def _is_waiting(node: Progress, source: Progress | None) -> bool:
     """Return whether a node waits for another one that has nothing new for it."""
     if source is None or source.ended:
         return False
@@ -153,21 +125,20 @@ def _is_waiting(node: Node, source: Node | None) -> bool:
     return node.stage == COMPARED and source.bytes <= node.bytes
 
 
-def _can_move(node: Node) -> bool:
+def _can_move(node: Progress) -> bool:
     return node.source != LAPTOP and node.stage in (WAITING, COMPARED)
 
 
-def _limit(node: Node, direct: int) -> float:
+def _limit(node: Progress, direct: int) -> float:
     if node.stage == WRITING:
         return TO_DISK
     return BYPASS if _can_move(node) else STALLED * max(direct, 1)
 
 
-def next_source(node: Node, nodes: Mapping[int, Node]) -> int:
+def next_source(node: Progress, chain: Sequence[Progress]) -> int:
     """Return where a node that gets nothing from its source gets the files instead: from another node once, and then from
-    here."""
-    source = nodes.get(node.source)
-    return LAPTOP if source is None or node.moves else source.source
+    here. `chain`: all nodes, by position."""
+    return LAPTOP if node.source == LAPTOP or node.moves else chain[node.source].source
 
 
 def most_work(entries: Sequence[tuple[str, Entry]]) -> int:
@@ -175,7 +146,7 @@ def most_work(entries: Sequence[tuple[str, Entry]]) -> int:
     return TIMES_READ * sum(entry.size + FILE_WORK for _, entry in entries) + LEAST
 
 
-def fallen_behind(nodes: Sequence[Node], now: float) -> list[Node]:
+def fallen_behind(nodes: Sequence[Progress], now: float) -> list[Progress]:
     """Return the nodes that hold up the ones after them."""
     by_position = {one.position: one for one in nodes}
     return [

@@ -69,6 +69,17 @@ def test_node_whose_source_is_only_alive_uses_another_source(here: Path, tmp_pat
     assert any(line.endswith("another source") for line in cluster.lines)
 
 
+def test_node_that_gets_the_files_from_this_computer_instead_ends_with_the_sync(
+    here: Path, tmp_path: Path
+) -> None:
+    """Otherwise its step would hold the lock of the project for ever."""
+    cluster = attacked(tmp_path, "alive", 0, 2)
+    with pytest.raises(NodeError, match="node 0: "):
+        cluster.sync(here)
+    assert same(here, cluster.nodes[1].project)
+    assert cluster.nodes[1].processes[-1].wait(10) == 0
+
+
 def test_step_that_goes_on_after_the_end_of_the_transfer_is_named(here: Path, tmp_path: Path) -> None:
     cluster = attacked(tmp_path, "done, and goes on", 1)
     with pytest.raises(NodeError, match="node 1: its step did not end"):

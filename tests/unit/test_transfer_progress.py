@@ -6,22 +6,22 @@ import pytest
 
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.transfer import COMPARED, FILE_WORK, LAPTOP, WAITING, WRITING, ReceiveEvent
+from cloudddp.job.reports import MAX_LINE, MAX_NOISE, MAX_NOTES, MAX_REPORTS, Reports
 from cloudddp.job.transfer_progress import (
     BYPASS,
     LEAST,
-    MAX_REPORTS,
     STALLED,
     TO_DISK,
-    Node,
+    Progress,
     Stall,
     next_source,
     stalled,
 )
 
 
-def chain(*received: int, stage: int = COMPARED) -> list[Node]:
+def chain(*received: int, stage: int = COMPARED) -> list[Progress]:
     """Return nodes that have received so many bytes, and began at the time 0."""
-    nodes = [Node(rank, rank, rank - 1, stage=stage) for rank in range(len(received))]
+    nodes = [Progress(rank, rank, rank - 1, stage=stage) for rank in range(len(received))]
     for node, size in zip(nodes, received, strict=True):
         node.begin(0.0)
         node.count(size, 0.0)
@@ -32,10 +32,9 @@ def test_node_gets_another_source_and_in_the_end_this_computer() -> None:
     nodes = chain(9, 9, 5)
     assert stalled(nodes, BYPASS - 1) == []
     assert stalled(nodes, BYPASS) == [(nodes[2], Stall.MOVE)]
-    by_position = {node.position: node for node in nodes}
-    assert next_source(nodes[2], by_position) == 0
+    assert next_source(nodes[2], nodes) == 0
     nodes[2].moves = 1
-    assert next_source(nodes[2], by_position) == LAPTOP
+    assert next_source(nodes[2], nodes) == LAPTOP
     nodes[2].source, nodes[2].progressed = LAPTOP, 0.0
     assert (nodes[2], Stall.GIVE_UP) in stalled(nodes, 2 * STALLED)
 
@@ -101,7 +100,35 @@ def test_work_does_not_prolong_the_time_to_the_disk() -> None:
 
 
 def test_number_of_reports_is_limited() -> None:
-    (node,) = chain(0)
+    reports = Reports(0.0)
+    line = b"{}\n"
+    assert len(list(reports.feed(MAX_REPORTS * line, 0.0))) == MAX_REPORTS
     with pytest.raises(ProtocolError, match="too many reports"):
-        for _ in range(MAX_REPORTS + 1):
-            node.take(ReceiveEvent(), 0.0, 0)
+        list(reports.feed(line, 0.0))
+
+
+def test_reports_before_a_bad_one_count() -> None:
+    feed = Reports(0.0).feed(b'a .bashrc writes\n{"received": 5}\nnot a report\n', 0.0)
+    assert next(feed).received == 5
+    with pytest.raises(ProtocolError):
+        next(feed)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ((MAX_LINE + 1) * b"x", "too long"),
+        ((MAX_NOISE + 1) * b"\n", "truncated"),
+        ((MAX_NOTES + 1) * b'{"note": "x"}\n', "too many notes"),
+    ],
+    ids=["one line", "no report", "notes"],
+)
+def test_what_a_node_may_write_is_limited(data: bytes, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        list(Reports(0.0).feed(data, 0.0))
+
+
+def test_reports_of_a_long_transfer_may_be_many() -> None:
+    reports = Reports(0.0)
+    for second in range(1000):
+        assert len(list(reports.feed(2 * b'{"received": 1}\n', float(second)))) == 2

@@ -79,14 +79,10 @@ def check_project(text: str) -> None:
         raise ProtocolError(f"not a project name: {text[:80]!r}")
 
 
-def encode(message: Any) -> bytes:
-    """Return a message as one line of JSON in ASCII, without the line break. Unpaired surrogates survive."""
-    return json.dumps(message, default=_plain).encode("ascii")
-
-
-def encode_short(message: Any) -> bytes:
-    """Return what `encode` does, without fields that have their default values, which `decode` adds."""
-    return json.dumps(message, default=_without_defaults).encode("ascii")
+def encode(message: Any, *, omit_defaults: bool = False) -> bytes:
+    """Return a message as one line of JSON in ASCII, without the line break. Unpaired surrogates survive. `omit_defaults`: without
+    fields that have their default values, which `decode` adds; only between agents, which have one version."""
+    return json.dumps(message, default=_without_defaults if omit_defaults else _plain).encode("ascii")
 
 
 def encode_utf8(message: Any) -> bytes:

@@ -89,8 +89,7 @@ class PackRequest:
             check_length("a digest", digest, 64)
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry of the stream. Bytes of a name that are not UTF-8 are lone surrogates, as in os.fsdecode."""
 
     name: str
@@ -118,8 +117,7 @@ class Work:
     size: int
 
 
-@dataclass(frozen=True)
-class End:
+class End(NamedTuple):
     """The end of a file: SETTLED; RECENT, written so shortly before that a further change need not show in its time;
     CHANGED while it was read; or GIVEN_UP, because it became shorter. `digest`: SHA-256 of the whole file as it was read,
     if it is a continued one (SSH verifies what arrives at once)."""
@@ -164,8 +162,8 @@ def decode_entry(data: bytes) -> Entry:
     kind, mode, size, mtime_ns, offset, name_size, target_size = _ENTRY.unpack_from(data)
     if len(data) != _ENTRY.size + name_size + target_size:
         raise ProtocolError("an entry has another length than it says")
-    check_range("the length of a name", name_size, 0, MAX_PATH)
-    check_range("the length of a link's target", target_size, 0, MAX_PATH)
+    if max(name_size, target_size) > MAX_PATH:
+        raise ProtocolError("the length of a name or of a link's target is out of range")
     name = data[_ENTRY.size : _ENTRY.size + name_size].decode("utf-8", "surrogateescape")
     target = data[_ENTRY.size + name_size :].decode("utf-8", "surrogateescape")
     if kind not in (FILE, FOLDER, LINK):
@@ -174,8 +172,8 @@ def decode_entry(data: bytes) -> Entry:
         raise ProtocolError(f"{name!r} has contents and is no file")
     if kind != LINK and target:
         raise ProtocolError(f"{name!r} has a target and is no link")
-    check_range("a size", size, 0, MAX_SIZE)
-    check_range("an offset", offset, 0, size)
+    if size > MAX_SIZE or offset > size:
+        raise ProtocolError("a size or an offset is out of range")
     return Entry(name, kind, size, mode & 0o7777, mtime_ns, target, offset)
 
 

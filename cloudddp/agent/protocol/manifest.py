@@ -13,7 +13,7 @@ import stat
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, check_length, check_range
+from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, check_length
 
 FILE, LINK = "f", "l"  # kinds of an entry
 MAX_FILES = 100_000  # of a project, links included
@@ -107,7 +107,7 @@ def check_folders(folders: Mapping[str, Mapping[str, Entry]]) -> None:
         check_folder(folder)
         count += len(files)
         if count > MAX_FILES:
-            raise ProtocolError("a manifest is too long")
+            raise ProtocolError("a listing has too many files")
         _check_names(folder, files)
         for entry in files.values():
             _check_entry(entry)
@@ -115,12 +115,13 @@ def check_folders(folders: Mapping[str, Mapping[str, Entry]]) -> None:
 
 def _check_names(folder: str, files: Mapping[str, Entry]) -> None:
     """Check the names of a folder's files, all of them in one text: one by one takes three times as long."""
+    if not files:
+        return
     joined = "/".join(files)
-    if joined.count("/") >= max(len(files), 1):
+    if joined.count("/") != len(files) - 1:
         raise ProtocolError("a name has a slash")
-    if files:
-        _check_parts(joined)
-    if len(folder) + 1 + max(map(len, files), default=0) > MAX_PATH:
+    _check_parts(joined)
+    if len(folder) + 1 + max(map(len, files)) > MAX_PATH:
         raise ProtocolError("a path is too long")
 
 
@@ -134,14 +135,13 @@ def _check_parts(path: str) -> None:
 
 def _check_entry(entry: Entry) -> None:
     kind, mode, size, mtime_ns, target = entry
-    is_in_range = 0 <= mode <= 0o7777 and 0 <= size <= MAX_SIZE and -MAX_SIZE <= mtime_ns <= MAX_SIZE
-    if kind == FILE and not target and is_in_range:
-        return  # almost every one
     if kind not in (FILE, LINK):
         raise ProtocolError(f"an entry has the kind {kind[:20]!r}")
-    check_length("a link's target", target, MAX_PATH)
-    if max(target, default="\1") > "\xff" or "\0" in target:
-        raise ProtocolError("a link's target is not bytes")
-    check_range("a mode", mode, 0, 0o7777)
-    check_range("a size", size, 0, MAX_SIZE)
-    check_range("a time", mtime_ns, -MAX_SIZE, MAX_SIZE)
+    if target:
+        check_length("a link's target", target, MAX_PATH)
+        if kind == FILE:
+            raise ProtocolError("a file has a target")
+        if max(target) > "\xff" or "\0" in target:
+            raise ProtocolError("a link's target is not bytes")
+    if not (0 <= mode <= 0o7777 and 0 <= size <= MAX_SIZE and -MAX_SIZE <= mtime_ns <= MAX_SIZE):
+        raise ProtocolError("a mode, a size or a time is out of range")

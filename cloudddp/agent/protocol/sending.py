@@ -45,28 +45,31 @@ class UnreadableFile(Exception):
         self.path, self.error = path, error
 
 
-def _ignore(_path: str, _record: Record, _inode: Optional[int]) -> None:
-    pass
+OnSent = Callable[[str, Record, Optional[int]], None]  # path, record, inode or None
+
+
+def ignore(_path: str, _record: Record, _inode: Optional[int]) -> None:
+    """Do nothing, as an OnSent."""
 
 
 class Sender:
-    """Makes frames of files below `root`. `sent` is called with each file, as it was read, and its inode, or None if it was
-    changing meanwhile. `encode` returns some data with its codec. A file that cannot be read raises UnreadableFile, or is sent as
-    missing where `tolerant`."""
+    """Makes frames of files below `root`. `on_sent` gets each file's path, its record as it was read, and its inode, or None if it
+    was changing. `encode` returns some data with its codec. A file that cannot be read raises UnreadableFile, or is sent as missing
+    where `tolerant`."""
 
     def __init__(
         self,
         root: str,
         secret: bytes,
         *,
-        sent: Callable[[str, Record, Optional[int]], None] = _ignore,
+        on_sent: OnSent = ignore,
         encode: Callable[[bytes], Encoded] = plain,
         tolerant: bool = False,
     ) -> None:
-        self._root, self._secret, self._sent, self._encode, self._tolerant = (
+        self._root, self._secret, self._on_sent, self._encode, self._tolerant = (
             root,
             secret,
-            sent,
+            on_sent,
             encode,
             tolerant,
         )
@@ -97,7 +100,7 @@ class Sender:
                 if records and (size + len(data) > SMALL or len(records) >= MAX_BATCH):
                     yield self._batch(records, contents)
                     records, contents, size = [], [], 0
-                self._sent(wanted.path, record, inode)
+                self._on_sent(wanted.path, record, inode)
                 records.append(record)
                 contents.append(data)
                 size += len(data)
@@ -132,14 +135,14 @@ class Sender:
             stable = _same(before, os.fstat(descriptor)) and at == before.st_size
             if stable or attempt == TRIES - 1:
                 record = _record(wanted.number, before, at, digest.digest())
-                self._sent(wanted.path, record, before.st_ino if stable else None)
+                self._on_sent(wanted.path, record, before.st_ino if stable else None)
                 yield transfer.end(self._secret, record)
                 return
             begin = 0
 
 
 def _open(path: str, root: int) -> tuple[int, os.stat_result]:
-    """Return a descriptor of a regular file, and what it is like."""
+    """Return a descriptor of a regular file, and its status."""
     descriptor = os.open(path, _READ, dir_fd=root)
     info = os.fstat(descriptor)
     if not stat.S_ISREG(info.st_mode):
@@ -149,22 +152,18 @@ def _open(path: str, root: int) -> tuple[int, os.stat_result]:
 
 
 def _read_small(index: int, descriptor: int, before: os.stat_result) -> tuple[Record, bytes, Optional[int]]:
-    """Return what a file is like, its contents, and its inode, or None if it was changing. `before`: when it was opened."""
-    for _ in range(TRIES):
-        # It may have grown since it was opened.
+    """Return the record of a file, its contents, and its inode, or None if it was changing. `before`: its status when it was
+    opened."""
+    for attempt in range(TRIES):
+        if attempt:
+            before = os.fstat(descriptor)
+        # It may have grown since then.
         data = os.pread(descriptor, min(before.st_size, MAX_BODY), 0) if before.st_size else b""
-        after = os.fstat(descriptor)
-        stable = len(data) == before.st_size and _same(before, after)
+        stable = len(data) == before.st_size and _same(before, os.fstat(descriptor))
         if stable:
             break
-        latest, before = before, after
-    else:
-        before = latest
-    return (
-        _record(index, before, len(data), sha256(data).digest()),
-        data,
-        before.st_ino if stable else None,
-    )
+    record = _record(index, before, len(data), sha256(data).digest())
+    return record, data, before.st_ino if stable else None
 
 
 def _record(index: int, info: os.stat_result, size: int, digest: bytes) -> Record:

@@ -41,12 +41,13 @@ class Move:
             if stat.S_ISDIR(info.st_mode):
                 self._folder(source, target, name, stat.S_IMODE(info.st_mode))
                 continue
-            if target.kind(name) == stat.S_IFDIR:
-                raise _conflict(target.path / name, "is a folder here and a file in the results")
             if stat.S_ISLNK(info.st_mode) and _same_link(source, target, name):
                 self.unchanged += 1
                 continue
-            os.rename(name, name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
+            try:
+                os.rename(name, name, src_dir_fd=source.descriptor, dst_dir_fd=target.descriptor)
+            except IsADirectoryError:
+                raise _conflict(target.path / name, "is a folder here and a file in the results") from None
             self.files += 1
             self.size += info.st_size
             self.older += info.st_mtime < self.since

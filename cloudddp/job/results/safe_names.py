@@ -21,6 +21,8 @@ Parts = tuple[str, ...]
 _IGNORED_LETTERS = "\u115f\u1160\u17b4\u17b5\u3164\uffa0"
 _IGNORED = ("Cc", "Cf", "Cn", "Mn", "Me")
 _GUARDED = re.compile(r"(\.git|git~[0-9]+|cloudddp\.toml|\.cloudddp.*)\Z", re.DOTALL)
+_BEGINNINGS = (".git", "git~", "cloudddp.toml", ".cloudddp")  # of what _GUARDED matches
+_MAX_CHARACTERS = MAX_COMPONENT // 4  # that surely fit: UTF-8 has at most 4 bytes for each
 
 
 def requested(names: Sequence[str]) -> tuple[Parts, ...]:
@@ -60,7 +62,10 @@ def split(name: str) -> Parts:
 
 def too_long(path: Parts) -> bool:
     """Return whether a path is deeper, or a component longer, than this computer supports."""
-    return len(path) > MAX_DEPTH or any(
+    if len(path) > MAX_DEPTH:
+        return True
+    longest = max(path, key=len, default="")
+    return len(longest) > _MAX_CHARACTERS and any(
         len(part.encode("utf-8", "surrogateescape")) > MAX_COMPONENT for part in path
     )
 
@@ -90,6 +95,8 @@ def guarded(part: str) -> bool:
     """
     # Of usual names without the tables of Unicode: the same, in a tenth of the time.
     shown = part.lower() if part.isascii() and part.isprintable() else _plain(part)
+    if not shown.startswith(_BEGINNINGS):
+        return False
     plain = re.split(r"[:\\]", shown, maxsplit=1)[0].rstrip(". ")
     return bool(_GUARDED.match(plain))
 

@@ -17,7 +17,7 @@ PACKAGE = "/__init__.py"
 
 def main() -> int:
     """Compile the agent that runs. It is replaced atomically: other processes may be reading it."""
-    _yield_processor()
+    _lower_priority()
     archive = os.path.abspath(sys.argv[0])
     codes = {}
     with zipfile.ZipFile(archive) as modules:
@@ -43,14 +43,14 @@ def main() -> int:
     return 0
 
 
-def _yield_processor() -> None:
-    """Let everything else run first: a node that boots, and a laptop that simulates many of them, has more urgent work."""
+def _lower_priority() -> None:
+    """Run at the lowest priority: a node that boots, and a computer that simulates many, has more urgent work. Where the kernel
+    groups processes by session (autogroup, sched(7)), nice only orders those of one session: this process gets one of its own,
+    and that the lowest priority."""
+    os.nice(19)
     with contextlib.suppress(OSError):
         os.setsid()
-        os.nice(19)
-        with open(
-            "/proc/self/autogroup", "w"
-        ) as file:  # sched(7): within it, nice compares this process with itself
+        with open("/proc/self/autogroup", "w") as file:
             file.write("19")
 
 

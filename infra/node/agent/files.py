@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Set
 from pathlib import Path
 from typing import Optional, Union
 
@@ -19,20 +20,20 @@ def manifest_file(folder: Path) -> Path:
 
 
 def pending_file(folder: Path) -> Path:
-    """Return where the files are recorded that a sync is about to write. It is there as long as the sync lasts, or until the
-    next one if it was broken off."""
+    """Return the record of the files that a sync is writing. It exists while the sync lasts; after an interrupted one, until the
+    next that changes files."""
     return store.ROOT / f"pending-{folder.name}.json"
 
 
 def recorded_manifest(folder: Path) -> Manifest:
-    """Return what the last sync wrote, and what one that was broken off may have written."""
+    """Return what the last sync wrote, and what an interrupted one may have written."""
     known = _read(manifest_file(folder))
     known.update(pending(folder))
     return known
 
 
 def pending(folder: Path) -> Manifest:
-    """Return what a sync that was broken off may have written."""
+    """Return what an interrupted sync may have written."""
     return _read(pending_file(folder))
 
 
@@ -43,11 +44,21 @@ def _read(path: Path) -> Manifest:
         return {}
 
 
-def current_manifest(folder: Path) -> Manifest:
-    """Return what the last sync wrote and is still there, unchanged in size, time and mode."""
-    known = recorded_manifest(folder)
+def current_manifest(folder: Path, folders: Optional[Set[str]] = None) -> Manifest:
+    """Return the recorded files that are still there, unchanged in size, time and mode. With `folders`, each file of these is
+    looked at; of the others only whether they exist, because their files were equal on both sides."""
     root = f"{folder}/"  # to join Paths takes longer than to look at the files
-    return {path: entry for path, entry in known.items() if describe(root + path) == entry}
+    exists: dict[str, bool] = {}
+
+    def is_there(path: str, entry: Entry) -> bool:
+        parent = path.rpartition("/")[0]
+        if folders is None or parent in folders:
+            return describe(root + path) == entry
+        if parent not in exists:
+            exists[parent] = os.path.isdir(root + parent)
+        return exists[parent]
+
+    return {path: entry for path, entry in recorded_manifest(folder).items() if is_there(path, entry)}
 
 
 def describe(path: Union[str, Path]) -> Optional[Entry]:
@@ -67,15 +78,10 @@ def temporary(path: Path) -> Path:
 
 def inside(folder: Path, name: str) -> Path:
     """Return folder/name. Refuses a name that leaves the folder."""
-    check_inside(name)
-    return folder / name
-
-
-def check_inside(name: str) -> None:
-    """Refuse a name that leaves the folder."""
     parts = name.split("/")
     if "" in parts or "." in parts or ".." in parts or "\0" in name:
         raise SystemExit(f"refused a name outside the project: {name!r}")
+    return folder / name
 
 
 def replaceable(folder: Path, name: str) -> Path:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Optional, Union
 
 from agent import laps
-from cloudddp.agent.protocol.codec import ProtocolError, decode, encode_short
+from cloudddp.agent.protocol.codec import ProtocolError, decode, encode
 from cloudddp.agent.protocol.gang import LONGEST_MESSAGE, Gang, Message, Unreachable
 
 # Seconds until a refused connection is tried again, doubled each time: the other agent may not have started. Once it has, it
@@ -107,8 +107,8 @@ class Mesh:
     @property
     def complete(self) -> bool:
         """Whether every other node is connected in both directions."""
-        every = len(self._peers)
-        return len(self._in) == len(self._out) == every and all(link.key for link in self._out.values())
+        count = len(self._peers)
+        return len(self._in) == len(self._out) == count and all(link.key for link in self._out.values())
 
     @property
     def missing(self) -> Unreachable:
@@ -137,7 +137,7 @@ class Mesh:
 
     def send(self, message: Message) -> None:
         """Queue a message for every other node that is connected, and send what the network takes at once."""
-        text = encode_short(message)
+        text = encode(message, omit_defaults=True)
         for link in list(self._out.values()):
             if link.key:
                 self._queue(link, text)

@@ -200,7 +200,7 @@ class Packer:
     def _file(self, name: str) -> None:
         # The name may be something else by now: opening a pipe would block, and a link may lead anywhere.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        with open(os.open(os.path.join(self._folder, name), flags), "rb", buffering=0) as file:
+        with io.FileIO(os.open(f"{self._folder}/{name}", flags)) as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
                 self._notes.left_out(name, "not a file")

@@ -95,6 +95,6 @@ def _different_folders(folder: Path, digest: str) -> Optional[dict[str, str]]:
     folders = folder_digests(nested(manifest_to_wire(current_manifest(folder))))
     if manifest_digest(folders) == digest:
         return None
-    # After a broken transfer there may be the files of two syncs. {} is as good: `receive` compares each file.
+    # After an interrupted transfer there may be the files of two syncs. {} is as good: `receive` compares each file.
     fits = len(folders) <= MAX_FILES and sum(map(len, folders)) < MAX_FOLDERS // 4
     return folders if fits else {}

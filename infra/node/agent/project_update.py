@@ -1,8 +1,9 @@
 """What a node does with the frames of a sync, wherever they come from: it compares the listing with its files, and changes
 these.
 
-The new manifest is recorded last; until then the old one, and besides it what is about to be written, so that after a broken
-transfer the next sync sends what is missing, and deletes what came and is no longer wanted.
+The new manifest is recorded last. Until then the files that are being written are recorded beside the old one
+(files.pending_file): after an interrupted transfer the next sync sends what is missing, and deletes what arrived and is no longer
+wanted.
 """
 
 from __future__ import annotations
@@ -35,9 +36,8 @@ class ProjectUpdate:
         self.again: list[int] = []  # files whose beginning here was wrong: the laptop has to send them whole
         self._restarted: set[int] = set()
         self.received = 0  # bytes in frames
-        self.worked = (
-            0  # bytes that were hashed besides, and transfer.FILE_WORK for each other change of a file
-        )
+        # Bytes that were hashed besides, and transfer.FILE_WORK for each other change of a file.
+        self.worked = 0
 
     @property
     def is_planned(self) -> bool:
@@ -51,10 +51,10 @@ class ProjectUpdate:
 
     def begin(self, frame: Frame) -> None:
         """Decide what this node lacks. Nothing is changed yet."""
-        self._relay.announce(frame.raw)
+        self._relay.listed(frame.raw)
         listing = transfer.read_listing(frame)
         self._plan = made = plan(self._folder, listing)
-        self._relay.listed(listing.entries(), frozenset((*made.wanted, *made.move)))
+        self._relay.compared(listing.entries(), frozenset((*made.wanted, *made.move)))
 
     def wants(self) -> Wants:
         made = self.plan

@@ -31,8 +31,9 @@ from cloudddp.agent.protocol.transfer import (
 REQUEST = ReceiveRequest
 CONNECT = 3.0  # seconds to connect to another node
 LISTENING = 10.0  # seconds for its agent to listen
-PAUSE, LONGEST_PAUSE = 0.002, 0.05  # seconds between two attempts to connect, doubled each time
-BUSY, BUSY_PAUSE = 20.0, 0.02  # seconds for another sync of this project to end, and between two looks
+RETRY, LONGEST_RETRY = 0.002, 0.05  # seconds until a refused connection is tried again, doubled each time
+BUSY = 20.0  # seconds to wait for another sync of this project
+BUSY_POLL = 0.02  # seconds between two checks for its end
 ENDED = "the connection to the computer that syncs has ended"
 LOST = 60.0  # seconds of waiting for a byte from the laptop
 REPORT = 0.5  # seconds between two reports of what has been received
@@ -61,7 +62,7 @@ def _alone(project: str) -> Iterator[None]:
                     raise SystemExit(
                         "another sync writes to this node; wait for its end, and repeat"
                     ) from None
-                time.sleep(BUSY_PAUSE)
+                time.sleep(BUSY_POLL)
         yield
 
 
@@ -77,6 +78,7 @@ class Receiver:
         self._project = ProjectUpdate(self._folder, self._relay)
         self._source: Optional[OtherNode] = None
         self._instructed: Optional[int] = None  # where the laptop says that the rest comes from
+        self._is_direct = False  # the main thread reads what the laptop sends
         self._changed = threading.Condition()
         self._ended = False  # the laptop has closed stdin
         self._done = False
@@ -133,7 +135,8 @@ class Receiver:
 
     def _use(self, position: int) -> None:
         """Get the rest of the files from there. Raises SourceLost for another node."""
-        source = self._laptop if position == LAPTOP else self._connected(position)
+        self._is_direct = position == LAPTOP
+        source = self._laptop if self._is_direct else self._connected(position)
         try:
             with contextlib.closing(source):
                 self._receive(source)
@@ -158,7 +161,7 @@ class Receiver:
 
     def _connected(self, position: int) -> OtherNode:
         peer = self._request.chain[position]
-        deadline, pause = time.monotonic() + LISTENING, PAUSE
+        deadline, delay = time.monotonic() + LISTENING, RETRY
         while True:
             try:
                 connection = socket.create_connection((peer.address, peer.port), CONNECT)
@@ -178,8 +181,8 @@ class Receiver:
                     raise SourceLost(
                         f"node {peer.node} cannot be reached at {peer.address}:{peer.port}: {why}"
                     ) from None
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            time.sleep(delay)
+            delay = min(2 * delay, LONGEST_RETRY)
 
     def _take_instructions(self) -> None:
         """Read what the laptop says until its stream ends, or until the main thread has to read it."""
@@ -209,13 +212,15 @@ class Receiver:
     def _wait_for_end(self) -> None:
         """Serve the nodes after this one until the laptop ends the sync."""
         self._done = True
-        if self._request.position == 0 or self._instructed == LAPTOP:
-            with contextlib.suppress(*REFUSED, EOFError):
-                while True:
-                    self._laptop.read()
         with self._changed:
-            while not self._ended and self._request.position and self._instructed != LAPTOP:
+            # Once the laptop has named itself as the source, only this thread reads what it sends.
+            while not (self._ended or self._is_direct or self._instructed == LAPTOP):
                 self._changed.wait()
+            if self._ended:
+                return
+        with contextlib.suppress(*REFUSED, EOFError):
+            while True:
+                self._laptop.read()
 
     def _watch(self) -> None:
         """Report what has been received, and end this process if the laptop is silent."""

@@ -58,7 +58,7 @@ class Relay:
         self._in_memory = 0
         self._oldest = 0  # position in the log of the first frame that is in memory
         self._listing: Optional[bytes] = None
-        self._is_listed = False
+        self._is_compared = False
         self._entries: list[tuple[str, Entry]] = []  # of the listing, by index
         self._lacked: frozenset[int] = frozenset()
         self._complete = self._closed = False
@@ -67,17 +67,16 @@ class Relay:
 
     # -- the thread that receives ----------------------------------------------------------------------------
 
-    def announce(self, raw: bytes) -> None:
-        """Pass on the frame of the listing. The nodes after this one compare it with their files while this one does: otherwise
-        the last node of a long chain would wait for all of them."""
+    def listed(self, raw: bytes) -> None:
+        """Pass the listing on at once: the nodes after this one compare it with their files while this one does."""
         with self._changed:
             self._listing = raw
             self._changed.notify_all()
 
-    def listed(self, entries: list[tuple[str, Entry]], lacked: frozenset[int]) -> None:
-        """`entries` are those of the listing, `lacked` what this node does not have yet."""
+    def compared(self, entries: list[tuple[str, Entry]], lacked: frozenset[int]) -> None:
+        """`entries` are those of the listing, by index; `lacked` the indexes of files that this node does not have yet."""
         with self._changed:
-            self._is_listed, self._entries, self._lacked = True, entries, lacked
+            self._is_compared, self._entries, self._lacked = True, entries, lacked
             self._changed.notify_all()
 
     def arrived(self, frame: Frame) -> None:
@@ -165,10 +164,11 @@ class Relay:
         """Serve one node. It tries another one if this fails."""
         try:
             link.accept()
-            if self._wait(link, lambda: self._listing is not None):
-                link.write_all(self._listing or b"")
+            if self._wait_for(link, lambda: self._listing is not None):
+                assert self._listing is not None  # noqa: S101  the condition
+                link.write_all(self._listing)
                 wants = transfer.read_wants(transfer.read_frame(link.read_all, self._secret))
-                if self._wait(link, lambda: self._is_listed):
+                if self._wait_for(link, lambda: self._is_compared):
                     self._send(link, wants)
                     link.read_all(1)  # it closes the connection
         except (*REFUSED, EOFError):
@@ -178,14 +178,14 @@ class Relay:
                 self._links.discard(link)
             link.close()
 
-    def _wait(self, link: Link, is_there: Callable[[], bool]) -> bool:
-        """Wait until something is there, and return whether it is: it is not once this node has ended."""
+    def _wait_for(self, link: Link, condition: Callable[[], bool]) -> bool:
+        """Wait until the condition holds; return False if this node has ended before."""
         while True:
             with self._changed:
-                if not (is_there() or self._closed):
+                if not (condition() or self._closed):
                     self._changed.wait(ALIVE)
-                if is_there() or self._closed:
-                    return is_there()
+                if condition() or self._closed:
+                    return condition()
             link.write_all(self._alive())
 
     def _alive(self) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
@@ -20,15 +20,15 @@ class SyncPlan:
 
     names: list[str]
     entries: list[Entry]
-    old: Manifest  # what the last sync wrote and, in the folders of the listing, is unchanged
+    old: Manifest  # what was recorded and, in the folders of the listing, is unchanged
     new: Manifest  # what it will be
+    pending: Manifest  # what an interrupted sync may have written
     wanted: dict[int, None] = field(default_factory=dict)
     large: list[int] = field(default_factory=list)
     links: list[int] = field(default_factory=list)
     touch: list[int] = field(default_factory=list)
-    move: dict[int, str] = field(
-        default_factory=dict
-    )  # files that are here under a name that is no longer wanted
+    # Files that are here under a name that is no longer wanted.
+    move: dict[int, str] = field(default_factory=dict)
     delete: list[str] = field(default_factory=list)
     regular: int = 0  # files of the listing
     size: int = 0  # bytes of those that are wanted
@@ -39,17 +39,17 @@ class SyncPlan:
         return bool(self.wanted or self.links or self.touch or self.move or self.delete)
 
     def record_pending(self, folder: Path) -> None:
-        """Record what is written from now on: after a broken transfer it may be there, with other contents than were recorded.
-        The manifest itself stays as it is, which for many files takes longer to write than the few that change."""
-        changed = (*self.wanted, *self.links, *self.touch, *self.move)
-        now = {self.names[index]: self.entries[index] for index in changed}
-        store.write(files.pending_file(folder), {**files.pending(folder), **now})
+        """Record what is about to be written: after an interrupted transfer such a file may be there, with other contents than the
+        manifest has. To write the whole manifest here would take longer."""
+        indexes = (*self.wanted, *self.links, *self.touch, *self.move)
+        changed = {self.names[index]: self.entries[index] for index in indexes}
+        store.write(files.pending_file(folder), {**self.pending, **changed})
 
     def record(self, folder: Path, records: Mapping[int, Record]) -> None:
         """Record the new manifest. A file may have changed on the laptop since it was listed: it is as it was sent."""
         for index, record in records.items():
             name, entry = self.names[index], self.entries[index]
-            if (record.mode, record.size, record.mtime_ns) != entry[1:4]:
+            if (record.mode, record.size, record.mtime_ns) != (entry.mode, entry.size, entry.mtime_ns):
                 self.new[name] = entry._replace(mode=record.mode, size=record.size, mtime_ns=record.mtime_ns)
             self.digests[name] = record.digest.hex()
         store.write(files.manifest_file(folder), self.new)
@@ -58,21 +58,20 @@ class SyncPlan:
 
 
 def plan(folder: Path, listing: Listing) -> SyncPlan:
-    """Return what to do. No name leads out of the project: the listing has checked them."""
+    """Return what to do. Names were checked when the listing was decoded."""
     listed = [(path_from_wire(path), entry) for path, entry in listing.entries()]
     names = [name for name, _ in listed]
     entries = [
         entry._replace(target=path_from_wire(entry.target)) if entry.target else entry for _, entry in listed
     ]
     folders = {path_from_wire(name) for name in listing.folders}
-    old = _unchanged(folder, folders)
+    old = files.current_manifest(folder, folders)
     here = dict(zip(names, entries))
     delete = [name for name in old if name.rpartition("/")[0] in folders and name not in here]
     new = {name: entry for name, entry in old.items() if name.rpartition("/")[0] not in folders}
     new.update(here)
-    made = SyncPlan(names, entries, old, new, delete=delete)
-    unsure = files.pending(folder)
-    made.digests = {k: v for k, v in _recorded_digests(folder).items() if k in old and k not in unsure}
+    made = SyncPlan(names, entries, old, new, files.pending(folder), delete=delete)
+    made.digests = {k: v for k, v in _recorded_digests(folder).items() if k in old and k not in made.pending}
     contents = {path_from_wire(name): digest for name, digest in listing.contents.items()}
     moved = _Moved(folder, made)
     for index, (name, entry) in enumerate(zip(names, entries)):
@@ -95,17 +94,6 @@ def plan(folder: Path, listing: Listing) -> SyncPlan:
     made.delete = [name for name in delete if name not in gone]
     made.digests.update({names[index]: contents[names[index]] for index in made.move})
     return made
-
-
-def _unchanged(folder: Path, folders: Set[str]) -> Manifest:
-    """Return what the last sync wrote. What is in these folders only if it is still there, unchanged; the others are equal on
-    both sides, or they would have been listed."""
-    root = f"{folder}/"
-    return {
-        name: entry
-        for name, entry in files.recorded_manifest(folder).items()
-        if name.rpartition("/")[0] not in folders or files.describe(root + name) == entry
-    }
 
 
 class _Moved:
