@@ -191,7 +191,7 @@ def test_setup_without_a_process_is_lost(node: Node) -> None:
 
 
 @pytest.mark.parametrize("put", [pipe, zero, huge])
-@pytest.mark.parametrize("name", ["manifest-p.json", "pulled-p.json"])
+@pytest.mark.parametrize("name", ["manifest-p.json", "pending-p.json", "pulled-p.json"])
 def test_list_of_files_that_is_not_a_file_is_empty(
     node: Node, name: str, put: Callable[[Path], None]
 ) -> None:

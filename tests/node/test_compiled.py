@@ -82,10 +82,11 @@ def compilations(node: Node, *words: str) -> int:
     """Return how many methods of dataclasses the agent compiles for this command."""
     program = (
         "import os, runpy, sys\n"
-        "def hook(name, given): name == 'compile' and '__create_fn' in str(given[0]) and os.write(2, b'!')\n"
+        "def hook(event, given):\n"
+        "    if event == 'compile' and '__create_fn' in str(given[0]): os.write(2, b'!')\n"
         "sys.addaudithook(hook)\n"
         f"sys.argv = {[str(node.agent), *words]!r}\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"  # ends this process
     )
     done = subprocess.run(
         [sys.executable, "-IS", "-X", "utf8", "-c", program],
@@ -200,3 +201,17 @@ def test_a_step_imports_little_of_the_standard_library(installed: Node, words: t
     found = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"dataclasses", "agent.phases" if words[0] == "jobs" else "agent.steps"} <= found
     assert not found & {"inspect", "ast", "dis", "subprocess", "hashlib", "threading", "tempfile", "logging"}
+
+
+def test_compilation_has_the_lowest_priority(node: Node, tmp_path: Path) -> None:
+    trace = tmp_path / "nice"
+    program = f"import os, runpy, sys; sys.argv = [{str(node.agent)!r}, 'compile']\n" + (
+        "def hook(event, given):\n"
+        f"    if event == 'os.rename': open({str(trace)!r}, 'w').write(f'{{os.nice(0)}} {{os.getsid(0) == os.getpid()}}')\n"
+        "sys.addaudithook(hook)\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    subprocess.run(
+        [sys.executable, "-IS", "-X", "utf8", "-c", program], env={"HOME": str(node.home)}, check=True
+    )
+    assert trace.read_text() == "19 True"

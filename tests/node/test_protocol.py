@@ -21,7 +21,7 @@ from cloudddp import text
 from cloudddp.agent.decode import decode
 from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol import codec, transfer, zstd
-from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError, encode, encode_utf8
+from cloudddp.agent.protocol.codec import MAX_PATH, MAX_TEXT, ProtocolError, encode, encode_utf8
 from cloudddp.agent.protocol.files import Have, PackRequest
 from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Peer, Report, Unreachable
@@ -128,6 +128,19 @@ def test_message_survives_both_decoders(message: Any) -> None:
 def test_both_decoders_agree(kind: Any, data: Any) -> None:
     """The laptop uses msgspec, the agent the standard library: one schema, two readers."""
     assert_agreement(json.dumps(data), kind)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_default_values_need_not_be_sent(message: Any) -> None:
+    short = encode(message, omit_defaults=True)
+    assert decode(short, type(message)) == message
+    assert len(short) <= len(encode(message))
+
+
+def test_message_without_defaults_is_short_and_keeps_zeros_that_are_none() -> None:
+    assert encode(Message(Kind.HEARTBEAT), omit_defaults=True) == b'{"kind": "heartbeat"}'
+    report = Report(True, cancelled=0.0, exit_code=0, step=0)
+    assert decode(encode(report, omit_defaults=True), Report) == report
 
 
 @given(message=st.sampled_from(MESSAGES), key=st.integers(0, 30), value=JSON)
@@ -426,6 +439,23 @@ def test_path_that_no_manifest_has_is_refused(name: str) -> None:
     for folders in ({name: {"f": entry}}, {"d": {name: entry}}, {"d": {"l": Entry(LINK, 0, 0, 0, "\u0100")}}):
         with pytest.raises(ProtocolError):
             Listing(folders)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["a", ".."], ["a", ""], ["", "a"], ["a/b", "c"], ["a", "b/"], ["/a", "b"], ["a\0", "b"], ["a", "."], ["a", MAX_PATH * "x"]],
+    ids=lambda names: repr(names)[:20],
+)  # fmt: skip
+def test_no_name_of_a_folder_hides_behind_another_one(names: list[str]) -> None:
+    entry = Entry(FILE, 0o644, 1, 1, "")
+    with pytest.raises(ProtocolError):
+        Listing({"d": dict.fromkeys(names, entry)})
+
+
+def test_entry_of_a_listing_has_no_value_that_a_file_cannot_have() -> None:
+    for changed in ({"mode": 0o10000}, {"size": -1}, {"mtime_ns": 1 << 63}, {"kind": "d"}, {"target": "x"}):
+        with pytest.raises(ProtocolError):
+            Listing({"d": {"f": Entry(FILE, 0o644, 1, 1, "")._replace(**changed)}})
 
 
 @pytest.mark.parametrize("kind", range(1, 9))

@@ -10,14 +10,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.agentnode import until
 from support.localsync import LocalCluster
 
+from agent import relay
 from agent.link import Link
-from agent.relay import PURPOSE, Relay
 from cloudddp.agent.protocol.manifest import Entry
 from cloudddp.agent.protocol.transfer import (
     ALIVE,
@@ -79,29 +81,52 @@ def test_transfer_that_lasts_is_reported_in_bytes(
     assert "of 11.4 MiB" in lines[-1]
 
 
-def test_listing_is_passed_on_before_this_node_has_compared_it(tmp_path: Path) -> None:
-    """Otherwise the last node of a chain waits until one after the other has."""
+def test_listing_is_passed_on_before_this_node_has_compared_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the last node of a chain begins to compare when all before it have finished."""
+    monkeypatch.setattr(relay, "ALIVE", 0.05)
     secret = "s" * 64
     (tmp_path / "a").write_text("1")
     listing = Listing({"": {"a": Entry("f", 0o644, 1, 1, "")}})
-    relay = Relay(tmp_path, secret, 2)
+    with closing(relay.Relay(tmp_path, secret, 2)) as one, connected(one, secret) as link:
+        one.listed(listing.frame(secret.encode()))
+        assert next_kind(link) == LISTING
+        link.write_all(Wants(everything=True).frame(secret.encode()))
+        assert next_kind(link) == ALIVE  # what it has is not yet known
+        one.compared(listing.entries(), frozenset())
+        one.complete()
+        while (kind := next_kind(link)) == ALIVE:
+            pass
+        assert (kind, next_kind(link)) == (BATCH, DONE)
+
+
+def test_node_that_ends_before_it_has_compared_the_listing_ends_the_connections_to_it(tmp_path: Path) -> None:
+    secret = "s" * 64
+    with closing(relay.Relay(tmp_path, secret, 2)) as one, connected(one, secret) as link:
+        one.listed(Listing({}).frame(secret.encode()))
+        assert next_kind(link) == LISTING
+        link.write_all(Wants(everything=True).frame(secret.encode()))
+        one.close()
+        with pytest.raises(EOFError):
+            while True:
+                next_kind(link)
+
+
+@contextlib.contextmanager
+def connected(one: relay.Relay, secret: str) -> Iterator[Link]:
+    """Yield a connection of the next node of the chain."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    relay.listen("127.0.0.1", port)
-    relay.announce(listing.frame(secret.encode()))
-    with contextlib.closing(Link(socket.create_connection(("127.0.0.1", port)), secret, PURPOSE)) as link:
+    one.listen("127.0.0.1", port)
+    with closing(Link(socket.create_connection(("127.0.0.1", port)), secret, relay.PURPOSE)) as link:
         link.connect()
-        read = lambda: read_frame(link.read_all, secret.encode()).kind  # noqa: E731
-        assert read() == LISTING
-        link.write_all(Wants(everything=True).frame(secret.encode()))
-        assert read() == ALIVE  # what it has is not yet known
-        relay.listed(listing.entries(), frozenset())
-        relay.complete()
-        while (kind := read()) == ALIVE:
-            pass
-        assert (kind, read()) == (BATCH, DONE)
-    relay.close()
+        yield link
+
+
+def next_kind(link: Link) -> int:
+    return read_frame(link.read_all, ("s" * 64).encode()).kind
 
 
 def test_new_node_gets_the_files_from_another_one(here: Path, tmp_path: Path) -> None:

@@ -272,9 +272,10 @@ def test_socket_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_unreadable_file_is_refused(here: Path) -> None:
+@pytest.mark.parametrize("mode", [0, 0o004])
+def test_unreadable_file_is_refused(here: Path, mode: int) -> None:
     put(here, {"secret": "x"})
-    (here / "secret").chmod(0)
+    (here / "secret").chmod(mode)
     with pytest.raises(UsageError, match="'secret'"):
         names(here)
 
