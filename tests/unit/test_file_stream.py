@@ -76,11 +76,12 @@ names = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=150
     )
 )
 mtimes = st.integers(-(1 << 63), (1 << 63) - 1)
+modes = st.integers(0, 0o7777)
 entries = st.one_of(
-    st.builds(Entry, names, st.just(files.FILE), mode=st.integers(0, 0o7777), mtime_ns=mtimes),
-    st.builds(Entry, names, st.just(files.FOLDER), mode=st.integers(0, 0o7777), mtime_ns=mtimes),
-    st.builds(Entry, names, st.just(files.LINK), mtime_ns=mtimes, target=names),
-)
+    st.builds(Entry, names, st.just(files.FILE), st.just(0), modes, mtimes, st.just("")),
+    st.builds(Entry, names, st.just(files.FOLDER), st.just(0), modes, mtimes, st.just("")),
+    st.builds(Entry, names, st.just(files.LINK), st.just(0), modes, mtimes, names),
+).map(lambda entry: entry._replace(offset=0))
 
 
 def written(entry: Entry, data: bytes) -> bytes:
