@@ -16,22 +16,18 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from cloudddp import timings
-from cloudddp.agent import commands
+from cloudddp.agent import commands, failures
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
-from cloudddp.agent.protocol.version import VersionConflict
 from cloudddp.agent.session import CommandStarter, Session
-from cloudddp.errors import Command, NodeError
+from cloudddp.errors import NodeError
 from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome, gather
 from cloudddp.ssh.running import MAX_OUTPUT, CommandSpec, Result
-from cloudddp.text import one_line
 
 T = TypeVar("T")
 Reply = TypeVar("Reply", covariant=True)
-
-_LONGEST_REASON = 500  # characters of a node's error text in a message
 
 
 class Starter(CommandStarter, Protocol):
@@ -85,31 +81,6 @@ class Request(Step, Protocol[Reply]):
 
     @property
     def REPLY(self) -> Callable[..., Reply]: ...  # noqa: N802
-
-
-class RefusedByAgent(NodeError):
-    """The agent refuses this step; a retry does not help."""
-
-
-class NoSuchJob(RefusedByAgent):
-    """The node does not know the job."""
-
-
-class OtherAgentVersion(RefusedByAgent):
-    """Jobs run on the node under an agent of another version, so this one must not touch them."""
-
-    def __init__(self, node: int, conflict: VersionConflict) -> None:
-        jobs = ", ".join(conflict.jobs)
-        super().__init__(
-            f"node {node}: job {jobs} runs under agent version {conflict.store}, this cloudddp has version "
-            f"{conflict.agent}",
-            hint=(
-                "wait until it has ended, or cancel it with the cloudddp that started it; ",
-                Command("down"),
-                " ends the nodes and the job",
-            ),
-        )
-        self.jobs = conflict.jobs
 
 
 def run_step(
@@ -265,32 +236,12 @@ class _Call:
         try:
             if isinstance(end, Exception):
                 raise end
-            _raise_refusal(self._node, end)
+            failures.raise_refusal(self._node, end)
         except NodeError as error:
-            end = _of_step(self._request, error)
+            end = failures.of_step(self._request.STEP, error)
         except Exception as error:
             end = error
         self._on_end(end)
-
-
-def _of_step(request: Step, error: NodeError) -> NodeError:
-    """Return an error of the connection for the user, who does not know the command."""
-    if not error.reason:
-        return error
-    return NodeError(
-        f"{error.reason}, in step {request.STEP!r} of the agent", hint=error.hint, reason=error.reason
-    )
-
-
-def _raise_refusal(node: int, result: Result) -> None:
-    if result.exit_code == ExitCode.NO_JOB:
-        raise NoSuchJob(f"node {node}: {failure_text(result)}")
-    if result.exit_code == ExitCode.OTHER_VERSION:
-        try:
-            conflict = decode(result.stderr.rstrip().rpartition(b"\n")[2], VersionConflict)
-        except ProtocolError:
-            return  # an ordinary failure
-        raise OtherAgentVersion(node, conflict)
 
 
 def call(
@@ -339,7 +290,7 @@ def gather_replies(
                 result = end if on_stderr is None else replace(end, stderr=bytes(last.data))
                 on_end(_reply(node, request, result, limit))
             except ProtocolError as error:
-                on_end(unreadable(node, request.STEP, error))
+                on_end(failures.unreadable(node, request.STEP, error))
             except Exception as error:
                 on_end(error)
 
@@ -360,7 +311,7 @@ class _Tail:
         self._receive = receive
 
     def receive(self, data: bytes) -> None:
-        self.data[:] = (self.data + data)[-(4 * _LONGEST_REASON) :]
+        self.data[:] = (self.data + data)[-(4 * failures.LONGEST_REASON) :]
         if self._receive is not None:
             self._receive(data)
 
@@ -369,38 +320,15 @@ def _reply(node: int, request: Request[T], result: Result, limit: int) -> T:
     """Decode the reply of a step. Raises NodeError."""
     step = request.STEP
     if result.exit_code:
-        raise NodeError(f"node {node}: step {step!r} failed: {failure_text(result)}")
+        raise NodeError(f"node {node}: step {step!r} failed: {failures.failure_text(result)}")
     # The last line: a .bashrc may have written before.
     line = result.stdout.rstrip().rpartition(b"\n")[2]
     kind: Any = request.REPLY
     try:
         reply: T = decode(line, kind, limit=limit)
     except ProtocolError as error:
-        raise unreadable(node, step, error) from None
+        raise failures.unreadable(node, step, error) from None
     return reply
-
-
-def unreadable(node: int, step: str, error: ProtocolError) -> NodeError:
-    """Return the error for a reply that no agent sends: the node runs another program in place of the agent."""
-    return NodeError(
-        f"node {node} sent an answer that cloudddp cannot read (step {step!r} of agent {commands.agent_id()}): {error}",
-        hint=(
-            "a program on that node has replaced the agent or writes into its output; ",
-            "look with ",
-            Command("ssh", str(node)),
-            ", or end the cluster with ",
-            Command("down"),
-        ),
-    )
-
-
-def failure_text(result: Result) -> str:
-    """Return the last line that a command wrote, safe to show, or its exit code where it wrote nothing."""
-    if result.exit_code == ExitCode.NO_AGENT and not result.stderr:
-        return "the agent's file there is missing or was changed; repeat the command"
-    text = (result.stderr or result.stdout)[-(4 * _LONGEST_REASON) :].decode(errors="replace")
-    lines = text.strip().splitlines()
-    return one_line(lines[-1], _LONGEST_REASON) if lines else f"exit code {result.exit_code}"
 
 
 def call_all(
@@ -417,13 +345,9 @@ def call_all(
     raised. `silent` takes the failures of nodes whose connection breaks or that do not answer, unless none answers."""
     done = gather_replies(
         runner, {node: request(node) for node in runner.nodes}, ship=ship, timeout=timeout, limit=limit, then=then,
-        fatal=lambda error: silent is None or not _is_silence(error),
+        fatal=lambda error: silent is None or not failures.is_silence(error),
     )  # fmt: skip
-    if silent is not None and done.values and all(map(_is_silence, done.errors.values())):
+    if silent is not None and done.values and all(map(failures.is_silence, done.errors.values())):
         silent.update({node: error for node, error in done.errors.items() if isinstance(error, NodeError)})
         done.errors.clear()
     return done.all()
-
-
-def _is_silence(error: Exception) -> bool:
-    return isinstance(error, NodeError) and bool(error.reason)

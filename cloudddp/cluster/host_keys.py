@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from cloudddp import payload, timings
-from cloudddp.agent.client import Runner, failure_text
+from cloudddp.agent.client import Runner
+from cloudddp.agent.failures import failure_text
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError
 from cloudddp.local_state import ClusterFolder

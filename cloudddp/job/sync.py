@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudddp import timings
-from cloudddp.agent import client
+from cloudddp.agent import failures
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
@@ -178,7 +178,7 @@ def _check_folders(theirs: Mapping[int, Mapping[str, str]], ours: Mapping[str, s
     if len(set().union(*others.values())) > MAX_LISTED - MAX_FILES:
         node = max(others, key=lambda one: len(others[one]))
         error = ProtocolError(f"it has {len(others[node]):,} folders that were not sent to it")
-        raise client.unreadable(node, ProbeRequest.STEP, error)
+        raise failures.unreadable(node, ProbeRequest.STEP, error)
 
 
 def order_of(

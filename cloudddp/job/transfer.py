@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloudddp.agent import client
+from cloudddp.agent import client, failures
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
@@ -161,10 +161,10 @@ class Transfer:
             if node.reply is None and self._error is None:
                 if not end.exit_code:
                     raise ProtocolError("it ends without a reply")
-                raise NodeError(f"node {node.rank}: {client.failure_text(end)}")
+                raise NodeError(f"node {node.rank}: {failures.failure_text(end)}")
             return node.reply
         except ProtocolError as error:
-            raise client.unreadable(node.rank, ReceiveRequest.STEP, error) from None
+            raise failures.unreadable(node.rank, ReceiveRequest.STEP, error) from None
 
     def _finish(self, node: _Node, end: ReceiveReply | Exception | None) -> None:
         """Note the result of a node. The first one counts: a step that was given up may end later."""

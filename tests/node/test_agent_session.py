@@ -17,7 +17,7 @@ from support.agentnode import until
 from support.sshserver import Server, Site, site
 
 from cloudddp.agent import client, commands
-from cloudddp.agent.client import NoSuchJob
+from cloudddp.agent.failures import NoSuchJob
 from cloudddp.agent.protocol import ExitCode, serve
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.frames import FollowRequest

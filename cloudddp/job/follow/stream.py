@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from cloudddp.agent import client
+from cloudddp.agent import client, failures
 from cloudddp.agent.client import Runner
 from cloudddp.agent.frames import FrameDecoder
 from cloudddp.agent.protocol.codec import ProtocolError
@@ -137,11 +137,11 @@ class NodeStream:
     def _read_ended(self, end: Result | Exception) -> None:
         """Handle the end of the frames: that of the job on this node, or of the connection."""
         if not isinstance(end, Exception) and not self._ended:
-            end = NodeError(f"node {self._node}: {client.failure_text(end)}")
+            end = NodeError(f"node {self._node}: {failures.failure_text(end)}")
         if not isinstance(end, Exception):
             self._liveness.finished(self._node)
         elif isinstance(end, ProtocolError):
-            unreadable = client.unreadable(self._node, FollowRequest.STEP, end)
+            unreadable = failures.unreadable(self._node, FollowRequest.STEP, end)
             self._emit(NodeLost(self._node, str(unreadable), time.time(), unreadable))
         elif self._may_recover(end):
             self._emit(NodeDisconnected(self._node))
@@ -182,7 +182,7 @@ class NodeStream:
         now = time.monotonic()
         self._broken_since = self._broken_since or now
         self._liveness.broken(self._node)
-        refused = isinstance(error, client.RefusedByAgent)
+        refused = isinstance(error, failures.RefusedByAgent)
         return self._wait and not refused and now - self._broken_since <= self._timing.offline
 
     def _try_later(self, error: Exception) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloudddp import local_state
-from cloudddp.agent import client
+from cloudddp.agent import client, failures
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.files import PackRequest
 from cloudddp.agent.protocol.results import EVIDENCE
@@ -216,7 +216,7 @@ class _Pull:
                 on_stdout=functools.partial(limit.take, reader.feed), on_stderr=functools.partial(limit.take, self._notes.feed),
             )  # fmt: skip
             if result.exit_code:
-                raise NodeError(f"node {node}: {self._notes.last() or client.failure_text(result)}")
+                raise NodeError(f"node {node}: {self._notes.last() or failures.failure_text(result)}")
             reader.close()
         return receive
 
