@@ -215,3 +215,10 @@ def test_compilation_has_the_lowest_priority(node: Node, tmp_path: Path) -> None
         [sys.executable, "-IS", "-X", "utf8", "-c", program], env={"HOME": str(node.home)}, check=True
     )
     assert trace.read_text() == "19 True"
+
+
+def test_closed_output_does_not_change_the_exit_code(node: Node) -> None:
+    command = f"exec {sys.executable} -IS -X utf8 {node.agent} compile"
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        done = subprocess.run(["sh", "-c", f"{command} {closed}"], env={"HOME": str(node.home)}, check=False)
+        assert done.returncode == 0, closed

@@ -12,6 +12,7 @@ import pytest
 from support.impostor import forged_probe, in_place_of_receive
 from support.localsync import LocalCluster
 
+from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.config.spec import Config
 from cloudddp.config.spec.job import SyncSpec
 from cloudddp.errors import NodeError, UsageError
@@ -147,3 +148,12 @@ def test_folders_that_no_project_has_are_an_error_of_that_node(
         cluster.runner.wrap[node] = forged_probe(forged if node == 1 or len(folders) > 1 else None)
     with pytest.raises(NodeError, match=UNREADABLE.format(1)):
         cluster.sync(here)
+
+
+def test_longest_folder_that_a_node_may_name_is_no_error(here: Path, tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "nodes", 1)
+    forged = tmp_path / "folders.json"
+    forged.write_text(json.dumps({"a" * MAX_PATH: "0" * 16}))
+    cluster.runner.wrap[0] = forged_probe(forged)
+    cluster.sync(here)
+    assert same(here, cluster.nodes[0].project)

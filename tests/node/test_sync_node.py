@@ -561,12 +561,81 @@ def test_file_of_an_interrupted_sync_that_is_no_longer_wanted_is_deleted(
     node.cluster.runner.limits.clear()
     assert (node.project / "e").exists()
     assert manifest.read_bytes() == before
-    assert set(json.loads(pending.read_text())) == {"a", "e", "m", "n"}
+    assert set(json.loads(pending.read_text())["files"]) == {"a", "e", "m", "n"}
     (here / "e").unlink()
     node.sync(here)
     assert tree(node.project) == tree(here)
     assert not pending.exists()
     assert UP_TO_DATE in node.sync(here)
+
+
+def test_file_that_an_interrupted_sync_has_not_written_is_deleted(here: Path, node: SyncedNode) -> None:
+    """It is on the node as the sync before has written it."""
+    put(here, {"m": "1", "z": "1"})
+    node.sync(here)
+    put(here, {"m": os.urandom(2_000_000), "z": "22"})
+    node.cluster.runner.limits[0] = 500_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    assert (node.project / "z").read_text() == "1"
+    (here / "z").unlink()
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+
+
+def test_file_that_an_interrupted_sync_wrote_before_a_crash_of_the_node_is_sent_again(
+    here: Path, node: SyncedNode
+) -> None:
+    """After a crash a file may have its size and time, and zeros instead of its contents."""
+    put(here, {"a": "1"})
+    node.sync(here)
+    put(here, {"a": "234", "m": os.urandom(900_000), "n": os.urandom(900_000)})
+    node.cluster.runner.limits[0] = 1_200_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    written = (node.project / "a").stat()
+    (node.project / "a").write_bytes(bytes(3))
+    os.utime(node.project / "a", ns=(written.st_mtime_ns, written.st_mtime_ns))
+    pending = node.node.home / ".cloudddp" / "pending-project.json"
+    pending.write_text(json.dumps({**json.loads(pending.read_text()), "boot": "another"}))
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+
+
+def test_file_of_a_job_with_the_name_and_time_of_one_that_was_synced_is_kept(
+    here: Path, node: SyncedNode
+) -> None:
+    """As a command of [job] setup extracts it from an archive."""
+    put(here, {"train.py": "1", "data/x": "contents"})
+    node.sync(here)
+    former = (here / "data" / "x").stat()
+    shutil.rmtree(node.project / "data")
+    shutil.rmtree(here / "data")
+    put(here, {"train.py": "22"})
+    node.sync(here)
+    put(node.project, {"data/x": "contents"})
+    os.utime(node.project / "data" / "x", ns=(former.st_mtime_ns, former.st_mtime_ns))
+    put(here, {"train.py": "333"})
+    node.sync(here)
+    assert (node.project / "data" / "x").exists()
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_file_that_a_sync_only_deletes_needs_no_record_before(
+    here: Path, node: SyncedNode, tmp_path: Path
+) -> None:
+    """So that it makes room on a full disk."""
+    put(here, {"a": "1", "b": os.urandom(5000)})
+    node.sync(here)
+    (here / "b").unlink()
+    trace = tmp_path / "trace"
+    node.cluster.runner.wrap[0] = f"strace -f -qq -o {trace} -e trace=/rename"
+    node.sync(here)
+    assert "manifest-project" in trace.read_text()
+    assert "pending-project" not in trace.read_text()
+    assert tree(node.project) == tree(here)
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

@@ -122,7 +122,7 @@ if __name__ == "__main__":
     from agent.__main__ import main
 
     code = main()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before the start
         with suppress(OSError):  # the laptop has disconnected
             stream.flush()
     os._exit(

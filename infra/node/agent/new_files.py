@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from agent import files, phases, store
 from agent.pulled import pulled_times
+from agent.synced import Synced
 from cloudddp.agent.protocol.results import (
     MAX_PLACES,
     JobFiles,
@@ -116,7 +117,7 @@ class Scan:
         self.folder, self.since = folder, since
         self.outputs = [os.path.normpath(name) for name in outputs]
         self.scratch = frozenset(os.path.normpath(name) for name in scratch)
-        self.manifest = files.recorded_manifest(folder)
+        self.manifest = Synced(folder).recorded
         self.synced = {str(parent) for name in self.manifest for parent in Path(name).parents}
         self.pulled = pulled_times(folder)
         self.late = False

@@ -11,7 +11,7 @@ from typing import Optional
 
 from agent import machine, phases, poweroff, store
 from agent.commands import run_quietly
-from agent.files import current_manifest
+from agent.synced import settled
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import (
     MAX_FILES,
@@ -92,7 +92,7 @@ def _different_folders(folder: Path, digest: str) -> Optional[dict[str, str]]:
     """Return the digests of the project's folders, or None where the manifest has this digest or none was given."""
     if not digest:
         return None
-    folders = folder_digests(nested(manifest_to_wire(current_manifest(folder))))
+    folders = folder_digests(nested(manifest_to_wire(settled(folder))))
     if manifest_digest(folders) == digest:
         return None
     # After an interrupted transfer there may be the files of two syncs. {} is as good: `receive` compares each file.

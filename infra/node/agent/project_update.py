@@ -1,9 +1,8 @@
 """What a node does with the frames of a sync, wherever they come from: it compares the listing with its files, and changes
 these.
 
-The new manifest is recorded last. Until then the files that are being written are recorded beside the old one
-(files.pending_file): after an interrupted transfer the next sync sends what is missing, and deletes what arrived and is no longer
-wanted.
+What is about to be written is recorded first, and the new manifest last (synced.py): after an interrupted transfer the next sync
+sends what is missing, and deletes what arrived and is no longer wanted.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from agent.project_writer import Partial, Partials, ProjectWriter
 from agent.relay import LargeFile, Relay
 from agent.sources import SourceLost, report
 from agent.sync_plan import SyncPlan, plan
+from agent.synced import Synced
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.transfer import Frame, ReceiveEvent, ReceiveReply, Record, Wants
 
@@ -29,6 +29,7 @@ class ProjectUpdate:
 
     def __init__(self, folder: Path, relay: Relay) -> None:
         self._folder, self._relay = folder, relay
+        self._synced = Synced(folder)
         self._plan: Optional[SyncPlan] = None
         self._writer: Optional[ProjectWriter] = None
         self._large: dict[int, tuple[Partial, LargeFile]] = {}
@@ -51,9 +52,9 @@ class ProjectUpdate:
 
     def begin(self, frame: Frame) -> None:
         """Decide what this node lacks. Nothing is changed yet."""
-        self._relay.listed(frame.raw)
         listing = transfer.read_listing(frame)
-        self._plan = made = plan(self._folder, listing)
+        self._relay.listed(frame.raw)
+        self._plan = made = plan(self._folder, self._synced, listing)
         self._relay.compared(listing.entries(), frozenset((*made.wanted, *made.move)))
 
     def wants(self) -> Wants:
@@ -88,8 +89,7 @@ class ProjectUpdate:
         free = shutil.disk_usage(str(self._folder)).free
         if made.size and free < made.size + DISK_RESERVE:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
-        if made.is_change:
-            made.record_pending(self._folder)
+        self._synced.begin(made.changed)
         writer = ProjectWriter(self._folder, self._has_worked)
         writer.forget_partials({made.names[index] for index in made.large})
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
@@ -170,7 +170,8 @@ class ProjectUpdate:
             report(ReceiveEvent(received=self.received, stage=transfer.WRITING))
             if self._writer is not None:
                 self._writer.to_disk()
-            made.record(self._folder, self._records)
+            made.take(self._records)
+            self._synced.record(made.new, made.digests)
         return ReceiveReply(
             written=len(self._records) + len(made.links),
             deleted=len(made.delete),

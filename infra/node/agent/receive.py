@@ -20,6 +20,7 @@ from agent.link import REFUSED, Link
 from agent.project_update import ProjectUpdate
 from agent.relay import PURPOSE, Relay
 from agent.sources import Laptop, OtherNode, SourceLost, report
+from agent.synced import open_lock
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError
 from cloudddp.agent.protocol.transfer import (
@@ -52,7 +53,7 @@ def _alone(project: str) -> Iterator[None]:
     """Hold the lock of the project's files. A sync that was interrupted ends soon after its laptop is gone."""
     store.create_root()
     deadline = time.monotonic() + BUSY
-    with open(store.ROOT / f"sync-{project}.lock", "w") as file:
+    with open_lock(store.project_folder(project)) as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

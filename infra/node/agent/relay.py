@@ -68,7 +68,7 @@ class Relay:
     # -- the thread that receives ----------------------------------------------------------------------------
 
     def listed(self, raw: bytes) -> None:
-        """Pass the listing on at once: the nodes after this one compare it with their files while this one does."""
+        """Pass the listing on: the nodes after this one compare it with their files while this one does."""
         with self._changed:
             self._listing = raw
             self._changed.notify_all()

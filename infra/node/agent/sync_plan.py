@@ -1,4 +1,4 @@
-"""What a sync changes on this node: the laptop's listing, compared with what is there. Changes nothing but records."""
+"""What a sync changes on this node: the laptop's listing, compared with what is there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
-from agent import files, store
-from cloudddp.agent.protocol.codec import ProtocolError, decode_mapping
+from agent.synced import Synced
 from cloudddp.agent.protocol.manifest import LINK, Entry, Manifest, path_from_wire
 from cloudddp.agent.protocol.transfer import SMALL, Listing, Record
 
@@ -22,7 +21,6 @@ class SyncPlan:
     entries: list[Entry]
     old: Manifest  # what was recorded and, in the folders of the listing, is unchanged
     new: Manifest  # what it will be
-    pending: Manifest  # what an interrupted sync may have written
     wanted: dict[int, None] = field(default_factory=dict)
     large: list[int] = field(default_factory=list)
     links: list[int] = field(default_factory=list)
@@ -38,26 +36,22 @@ class SyncPlan:
     def is_change(self) -> bool:
         return bool(self.wanted or self.links or self.touch or self.move or self.delete)
 
-    def record_pending(self, folder: Path) -> None:
-        """Record what is about to be written: after an interrupted transfer such a file may be there, with other contents than the
-        manifest has. To write the whole manifest here would take longer."""
+    @property
+    def changed(self) -> Manifest:
+        """The files that will be written, renamed or touched."""
         indexes = (*self.wanted, *self.links, *self.touch, *self.move)
-        changed = {self.names[index]: self.entries[index] for index in indexes}
-        store.write(files.pending_file(folder), {**self.pending, **changed})
+        return {self.names[index]: self.entries[index] for index in indexes}
 
-    def record(self, folder: Path, records: Mapping[int, Record]) -> None:
-        """Record the new manifest. A file may have changed on the laptop since it was listed: it is as it was sent."""
+    def take(self, records: Mapping[int, Record]) -> None:
+        """Note the files that were written. One may have changed on the laptop since it was listed: it is as it was sent."""
         for index, record in records.items():
             name, entry = self.names[index], self.entries[index]
             if (record.mode, record.size, record.mtime_ns) != (entry.mode, entry.size, entry.mtime_ns):
                 self.new[name] = entry._replace(mode=record.mode, size=record.size, mtime_ns=record.mtime_ns)
             self.digests[name] = record.digest.hex()
-        store.write(files.manifest_file(folder), self.new)
-        store.write(_digest_file(folder), {k: v for k, v in self.digests.items() if k in self.new})
-        files.pending_file(folder).unlink(missing_ok=True)
 
 
-def plan(folder: Path, listing: Listing) -> SyncPlan:
+def plan(folder: Path, synced: Synced, listing: Listing) -> SyncPlan:
     """Return what to do. Names were checked when the listing was decoded."""
     listed = [(path_from_wire(path), entry) for path, entry in listing.entries()]
     names = [name for name, _ in listed]
@@ -65,13 +59,12 @@ def plan(folder: Path, listing: Listing) -> SyncPlan:
         entry._replace(target=path_from_wire(entry.target)) if entry.target else entry for _, entry in listed
     ]
     folders = {path_from_wire(name) for name in listing.folders}
-    old = files.current_manifest(folder, folders)
+    old = synced.current(folders)
     here = dict(zip(names, entries))
     delete = [name for name in old if name.rpartition("/")[0] in folders and name not in here]
     new = {name: entry for name, entry in old.items() if name.rpartition("/")[0] not in folders}
     new.update(here)
-    made = SyncPlan(names, entries, old, new, files.pending(folder), delete=delete)
-    made.digests = {k: v for k, v in _recorded_digests(folder).items() if k in old and k not in made.pending}
+    made = SyncPlan(names, entries, old, new, delete=delete, digests=synced.digests(old))
     contents = {path_from_wire(name): digest for name, digest in listing.contents.items()}
     moved = _Moved(folder, made)
     for index, (name, entry) in enumerate(zip(names, entries)):
@@ -137,14 +130,3 @@ def _has_contents(known: Entry, entry: Entry, there: object, wanted: object) -> 
     if (known.kind, known.size) != (entry.kind, entry.size):
         return False
     return known.mtime_ns == entry.mtime_ns or (bool(wanted) and there == wanted)
-
-
-def _digest_file(folder: Path) -> Path:
-    return store.ROOT / f"digests-{folder.name}.json"
-
-
-def _recorded_digests(folder: Path) -> dict[str, str]:
-    try:
-        return decode_mapping(store.read_bytes(_digest_file(folder)), str)
-    except (OSError, ProtocolError):
-        return {}

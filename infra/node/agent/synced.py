@@ -1,0 +1,135 @@
+"""What the syncs of a project have written on this node, and what of it is still there.
+
+There are three records: the manifest of the last sync; the SHA-256 of its files; and, while a sync writes or after one was
+interrupted, the files that it writes, which it writes before the first of them, and deletes last. Until then each of these files
+may be as it was or as it will be. So a sync that changes few of many files writes the manifest once, at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Optional
+
+from agent import files, store
+from cloudddp.agent.protocol.codec import ProtocolError, decode, decode_mapping
+from cloudddp.agent.protocol.manifest import Entry, Manifest
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """The files that a sync writes, since this `boot` of the node: after a crash, a file may have the size and the time, and other
+    contents."""
+
+    boot: str = ""
+    files: dict[str, Entry] = field(default_factory=dict)
+
+
+class Synced:
+    """The files of a project that syncs have written, as they are recorded. Jobs may have changed or deleted any of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pending = _read_pending(folder)  # first: it is deleted after the manifest was replaced
+        self._manifest = _read(_record(folder, "manifest"), Entry)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a sync writes, or was interrupted."""
+        return bool(self._pending.files)
+
+    @property
+    def recorded(self) -> Manifest:
+        """What the last sync wrote, and of what an interrupted one may have written, what is there."""
+        return self.current(frozenset())
+
+    def current(self, folders: Optional[Set[str]] = None) -> Manifest:
+        """Return the recorded files that are still there, unchanged in size, time and mode. With `folders`, only files in these
+        are looked at, besides those of an interrupted sync; the others are returned as they are recorded."""
+        root = f"{self._folder}/"  # to join Paths takes longer than to look at the files
+        known, pending = self._manifest, self._pending.files
+        written = pending if self._pending.boot == _boot() else {}
+        found = {}
+        for name, entry in {**known, **pending}.items():
+            if folders is None or name in pending or name.rpartition("/")[0] in folders:
+                there = files.describe(root + name)
+                if there is None or (there != known.get(name) and there != written.get(name)):
+                    continue
+                entry = there
+            found[name] = entry
+        return found
+
+    def digests(self, present: Manifest) -> dict[str, str]:
+        """Return the SHA-256 of the files that are `present`, as far as it is known."""
+        recorded = _read(_record(self._folder, "digests"), str)
+        unsure = self._pending.files
+        return {name: digest for name, digest in recorded.items() if name in present and name not in unsure}
+
+    def begin(self, changed: Manifest) -> None:
+        """Record the files that are about to be written. For those that are only deleted nothing is recorded, so that the disk may
+        be full."""
+        if changed:
+            pending = _Pending(_boot(), {**self._pending.files, **changed})
+            store.write(_record(self._folder, "pending"), pending)
+
+    def record(self, manifest: Manifest, digests: Mapping[str, str]) -> None:
+        """Record what the project has now."""
+        store.write(_record(self._folder, "manifest"), manifest)
+        known = {name: digest for name, digest in digests.items() if name in manifest}
+        store.write(_record(self._folder, "digests"), known)
+        _record(self._folder, "pending").unlink(missing_ok=True)
+
+    def settle(self, present: Manifest) -> None:
+        """Record what is `present` if that differs from what is recorded: a later file of the same name, size and time as one that
+        is gone is no file of a sync."""
+        if self.is_interrupted or len(present) < len(self._manifest):
+            self.record(present, self.digests(present))
+
+
+def settled(folder: Path) -> Manifest:
+    """Return what is there of what syncs have written, and record it, unless a sync is writing or the disk is full."""
+    with contextlib.suppress(OSError), open_lock(folder) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        synced = Synced(folder)
+        present = synced.current()
+        with contextlib.suppress(OSError):
+            synced.settle(present)
+        return present
+    return Synced(folder).current()
+
+
+def open_lock(folder: Path) -> BinaryIO:
+    """Return the file whose lock a sync holds while it changes the project. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would block
+    return open(os.open(store.ROOT / f"sync-{folder.name}.lock", flags, 0o600), "r+b", buffering=0)
+
+
+def _record(folder: Path, name: str) -> Path:
+    return store.ROOT / f"{name}-{folder.name}.json"
+
+
+def _read(path: Path, kind: type[store.T]) -> dict[str, store.T]:
+    try:
+        return decode_mapping(store.read_bytes(path), kind)
+    except (OSError, ProtocolError):
+        return {}
+
+
+def _read_pending(folder: Path) -> _Pending:
+    try:
+        return decode(store.read_bytes(_record(folder, "pending")), _Pending)
+    except (OSError, ProtocolError):
+        return _Pending()
+
+
+def _boot() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
