@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -160,13 +160,18 @@ class Session:
 
     @contextlib.contextmanager
     def connect(
-        self, *, whole: bool = False, partly: bool = False, listing: bool = False
+        self,
+        *,
+        whole: bool = False,
+        partly: bool = False,
+        listing: bool = False,
+        needed: Collection[int] | None = None,
     ) -> Iterator[tuple[Cluster, Runner]]:
         """Yield (cluster, connections to its nodes) and close them.
 
         `whole`: refuse a cluster that has lost a node. `partly`: continue without the nodes that do not answer, and
         raise NodeError, naming them, at the end. `listing`: a replacement that boots has nothing to list, and is no
-        error.
+        error. `needed`, with `partly`: only these nodes have to answer, the silence of another one is a warning.
         """
         with timings.span("imports: connections"):
             # 10 ms, which verbs that only ask AWS do not need.
@@ -188,12 +193,14 @@ class Session:
             for node in booting:
                 self.console.log(f"node {node} is booting: it replaces a lost node")
                 del silent[node]
-            for error in silent.values():
+            for node, error in silent.items():
+                if needed is not None and node in needed:
+                    raise error
                 self.console.warn(str(error))
             yield found, runner
         finally:
             runner.close()
-        if silent:
+        if silent and needed is None:
             raise _not_queried(silent)
 
 

@@ -88,6 +88,8 @@ def update(
     )  # fmt: skip
     with timings.span("send files"):
         outcome = transfer.run()
+    if not outcome.errors:
+        announced.end()
     contents.save(files.manifest)
     for path in unstable[:SHOWN]:
         progress(f"warning: {one_line(path)} was changing while it was sent; the next sync sends it again")
@@ -134,6 +136,11 @@ class _Announced:
         )
         self._at, self._shown = now, self._sent
 
+    def end(self) -> None:
+        """Report that a transfer of which parts were reported is complete."""
+        if self._shown:
+            self._progress(f"sent all of {size_of(self._total)}")
+
 
 def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, known: bool) -> Listing:
     """Return what these folders have. `known`: a node may have files with another time or name, and the same contents."""
@@ -149,14 +156,16 @@ def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, kno
 def _summary(count: int, wants: Wants, nodes: int, *, from_nodes: bool) -> str:
     """Return what is about to be done. `from_nodes`: a node has all files, and the others get them from it."""
     to = f"{nodes} node{'s' * (nodes != 1)}"
-    deleting = f"; deleting {wants.delete}" if wants.delete else ""
+    deleted = f"deleting {wants.delete:,} file{'s' * (wants.delete != 1)}"
+    deleting = f"; {deleted}" if wants.delete else ""
     if count:
         return f"sending {count} file{'s' * (count != 1)}, {size_of(wants.size)}, to {to}{deleting}"
-    what = (
-        f"copying files from node to node, to {to}"
-        if from_nodes
-        else f"updating names, modes and links on {to}"
-    )
+    if from_nodes:
+        what = f"copying files from node to node, to {to}"
+    elif wants.delete:
+        what, deleting = f"{deleted} on {to}", ""
+    else:
+        what = f"updating names, modes and links on {to}"
     return f"{what}; nothing is sent from this computer{deleting}"
 
 

@@ -78,7 +78,8 @@ def test_transfer_that_lasts_is_reported_in_bytes(
     cluster = LocalCluster(tmp_path / "nodes", 2)
     lines = [line for line in cluster.sync(here) if line.startswith("sent ")]
     assert lines[0].endswith("/s")
-    assert "of 11.4 MiB" in lines[-1]
+    assert "of 11.4 MiB" in lines[-2]
+    assert lines[-1] == "sent all of 11.4 MiB"
 
 
 def test_listing_is_passed_on_before_this_node_has_compared_it(

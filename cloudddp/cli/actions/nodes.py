@@ -34,7 +34,10 @@ def exec_(
     session = sessions.start(console, options, anyone=anyone)
     text = command[0] if len(command) == 1 else shlex.join(command)
     inside = f'cd "$HOME"/{PROJECT} 2>/dev/null || cd; {text}'
-    with session.connect() as (cluster, runner):
+    with session.connect(partly=node is not None, needed=None if node is None else [node]) as (
+        cluster,
+        runner,
+    ):
         if node is not None:
             cluster.require_node(node)
         ranks = cluster.nodes if node is None else [node]

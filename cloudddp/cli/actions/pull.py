@@ -21,7 +21,7 @@ from cloudddp.cli.session import Session
 from cloudddp.cluster import inspect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import CloudDDPError
+from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.job import project_files, status
 from cloudddp.job.results import new_files
 from cloudddp.job.results import pull as pulling
@@ -64,15 +64,21 @@ def _pull(
 ) -> None:
     """Copy results from the nodes."""
     job = session.settings.job
-    with session.connect() as (cluster, runner):
+    needed = None if all_nodes else [node] if node is not None else []
+    with session.connect(partly=True, needed=needed) as (cluster, runner):
         known = status.list_jobs(runner)
         ran = [one for one in known if not one.setup]
         record = status.find(known if job_id is not None else ran or known, job_id)
         default = record.rank_zero if record.rank_zero is not None else min(cluster.nodes)
         first = default if node is None else node
         cluster.require_node(first)
+        if first not in runner.nodes and not all_nodes:
+            raise NodeError(
+                f"node {first}, which has the results of rank 0, does not answer",
+                hint=("copy those of another node with ", Command("pull", "--node", "N")),
+            )
         base = to or session.root / project_files.RESULTS / record.id
-        targets = {k: base / f"node{k}" for k in cluster.nodes} if all_nodes else {first: base}
+        targets = {k: base / f"node{k}" for k in runner.nodes} if all_nodes else {first: base}
         names = paths or job.outputs
         since = None if paths else record.started
         replies = new_files.find_all(runner, job, project=PROJECT).values
