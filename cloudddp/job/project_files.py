@@ -315,9 +315,8 @@ def _describe(base: str, name: str) -> Entry | None:
             f"{name!r} cannot be sent to the nodes: it is a {_kind(info.st_mode)}",
             hint="remove it, or add it to .gitignore or sync.exclude",
         )
-    is_own = (
-        info.st_uid == os.geteuid() and info.st_mode & stat.S_IRUSR
-    )  # almost every file: one system call less
+    # Almost every file is this user's own, and readable: that takes one system call less.
+    is_own = info.st_uid == os.geteuid() and info.st_mode & stat.S_IRUSR
     if entry.kind == FILE and not is_own and not os.access(path, os.R_OK):
         raise UsageError(f"{name!r} cannot be sent to the nodes: permission denied")
     return entry

@@ -17,7 +17,7 @@ MAX_NOTES = 20
 
 
 class Reports:
-    """The reports of one node, whose step was started at `began`."""
+    """The reports of one node. `began`: when the transfer did."""
 
     def __init__(self, began: float) -> None:
         self._began = began

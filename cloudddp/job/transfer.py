@@ -77,8 +77,8 @@ class _Node:
 class Transfer:
     """One transfer of a listing to the nodes of a chain. `approve` gets what a node lacks before that is sent from here,
     and may raise: for the first node of the chain that ends the transfer, for another one only its step. `note` gets what
-    the user should know, `on_bytes` the size of each frame that has left; `on_sent` each
-    file's path, its record as it was read, and its inode, or None if it was changing."""
+    the user should know, `on_bytes` the size of each frame that has left; `on_sent` each file's path, its record as it was
+    read, and its inode, or None if it was changing."""
 
     def __init__(
         self,
@@ -242,7 +242,6 @@ class Transfer:
     def _input(self, node: _Node) -> Iterator[bytes]:
         """Yield what goes to the stdin of a node, b"" while there is nothing to send."""
         node.progress.begin(time.monotonic())
-        node.reports = Reports(time.monotonic())
         if node.progress.position == 0:
             yield self._listing_frame
         last = time.monotonic()

@@ -30,7 +30,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ProjectWriter:
-    """Writes below one folder. Names were checked where the listing was decoded (manifest.check_folders). Not for use by several threads."""
+    """Writes below one folder. Names were checked where the listing was decoded (manifest.check_folders). Not for use by several
+    threads."""
 
     def __init__(self, folder: Path, on_work: Callable[[int], None]) -> None:
         """`on_work` gets the bytes of files that were begun earlier, as they are hashed, and FILE_WORK for each that is
