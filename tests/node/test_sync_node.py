@@ -19,26 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.localsync import LocalCluster
+from support.syncednode import UP_TO_DATE, UPDATED, SyncedNode, put, tree
 
 from agent import link, store
 from agent.project_writer import ProjectWriter
 from cloudddp.agent import commands
-from cloudddp.agent.protocol import sending
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry
 from cloudddp.agent.protocol.transfer import BATCH, DONE, LISTING, MAX_BATCH, Listing, Record, batch, frame
-from cloudddp.config.spec import Config
-from cloudddp.config.spec.job import JobSpec
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9 \xff.bin")
-
-
-def put(folder: Path, files: dict[str, str | bytes]) -> None:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 @pytest.fixture
@@ -48,42 +38,9 @@ def here(tmp_path: Path) -> Path:
     return folder
 
 
-class SyncedNode:
-    """One node that is synced as the laptop does."""
-
-    def __init__(self, folder: Path) -> None:
-        self.cluster = LocalCluster(folder, 1)
-        self.node = self.cluster.nodes[0]
-        self.project = self.node.project
-
-    def sync(self, here: Path) -> str:
-        """Sync the node; return what the user gets to read."""
-        return "; ".join(self.cluster.sync(here, Config(job=JobSpec(outputs=("runs",)))))
-
-
 @pytest.fixture
 def node(tmp_path: Path) -> SyncedNode:
     return SyncedNode(tmp_path / "nodes")
-
-
-UP_TO_DATE = "files are up to date"
-UPDATED = "updating names, modes and links on 1 node; nothing is sent from this computer"
-
-
-def tree(root: Path, *, leave_out: str = "runs") -> dict[str, Any]:
-    """Return the properties of the files and links below a folder that a sync transfers."""
-    found: dict[str, Any] = {}
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name != leave_out]
-        for name in [*files, *(n for n in folders if (Path(folder) / n).is_symlink())]:
-            path = Path(folder) / name
-            info = path.lstat()
-            key = str(path.relative_to(root))
-            if stat.S_ISLNK(info.st_mode):
-                found[key] = ("link", os.fspath(path.readlink()))
-            else:
-                found[key] = (path.read_bytes(), bool(info.st_mode & 0o100), info.st_mtime_ns)
-    return found
 
 
 def test_any_file_name_and_content_arrives(here: Path, node: SyncedNode) -> None:
@@ -241,27 +198,6 @@ def test_file_changed_or_removed_on_the_node_is_restored(here: Path, node: Synce
     assert tree(node.project) == tree(here)
 
 
-@pytest.mark.parametrize("part", [0.001, 0.1, 0.5, 0.9])
-def test_next_sync_repairs_a_broken_one(here: Path, node: SyncedNode, part: float) -> None:
-    put(here, {"a": "old", "dropped": "x", **{f"many/{k}": os.urandom(3000) for k in range(40)}})
-    node.sync(here)
-    (here / "dropped").unlink()
-    many = {f"many/{k}": os.urandom(300_000) for k in range(10)}
-    put(here, {"a": "new", "short-lived": "x" * 5000, **many})
-    before = {**tree(node.project)}
-    node.cluster.runner.limits[0] = int(3_000_000 * part)
-    with pytest.raises(NodeError, match="node 0: the connection to the computer"):
-        node.sync(here)
-    node.cluster.runner.limits.clear()
-    whole = {**tree(here), **before}
-    for name, found in tree(node.project).items():  # a file is the old one or the new one
-        assert found in (whole[name], tree(here).get(name))
-    (here / "short-lived").unlink()
-    node.sync(here)
-    assert tree(node.project) == tree(here)
-    assert not list(node.project.rglob("*.cloudddp-tmp"))
-
-
 SECRET = "s" * 64
 
 
@@ -402,32 +338,6 @@ def test_touched_file_is_not_sent_again(here: Path, node: SyncedNode) -> None:
     assert tree(node.project) == tree(here)
 
 
-def test_large_file_continues_after_a_broken_transfer(here: Path, node: SyncedNode) -> None:
-    put(here, {"large.bin": os.urandom(8_000_000), "a": "1"})
-    node.cluster.runner.limits[0] = 5_000_000
-    with pytest.raises(NodeError):
-        node.sync(here)
-    assert not (node.project / "large.bin").exists()
-    node.cluster.runner.limits.clear()
-    sent = node.cluster.sent
-    node.sync(here)
-    assert tree(node.project) == tree(here)
-    assert node.cluster.sent - sent < 5_000_000
-    assert not list(node.project.rglob("*.cloudddp-tmp"))
-
-
-def test_begun_file_that_is_no_longer_wanted_is_deleted(here: Path, node: SyncedNode) -> None:
-    put(here, {"large.bin": os.urandom(8_000_000), "a": "1"})
-    node.cluster.runner.limits[0] = 5_000_000
-    with pytest.raises(NodeError):
-        node.sync(here)
-    node.cluster.runner.limits.clear()
-    (here / "large.bin").unlink()
-    node.sync(here)
-    assert tree(node.project) == tree(here)
-    assert not list(node.project.rglob("*.cloudddp-tmp"))
-
-
 def test_sparse_file_of_a_terabyte_is_named_before_anything_is_sent(here: Path, node: SyncedNode) -> None:
     put(here, {"train.py": "1"})
     with (here / "disk.img").open("wb") as file:
@@ -528,82 +438,6 @@ def test_renamed_file_behind_a_link_on_the_node_is_sent(here: Path, node: Synced
     assert (node.project / "a").read_bytes() == (here / "a").read_bytes()
 
 
-def test_contents_that_an_interrupted_sync_replaced_are_sent_again(here: Path, node: SyncedNode) -> None:
-    """The file has the size that it had, and gets its former contents and another time."""
-    put(here, {"a": "1" * 1000, "z": "z"})
-    node.sync(here)
-    put(here, {"a": "2" * 1000, "m": os.urandom(900_000), "n": os.urandom(900_000)})
-    node.cluster.runner.limits[0] = 1_200_000
-    with pytest.raises(NodeError):
-        node.sync(here)
-    assert (node.project / "a").read_text() == "2" * 1000
-    node.cluster.runner.limits.clear()
-    put(here, {"a": "1" * 1000})
-    node.sync(here)
-    assert tree(node.project) == tree(here)
-
-
-def test_file_of_an_interrupted_sync_that_is_no_longer_wanted_is_deleted(
-    here: Path, node: SyncedNode
-) -> None:
-    """The manifest is written at the end; what is being written is recorded in a file of its own."""
-    put(here, {"a": "1", "b/c": "2"})
-    node.sync(here)
-    manifest, pending = (
-        node.node.home / ".cloudddp" / f"{name}-project.json" for name in ("manifest", "pending")
-    )
-    before = manifest.read_bytes()
-    assert not pending.exists()
-    put(here, {"a": "3", "e": "4", "m": os.urandom(900_000), "n": os.urandom(900_000)})
-    node.cluster.runner.limits[0] = 1_200_000
-    with pytest.raises(NodeError):
-        node.sync(here)
-    node.cluster.runner.limits.clear()
-    assert (node.project / "e").exists()
-    assert manifest.read_bytes() == before
-    assert set(json.loads(pending.read_text())["files"]) == {"a", "e", "m", "n"}
-    (here / "e").unlink()
-    node.sync(here)
-    assert tree(node.project) == tree(here)
-    assert not pending.exists()
-    assert UP_TO_DATE in node.sync(here)
-
-
-def test_file_that_an_interrupted_sync_has_not_written_is_deleted(here: Path, node: SyncedNode) -> None:
-    """It is on the node as the sync before has written it."""
-    put(here, {"m": "1", "z": "1"})
-    node.sync(here)
-    put(here, {"m": os.urandom(2_000_000), "z": "22"})
-    node.cluster.runner.limits[0] = 500_000
-    with pytest.raises(NodeError):
-        node.sync(here)
-    node.cluster.runner.limits.clear()
-    assert (node.project / "z").read_text() == "1"
-    (here / "z").unlink()
-    node.sync(here)
-    assert tree(node.project) == tree(here)
-
-
-def test_file_that_an_interrupted_sync_wrote_before_a_crash_of_the_node_is_sent_again(
-    here: Path, node: SyncedNode
-) -> None:
-    """After a crash a file may have its size and time, and zeros instead of its contents."""
-    put(here, {"a": "1"})
-    node.sync(here)
-    put(here, {"a": "234", "m": os.urandom(900_000), "n": os.urandom(900_000)})
-    node.cluster.runner.limits[0] = 1_200_000
-    with pytest.raises(NodeError):
-        node.sync(here)
-    node.cluster.runner.limits.clear()
-    written = (node.project / "a").stat()
-    (node.project / "a").write_bytes(bytes(3))
-    os.utime(node.project / "a", ns=(written.st_mtime_ns, written.st_mtime_ns))
-    pending = node.node.home / ".cloudddp" / "pending-project.json"
-    pending.write_text(json.dumps({**json.loads(pending.read_text()), "boot": "another"}))
-    node.sync(here)
-    assert tree(node.project) == tree(here)
-
-
 def test_file_of_a_job_with_the_name_and_time_of_one_that_was_synced_is_kept(
     here: Path, node: SyncedNode
 ) -> None:
@@ -700,39 +534,6 @@ def test_folder_of_the_most_files(here: Path, node: SyncedNode) -> None:
     assert {path.name for path in node.project.iterdir()} == {path.name for path in here.iterdir()}
     assert frames.count(bytes((BATCH,))) <= MAX_FILES / MAX_BATCH + 1
     assert node.cluster.sent < 60 * MAX_FILES
-
-
-def test_wrong_beginning_of_a_file_is_sent_as_a_whole_once(here: Path, node: SyncedNode) -> None:
-    """A node of the chain may have sent the beginning in an earlier sync, which then broke."""
-    put(here, {"large": os.urandom(4_000_000), "small": b"x"})
-    node.cluster.runner.limits[0] = 2_500_000
-    with pytest.raises(NodeError):
-        node.sync(here)
-    node.cluster.runner.limits.clear()
-    (partial,) = node.project.glob(".*.cloudddp-tmp")
-    with partial.open("r+b") as file:
-        file.write(b"not what was sent")
-    sent = node.cluster.sent
-    node.sync(here)
-    assert tree(node.project) == tree(here)
-    assert node.cluster.sent - sent < 4_000_000 + 4_000_000
-    assert UP_TO_DATE in node.sync(here)
-
-
-def test_long_beginning_is_hashed_in_several_turns(
-    here: Path, node: SyncedNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One thread serves all nodes: it must not hash a large file at once."""
-    monkeypatch.setattr(sending, "HASHED", 1 << 20)
-    put(here, {"large": os.urandom(9_500_000)})
-    node.cluster.runner.limits[0] = 8_000_000
-    with pytest.raises(NodeError):
-        node.sync(here)
-    node.cluster.runner.limits.clear()
-    sent = node.cluster.sent
-    node.sync(here)
-    assert tree(node.project) == tree(here)
-    assert node.cluster.sent - sent < 4_000_000
 
 
 def test_line_of_a_stranger_that_comes_byte_by_byte_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

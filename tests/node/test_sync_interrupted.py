@@ -1,0 +1,181 @@
+"""A sync that follows one that was interrupted: it sends what is missing, and leaves nothing that is not wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from support.syncednode import UP_TO_DATE, SyncedNode, put, tree
+
+from cloudddp.agent.protocol import sending
+from cloudddp.errors import NodeError
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> SyncedNode:
+    return SyncedNode(tmp_path / "nodes")
+
+
+@pytest.mark.parametrize("part", [0.001, 0.1, 0.5, 0.9])
+def test_next_sync_repairs_a_broken_one(here: Path, node: SyncedNode, part: float) -> None:
+    put(here, {"a": "old", "dropped": "x", **{f"many/{k}": os.urandom(3000) for k in range(40)}})
+    node.sync(here)
+    (here / "dropped").unlink()
+    many = {f"many/{k}": os.urandom(300_000) for k in range(10)}
+    put(here, {"a": "new", "short-lived": "x" * 5000, **many})
+    before = {**tree(node.project)}
+    node.cluster.runner.limits[0] = int(3_000_000 * part)
+    with pytest.raises(NodeError, match="node 0: the connection to the computer"):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    whole = {**tree(here), **before}
+    for name, found in tree(node.project).items():  # a file is the old one or the new one
+        assert found in (whole[name], tree(here).get(name))
+    (here / "short-lived").unlink()
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert not list(node.project.rglob("*.cloudddp-tmp"))
+
+
+def test_large_file_continues_after_a_broken_transfer(here: Path, node: SyncedNode) -> None:
+    put(here, {"large.bin": os.urandom(8_000_000), "a": "1"})
+    node.cluster.runner.limits[0] = 5_000_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    assert not (node.project / "large.bin").exists()
+    node.cluster.runner.limits.clear()
+    sent = node.cluster.sent
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert node.cluster.sent - sent < 5_000_000
+    assert not list(node.project.rglob("*.cloudddp-tmp"))
+
+
+def test_begun_file_that_is_no_longer_wanted_is_deleted(here: Path, node: SyncedNode) -> None:
+    put(here, {"large.bin": os.urandom(8_000_000), "a": "1"})
+    node.cluster.runner.limits[0] = 5_000_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    (here / "large.bin").unlink()
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert not list(node.project.rglob("*.cloudddp-tmp"))
+
+
+def test_contents_that_an_interrupted_sync_replaced_are_sent_again(here: Path, node: SyncedNode) -> None:
+    """The file has the size that it had, and gets its former contents and another time."""
+    put(here, {"a": "1" * 1000, "z": "z"})
+    node.sync(here)
+    put(here, {"a": "2" * 1000, "m": os.urandom(900_000), "n": os.urandom(900_000)})
+    node.cluster.runner.limits[0] = 1_200_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    assert (node.project / "a").read_text() == "2" * 1000
+    node.cluster.runner.limits.clear()
+    put(here, {"a": "1" * 1000})
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+
+
+def test_file_of_an_interrupted_sync_that_is_no_longer_wanted_is_deleted(
+    here: Path, node: SyncedNode
+) -> None:
+    """The manifest is written at the end; what is being written is recorded in a file of its own."""
+    put(here, {"a": "1", "b/c": "2"})
+    node.sync(here)
+    manifest, pending = (
+        node.node.home / ".cloudddp" / f"{name}-project.json" for name in ("manifest", "pending")
+    )
+    before = manifest.read_bytes()
+    assert not pending.exists()
+    put(here, {"a": "3", "e": "4", "m": os.urandom(900_000), "n": os.urandom(900_000)})
+    node.cluster.runner.limits[0] = 1_200_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    assert (node.project / "e").exists()
+    assert manifest.read_bytes() == before
+    assert set(json.loads(pending.read_text())["files"]) == {"a", "e", "m", "n"}
+    (here / "e").unlink()
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert not pending.exists()
+    assert UP_TO_DATE in node.sync(here)
+
+
+def test_file_that_an_interrupted_sync_has_not_written_is_deleted(here: Path, node: SyncedNode) -> None:
+    """It is on the node as the sync before has written it."""
+    put(here, {"m": "1", "z": "1"})
+    node.sync(here)
+    put(here, {"m": os.urandom(2_000_000), "z": "22"})
+    node.cluster.runner.limits[0] = 500_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    assert (node.project / "z").read_text() == "1"
+    (here / "z").unlink()
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+
+
+def test_file_that_an_interrupted_sync_wrote_before_a_crash_of_the_node_is_sent_again(
+    here: Path, node: SyncedNode
+) -> None:
+    """After a crash a file may have its size and time, and zeros instead of its contents."""
+    put(here, {"a": "1"})
+    node.sync(here)
+    put(here, {"a": "234", "m": os.urandom(900_000), "n": os.urandom(900_000)})
+    node.cluster.runner.limits[0] = 1_200_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    written = (node.project / "a").stat()
+    (node.project / "a").write_bytes(bytes(3))
+    os.utime(node.project / "a", ns=(written.st_mtime_ns, written.st_mtime_ns))
+    pending = node.node.home / ".cloudddp" / "pending-project.json"
+    pending.write_text(json.dumps({**json.loads(pending.read_text()), "boot": "another"}))
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+
+
+def test_wrong_beginning_of_a_file_is_sent_as_a_whole_once(here: Path, node: SyncedNode) -> None:
+    """A node of the chain may have sent the beginning in an earlier sync, which then broke."""
+    put(here, {"large": os.urandom(4_000_000), "small": b"x"})
+    node.cluster.runner.limits[0] = 2_500_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    (partial,) = node.project.glob(".*.cloudddp-tmp")
+    with partial.open("r+b") as file:
+        file.write(b"not what was sent")
+    sent = node.cluster.sent
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert node.cluster.sent - sent < 4_000_000 + 4_000_000
+    assert UP_TO_DATE in node.sync(here)
+
+
+def test_long_beginning_is_hashed_in_several_turns(
+    here: Path, node: SyncedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread serves all nodes: it must not hash a large file at once."""
+    monkeypatch.setattr(sending, "HASHED", 1 << 20)
+    put(here, {"large": os.urandom(9_500_000)})
+    node.cluster.runner.limits[0] = 8_000_000
+    with pytest.raises(NodeError):
+        node.sync(here)
+    node.cluster.runner.limits.clear()
+    sent = node.cluster.sent
+    node.sync(here)
+    assert tree(node.project) == tree(here)
+    assert node.cluster.sent - sent < 4_000_000
