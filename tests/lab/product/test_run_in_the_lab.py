@@ -78,10 +78,12 @@ def lose_a_node(cli: CommandLine, process: subprocess.Popen[str]) -> str:
     """End a node of the first job; return the job that continues it, once it runs."""
     wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
     cli.ok("sim", "fault", "kill", "1")
-    wait_for(
-        lambda: process.poll() is None and len(jobs(cli)) == 2 and jobs(cli)[-1]["state"] == "running",
-        "the job was resumed",
-    )
+
+    def resumed() -> bool:
+        assert process.poll() is None, process.communicate()
+        return len(jobs(cli)) == 2 and jobs(cli)[-1]["state"] == "running"
+
+    wait_for(resumed, "the job was resumed")
     return str(jobs(cli)[-1]["id"])
 
 
@@ -105,8 +107,8 @@ def test_job_that_another_command_has_resumed_is_followed(cli: CommandLine, ec2:
     cli.ok("exec", "--", "touch enough")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    watch.communicate(timeout=120)
-    assert watch.returncode == 0
+    _, err = watch.communicate(timeout=120)
+    assert watch.returncode == 0, err
     assert {path.name for path in Path(cli.cwd, "results").rglob("done-*")} == {"done-0", "done-1"}
     assert remaining(ec2, cli.cluster).nothing
 
