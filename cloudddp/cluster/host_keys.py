@@ -5,7 +5,7 @@ But every process on a node can read the user data from the instance metadata, s
 impersonate any node. So each node generates a key of its own and returns the public half over the connection that the
 shared key has verified. The key is recorded as pending before the node installs it, and as current once the node has
 presented it. From then on it is the only key accepted for that instance, and when every node has one the shared key is
-deleted.
+deleted. While a command replaces a lost node, which boots with a new shared key, only that command deletes it.
 
 If this is interrupted, the record says which keys a node may present, and the next command continues from there.
 """
@@ -141,8 +141,21 @@ def replace_shared_key(
         work = _Replacement(runner, folder, known, todo, partly=partly)
         known, failed = work.run()
     if known.shared and whole and not any(known.needs_own_key(one) for one in instances.values()):
-        folder.host_key.unlink(missing_ok=True)  # from now on the key in the user data is accepted nowhere
+        # A node that another command launches meanwhile, which `instances` does not name, boots with a new shared key.
+        with folder.resuming() as free:
+            if free:
+                _delete_shared_key(folder, known)
     return failed
+
+
+def delete_shared_key(folder: ClusterFolder) -> None:
+    """Accept the key in the user data nowhere from now on: every node has its own. For the holder of folder.resuming()."""
+    _delete_shared_key(folder, read(folder))
+
+
+def _delete_shared_key(folder: ClusterFolder, known: KnownKeys) -> None:
+    if known.shared and read(folder).shared == known.shared:
+        folder.host_key.unlink(missing_ok=True)
 
 
 class _Replacement:

@@ -18,7 +18,7 @@ from cloudddp import signals
 from cloudddp.aws import inventory, removal
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance
-from cloudddp.cluster import addresses, inspect, known, replacement
+from cloudddp.cluster import addresses, host_keys, inspect, known, replacement
 from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
@@ -100,6 +100,7 @@ def replace_lost(
                 hint=(Command("status"), " shows why"),
             )
         folder.journal(known.READY, nodes={rank: node.id for rank, node in whole.nodes.items()})
+        host_keys.delete_shared_key(folder)
     except BaseException as error:
         _remove(aws, cluster, new, error, progress)
         raise

@@ -213,6 +213,21 @@ def test_node_that_does_not_present_its_new_key_is_refused(
     assert len(server.logins) == 1
 
 
+def test_shared_key_of_a_replacement_is_not_deleted_by_another_command(
+    ssh_site: Site, cluster: ClusterFolder
+) -> None:
+    """It has listed the nodes before the one that is launched now."""
+    cluster.write(cluster.host_keys, json.dumps({"i-0": {"current": ssh_site.host.public}}))
+    cluster.write(cluster.host_key, OTHER)
+    with Fleet({0: ssh_site.target(ssh_site.server().port)}) as fleet:
+        fleet.connect()
+        with cluster.resuming():
+            replace_keys(fleet, cluster)
+            assert host_keys.read(cluster).shared == OTHER
+        replace_keys(fleet, cluster)
+    assert host_keys.read(cluster).shared == ""
+
+
 def test_connection_knows_which_of_two_keys_was_presented(ssh_site: Site) -> None:
     server = ssh_site.server()
     for accepted in ((OWN, ssh_site.host.public), (ssh_site.host.public, OWN)):
