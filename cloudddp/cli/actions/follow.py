@@ -230,8 +230,7 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult, seconds:
     """Report how a job ended, and what is known about nodes that were lost."""
     console = session.console
     _report_outcome(console, finished, seconds)
-    asked = {*finished.lost, *([finished.suspect] if finished.suspect is not None else [])}
-    ended = _report_ended(session, cluster, asked) if asked else frozenset()
+    ended = _report_ended(session, cluster, finished.silent) if finished.silent else frozenset()
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
     unchecked = set(finished.unverified) - ended
     if finished.status == "succeeded" and (silent := {*unchecked, *finished.lost} - ended):

@@ -180,6 +180,9 @@ class Nodes:
     def expect(self, node: int, host_key: str) -> None:
         self._host_keys[node] = host_key
 
+    def leave_out(self, nodes: Iterable[int]) -> None:
+        """Nothing to do: no node is lost."""
+
     def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:
         """Nothing to do: no connection breaks."""
 

@@ -6,8 +6,9 @@ whose transfer failed, keep the cluster until its deadline.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +18,13 @@ from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, toml
 from cloudddp.cli.session import Session
+from cloudddp.cluster import inspect
 from cloudddp.cluster.connect import PROJECT
+from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.job import project_files
+from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.results import new_files, safe_names
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import NodeFiles, names_of
@@ -40,17 +44,34 @@ class Left:
     pull: Command = PULL
 
 
-def collect(session: Session, runner: Runner, job_id: str, ended: Mapping[int, str]) -> Left:
+def ended_nodes(session: Session, cluster: Cluster, finished: JobResult | None) -> frozenset[int]:
+    """Return those of the nodes that did not answer at the end of a job whose instances have ended, as AWS reports; none if it
+    cannot be asked."""
+    if finished is not None and finished.silent:
+        with contextlib.suppress(CloudDDPError):  # also where the credentials can no longer be loaded
+            return frozenset(inspect.ended_nodes(session.aws(finishing=True), cluster, finished.silent))
+    return frozenset()
+
+
+def collect(session: Session, runner: Runner, job_id: str, ended: Collection[int]) -> Left:
     """Pull a job's outputs from every node, and return what is left there, with the reasons.
 
-    `ended` are the nodes whose instances have ended, as AWS reports; their files are lost.
+    The files of nodes that have `ended` are lost. They are not asked: a connection to a machine that has failed waits for an
+    answer until its timeout.
     """
     console, job = session.console, session.settings.job
     to = session.root / project_files.RESULTS / job_id
     lines: list[str] = []
+    gone = sorted(set(ended) & set(runner.nodes))
+    for node in gone:
+        console.warn(f"node {node} has ended, and its files are lost")
+    runner.leave_out(gone)
     try:
         found = new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True)
-        lines += _unknown(console, found.errors, ended)
+        lines += [
+            f"node {node} did not answer, so its files are unknown: {error}"
+            for node, error in sorted(found.errors.items())
+        ]
         zero = min((node for node, reply in found.values.items() if reply.rank_zero), default=None)
         targets = {
             node: to if node == zero else to / f"node{node}"
@@ -141,16 +162,6 @@ def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int
         size = size_of(sum(one.size for one in outcome.values.values()))
         console.log(f"logs: {counted(files, 'file')}, {size}, to {to / pulling.LOGS}")
     return found
-
-
-def _unknown(console: Console, errors: Mapping[int, Exception], ended: Mapping[int, str]) -> list[str]:
-    lines = []
-    for node, error in sorted(errors.items()):
-        if node in ended:
-            console.warn(f"node {node} has ended, and its files are lost")
-        else:
-            lines.append(f"node {node} did not answer, so its files are unknown: {error}")
-    return lines
 
 
 def _pull_new(

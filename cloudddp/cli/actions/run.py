@@ -19,7 +19,7 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
-from cloudddp.cli.actions.results import Left, collect
+from cloudddp.cli.actions.results import Left, collect, ended_nodes
 from cloudddp.cli.actions.starting import checked_script, start_job, stopped_if_interrupted
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
@@ -233,10 +233,7 @@ def _collect(session: Session, runner: Runner, cluster: Cluster, job_id: str, en
     with signals.protected(lambda: session.console.log("checking the nodes for results first")):
         if ending.finished is None:
             cancel.abort_launch(runner, job_id, grace=session.settings.job.stop_grace)
-        ended: dict[int, str] = {}
-        if ending.finished is not None and ending.finished.lost:
-            with contextlib.suppress(CloudDDPError):  # also where the credentials can no longer be loaded
-                ended = inspect.ended_nodes(session.aws(finishing=True), cluster, ending.finished.lost)
+        ended = ended_nodes(session, cluster, ending.finished)
     ending.left = collect(session, runner, job_id, ended)
 
 

@@ -10,7 +10,7 @@ from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.cli.actions import deadlines
 from cloudddp.cli.actions.follow import SETUP, Detached, JobStopped, foreground, line_printer, report_end
-from cloudddp.cli.actions.results import collect, report_new
+from cloudddp.cli.actions.results import collect, ended_nodes, report_new
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cluster.model import Cluster
@@ -116,16 +116,15 @@ def start_and_follow(
     report_end(session, cluster, finished, seconds)
     deadlines.report_copies(console, session.settings, job.id)
     if finished.leaving is not None:
-        pull_before_the_end(session, runner, finished)
+        pull_before_the_end(session, runner, cluster, finished)
     elif suggest and not finished.lost:
         report_new(console, runner, session.settings, job.id)
     return finished
 
 
-def pull_before_the_end(session: Session, runner: Runner, finished: JobResult) -> None:
+def pull_before_the_end(session: Session, runner: Runner, cluster: Cluster, finished: JobResult) -> None:
     """Pull the results of a job whose nodes are about to end."""
-    lost = dict(zip(finished.lost, finished.lost_reasons, strict=True))
-    left = collect(session, runner, finished.job, lost)
+    left = collect(session, runner, finished.job, ended_nodes(session, cluster, finished))
     for line in left.lines:
         session.console.warn(f"not pulled: {line}")
     if left.lines:

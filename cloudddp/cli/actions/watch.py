@@ -163,7 +163,7 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
             planned_end.put_off_for_check(put_off, runner)
         report_end(session, cluster, finished, time.monotonic() - began)
         if finished.leaving is not None:
-            pull_before_the_end(session, runner, finished)
+            pull_before_the_end(session, runner, cluster, finished)
     return job_id, finished
 
 
@@ -173,8 +173,7 @@ def _lost_node(session: Session, cluster: Cluster, record: LaunchRecord, finishe
         return False
     if finished.leaving is not None and finished.leaving not in finished.lost:
         return deadlines.announced_by_aws(cluster, session.settings, time.time())
-    suspected = bool(finished.lost) or finished.suspect is not None
-    deadline = time.monotonic() + (timing.current().quiet if suspected else 0.0)
+    deadline = time.monotonic() + (timing.current().quiet if finished.silent else 0.0)
     while True:
         found = inspect.refresh(session.aws(), cluster.name, cluster.id)
         live = {node.id for node in found.nodes.values()} if found else set()

@@ -39,6 +39,11 @@ class JobResult:
     leaving: int | None = None  # the node that is about to end
     restarts: int = 0  # how often all ranks were started again
 
+    @property
+    def silent(self) -> frozenset[int]:
+        """The nodes that do not answer: those that were lost, and the one that the others have lost."""
+        return frozenset(self.lost if self.suspect is None else (*self.lost, self.suspect))
+
 
 @dataclass(frozen=True, slots=True)
 class _Ending:

@@ -53,6 +53,10 @@ def test_lost_node_is_replaced_and_the_results_are_those_of_the_last_job(cli: Co
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "next:" not in err  # `run` pulls by itself
+    assert "node 1 has ended, and its files are lost" in err
+    assert (
+        "node 1: its logs were not pulled" not in err
+    )  # it would have waited for the answer of a machine that is gone
     assert {path.name for path in Path(cli.cwd, "results").rglob("done-*")} == {"done-0", "done-1"}
     assert remaining(ec2, cli.cluster).nothing
 
