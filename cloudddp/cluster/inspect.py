@@ -109,7 +109,15 @@ def refresh(aws: AWS, name: str, cluster_id: str) -> Cluster | None:
     return Cluster.of(members, name=name, cluster_id=cluster_id, region=aws.region) if members else None
 
 
-def ended_nodes(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
+@dataclass(frozen=True, slots=True)
+class EndedNode:
+    """What AWS reports about a node whose instance has ended. `gone`: it cannot answer, while one that is shutting down may."""
+
+    report: str
+    gone: bool = True
+
+
+def ended_nodes(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, EndedNode]:
     """Return what AWS reports about those nodes whose instances have ended, by node rank. One AWS call."""
     now = {instance.id: instance for instance in inventory.instances(aws, inventory.with_id(cluster.id))}
     found = {}
@@ -117,11 +125,12 @@ def ended_nodes(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, s
         before = cluster.nodes.get(rank)
         after = now.get(before.id) if before else None
         if before is None:
-            found[rank] = "that its instance has ended"
+            found[rank] = EndedNode("that its instance has ended")
         elif after is None:
-            found[rank] = f"that {before.id} does not exist any more"
+            found[rank] = EndedNode(f"that {before.id} does not exist any more")
         elif not after.live:
-            found[rank] = f"that {after.id} is {after.state}: {_ended_by(after, cluster)}"
+            report = f"that {after.id} is {after.state}: {_ended_by(after, cluster)}"
+            found[rank] = EndedNode(report, gone=after.state == "terminated")
     return found
 
 

@@ -109,7 +109,7 @@ def test_ctrl_c_while_aws_is_queried_about_a_lost_node_keeps_the_files_of_the_ot
         "import time\nif rank == '0': write('runs/log'); write('out/best.pt')\nprint('began', flush=True); time.sleep(600)",
     )
     process = start_interrupted(
-        cli, "cluster.inspect:ended_nodes", "run", "-n", "2", "train.py", caller="_collect"
+        cli, "cluster.inspect:ended_nodes", "run", "-n", "2", "train.py", caller="ended_nodes"
     )
     assert process.stdout is not None
     assert all("began" in process.stdout.readline() for _ in range(2))

@@ -159,7 +159,12 @@ def _cancel_now(console: Console, runner: Runner, job_id: str, grace: float) -> 
 
 def ended_nodes_query(session: Session, cluster: Cluster) -> Callable[[], Mapping[int, str]]:
     """Return a function that queries AWS for nodes that have ended. Any thread may call it."""
-    return lambda: inspect.ended_nodes(session.aws(), cluster, cluster.nodes)
+
+    def query() -> dict[int, str]:
+        ended = inspect.ended_nodes(session.aws(), cluster, cluster.nodes)
+        return {node: one.report for node, one in ended.items()}
+
+    return query
 
 
 def line_printer(
@@ -230,7 +235,7 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult, seconds:
     """Report how a job ended, and what is known about nodes that were lost."""
     console = session.console
     _report_outcome(console, finished, seconds)
-    ended = _report_ended(session, cluster, finished.silent) if finished.silent else frozenset()
+    ended = _report_ended(session, cluster, finished.doubtful) if finished.doubtful else frozenset()
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
     unchecked = set(finished.unverified) - ended
     if finished.status == "succeeded" and (silent := {*unchecked, *finished.lost} - ended):
@@ -281,6 +286,6 @@ def _report_ended(session: Session, cluster: Cluster, lost: Iterable[int]) -> fr
     except AWSError as error:
         session.console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")
         return frozenset()
-    for node, what in found.items():
-        session.console.log(f"node {node}: AWS reports {what}")
+    for node, one in found.items():
+        session.console.log(f"node {node}: AWS reports {one.report}")
     return frozenset(found)

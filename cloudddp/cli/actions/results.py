@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from cloudddp.cli.formats import counted, toml
 from cloudddp.cli.session import Session
 from cloudddp.cluster import inspect
 from cloudddp.cluster.connect import PROJECT
+from cloudddp.cluster.inspect import EndedNode
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, NodeError
@@ -44,34 +45,37 @@ class Left:
     pull: Command = PULL
 
 
-def ended_nodes(session: Session, cluster: Cluster, finished: JobResult | None) -> frozenset[int]:
-    """Return those of the nodes that did not answer at the end of a job whose instances have ended, as AWS reports; none if it
-    cannot be asked."""
-    if finished is not None and finished.silent:
+def ended_nodes(session: Session, cluster: Cluster, finished: JobResult | None) -> dict[int, EndedNode]:
+    """Return what AWS reports about those nodes of a job that were doubtful at its end, and have ended; nothing if AWS cannot
+    be asked."""
+    if finished is not None and finished.doubtful:
         with contextlib.suppress(CloudDDPError):  # also where the credentials can no longer be loaded
-            return frozenset(inspect.ended_nodes(session.aws(finishing=True), cluster, finished.silent))
-    return frozenset()
+            return inspect.ended_nodes(session.aws(finishing=True), cluster, finished.doubtful)
+    return {}
 
 
-def collect(session: Session, runner: Runner, job_id: str, ended: Collection[int]) -> Left:
+def collect(
+    session: Session, runner: Runner, cluster: Cluster, job_id: str, ended: Mapping[int, EndedNode]
+) -> Left:
     """Pull a job's outputs from every node, and return what is left there, with the reasons.
 
-    The files of nodes that have `ended` are lost. They are not asked: a connection to a machine that has failed waits for an
-    answer until its timeout.
+    The files of nodes that have `ended` are lost, unless they still answer. Those that are gone are not asked: a connection to
+    a machine that has failed waits for an answer until its timeout. Nodes of the cluster that the runner does not reach are
+    reported as left.
     """
     console, job = session.console, session.settings.job
     to = session.root / project_files.RESULTS / job_id
     lines: list[str] = []
-    gone = sorted(set(ended) & set(runner.nodes))
-    for node in gone:
-        console.warn(f"node {node} has ended, and its files are lost")
-    runner.leave_out(gone)
     try:
+        runner.leave_out([node for node in runner.nodes if node in ended and ended[node].gone])
+        silent = {node: "" for node in cluster.nodes if node not in runner.nodes}
         found = new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True)
-        lines += [
-            f"node {node} did not answer, so its files are unknown: {error}"
-            for node, error in sorted(found.errors.items())
-        ]
+        silent |= {node: f": {error}" for node, error in found.errors.items()}
+        for node, why in sorted(silent.items()):
+            if node in ended:
+                console.warn(f"node {node} has ended, and its files are lost")
+            else:
+                lines.append(f"node {node} did not answer, so its files are unknown{why}")
         zero = min((node for node, reply in found.values.items() if reply.rank_zero), default=None)
         targets = {
             node: to if node == zero else to / f"node{node}"
@@ -95,7 +99,7 @@ def collect(session: Session, runner: Runner, job_id: str, ended: Collection[int
     except KeyboardInterrupt:
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
     collect_logs(console, runner, job_id, to)
-    if not any(one.outputs.files for reply in found.values.values() for one in reply.jobs):
+    if not silent and not any(one.outputs.files for reply in found.values.values() for one in reply.jobs):
         console.log(f"no results: the job wrote nothing to {', '.join(job.outputs)} (job.outputs)")
     held = [one for one in new_files.by_node(found.values) if one.others or not one.complete]
     return Left((*lines, *map(_line, held)), pull_command(held, found.values))

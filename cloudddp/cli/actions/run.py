@@ -195,14 +195,17 @@ def _collect_again(
     interrupted: bool = False,
 ) -> None:
     """Pull the results of the job that continues `finished`, if one was started. `again`: how it has ended. `interrupted`: it
-    may still run. If its nodes do not answer, their files remain unknown, so they are kept."""
+    may still run. Nodes that do not answer are kept, since their files remain unknown."""
     newest = launch_record.find(ClusterFolder(cluster.id), None).job if again is None else again.job
     if newest == finished.job:
         return
     ending.left = None
     if again is not None or interrupted:
         ending.finished = again
-    with contextlib.suppress(CloudDDPError), session.connect(partly=True) as (ending.cluster, runner):
+    with (
+        contextlib.suppress(CloudDDPError),
+        session.connect(partly=True, needed=()) as (ending.cluster, runner),
+    ):
         _collect(session, runner, ending.cluster, newest, ending)
 
 
@@ -234,7 +237,7 @@ def _collect(session: Session, runner: Runner, cluster: Cluster, job_id: str, en
         if ending.finished is None:
             cancel.abort_launch(runner, job_id, grace=session.settings.job.stop_grace)
         ended = ended_nodes(session, cluster, ending.finished)
-    ending.left = collect(session, runner, job_id, ended)
+    ending.left = collect(session, runner, cluster, job_id, ended)
 
 
 def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:

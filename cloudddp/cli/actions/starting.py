@@ -124,7 +124,9 @@ def start_and_follow(
 
 def pull_before_the_end(session: Session, runner: Runner, cluster: Cluster, finished: JobResult) -> None:
     """Pull the results of a job whose nodes are about to end."""
-    left = collect(session, runner, finished.job, ended_nodes(session, cluster, finished))
+    with signals.protected(lambda: session.console.log("checking the nodes for results first")):
+        ended = ended_nodes(session, cluster, finished)
+    left = collect(session, runner, cluster, finished.job, ended)
     for line in left.lines:
         session.console.warn(f"not pulled: {line}")
     if left.lines:

@@ -173,7 +173,7 @@ def _lost_node(session: Session, cluster: Cluster, record: LaunchRecord, finishe
         return False
     if finished.leaving is not None and finished.leaving not in finished.lost:
         return deadlines.announced_by_aws(cluster, session.settings, time.time())
-    deadline = time.monotonic() + (timing.current().quiet if finished.silent else 0.0)
+    deadline = time.monotonic() + (timing.current().quiet if finished.doubtful else 0.0)
     while True:
         found = inspect.refresh(session.aws(), cluster.name, cluster.id)
         live = {node.id for node in found.nodes.values()} if found else set()

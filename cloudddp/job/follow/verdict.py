@@ -40,8 +40,8 @@ class JobResult:
     restarts: int = 0  # how often all ranks were started again
 
     @property
-    def silent(self) -> frozenset[int]:
-        """The nodes that do not answer: those that were lost, and the one that the others have lost."""
+    def doubtful(self) -> frozenset[int]:
+        """The nodes whose instances may have ended: those that were lost, and the one that the others have lost."""
         return frozenset(self.lost if self.suspect is None else (*self.lost, self.suspect))
 
 

@@ -117,6 +117,20 @@ def test_job_that_another_command_has_resumed_is_followed(cli: CommandLine, ec2:
     assert remaining(ec2, cli.cluster).nothing
 
 
+def test_node_that_answers_no_more_after_the_job_was_resumed_is_kept(cli: CommandLine, ec2: Any) -> None:
+    cli.write("late.py", COUNT + "time.sleep(10)\n")
+    process = cli.start("run", *NODES, "--retries", "1", "late.py")
+    lose_a_node(cli, process)
+    cli.ok("exec", "--", "touch enough")
+    cli.ok("sim", "fault", "drop-ssh", "1")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 3, err
+    assert "node 1 did not answer, so its files are unknown" in err
+    assert len(remaining(ec2, cli.cluster).instances) == 2
+    cli.ok("sim", "fault", "heal", "1")
+    cli.ok("down", "--yes")
+
+
 def test_no_capacity_for_a_lost_node_suggests_another_run(cli: CommandLine, ec2: Any) -> None:
     process = cli.start("run", *NODES, "--retries", "1", "count.py", "--epochs", "3")
     wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
