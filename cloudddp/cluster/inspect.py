@@ -5,7 +5,7 @@ Only AWS is queried for what exists; local state is not used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -120,18 +120,23 @@ class EndedNode:
 def ended_nodes(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, EndedNode]:
     """Return what AWS reports about those nodes whose instances have ended, by node rank. One AWS call."""
     now = {instance.id: instance for instance in inventory.instances(aws, inventory.with_id(cluster.id))}
-    found = {}
-    for rank in ranks:
-        before = cluster.nodes.get(rank)
-        after = now.get(before.id) if before else None
-        if before is None:
-            found[rank] = EndedNode("that its instance has ended")
-        elif after is None:
-            found[rank] = EndedNode(f"that {before.id} does not exist any more")
-        elif not after.live:
-            report = f"that {after.id} is {after.state}: {_ended_by(after, cluster)}"
-            found[rank] = EndedNode(report, gone=after.state == "terminated")
-    return found
+    found = {rank: ended_node(cluster, rank, now) for rank in ranks}
+    return {rank: ended for rank, ended in found.items() if ended is not None}
+
+
+def ended_node(cluster: Cluster, rank: int, now: Mapping[str, Instance]) -> EndedNode | None:
+    """Return what it means for a node that AWS lists the instances `now`, by id; None if it has not ended."""
+    before = cluster.nodes.get(rank)
+    if before is None:
+        return EndedNode("that its instance has ended")
+    after = now.get(before.id)
+    if after is None:
+        return EndedNode(f"that {before.id} does not exist any more")
+    if after.live:
+        return None
+    return EndedNode(
+        f"that {after.id} is {after.state}: {_ended_by(after, cluster)}", gone=after.state == "terminated"
+    )
 
 
 def _ended_by(instance: Instance, cluster: Cluster) -> str:
