@@ -119,8 +119,20 @@ def rows(spans: Sequence[Span]) -> list[Row]:
             continue
         number = counts[one.name, one.node] = counts.get((one.name, one.node), 0) + 1
         rounds.setdefault((one.name, number), []).append(one)
-    found += [_row(group) for group in rounds.values()]
+    found += [_row(part) for group in rounds.values() for part in _at_once(group)]
     return sorted(found, key=lambda row: (row.began, -row.ended))
+
+
+def _at_once(group: Sequence[Span]) -> list[list[Span]]:
+    """Return the spans in parts, of which each is without a pause: together, two that do not overlap would seem to be long."""
+    parts: list[list[Span]] = []
+    ended = float("-inf")
+    for one in sorted(group, key=lambda one: one.began):
+        if one.began > ended:
+            parts.append([])
+        parts[-1].append(one)
+        ended = max(ended, one.ended)
+    return parts
 
 
 def _row(group: Sequence[Span]) -> Row:

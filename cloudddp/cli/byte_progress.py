@@ -1,4 +1,5 @@
-"""How far a long transfer is, in bytes: on a terminal in place, elsewhere a line every few seconds; nothing for a short one."""
+"""How far a long transfer is, in bytes: on a terminal in place, elsewhere a line every few seconds; nothing for a short one.
+A node that sends nothing for a while is named, since its connection counts as broken only later."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from cloudddp.cli.console import Console
+from cloudddp.config import timing
 from cloudddp.job.results.receive import Transfer
 from cloudddp.text import size_of
 
@@ -26,11 +28,16 @@ class ByteProgress:
         self._at = time.monotonic()  # when it was shown, or began
         self._next = self._at + (_SHORT if self._progress.live else line_seconds)
         self._received = 0  # by then
+        self._console = console
+        self._last: dict[int, tuple[float, Transfer]] = {}  # what each node has sent last, and when
+        self._ended = threading.Event()
 
     def __enter__(self) -> ByteProgress:
+        threading.Thread(target=self._name_silent_nodes, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         with self._lock:
             self._next = float("inf")
             self._progress.stop()
@@ -39,10 +46,26 @@ class ByteProgress:
         """Return what takes the state of the transfer from that node, as often as it changes."""
 
         def changed(transfer: Transfer) -> None:
-            if time.monotonic() >= self._next or node not in self._transfers:
+            now = time.monotonic()
+            self._last[node] = now, transfer
+            if now >= self._next or node not in self._transfers:
                 self._show(node, transfer)
 
         return changed
+
+    def _name_silent_nodes(self) -> None:
+        quiet = timing.current().quiet
+        named: set[int] = set()
+        while not self._ended.wait(min(1.0, quiet)):
+            oldest = time.monotonic() - quiet
+            for node, (heard, transfer) in list(self._last.items()):
+                silent = heard < oldest and transfer.done < transfer.total
+                if silent and node not in named:
+                    self._console.log(f"node {node} is not responding; waiting for it")
+                    named.add(node)
+                elif node in named and not silent:
+                    self._console.log(f"node {node} is responding again")
+                    named.discard(node)
 
     def _show(self, node: int, transfer: Transfer) -> None:
         with self._lock:

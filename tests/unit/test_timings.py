@@ -24,6 +24,15 @@ def test_spans_of_several_nodes_are_one_line_each_time() -> None:
     ]
 
 
+def test_spans_of_nodes_with_a_pause_between_them_are_two_rows() -> None:
+    spans = [Span("pack", 0.0, 9.0, 0), Span("pulled", 1.0, 1.2, 1), Span("pulled", 9.0, 9.1, 0)]
+    assert rows(spans) == [
+        Row("pack", 0.0, 9.0, nodes=1, slowest=0),
+        Row("pulled", 1.0, 1.2, nodes=1, slowest=1),
+        Row("pulled", 9.0, 9.1, nodes=1, slowest=0),
+    ]
+
+
 def test_lines_have_begin_length_name_and_a_bar_to_scale() -> None:
     head, first, second, last = waterfall(
         [Row("a", 10.0, 11.0), Row("b", 11.0, 14.0, nodes=2, slowest=1), Row("first line", 14.0, 14.0)]

@@ -11,4 +11,8 @@ from cloudddp.job import sync as syncing
 def sync(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
     session = sessions.start(console, options, anyone=anyone)
     with session.connect() as (cluster, runner), console.progress() as progress:
-        syncing.sync(runner, cluster, session.settings, root=session.root, progress=progress)
+        try:
+            syncing.sync(runner, cluster, session.settings, root=session.root, progress=progress)
+        except KeyboardInterrupt:
+            console.log("files that have arrived are kept; repeat the command to send the others")
+            raise

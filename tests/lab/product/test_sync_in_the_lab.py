@@ -115,3 +115,20 @@ def begun_files(cli: CommandLine) -> int:
     """Return on how many nodes there is a part of a file."""
     found = cli.ok("exec", "find . -name '*.cloudddp-tmp' -size +100k")
     return found.count(".cloudddp-tmp")
+
+
+def test_pull_names_a_node_that_sends_nothing(cli: CommandLine, lab: control.Simulator) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.ok("launch", "list.py")
+    cli.ok("exec", "mkdir -p runs && head -c 12000000 /dev/urandom > runs/weights.bin")
+    control.conditions(lab, {"link": {"mbit": 20}})
+    process = cli.start("pull", "--all-nodes", "runs")
+    wait_for(lambda: any(cli.cwd.rglob("*cloudddp-incoming*")), "the transfer has begun")
+    cli.ok("sim", "fault", "cut", "1")
+    assert process.stderr is not None
+    said = next(line for line in process.stderr if "not responding" in line)
+    cli.ok("sim", "fault", "heal", "1")
+    control.conditions(lab, {"link": None})
+    _, err = process.communicate(timeout=120)
+    assert said.strip() == "node 1 is not responding; waiting for it"
+    assert process.returncode == 0, err
