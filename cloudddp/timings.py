@@ -124,7 +124,7 @@ def rows(spans: Sequence[Span]) -> list[Row]:
 
 
 def _at_once(group: Sequence[Span]) -> list[list[Span]]:
-    """Return the spans in parts, of which each is without a pause: together, two that do not overlap would seem to be long."""
+    """Return groups of spans that overlap: a row for spans with a pause between them would show the pause as work."""
     parts: list[list[Span]] = []
     ended = float("-inf")
     for one in sorted(group, key=lambda one: one.began):

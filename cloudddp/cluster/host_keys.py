@@ -143,19 +143,14 @@ def replace_shared_key(
     if known.shared and whole and not any(known.needs_own_key(one) for one in instances.values()):
         # A node that another command launches meanwhile, which `instances` does not name, boots with a new shared key.
         with folder.resuming() as free:
-            if free:
-                _delete_shared_key(folder, known)
+            if free and read(folder).shared == known.shared:
+                delete_shared_key(folder)
     return failed
 
 
 def delete_shared_key(folder: ClusterFolder) -> None:
     """Accept the key in the user data nowhere from now on: every node has its own. For the holder of folder.resuming()."""
-    _delete_shared_key(folder, read(folder))
-
-
-def _delete_shared_key(folder: ClusterFolder, known: KnownKeys) -> None:
-    if known.shared and read(folder).shared == known.shared:
-        folder.host_key.unlink(missing_ok=True)
+    folder.host_key.unlink(missing_ok=True)
 
 
 class _Replacement:

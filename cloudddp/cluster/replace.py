@@ -100,10 +100,10 @@ def replace_lost(
                 hint=(Command("status"), " shows why"),
             )
         folder.journal(known.READY, nodes={rank: node.id for rank, node in whole.nodes.items()})
-        host_keys.delete_shared_key(folder)
     except BaseException as error:
         _remove(aws, cluster, new, error, progress)
         raise
+    host_keys.delete_shared_key(folder)  # if it is not reached, the next command that connects does it
     return whole
 
 

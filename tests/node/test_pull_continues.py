@@ -326,6 +326,26 @@ def test_progress_is_shown_on_lines_where_there_is_no_terminal(
     assert lines[-1].startswith("pulling from node 0: 2.0 MiB of 2.0 MiB, ")
 
 
+def test_node_that_sends_nothing_for_a_while_is_named_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.02")  # 0.3 s instead of 15
+    said: list[str] = []
+
+    def until(text: str) -> None:
+        while text not in said:
+            said.extend(capsys.readouterr().err.splitlines())
+            time.sleep(0.02)
+
+    with ByteProgress(Console(), line_seconds=3600.0) as shown:
+        shown.of(0)(Transfer(total=10, done=10, received=10))  # it has sent everything
+        shown.of(1)(Transfer(total=10, done=4, received=4))
+        until("node 1 is not responding; waiting for it")
+        shown.of(1)(Transfer(total=10, done=10, received=10))
+        until("node 1 is responding again")
+    assert len(said) == 2
+
+
 @pytest.mark.parametrize("what", ["link", "open-to-others"])
 def test_folder_of_a_transfer_that_is_not_private_is_not_used(
     place: Place, tmp_path: Path, what: str

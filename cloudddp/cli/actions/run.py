@@ -195,7 +195,7 @@ def _collect_again(
     interrupted: bool = False,
 ) -> None:
     """Pull the results of the job that continues `finished`, if one was started. `again`: how it has ended. `interrupted`: it
-    may still run. Nodes that do not answer are kept, since their files remain unknown."""
+    may still run. The cluster is kept if a node does not answer, since its files are unknown."""
     newest = launch_record.find(ClusterFolder(cluster.id), None).job if again is None else again.job
     if newest == finished.job:
         return

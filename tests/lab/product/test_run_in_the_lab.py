@@ -54,9 +54,8 @@ def test_lost_node_is_replaced_and_the_results_are_those_of_the_last_job(cli: Co
     assert process.returncode == 0, err
     assert "next:" not in err  # `run` pulls by itself
     assert "node 1 has ended, and its files are lost" in err
-    assert (
-        "node 1: its logs were not pulled" not in err
-    )  # it would have waited for the answer of a machine that is gone
+    # It would have waited for the answer of a machine that is gone.
+    assert "node 1: its logs were not pulled" not in err
     assert {path.name for path in Path(cli.cwd, "results").rglob("done-*")} == {"done-0", "done-1"}
     assert remaining(ec2, cli.cluster).nothing
 
@@ -135,8 +134,8 @@ def test_no_capacity_for_a_lost_node_suggests_another_run(cli: CommandLine, ec2:
     process = cli.start("run", *NODES, "--retries", "1", "count.py", "--epochs", "3")
     wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
     # Not the condition `capacity`: the lost node frees its own, and would be replaced if it were set too late.
-    none = {"code": "InsufficientInstanceCapacity", "status": 500, "calls": 1000}
-    cli.ok("sim", "conditions", json.dumps({"reject": {"RunInstances": none}}))
+    no_capacity = {"code": "InsufficientInstanceCapacity", "status": 500, "calls": 1000}
+    cli.ok("sim", "conditions", json.dumps({"reject": {"RunInstances": no_capacity}}))
     cli.ok("sim", "fault", "kill", "1")
     try:
         _, err = process.communicate(timeout=120)

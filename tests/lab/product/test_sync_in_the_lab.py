@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.harness import CommandLine, cannot, wait_for
+from support.harness import CommandLine, cannot, interrupt, wait_for
 from support.jumphost import JumpHost
 from support.labnode import unavailable_reason
 from support.simlab import Laptop
@@ -109,6 +109,25 @@ def test_launch_after_an_interrupted_transfer_runs_whole_files(
     assert cli.ok("jobs", "--json").strip() == "[]"
     assert files_of_ranks(cli.ok("launch", "list.py")) == [files_here(cli)] * 2
     assert begun_files(cli) == 0
+
+
+def test_interrupted_sync_keeps_the_files_that_have_arrived(cli: CommandLine, lab: control.Simulator) -> None:
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    put_files(cli, large=0)
+    cli.ok("sync")
+    put_files(cli, small=0, large=12_000_000)
+    control.conditions(lab, {"link": {"mbit": 20}})
+    process = cli.start("sync")
+    wait_for(lambda: begun_files(cli) == 2, "a part of the file is on both nodes")
+    code, _, err = interrupt(process)
+    assert code == 130, err
+    assert "files that have arrived are kept; repeat the command to send the others" in err
+    control.conditions(lab, {"link": None})
+    again = cli("sync")
+    assert (again.returncode, "sending 1 file, 11.4 MiB, to 2 nodes" in again.stderr) == (0, True), (
+        again.stderr
+    )
+    assert files_of_ranks(cli.ok("launch", "list.py")) == [files_here(cli)] * 2
 
 
 def begun_files(cli: CommandLine) -> int:
