@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from cloudddp.cli.console import Console
 from cloudddp.config import timing
@@ -42,8 +43,9 @@ class ByteProgress:
             self._next = float("inf")
             self._progress.stop()
 
-    def of(self, node: int) -> Callable[[Transfer], None]:
-        """Return what takes the state of the transfer from that node, as often as it changes."""
+    @contextmanager
+    def of(self, node: int) -> Iterator[Callable[[Transfer], None]]:
+        """Yield what takes the state of the transfer from that node, as often as it changes or the node is heard."""
 
         def changed(transfer: Transfer) -> None:
             now = time.monotonic()
@@ -51,7 +53,11 @@ class ByteProgress:
             if now >= self._next or node not in self._transfers:
                 self._show(node, transfer)
 
-        return changed
+        self._last[node] = time.monotonic(), Transfer()  # it may be silent from the beginning
+        try:
+            yield changed
+        finally:
+            del self._last[node]
 
     def _name_silent_nodes(self) -> None:
         quiet = timing.current().quiet
@@ -59,7 +65,8 @@ class ByteProgress:
         while not self._ended.wait(min(1.0, quiet)):
             oldest = time.monotonic() - quiet
             for node, (heard, transfer) in list(self._last.items()):
-                silent = heard < oldest and transfer.done < transfer.total
+                complete = transfer.total and transfer.done >= transfer.total
+                silent = heard < oldest and not complete
                 if silent and node not in named:
                     self._console.log(f"node {node} is not responding; waiting for it")
                     named.add(node)

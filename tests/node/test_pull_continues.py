@@ -315,12 +315,12 @@ def test_progress_is_shown_on_lines_where_there_is_no_terminal(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.write("a", bytes(3 << 20))
-    with ByteProgress(Console(), line_seconds=3600.0) as shown:
-        place.pull(progress=shown.of(0))
+    with ByteProgress(Console(), line_seconds=3600.0) as shown, shown.of(0) as progress:
+        place.pull(progress=progress)
     assert capsys.readouterr().err == ""  # it took less than that
     place.write("a", bytes(2 << 20), OLD_NS + 1)
-    with ByteProgress(Console(), line_seconds=0.0) as shown:
-        place.pull(progress=shown.of(0))
+    with ByteProgress(Console(), line_seconds=0.0) as shown, shown.of(0) as progress:
+        place.pull(progress=progress)
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"pulling from node 0: [0-9.]+ (bytes|[KM]iB) of 2.0 MiB, [0-9.]+ .*/s", lines[1])
     assert lines[-1].startswith("pulling from node 0: 2.0 MiB of 2.0 MiB, ")
@@ -338,12 +338,15 @@ def test_node_that_sends_nothing_for_a_while_is_named_once(
             time.sleep(0.02)
 
     with ByteProgress(Console(), line_seconds=3600.0) as shown:
-        shown.of(0)(Transfer(total=10, done=10, received=10))  # it has sent everything
-        shown.of(1)(Transfer(total=10, done=4, received=4))
-        until("node 1 is not responding; waiting for it")
-        shown.of(1)(Transfer(total=10, done=10, received=10))
-        until("node 1 is responding again")
-    assert len(said) == 2
+        with shown.of(0) as zero, shown.of(1) as one:
+            zero(Transfer(total=10, done=10, received=10))  # it has sent everything
+            one(Transfer(total=10, done=4, received=4))
+            until("node 1 is not responding; waiting for it")
+            one(Transfer(total=10, done=10, received=10))
+            until("node 1 is responding again")
+        with shown.of(2):  # which is silent from the beginning; the others have ended
+            until("node 2 is not responding; waiting for it")
+    assert len(said) == 3
 
 
 @pytest.mark.parametrize("what", ["link", "open-to-others"])

@@ -84,9 +84,10 @@ def _pull(
         replies = new_files.find_all(runner, job, project=PROJECT).values
 
         def pull_one(source: int) -> Pulled:
-            pulled = pull_resumed(
-                runner, names, node=source, to=targets[source], since=since, progress=shown.of(source)
-            )
+            with shown.of(source) as progress:
+                pulled = pull_resumed(
+                    runner, names, node=source, to=targets[source], since=since, progress=progress
+                )
             if pulled.found and source in replies:
                 new_files.mark_pulled(runner, source, names, replies[source].time_ns, project=PROJECT)
             return pulled

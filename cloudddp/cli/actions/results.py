@@ -82,14 +82,13 @@ def collect(
             for node, reply in found.values.items()
             if any(one.outputs.files for one in reply.jobs)
         }
+
+        def pull_one(node: int) -> Pulled:
+            with shown.of(node) as progress:
+                return _pull_new(runner, session.settings, node, found.values[node], targets[node], progress)
+
         with ByteProgress(console) as shown:
-            outcome = pull_from(
-                runner,
-                targets,
-                lambda node: _pull_new(
-                    runner, session.settings, node, found.values[node], targets[node], shown.of(node)
-                ),
-            )
+            outcome = pull_from(runner, targets, pull_one)
         for node in targets:
             if node in outcome.values:
                 _report(console, node, outcome.values[node], targets[node])
@@ -150,11 +149,13 @@ def raise_failures(console: Console, outcome: Outcome[Pulled]) -> None:
 def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int:
     """Pull a job's logs, verdict and dumps from every node into `to`/logs; return the number of files. Never fails: they
     explain how a job ended, and are not its results."""
+
+    def pull_one(node: int) -> Pulled:
+        with shown.of(node) as progress:
+            return pulling.pull_logs(runner, job_id, node=node, to=to, progress=progress)
+
     with ByteProgress(console) as shown:
-        outcome = runner.each(
-            lambda node: pulling.pull_logs(runner, job_id, node=node, to=to, progress=shown.of(node)),
-            fatal=lambda _: False,
-        )
+        outcome = runner.each(pull_one, fatal=lambda _: False)
     for node, error in sorted(outcome.errors.items()):
         console.warn(f"node {node}: its logs were not pulled: {one_line(str(error), 500)}")
     for node, pulled in sorted(outcome.values.items()):

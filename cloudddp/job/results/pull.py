@@ -209,11 +209,16 @@ class _Pull:
             arrived, self._roots, found, self._notes, node=node, since=since, progress=self._progress
         ) as receive:
             reader = Reader(receive, compared=sum(one.size for one in found if one.hasher is not None))
+
+            def feed(data: bytes) -> None:
+                reader.feed(data)
+                receive.heard()
+
             limit = ProgressLimit(node, lambda: reader.amount)
             result = client.run_step(
                 self._runner, node, request,
                 timeout=PACK_SECONDS,
-                on_stdout=functools.partial(limit.take, reader.feed), on_stderr=functools.partial(limit.take, self._notes.feed),
+                on_stdout=functools.partial(limit.take, feed), on_stderr=functools.partial(limit.take, self._notes.feed),
             )  # fmt: skip
             if result.exit_code:
                 raise NodeError(f"node {node}: {self._notes.last() or failures.failure_text(result)}")

@@ -66,6 +66,10 @@ class Receive:
     def __exit__(self, *_: object) -> None:
         self._files.__exit__()
 
+    def heard(self) -> None:
+        """The node has sent something, perhaps only that it works."""
+        self._progress(self._transfer)
+
     def total(self, total: Total) -> None:
         self._transfer.total = total.size
         self._progress(self._transfer)
