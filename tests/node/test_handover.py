@@ -91,6 +91,7 @@ def test_newest_snapshot_is_sent_to_the_first_node_that_stays(
         os.utime(old, (1e9, 1e9))
     preempted(job, metadata, ending)
     saved, copy = (job[n].project / "runs/a/step.bin" for n in (ending, keeper))
+    assert copy.exists(), [job.log(number, number) for number in range(3)]
     assert copy.read_bytes() == saved.read_bytes()
     assert copy.stat().st_mtime_ns == saved.stat().st_mtime_ns
     for number in range(3):
