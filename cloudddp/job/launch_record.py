@@ -88,8 +88,8 @@ def of_launch(
 
 
 def keep(folder: ClusterFolder, record: LaunchRecord) -> None:
-    """Write the record of a new job. Raises CloudDDPError where another job has its id: what ends one by its id would end
-    the other; OSError, UsageError."""
+    """Write the record of a new job. Raises CloudDDPError if another job has the same id, since jobs are ended by id; OSError,
+    UsageError."""
     try:
         folder.write_new(folder.job(record.job), msgspec.json.encode(record).decode())
     except FileExistsError:

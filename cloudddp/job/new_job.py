@@ -13,14 +13,12 @@ from cloudddp.text import one_line
 
 LONGEST_SCRIPT = 1000  # characters of a script and its arguments in a list of jobs
 KEEP = 30.0  # minutes that nodes stay for a pull, unless --keep is given
-
-
-_DIGITS = string.digits + string.ascii_lowercase  # in the order of their codes
+_DIGITS = string.digits + string.ascii_lowercase  # in ASCII order
 
 
 def _new_id() -> str:
     """Return a new job's id. Ids sort by time, to 1/1296 s: the first two of the last digits. The other two are random;
-    launch_record.keep refuses an id that this computer has given to another job of the cluster."""
+    launch_record.keep refuses an id that another job of the cluster, launched on this computer, has."""
     now = datetime.now(UTC)
     part = now.microsecond * len(_DIGITS) ** 2 // 1_000_000
     high, low = divmod(part, len(_DIGITS))

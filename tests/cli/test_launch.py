@@ -247,7 +247,7 @@ def test_concurrent_launches_start_one_job(cli: Any) -> None:
     assert states.count("running") == 1
 
 
-# At the same moment by the clock, with the same random digits: one in about 1,700,000.
+# With the same time and the same random digits in both launches.
 SAME_ID = """
 import random
 from datetime import datetime
@@ -265,7 +265,7 @@ main()
 
 
 def test_concurrent_launches_with_the_same_id_start_one_job(cli: Any) -> None:
-    """The one that is refused ends what it has started, by its id."""
+    """A launch that is refused ends its own job by its id."""
     direct(cli)
     cli.write("wait.py", "import time; time.sleep(600)")
     cli.ok("sync")

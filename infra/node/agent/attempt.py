@@ -89,7 +89,7 @@ class Attempt:
 
     def look(self) -> Look:
         """Look at ranks and launchers."""
-        # First: a launcher that ends during the rest of this look may have failed, or may have a rank that has.
+        # Polled first: a launcher that ends later in this look, or one of its ranks, may have failed, which the next look finds.
         ended = all(child.poll() is not None for child in self._children)
         self._read_records()
         self._notice_killed_wrappers()
@@ -168,14 +168,14 @@ class Attempt:
     # -- looking -----------------------------------------------------------------------------------------------
 
     def _read_records(self) -> None:
-        """Read the ranks' records if one has changed: each is replaced, which changes the folder. One that changes in the same tick
-        of the file system's clock as it was read is read once more."""
+        """Read the ranks' records if one has changed: each is replaced, which changes the folder's mtime. If that is recent, they
+        are read again at the next look: another change within the same tick would not show."""
         with contextlib.suppress(OSError):
             changed = os.stat(self._folder / "ranks").st_mtime_ns
             if changed != self._records_changed:
-                is_over = abs(time.time_ns() - changed) > TICK
+                tick_is_over = abs(time.time_ns() - changed) > TICK
                 self._records = jobs.rank_records(self._folder)
-                self._records_changed = changed if is_over else -1
+                self._records_changed = changed if tick_is_over else -1
 
     def _notice_launchers(self) -> None:
         """Keep when a launcher has failed."""

@@ -87,18 +87,12 @@ def _send(request: StartRequest, wanted: SnapshotSearch, keeper: Peer) -> Option
 
 
 def _connected(keeper: Peer, secret: str) -> Link:
-    """Connect to the node that stays. Its agent may still be busy with the end of the job, and then takes a connection for one of
-    another agent, and closes it: tried again. Raises what REFUSED names."""
+    """Connect to the node that stays. While its agent is busy with the end of the job, connections are refused, or accepted by
+    its mesh and closed: both are retried. Raises what REFUSED names."""
     deadline = time.monotonic() + CONNECT
     while True:
         try:
-            link = Link(socket.create_connection((keeper.address, keeper.port), ANSWER), secret, PURPOSE)
-            try:
-                link.connect()
-            except BaseException:
-                link.close()
-                raise
-            return link
+            return Link.to(keeper.address, keeper.port, secret, PURPOSE, ANSWER)
         except REFUSED:
             if time.monotonic() > deadline:
                 raise

@@ -37,6 +37,19 @@ class Link:
         self._secret = secret.encode()
         self._names: tuple[str, str, str] = (purpose, "", "")
 
+    @classmethod
+    def to(cls, address: str, port: int, secret: str, purpose: str, seconds: float) -> Link:
+        """Connect within `seconds`, and prove who this side is. Raises what REFUSED names; no connection is left then."""
+        connection = socket.create_connection((address, port), seconds)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link = cls(connection, secret, purpose)
+        try:
+            link.connect()
+        except BaseException:
+            link.close()
+            raise
+        return link
+
     def connect(self) -> None:
         """Prove who this side is, which has connected, and check the other one. Raises what REFUSED names."""
         own = secrets.token_hex(16)

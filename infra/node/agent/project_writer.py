@@ -189,8 +189,8 @@ class ProjectWriter:
 
 
 def remove_temporaries(folder: Path, folders: Iterable[str]) -> None:
-    """Delete the files below `folder` that a sync which was killed had not yet given their names, in these folders. No link is
-    followed. A folder that is gone, or that a job has replaced, is skipped."""
+    """Delete temporary files of a sync that was killed, in these folders below `folder`. Symbolic links are not followed.
+    Folders that no longer exist are skipped."""
     for name in folders:
         with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
             at: Optional[int] = None

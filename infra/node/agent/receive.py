@@ -165,14 +165,7 @@ class Receiver:
         deadline, delay = time.monotonic() + LISTENING, RETRY
         while True:
             try:
-                connection = socket.create_connection((peer.address, peer.port), CONNECT)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                link = Link(connection, self._request.secret, PURPOSE)
-                try:
-                    link.connect()
-                except BaseException:
-                    link.close()
-                    raise
+                link = Link.to(peer.address, peer.port, self._request.secret, PURPOSE, CONNECT)
                 self._source = OtherNode(link, peer.node, self._secret)
                 return self._source
             except REFUSED as error:

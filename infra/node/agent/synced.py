@@ -103,11 +103,10 @@ def settled(folder: Path) -> Manifest:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         synced = Synced(folder)
         if synced.is_interrupted:
-            from agent.project_writer import remove_temporaries  # a probe rarely needs it
+            from agent.project_writer import remove_temporaries  # here: a probe rarely needs it
 
-            remove_temporaries(
-                folder, synced.interrupted_folders
-            )  # once it is settled, they are not known any more
+            # Before `settle`, which forgets these folders.
+            remove_temporaries(folder, synced.interrupted_folders)
         present = synced.current()
         with contextlib.suppress(OSError):
             synced.settle(present)
