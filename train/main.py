@@ -41,10 +41,10 @@ def main(argv: list[str] | None = None) -> int:
 
     # These import torch.
     if config.spawn:
-        from train.spawn import spawn
+        from train.distributed.spawn import spawn
 
         return spawn(config, started)
-    from train.rank import run_rank
+    from train.run import run_rank
 
     return run_rank(config, started)
 

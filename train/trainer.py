@@ -15,22 +15,24 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from train import failures, losses, optim, throughput
-from train.augment import Augment
-from train.checkpoint import Checkpoints, Progress
-from train.communicator import Communicator
+from train import failures, optim
+from train.checkpoint.snapshots import Checkpoints, Progress
 from train.config import Config
-from train.data import Datasets, size
-from train.ddp import Chunk, DDPStrategy
+from train.data.augment import Augment
+from train.data.datasets import Datasets, size
+from train.data.loader import Loader
+from train.data.sampler import GlobalBatchSampler, Shard, sequential_shards
+from train.distributed.communicator import Communicator
+from train.distributed.process_group import connection_lost
 from train.errors import Preempted, TrainError, UsageError
 from train.fault_injection import exit_if_requested
-from train.loader import Loader
-from train.metrics import Metrics, average, step_line
-from train.process_group import connection_lost
-from train.running_stats import RunningStats
-from train.sampler import GlobalBatchSampler, Shard, sequential_shards
+from train.loss import classification, regression
+from train.parallel.ddp import Chunk, DDPStrategy
+from train.record import throughput
+from train.record.output import Metrics, average, step_line
+from train.record.running_stats import RunningStats
+from train.record.step_reports import StepReports
 from train.signals import StopRequest
-from train.step_reports import StepReports
 
 EVAL_BATCH = 256  # samples per rank and forward pass in validation; does not affect the result
 MIN_LOSS_SCALE = 1e-4  # under fp16; where fairseq gives up, too, 30 skipped steps from torch's initial scale
@@ -65,9 +67,7 @@ class Trainer:
         self.total_steps = config.epochs * self.sampler.steps
         self.classify = datasets.task == "classify"
         self.criterion = (
-            partial(losses.classification, smoothing=config.label_smoothing)
-            if self.classify
-            else losses.regression
+            partial(classification, smoothing=config.label_smoothing) if self.classify else regression
         )
         self.optimizer = optim.make_optimizer(config, strategy.module.parameters())
         self.checkpoints = Checkpoints(config, comm, strategy, self.optimizer, samples=size(datasets.train))

@@ -36,7 +36,7 @@ def peers(tmp_path: Path) -> Path:
 
 def test_both_sides_are_timed_in_turns_and_reported(tmp_path: Path, peers: Path) -> None:
     report = tmp_path / "report.json"
-    run = launch.run("-m", "train.bench", *SMALL, "--peers", peers, "--json", report)
+    run = launch.run("-m", "bench.train.bench", *SMALL, "--peers", peers, "--json", report)
     assert run.code == 0, run.stderr
     machine, header, row = run.stdout.splitlines()
     assert "threads 1" in machine
@@ -48,10 +48,10 @@ def test_both_sides_are_timed_in_turns_and_reported(tmp_path: Path, peers: Path)
 
 
 def test_only_our_side_is_timed_without_peers() -> None:
-    from train.bench import _parser, select_cases
+    from bench.train.bench import _parser, select_cases
     from train.config import make
-    from train.device import select_device
-    from train.rank_info import RankInfo
+    from train.distributed.device import select_device
+    from train.distributed.rank_info import RankInfo
 
     device = select_device(make(device="cpu"), RankInfo())
     assert [case.peer for case in select_cases(_parser().parse_args([]), device)] == ["", "", ""]
@@ -66,7 +66,7 @@ def test_only_our_side_is_timed_without_peers() -> None:
     ],
 )
 def test_bad_arguments_are_refused(argv: list[object], message: str) -> None:
-    run = launch.run("-m", "train.bench", *argv)
+    run = launch.run("-m", "bench.train.bench", *argv)
     assert run.code == 2
     assert message in run.stderr
     assert "Traceback" not in run.stderr

@@ -8,9 +8,9 @@ import re
 import pytest
 from support.training import launch
 
+from train.cli import flag_name, is_positional
 from train.config import DATASETS, RECIPES, Config, make, parse
 from train.errors import UsageError
-from train.options import flag_name, is_positional
 
 
 @pytest.mark.parametrize("dataset", DATASETS)

@@ -12,11 +12,14 @@ pytest.importorskip("torch")
 
 import torch
 
-from train import data, datafiles, losses, models
+from train import models
 from train.config import make
+from train.data import datasets, files
+from train.data.datasets import load, move_to_device
+from train.data.loader import Loader
+from train.data.sampler import GlobalBatchSampler
 from train.errors import UsageError
-from train.loader import Loader
-from train.sampler import GlobalBatchSampler
+from train.loss import classification, regression
 
 pytestmark = pytest.mark.torch
 # It takes seconds to import: one worker does, which runs all tests that use it.
@@ -33,7 +36,7 @@ class Squares(torch.utils.data.Dataset):
 
 def test_digits_are_complete_and_the_parts_share_no_image() -> None:
     pytest.importorskip("sklearn")
-    digits = data.load(make(dataset="digits"), download=False)
+    digits = load(make(dataset="digits"), download=False)
     assert (len(digits.train), len(digits.test)) == (1438, 359)
     assert sorted(set(digits.test.labels.tolist())) == list(range(10))
     images = torch.cat([digits.train.inputs, digits.test.inputs]).flatten(1)
@@ -42,7 +45,7 @@ def test_digits_are_complete_and_the_parts_share_no_image() -> None:
 
 def test_digits_are_normalized() -> None:
     pytest.importorskip("sklearn")
-    digits = data.load(make(dataset="digits"), download=False)
+    digits = load(make(dataset="digits"), download=False)
     images = digits.preprocess(digits.train.inputs)
     assert images.mean().item() == pytest.approx(0, abs=0.01)
     assert images.std().item() == pytest.approx(1, abs=0.01)
@@ -50,13 +53,13 @@ def test_digits_are_normalized() -> None:
 
 def test_split_of_digits_does_not_depend_on_the_seed() -> None:
     pytest.importorskip("sklearn")
-    one, other = (data.load(make(dataset="digits", seed=seed), download=False) for seed in (0, 1))
+    one, other = (load(make(dataset="digits", seed=seed), download=False) for seed in (0, 1))
     assert torch.equal(one.test.inputs, other.test.inputs)
 
 
 def test_mnist_is_normalized_as_usual(tmp_path: Path) -> None:
     write_mnist(tmp_path, samples=12)
-    mnist = data.load(make(dataset="mnist", data=str(tmp_path)), download=False)
+    mnist = load(make(dataset="mnist", data=str(tmp_path)), download=False)
     images, labels = mnist.train.__getitems__([0, 11])
     inputs = mnist.preprocess(images)
     assert inputs.shape == (2, *mnist.shape) == (2, 1, 28, 28)
@@ -66,13 +69,13 @@ def test_mnist_is_normalized_as_usual(tmp_path: Path) -> None:
 
 def test_stl10_is_read_resized_and_scaled(tmp_path: Path) -> None:
     write_stl10(tmp_path, samples=3)
-    stl10 = data.load(make(dataset="stl10", data=str(tmp_path)), download=False)
+    stl10 = load(make(dataset="stl10", data=str(tmp_path)), download=False)
     images, labels = stl10.test.__getitems__([0, 2])
     inputs = stl10.preprocess(images)
     assert inputs.shape == (2, *stl10.shape) == (2, 3, 224, 224)
     assert labels.tolist() == [0, 2]
     assert -1.0 <= inputs.min().item() < inputs.max().item() <= 1.0
-    small = data.load(make(dataset="stl10", data=str(tmp_path), image_size=96), download=False)
+    small = load(make(dataset="stl10", data=str(tmp_path), image_size=96), download=False)
     assert small.preprocess(images)[0, 0, 1, 0].item() == pytest.approx((1 / 255 - 0.5) / 0.5)
 
 
@@ -83,8 +86,8 @@ def test_files_are_read_as_by_torchvision(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(torchvision.datasets.STL10, "_check_integrity", lambda _self: True)
     write_mnist(tmp_path, samples=7)
     write_stl10(tmp_path, samples=3)
-    mnist = datafiles.mnist(tmp_path, download=False)
-    stl10 = datafiles.stl10(tmp_path, download=False)
+    mnist = files.mnist(tmp_path, download=False)
+    stl10 = files.stl10(tmp_path, download=False)
     for part, train, split in ((0, True, "train"), (1, False, "test")):
         theirs = torchvision.datasets.MNIST(tmp_path, train=train)
         assert torch.equal(mnist[part][0].squeeze(1), theirs.data)
@@ -96,10 +99,10 @@ def test_files_are_read_as_by_torchvision(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_mnist_files_may_be_gzipped_or_not(tmp_path: Path) -> None:
     write_mnist(tmp_path, samples=5)
-    whole = datafiles.mnist(tmp_path, download=False)
+    whole = files.mnist(tmp_path, download=False)
     (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").unlink()
     (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
-    again = datafiles.mnist(tmp_path, download=False)
+    again = files.mnist(tmp_path, download=False)
     assert all(torch.equal(one, other) for one, other in zip(sum(whole, ()), sum(again, ()), strict=True))
 
 
@@ -114,7 +117,7 @@ def test_missing_files_are_reported_with_names_and_folder(
     tmp_path: Path, dataset: str, place: str, names: list[str]
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        data.load(make(dataset=dataset, data=str(tmp_path)), download=False)
+        load(make(dataset=dataset, data=str(tmp_path)), download=False)
     for word in (str(tmp_path / place), "does not exist", "--download", *names):
         assert word in str(refused.value)
 
@@ -123,7 +126,7 @@ def test_archive_that_was_not_unpacked_is_reported_with_the_command(tmp_path: Pa
     archive = tmp_path / "stl10_binary.tar.gz"
     archive.touch()
     with pytest.raises(UsageError, match=rf"tar -xzf {archive} -C {tmp_path}"):
-        datafiles.stl10(tmp_path, download=False)
+        files.stl10(tmp_path, download=False)
 
 
 def truncate(path: Path, keep: int) -> None:
@@ -144,7 +147,7 @@ def test_truncated_file_is_named(tmp_path: Path, dataset: str, name: str, keep: 
     {"mnist": write_mnist, "stl10": write_stl10}[dataset](tmp_path, samples=4)
     truncate(tmp_path / name, keep)
     with pytest.raises(UsageError, match="cannot read the data") as refused:
-        data.load(make(dataset=dataset, data=str(tmp_path)), download=False)
+        load(make(dataset=dataset, data=str(tmp_path)), download=False)
     assert str(tmp_path / name.replace("train_y", "train_X")) in str(refused.value)
     assert reason in str(refused.value)
 
@@ -156,7 +159,7 @@ def test_truncated_gzip_file_is_named(tmp_path: Path, keep: int) -> None:
     unpacked.unlink()
     truncate(unpacked.with_name(unpacked.name + ".gz"), keep)
     with pytest.raises(UsageError, match=r"train-images-idx3-ubyte\.gz is damaged"):
-        datafiles.mnist(tmp_path, download=False)
+        files.mnist(tmp_path, download=False)
 
 
 def test_images_without_labels_are_refused(tmp_path: Path) -> None:
@@ -165,12 +168,12 @@ def test_images_without_labels_are_refused(tmp_path: Path) -> None:
     labels = "MNIST/raw/train-labels-idx1-ubyte"
     (tmp_path / labels).write_bytes((tmp_path / "four" / labels).read_bytes())
     with pytest.raises(UsageError, match="5 images but 4 labels in the train files"):
-        datafiles.mnist(tmp_path, download=False)
+        files.mnist(tmp_path, download=False)
 
 
 def test_complete_files_are_not_downloaded_again(tmp_path: Path) -> None:
     write_mnist(tmp_path, samples=4)
-    assert len(datafiles.mnist(tmp_path, download=True)[0][0]) == 4
+    assert len(files.mnist(tmp_path, download=True)[0][0]) == 4
 
 
 @uses_torchvision
@@ -180,12 +183,12 @@ def test_damaged_file_is_named_when_a_download_does_not_replace_it(tmp_path: Pat
     path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     truncate(path, 2000)  # torchvision sees that the file exists, and fetches nothing
     with pytest.raises(UsageError, match="Remove the damaged files") as refused:
-        datafiles.mnist(tmp_path, download=True)
+        files.mnist(tmp_path, download=True)
     assert f"{path} is truncated" in str(refused.value)
 
 
 def test_toy_is_a_noisy_linear_function() -> None:
-    toy = data._toy(make(), False)
+    toy = datasets._toy(make(), False)
     inputs, targets = toy.train.__getitems__(list(range(2048)))
     assert (inputs.shape, targets.shape, toy.shape, toy.classes) == (
         (2048, 20, 1, 1),
@@ -200,43 +203,43 @@ def test_toy_is_a_noisy_linear_function() -> None:
         network[1].weight.copy_(solution.T)
         network[1].bias.zero_()
     tests, expected = toy.test.__getitems__(list(range(512)))
-    error = losses.regression(network(tests), expected)[0].item() / 512
+    error = regression(network(tests), expected)[0].item() / 512
     assert 0.005 < error < 0.02  # the noise has a variance of 0.01
     assert targets.var().item() > 1.0
 
 
 def test_cross_entropy_cannot_learn_toy() -> None:
     # With one class every answer is right, so the gradient is exactly 0.
-    toy = data._toy(make(), False)
+    toy = datasets._toy(make(), False)
     inputs, _targets = toy.train.__getitems__(list(range(8)))
     network = models.build("linear", shape=toy.shape, classes=1, seed=0)
-    losses.classification(network(inputs), torch.zeros(8, dtype=torch.long))[0].backward()
+    classification(network(inputs), torch.zeros(8, dtype=torch.long))[0].backward()
     assert torch.count_nonzero(network[1].weight.grad) == 0
 
 
 @pytest.mark.parametrize("dataset", ["synthetic", "toy"])
 def test_training_and_test_sets_are_disjoint(dataset: str) -> None:
-    loaded = data.load(make(dataset=dataset), download=False)
+    loaded = load(make(dataset=dataset), download=False)
     both = torch.cat([loaded.train.inputs, loaded.test.inputs]).flatten(1)
     assert len(torch.unique(both, dim=0)) == len(loaded.train) + len(loaded.test)
 
 
 def test_in_memory_datasets_move_to_the_device_and_others_stay() -> None:
     meta = torch.device("meta")
-    synthetic = data.load(make(dataset="synthetic", synthetic_size=8, image_size=4), download=False)
-    moved = data.move_to_device(synthetic, meta)
+    synthetic = load(make(dataset="synthetic", synthetic_size=8, image_size=4), download=False)
+    moved = move_to_device(synthetic, meta)
     inputs, labels = moved.train.__getitems__([1, 2, 3])
     assert (inputs.device, labels.device, inputs.shape) == (meta, meta, (3, 3, 4, 4))
     assert moved.test.device == meta
-    assert synthetic.train.device.type == "cpu"
-    assert data.move_to_device(synthetic, torch.device("cpu")).train.inputs is synthetic.train.inputs
+    assert synthetic.train.distributed.device.type == "cpu"
+    assert move_to_device(synthetic, torch.device("cpu")).train.inputs is synthetic.train.inputs
     other = dataclasses.replace(synthetic, train=Squares())
-    assert data.move_to_device(other, meta).train is other.train
+    assert move_to_device(other, meta).train is other.train
 
 
 def test_benchmark_pictures_have_the_size_of_photographs_and_decode_deterministically() -> None:
     pytest.importorskip("PIL")
-    from train.bench_data import JpegImages
+    from bench.train.data import JpegImages
 
     pictures = JpegImages(20, size=64)
     assert len(pictures) == 20

@@ -18,9 +18,9 @@ pytest.importorskip("torch")
 import torch
 from support.training import launch
 
-from train.data import InMemoryDataset
-from train.loader import Loader
-from train.sampler import GlobalBatchSampler, Shard
+from train.data.datasets import InMemoryDataset
+from train.data.loader import Loader
+from train.data.sampler import GlobalBatchSampler, Shard
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_loader")]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -21,14 +21,16 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
 
-from train import data, models, parallel
-from train.augment import Augment
-from train.communicator import Communicator
+from train import models
 from train.config import make
+from train.data.augment import Augment
+from train.data.datasets import Batch, InMemoryDataset, load
+from train.data.sampler import GlobalBatchSampler
+from train.distributed.communicator import Communicator
+from train.distributed.rank_info import RankInfo
 from train.errors import TrainError
-from train.metrics import METRICS, Metrics
-from train.rank_info import RankInfo
-from train.sampler import GlobalBatchSampler
+from train.parallel import select
+from train.record.output import METRICS, Metrics
 from train.trainer import Trainer
 
 pytestmark = pytest.mark.torch
@@ -51,11 +53,11 @@ def make_trainer(
     config = make(dataset="synthetic", out=str(out), tensorboard=False, **settings)
     info = RankInfo(rank=rank, world_size=world_size)
     comm = Communicator(info=info, device=torch.device("cpu"))
-    datasets = dataclasses.replace(data.load(config, download=False), flip=flip)
+    datasets = dataclasses.replace(load(config, download=False), flip=flip)
     module = models.build(config.model, shape=datasets.shape, classes=datasets.classes, seed=config.seed)
     if hook is not None:
         module.register_forward_hook(lambda model, inputs, outputs: hook(model, inputs[0], outputs))
-    strategy = parallel.build(config, comm, module, shape=datasets.shape)
+    strategy = select.build(config, comm, module, shape=datasets.shape)
     metrics = Metrics(out, enabled=True, tensorboard=False)
     metrics.open(0)
     return Trainer(config=config, comm=comm, strategy=strategy, datasets=datasets, metrics=metrics)
@@ -203,14 +205,14 @@ def test_loader_gets_workers_prefetch_and_a_seed_of_its_own(
     assert len(seeds) == 2
 
 
-class SlowDataset(data.InMemoryDataset):
+class SlowDataset(InMemoryDataset):
     """Reading a batch takes a quarter of a second."""
 
-    def __init__(self, tensors: data.InMemoryDataset, wait: Callable[[float], None]) -> None:
+    def __init__(self, tensors: InMemoryDataset, wait: Callable[[float], None]) -> None:
         super().__init__(tensors.inputs, tensors.labels)
         self.wait = wait
 
-    def __getitems__(self, indices: list[int]) -> data.Batch:
+    def __getitems__(self, indices: list[int]) -> Batch:
         self.wait(0.25)
         return super().__getitems__(indices)
 

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from train.losses import classification, regression, topk_correct
+from train.loss import classification, regression, topk_correct
 
 pytestmark = pytest.mark.torch
 

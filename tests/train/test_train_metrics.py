@@ -16,8 +16,8 @@ from support.training.small_trainer import single_process, small_trainer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from train import metrics, throughput
-from train.metrics import Averages, Metrics, average, step_line
+from train.record import output, throughput
+from train.record.output import Averages, Metrics, average, step_line
 
 pytestmark = pytest.mark.torch
 # It takes seconds to import: one worker does, which runs all tests that use it.
@@ -162,14 +162,14 @@ def test_non_finite_numbers_are_null_in_the_files(tmp_path: Path) -> None:
     record.record("train", step=1, loss=math.nan, lr=0.5, mfu=math.inf, top=[1.0, -math.inf])
     record.write_status("preempted", step=1, best={"loss": math.nan})
     record.close()
-    line = strict((tmp_path / metrics.METRICS).read_text())
+    line = strict((tmp_path / output.METRICS).read_text())
     assert {name: line[name] for name in ("loss", "lr", "mfu", "top")} == {
         "loss": None,
         "lr": 0.5,
         "mfu": None,
         "top": [1.0, None],
     }
-    status = strict((tmp_path / metrics.STATUS).read_text())
+    status = strict((tmp_path / output.STATUS).read_text())
     assert status == {"state": "preempted", "step": 1, "best": {"loss": None}}
 
 
@@ -180,10 +180,10 @@ def test_launcher_gets_a_copy_of_the_status_if_it_can_be_written(
     record = Metrics(tmp_path, enabled=True, tensorboard=False)
     monkeypatch.setenv("CLOUDDDP_STATUS_FILE", str(copy))
     record.write_status("running", step=3, steps=9)
-    assert copy.read_text() == (tmp_path / metrics.STATUS).read_text()
+    assert copy.read_text() == (tmp_path / output.STATUS).read_text()
     monkeypatch.setenv("CLOUDDDP_STATUS_FILE", str(tmp_path / "gone" / "launcher.json"))
     record.write_status("finished", step=9, steps=9)
-    assert json.loads((tmp_path / metrics.STATUS).read_text())["state"] == "finished"
+    assert json.loads((tmp_path / output.STATUS).read_text())["state"] == "finished"
 
 
 class CountSyncs(TorchDispatchMode):
@@ -207,8 +207,8 @@ def test_step_waits_for_the_device_once(tmp_path: Path) -> None:
 
 def test_lines_damaged_by_a_crash_are_dropped(tmp_path: Path) -> None:
     good = b'{"kind": "train", "step": 1}\n'
-    (tmp_path / metrics.METRICS).write_bytes(good + b'{"kind": "\xff\xfe\x00')
+    (tmp_path / output.METRICS).write_bytes(good + b'{"kind": "\xff\xfe\x00')
     record = Metrics(tmp_path, enabled=True, tensorboard=False)
     record.open(1)
     record.close()
-    assert (tmp_path / metrics.METRICS).read_bytes() == good
+    assert (tmp_path / output.METRICS).read_bytes() == good

@@ -11,10 +11,11 @@ pytest.importorskip("torch")
 import torch
 from support.training.small_trainer import single_process
 
-from train import optim, parallel
+from train import optim
 from train.config import make
-from train.ddp import DDPStrategy
 from train.errors import UsageError
+from train.parallel import select
+from train.parallel.ddp import DDPStrategy
 
 pytestmark = pytest.mark.torch
 STEPS = 10  # per epoch
@@ -92,7 +93,7 @@ def test_fused_adadelta_is_refused() -> None:
 def test_resumed_run_keeps_its_optimizer_flags_and_refuses_another_optimizer(other: str) -> None:
     def trained(**flags: Any) -> tuple[DDPStrategy, torch.optim.Optimizer]:
         config = make(dataset="toy", **flags)
-        strategy = parallel.build(config, single_process(), torch.nn.Linear(3, 1), shape=(3,))
+        strategy = select.build(config, single_process(), torch.nn.Linear(3, 1), shape=(3,))
         optimizer = optim.make_optimizer(config, strategy.module.parameters())
         strategy.model(torch.ones(1, 3)).sum().backward()
         optimizer.step()

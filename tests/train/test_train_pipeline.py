@@ -20,14 +20,17 @@ from support.training.output import differing_paths, max_difference
 from support.training.small_trainer import single_process
 from torch import nn
 
-from train import losses, models, parallel, sweep, sweep_timing
-from train.communicator import Communicator
+from bench.train import sweep, sweep_timing
+from train import models
 from train.config import make
-from train.device import select_device
+from train.distributed.communicator import Communicator
+from train.distributed.device import select_device
+from train.distributed.rank_info import RankInfo
 from train.errors import TrainError, UsageError
-from train.partition import partition
-from train.pipeline import TwoDevices
-from train.rank_info import RankInfo
+from train.loss import classification
+from train.parallel import select
+from train.parallel.partition import partition
+from train.parallel.two_devices import TwoDevices
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_pipeline")]
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -285,11 +288,11 @@ def set_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, *, visible: bool) -> No
 def test_batchnorm_on_a_single_sample_is_explained(mode: str) -> None:
     layers = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)]
     config = make(dataset="synthetic", parallel=mode, split_size=int(mode == "pipeline"))
-    strategy = parallel.build(config, single_process(), nn.Sequential(*layers), shape=(1, 8, 8))
+    strategy = select.build(config, single_process(), nn.Sequential(*layers), shape=(1, 8, 8))
     size = 4 if mode == "pipeline" else 1
     batch = torch.randn(size, 1, 8, 8), torch.arange(size), size
     with pytest.raises(TrainError, match="a part of the batch has one sample"):
-        strategy.train_batch([batch], losses.classification, global_count=size)
+        strategy.train_batch([batch], classification, global_count=size)
 
 
 def test_second_device_of_a_process_is_seeded_too(monkeypatch: pytest.MonkeyPatch) -> None:

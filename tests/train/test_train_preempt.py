@@ -29,7 +29,7 @@ from support.training.output import (
     wait_for_step,
 )
 
-from train import snapshot
+from train.checkpoint import full
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_preempt")]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and limits another process")
@@ -105,7 +105,7 @@ def test_repeated_sigterm_during_a_snapshot_does_not_damage_it(tmp_path: Path) -
     assert run.wait() == 143
     step = read_status(tmp_path)["step"]
     assert run.stderr == stop_message(step, tmp_path)
-    state = snapshot.load_local(tmp_path)
+    state = full.load_local(tmp_path)
     assert state is not None
     assert state["step"] == step
 
@@ -265,7 +265,7 @@ def test_rank_that_writes_a_snapshot_survives_the_death_of_another(tmp_path: Pat
     script = [launch.CHECKS / "short_grace.py", grace]
     ranks = launch.start_ranks(2, *script, *flags("--save-every", 4, "--epochs", 9, "--out", tmp_path))
     wait_for_step(tmp_path, MID_EPOCH, *ranks)
-    pipe = tmp_path / snapshot.TEMPORARY.format(0)
+    pipe = tmp_path / full.TEMPORARY.format(0)
     launch.until(lambda: make_pipe(pipe), "no snapshot is being written")
     with pipe.open("rb") as file:  # returns once the rank has opened it, too
         assert file.read(1)
@@ -314,17 +314,17 @@ def test_rank_that_loses_another_while_saving_names_the_newest_snapshot(tmp_path
 @linux_only
 def test_full_disk_of_one_rank_stops_all_and_keeps_the_old_snapshot(tmp_path: Path) -> None:
     launch.succeeded(launch.train_ranks(2, *flags("--epochs", 1, "--out", tmp_path)))
-    before = (tmp_path / snapshot.NAME).read_bytes()
+    before = (tmp_path / full.NAME).read_bytes()
     ranks = launch.train_ranks(2, *flags("--out", tmp_path))
     limit_file_size(ranks[0], 100_000)  # more than the lines of two epochs take, less than a snapshot
     assert [rank.wait() for rank in ranks] == [1, 1], ranks[0].stderr + ranks[1].stderr
-    (full,), (other,) = (rank.stderr.splitlines() for rank in ranks)
-    assert full.startswith(f"train: rank 0: cannot write the snapshot {tmp_path / snapshot.NAME} (")
+    (first,), (other,) = (rank.stderr.splitlines() for rank in ranks)
+    assert first.startswith(f"train: rank 0: cannot write the snapshot {tmp_path / full.NAME} (")
     assert other == "train: rank 1: stopped because another rank could not write the snapshot"
     assert read_status(tmp_path)["state"] == "failed"
-    assert (tmp_path / snapshot.NAME).read_bytes() == before
-    assert snapshot.load_local(tmp_path) is not None
-    assert not list(tmp_path.glob(snapshot.TEMPORARY.format("*")))
+    assert (tmp_path / full.NAME).read_bytes() == before
+    assert full.load_local(tmp_path) is not None
+    assert not list(tmp_path.glob(full.TEMPORARY.format("*")))
 
 
 @linux_only

@@ -28,8 +28,8 @@ from support.training.output import (
 )
 from support.training.small_trainer import BATCH, SAMPLES
 
-from train.sampler import GlobalBatchSampler
-from train.snapshot import TEMPORARY, load_local
+from train.checkpoint.full import TEMPORARY, load_local
+from train.data.sampler import GlobalBatchSampler
 
 pytestmark = pytest.mark.torch
 EPOCHS = 3  # of resume_checks.py

@@ -27,7 +27,7 @@ from support.training.output import (
 )
 
 from train import models
-from train.spawn import reserved_port
+from train.distributed.spawn import reserved_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_run")]
 QUIET = ["--no-tensorboard"]

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from train.sampler import GlobalBatchSampler, Shard
+from train.data.sampler import GlobalBatchSampler, Shard
 
 pytestmark = pytest.mark.torch
 GRID = list(itertools.product((1, 7, 10, 64, 101), (1, 4, 16, 128), (1, 2, 3, 8)))

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from train import models, parallel
-from train.communicator import Communicator
+from train import models
 from train.config import make
-from train.data import Datasets, InMemoryDataset
-from train.metrics import Metrics
-from train.rank_info import RankInfo
+from train.data.datasets import Datasets, InMemoryDataset
+from train.distributed.communicator import Communicator
+from train.distributed.rank_info import RankInfo
+from train.parallel import select
+from train.record.output import Metrics
 from train.signals import StopRequest
 from train.trainer import Trainer
 
@@ -70,6 +71,6 @@ def small_trainer(
     if dropout:
         module = nn.Sequential(module, nn.Dropout(dropout))
     out.mkdir(parents=True, exist_ok=True)
-    strategy = parallel.build(config, comm, module.to(dtype), shape=data.shape)
+    strategy = select.build(config, comm, module.to(dtype), shape=data.shape)
     metrics = Metrics(out, enabled=enabled and comm.is_main, tensorboard=False)
     return Trainer(config=config, comm=comm, strategy=strategy, datasets=data, metrics=metrics, stop=stop)

@@ -18,9 +18,9 @@ from support.training.small_trainer import BATCH, CLASSES, SAMPLES, images, smal
 from torch import Tensor, nn
 
 from train import models
-from train.communicator import Communicator
-from train.data import Datasets
-from train.sampler import GlobalBatchSampler
+from train.data.datasets import Datasets
+from train.data.sampler import GlobalBatchSampler
+from train.distributed.communicator import Communicator
 from train.trainer import Trainer
 
 EPOCHS = 2

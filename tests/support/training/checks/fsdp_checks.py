@@ -18,8 +18,9 @@ from support.training.check_job import run_checks
 from support.training.small_trainer import CLASSES, datasets, small_trainer
 from torch import Tensor, nn
 
-from train import models, sharded_snapshot
-from train.communicator import Communicator
+from train import models
+from train.checkpoint import sharded
+from train.distributed.communicator import Communicator
 from train.errors import TrainError
 from train.trainer import Trainer
 
@@ -207,7 +208,7 @@ def fail_together(comm: Communicator, folder: Path, _shared: Path) -> dict[str, 
         comm.any(True)  # rank 0 has removed its draft
     report["left"] = folder_names(out)
     comm.any(True)  # all have read it
-    draft = out / sharded_snapshot.UNFINISHED
+    draft = out / sharded.UNFINISHED
     if comm.is_main:
         draft.touch()  # a file where the folder should be
     report["blocked"] = message_of(subject.save)
@@ -215,7 +216,7 @@ def fail_together(comm: Communicator, folder: Path, _shared: Path) -> dict[str, 
         draft.unlink()
     subject.save()
     damage_part_of_last_rank(comm, out / "snapshot-2.dcp")
-    found = sharded_snapshot.find_newest(out, comm)
+    found = sharded.find_newest(out, comm)
     report["found"] = found and found["step"]
     report["not shared"] = message_of(small(folder / f"alone{comm.rank}").resume)
     report["other kind"] = message_of(small(out, snapshot="full").resume)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from train.data import InMemoryDataset
+from train.data.datasets import InMemoryDataset
+from train.data.loader import Loader
+from train.data.sampler import GlobalBatchSampler, Shard
 from train.errors import TrainError
-from train.loader import Loader
-from train.sampler import GlobalBatchSampler, Shard
 
 SAMPLES = 23
 RECEIVED_SIGNALS: list[int] = []

@@ -13,8 +13,8 @@ from support.training.check_job import run_checks
 from support.training.small_trainer import small_trainer
 from torch import Tensor
 
-from train import snapshot
-from train.communicator import Communicator
+from train.checkpoint import full
+from train.distributed.communicator import Communicator
 from train.errors import TrainError
 from train.trainer import Trainer
 
@@ -52,7 +52,7 @@ def interrupt_and_resume(comm: Communicator, folder: Path) -> dict[str, Any]:
     second.resume()
     resumed_at = second.step
     second.fit()
-    states = [snapshot.load_newest(one.config.folder, comm) for one in (whole, second)]
+    states = [full.load_newest(one.config.folder, comm) for one in (whole, second)]
     compared = ("step", "model", "optimizer")
     whole_state, parts_state = ({name: state[name] for name in compared} for state in states if state)
     return {"resumed_at": resumed_at, "whole": whole_state, "parts": parts_state}
@@ -62,13 +62,13 @@ def elect_snapshot(comm: Communicator, folder: Path) -> dict[str, Any]:
     """Each rank has a disk of its own. Rank 1 holds step 30; rank 2, if there is one, a truncated step 40."""
     disk = folder / f"disk{comm.rank}"
     disk.mkdir()
-    from_nothing = snapshot.load_newest(disk, comm)
+    from_nothing = full.load_newest(disk, comm)
     step = (10, 30, 40)[comm.rank]
-    snapshot.save(disk, {"step": step, "payload": torch.full((3,), float(step))})
+    full.save(disk, {"step": step, "payload": torch.full((3,), float(step))})
     if comm.rank == 2:
-        whole = (disk / snapshot.NAME).read_bytes()
-        (disk / snapshot.NAME).write_bytes(whole[: len(whole) // 2])
-    return {"from nothing": from_nothing, "elected": snapshot.load_newest(disk, comm)}
+        whole = (disk / full.NAME).read_bytes()
+        (disk / full.NAME).write_bytes(whole[: len(whole) // 2])
+    return {"from nothing": from_nothing, "elected": full.load_newest(disk, comm)}
 
 
 def train_on_nan(comm: Communicator, folder: Path) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from support.training.check_job import run_checks
 from support.training.small_trainer import datasets, images, single_process, small_trainer
 from torch import Tensor
 
-from train import losses, models, parallel
-from train.communicator import Communicator
+from train import models
 from train.config import make
+from train.distributed.communicator import Communicator
 from train.errors import TrainError
+from train.loss import classification
+from train.parallel import select
 from train.trainer import Trainer
 
 BATCH = 12
@@ -112,15 +114,15 @@ def train_one_batch(comm: Communicator, _folder: Path) -> dict[str, Any]:
     def reference(sizes: list[int], *, training: bool) -> dict[str, Tensor]:
         module = model().train(training)
         for chunk, answers in zip(inputs.split(sizes), labels.split(sizes), strict=True):
-            (losses.classification(module(chunk), answers)[0] / 10).backward()
+            (classification(module(chunk), answers)[0] / 10).backward()
         return state(module)
 
     def pipelined(comm: Communicator, mode: str, *, training: bool) -> dict[str, Tensor]:
         split = {"split_size": 3} if mode == "pipeline" else {}
         config = make(dataset="synthetic", batch_size=12, parallel=mode, cuts="norm2", **split)
-        strategy = parallel.build(config, comm, model(), shape=(1, 12, 12))
+        strategy = select.build(config, comm, model(), shape=(1, 12, 12))
         strategy.module.train(training)
-        strategy.train_batch([(inputs, labels, 10)], losses.classification, global_count=10)
+        strategy.train_batch([(inputs, labels, 10)], classification, global_count=10)
         return state(strategy.module)
 
     return {

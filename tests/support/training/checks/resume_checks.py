@@ -17,13 +17,13 @@ import torch
 from support.training.small_trainer import BATCH, SAMPLES, small_trainer
 from torch import Tensor
 
-from train.communicator import Communicator
 from train.config import make
-from train.data import Datasets, InMemoryDataset
+from train.data.datasets import Datasets, InMemoryDataset
+from train.distributed.communicator import Communicator
+from train.distributed.process_group import join
+from train.distributed.rank_info import find_rank
 from train.errors import Preempted
 from train.process_exit import exit_process
-from train.process_group import join
-from train.rank_info import find_rank
 from train.signals import StopRequest, handle_stop_signals
 from train.trainer import Trainer
 

@@ -1,0 +1,56 @@
+"""The command line of the trainer, made from the records of config.py by tyro.
+
+torch is not imported: `--help` and all checks of flags run before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+
+import tyro
+
+from train.config import DATASETS, Config, make
+from train.errors import UsageError
+
+DESCRIPTION = "Train a model on one process, one node or many nodes."
+
+
+def parse(argv: Sequence[str], *, prog: str = "train/main.py") -> Config:
+    """Return the Config that the command line describes. Exits 0 after --help; raises `UsageError` for bad flags."""
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                Config,
+                args=list(argv),
+                default=make(dataset=_dataset(argv)),
+                prog=prog,
+                description=DESCRIPTION,
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise UsageError(_sentence(errors.getvalue())) from None
+
+
+def _dataset(argv: Sequence[str]) -> str:
+    """Return the dataset that the flags name: its recipe determines their defaults. A wrong one is reported later."""
+    found = "digits"
+    for number, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name == "--dataset":
+            found = value if equals else next(iter(argv[number + 1 : number + 2]), "")
+    return found if found in DATASETS else "digits"
+
+
+def _sentence(box: str) -> str:
+    """Return tyro's report of a wrong command line, which it draws as a box of several lines, as one sentence."""
+    lines = [line.strip(" │") for line in box.splitlines() if line.startswith("│")]
+    rules = [number for number, line in enumerate(lines) if line.startswith("─")] or [len(lines)]
+    message = " ".join(lines[: rules[0]])
+    similar = next((line.split()[0].rstrip(",") for line in lines[rules[0] :] if line.startswith("--")), "")
+    advice = f"did you mean {similar}?" if similar and "nrecognized" in message else "see --help"
+    return f"{message.rstrip('.')} ({advice})"

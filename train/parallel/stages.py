@@ -1,0 +1,244 @@
+"""--parallel gpipe and 1f1b: one stage of the model on each rank, run by torch.distributed.pipelining.
+
+Every rank reads the whole batch: the first stage uses its inputs, the last its labels, those between only its size.
+The two schedules compute the same; gpipe runs all forward passes first, 1f1b starts backward passes as soon as it can
+and so holds fewer activations.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.func import functional_call
+
+from train.config import Config
+from train.distributed.communicator import Communicator
+from train.errors import UsageError
+from train.parallel.ddp import (
+    HALF_PRECISION,
+    Chunk,
+    Criterion,
+    DDPStrategy,
+    States,
+    explain_single_sample_batchnorm,
+)
+from train.parallel.partition import partition
+
+
+class StageStrategy(DDPStrategy):
+    """Rank r holds stage r. A batch passes through the ranks in microbatches; those of the last batch of an epoch are
+    fewer or smaller, so that no sample is padded, repeated or dropped."""
+
+    def __init__(self, config: Config, comm: Communicator, module: nn.Module, shape: Sequence[int]) -> None:
+        if config.parallel == "1f1b" and config.microbatches < comm.world_size:
+            raise UsageError(
+                f"--parallel 1f1b needs at least as many microbatches as stages: give --microbatches "
+                f"{comm.world_size} or more, not {config.microbatches}, or start fewer ranks"
+            )
+        self.first, self.last = comm.rank == 0, comm.rank == comm.world_size - 1
+        super().__init__(config, comm, module, shape)
+        self.data_rank, self.data_world_size = 0, 1
+        self.microbatch_size = config.batch_size // (config.accumulate * config.microbatches)
+        self._schedules: dict[Any, ScheduleGPipe | Schedule1F1B] = {}
+
+    def _place(self, module: nn.Module) -> nn.Module:
+        rank = self.comm.rank
+        stages = partition(module, count=self.comm.world_size, cuts=self.config.cuts)
+        self.whole_shapes = {name: value.shape for name, value in module.state_dict().items()}
+        self.dtype = HALF_PRECISION.get(self.config.amp, next(module.parameters()).dtype)
+        self.input_shape, self.output_shape = activation_shapes(stages, self.shape)[rank : rank + 2]
+        return super()._place(stages[rank])
+
+    def _wrap(self, module: nn.Module) -> nn.Module:
+        return _StageModule(self, self._compile(module) if self.config.compile else module)
+
+    def warm_up_buckets(self) -> None:
+        """Do nothing: there are no buckets."""
+
+    def train_batch(self, chunks: Sequence[Chunk], criterion: Criterion, *, global_count: int) -> Tensor:
+        """Leave the gradient of the global batch's mean loss in the parameters of this stage.
+
+        Returns [loss sum, correct, correct in top 5, samples] on the last rank, zeros on the others.
+        """
+
+        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+            return criterion(outputs, labels)[0] / global_count
+
+        self._loss = loss
+        total = torch.zeros(4, dtype=torch.float64, device=self.comm.device)
+        for inputs, labels, count in chunks:
+            for run_inputs, run_labels, microbatches in self._runs(inputs[:count], labels[:count]):
+                total += self._run(run_inputs, run_labels, microbatches, criterion)
+        return total
+
+    def _runs(self, inputs: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Yield the parts of a batch that one schedule can take, with the number of equal microbatches in each.
+
+        A schedule's microbatches are all of one size. As few microbatches as possible, whose sizes differ by at most
+        one, make two parts: those with one sample more, and the others.
+        """
+        if not len(inputs):
+            return
+        count = -(-len(inputs) // self.microbatch_size)
+        each, larger = divmod(len(inputs), count)
+        edge = larger * (each + 1)
+        if larger:
+            yield inputs[:edge], labels[:edge], larger
+        yield inputs[edge:], labels[edge:], count - larger
+
+    def _run(self, inputs: Tensor, labels: Tensor, microbatches: int, criterion: Criterion) -> Tensor:
+        schedule = self._schedule(inputs, microbatches)
+        with explain_single_sample_batchnorm():
+            outputs = schedule.step(*([inputs] if self.first else []), target=labels if self.last else None)
+        return self._sums(criterion, outputs.detach() if self.last else None, labels)
+
+    def _schedule(self, inputs: Tensor, microbatches: int) -> ScheduleGPipe | Schedule1F1B:
+        """Return a schedule for these microbatches. Its buffers have a fixed size, so there is one schedule for each
+        size: that of full batches, and few for the last batch of an epoch."""
+        key = microbatches, len(inputs), inputs.dtype
+        if key not in self._schedules:
+            self._schedules[key] = self._new_schedule(inputs, microbatches)
+        return self._schedules[key]
+
+    def _new_schedule(self, inputs: Tensor, microbatches: int) -> ScheduleGPipe | Schedule1F1B:
+        size = len(inputs) // microbatches
+        rank, world_size, device = self.comm.rank, self.comm.world_size, self.comm.device
+        # Shapes that are not given are found by a forward pass on zeros, which older releases do not take back from
+        # BatchNorm's running statistics.
+        stage_inputs = inputs[:size].to("meta") if self.first else self._activations(size, self.input_shape)
+        stage_outputs = self._activations(size, self.output_shape)
+        stage = PipelineStage(
+            self.model, rank, world_size, device, input_args=stage_inputs, output_args=stage_outputs
+        )
+        # With fewer microbatches than stages 1F1B has no order; the two compute the same.
+        one_f_one_b = self.config.parallel == "1f1b" and microbatches >= world_size
+        # The loss is a sum already divided by the global count: the gradients must not be scaled again.
+        options: dict[str, Any] = {"loss_fn": self._compute_loss, "scale_grads": False}
+        if one_f_one_b:
+            return Schedule1F1B(stage, microbatches, **options)
+        return ScheduleGPipe(stage, microbatches, **options)
+
+    def _activations(self, count: int, shape: tuple[int, ...]) -> Tensor:
+        return torch.empty(count, *shape, dtype=self.dtype, device="meta", requires_grad=True)
+
+    def _compute_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return self._loss(outputs, labels)  # schedules outlive the loss of one batch
+
+    def _sums(self, criterion: Criterion, outputs: Tensor | None, labels: Tensor) -> Tensor:
+        sums = torch.zeros(4, dtype=torch.float64, device=self.comm.device)
+        if outputs is not None:
+            sums[:3] = criterion(outputs, labels)
+            sums[3] = len(labels)
+        return sums
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Tensor, labels: Tensor, count: int, criterion: Criterion) -> Tensor:
+        """Return the sums for a batch of the test set, as `train_batch` does. Changes nothing."""
+        rank = self.comm.rank
+        outputs, sending = [], []
+        # In microbatches, so that all stages have work; without a schedule, so that a batch may have any size.
+        for piece in inputs[:count].split(-(-count // self.config.microbatches) or 1):
+            if not self.first:
+                piece = torch.empty(len(piece), *self.input_shape, dtype=self.dtype, device=self.comm.device)
+                dist.recv(piece, src=rank - 1)
+            outputs.append(self.model(piece))
+            if not self.last:
+                sending.append(dist.isend(outputs[-1], dst=rank + 1))
+        for work in sending:
+            assert work is not None
+            work.wait()
+        return self._sums(criterion, torch.cat(outputs) if self.last else None, labels[:count])
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of the gradient of the whole model, the same on every rank."""
+        return self.comm.sum(super().gradient_norm().square()).sqrt()
+
+    def sync_buffers(self) -> None:
+        """Do nothing: each buffer is on one rank only."""
+
+    def state(self, optimizer: torch.optim.Optimizer, *, whole: bool = True) -> States:
+        """Return the union of the states of all stages, on every rank and on the CPU; or this stage's own."""
+        if not whole:
+            return super().state(optimizer, whole=False)
+        buffer = io.BytesIO()
+        torch.save(get_state_dict(self.module, optimizer, options=StateDictOptions(cpu_offload=True)), buffer)
+        model: dict[str, Any] = {}
+        optim: dict[str, Any] = {"state": {}, "param_groups": []}
+        # One after the other: a device that holds one stage may lack the memory for all of them at once.
+        for rank in range(self.comm.world_size):
+            blob = self.comm.broadcast_bytes(
+                buffer.getvalue() if rank == self.comm.rank else None, source=rank
+            )
+            stage_model, stage_optim = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
+            model.update(stage_model)
+            optim["state"].update(stage_optim["state"])
+            groups = optim["param_groups"] or [
+                {**group, "params": []} for group in stage_optim["param_groups"]
+            ]
+            for group, more in zip(groups, stage_optim["param_groups"], strict=True):
+                group["params"] = group["params"] + more["params"]
+            optim["param_groups"] = groups
+        return model, optim
+
+    def load(self, optimizer: torch.optim.Optimizer, states: States, *, whole: bool = True) -> None:
+        """Load this stage's part of a state. Raises `KeyError` on every rank where the state is of another model."""
+        if not whole:
+            super().load(optimizer, states, whole=False)
+            return
+        model, optim = states
+        shapes = {name: value.shape for name, value in model.items()}
+        if shapes != self.whole_shapes:
+            expected = self.whole_shapes
+            other = [name for name, shape in {**expected, **shapes}.items() if expected.get(name) != shape]
+            raise KeyError(f"it differs in {', '.join([*other, *(expected.keys() - shapes)])}")
+        own = self.module.state_dict().keys()
+        groups = [
+            {**group, "params": [name for name in group["params"] if name in own]}
+            for group in optim["param_groups"]
+        ]
+        state = {name: value for name, value in optim["state"].items() if name in own}
+        super().load(
+            optimizer, ({name: model[name] for name in own}, {"state": state, "param_groups": groups})
+        )
+
+
+class _StageModule(nn.Module):
+    """A stage as its neighbours see it: its outputs have one dtype and are contiguous, as sending requires."""
+
+    def __init__(self, strategy: StageStrategy, layers: nn.Module) -> None:
+        super().__init__()
+        self.strategy = strategy
+        self.layers = layers
+
+    def forward(self, activations: Tensor) -> Tensor:
+        if self.strategy.config.channels_last and activations.dim() == 4:
+            activations = activations.contiguous(memory_format=torch.channels_last)
+        with self.strategy.autocast():
+            outputs: Tensor = self.layers(activations)
+        return outputs.to(self.strategy.dtype).contiguous()
+
+
+def activation_shapes(stages: Sequence[nn.Module], inputs: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the shape of each stage's inputs and of the last outputs, without the batch dimension.
+
+    Nothing is computed, and the stages do not change.
+    """
+    shapes = [tuple(inputs)]
+    for stage in stages:
+        meta = {
+            name: torch.empty_like(value, device="meta")
+            for name, value in (*stage.named_parameters(), *stage.named_buffers())
+        }
+        dtype = next(stage.parameters()).dtype
+        # Two samples: BatchNorm refuses to train on one.
+        inputs_on_meta = torch.empty(2, *shapes[-1], dtype=dtype, device="meta")
+        outputs: Tensor = functional_call(stage, meta, (inputs_on_meta,))
+        shapes.append(tuple(outputs.shape[1:]))
+    return shapes

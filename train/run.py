@@ -1,0 +1,141 @@
+"""Runs one rank of a training job: joins the process group, loads the data, builds the model and trains it.
+
+Every failure ends here as an exit code, and as one sentence wherever a user can fix its cause.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import NoReturn
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from train import models
+from train.config import Config
+from train.data.datasets import Datasets, load, move_to_device
+from train.distributed import device
+from train.distributed.communicator import Communicator
+from train.distributed.process_group import join, raise_connection_lost
+from train.distributed.rank_info import find_rank
+from train.errors import Preempted, TrainError
+from train.failures import describe_failure
+from train.parallel import select
+from train.process_exit import exit_process, keep_until_exit
+from train.record.output import Metrics, make_output_folder
+from train.signals import StopRequest, handle_stop_signals
+from train.trainer import Trainer
+
+
+def run_rank(config: Config, started: float) -> int:
+    """Train as one rank of the job. `started` is when the process began, on time.perf_counter's clock.
+
+    Returns the exit code.
+    """
+    return run_and_report(config, partial(join_and_train, config, started))
+
+
+def run_and_report(config: Config, work: Callable[[], object]) -> int:
+    """Run `work` and print why it failed, if it did. Returns the exit code of the rank."""
+    try:
+        # torchrun shows the exception that `record` leaves in its error file as the cause of a failed job.
+        record(work)()
+    except (Exception, KeyboardInterrupt) as error:
+        keep_until_exit(error)  # its traceback references the model
+        failure = describe_failure(error, config)
+        if failure is None:
+            sys.excepthook(*sys.exc_info())
+            return 1
+        rank = str(config.position[0]) if config.position else os.environ.get("RANK", "0")
+        if rank == "0" or not failure.same_on_all_ranks:
+            print(f"train: rank {rank}: {failure.message}\n", end="", file=sys.stderr, flush=True)
+        return failure.exit_code
+    return 0
+
+
+def join_and_train(config: Config, started: float) -> None:
+    """Join the process group and train with the other ranks."""
+    info = find_rank(config, os.environ)
+    on_lost = partial(report_and_exit, config, raise_connection_lost)
+    # Signals are handled only once all ranks have joined: before that there is nothing to save, and a process that
+    # waits for the others in C++ would not notice the request.
+    with join(config, info, on_lost=on_lost) as comm, handle_stop_signals() as stop:
+        if comm.world_size > 1:  # the only line that every rank prints
+            print(f"rank {comm.rank} of {comm.world_size} joined on {comm.device}\n", end="", flush=True)
+        train(config, comm, stop, started)
+
+
+def train(config: Config, comm: Communicator, stop: StopRequest, started: float) -> None:
+    """Load the data, build the model, train it, and print the result."""
+    device.set_numerics(config)
+    if comm.device.type == "cpu":
+        device.keep_freed_memory()
+    datasets = load_datasets(config, comm)
+    model = models.build(config.model, shape=datasets.shape, classes=datasets.classes, seed=config.seed)
+    strategy = select.build(config, comm, model, shape=datasets.shape)
+    keep_until_exit(strategy)
+    metrics = Metrics(config.folder, enabled=comm.is_main, tensorboard=config.tensorboard)
+    comm.run_together(metrics.lock, what="use the folder of --out")
+    trainer = Trainer(
+        config=config, comm=comm, strategy=strategy, datasets=datasets, metrics=metrics, stop=stop
+    )
+    trainer.resume()
+    metrics.open(trainer.step, epochs=trainer.validated_epochs)
+    metrics.write_status("running", **trainer.status())
+    fit(config, comm, trainer, metrics)
+    metrics.write_status("finished", **trainer.status(), **trainer.result())
+    metrics.print_line(
+        f"{trainer.summary()} after {trainer.epoch} epochs, {time.perf_counter() - started:.1f} s"
+    )
+
+
+def load_datasets(config: Config, comm: Communicator) -> Datasets:
+    """Load the datasets, local rank 0 of each node first, and make the output folder."""
+
+    def load_here() -> Datasets:
+        loaded = load(config, download=config.download and comm.local_rank == 0)
+        make_output_folder(config.folder)
+        return loaded
+
+    datasets = comm.local_rank_0_first(load_here, what="load the data")
+    return move_to_device(datasets, comm.device) if config.on_device else datasets
+
+
+def fit(config: Config, comm: Communicator, trainer: Trainer, metrics: Metrics) -> None:
+    """Run the training loop, and record in status.json how it ended if it did not finish."""
+
+    def on_lost(error: RuntimeError) -> None:
+        try:
+            trainer.raise_connection_lost(error)
+        except TrainError as problem:
+            with suppress(OSError):
+                metrics.write_status("failed", **trainer.status(), error=str(problem))
+            raise
+
+    try:
+        with comm.monitor.handler(partial(report_and_exit, config, on_lost)):
+            trainer.fit()
+    except Preempted:
+        metrics.write_status("preempted", **trainer.status())
+        raise
+    except BaseException as error:
+        with suppress(OSError):  # the disk may be what failed
+            metrics.write_status("failed", **trainer.status(), error=str(error) or type(error).__name__)
+        raise
+    finally:
+        trainer.close()
+        metrics.close()
+
+
+def report_and_exit(
+    config: Config, raise_cause: Callable[[RuntimeError], object], error: RuntimeError
+) -> NoReturn:
+    """End the process because another rank has died. Called from a thread beside the main one.
+
+    The main thread waits in C++, where no exception reaches it. `raise_cause` raises what the main thread would have.
+    """
+    exit_process(run_and_report(config, partial(raise_cause, error)))
