@@ -7,25 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tyro
 
-from train.config import DATASETS, Config, make
+from train.config import Config, make
 from train.errors import UsageError
+from train.flags import DATASETS
 
 DESCRIPTION = "Train a model on one process, one node or many nodes."
 
 
-def parse(argv: Sequence[str], *, prog: str = "train/main.py") -> Config:
-    """Return the Config that the command line describes. Exits 0 after --help; raises `UsageError` for bad flags."""
+def parse(
+    argv: Sequence[str], *, prog: str = "train/main.py", defaults: Mapping[str, Any] | None = None
+) -> Config:
+    """Return the Config that the command line describes; `defaults` are flags by name, before those of the dataset's
+    recipe. Exits 0 after --help; raises `UsageError` for bad flags."""
+    given = dict(defaults or {})
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
                 Config,
                 args=list(argv),
-                default=make(dataset=_dataset(argv)),
+                default=make(**{**given, "dataset": _dataset(argv, given.get("dataset", "digits"))}),
                 prog=prog,
                 description=DESCRIPTION,
                 config=(tyro.conf.OmitArgPrefixes,),
@@ -36,14 +42,14 @@ def parse(argv: Sequence[str], *, prog: str = "train/main.py") -> Config:
         raise UsageError(_sentence(errors.getvalue())) from None
 
 
-def _dataset(argv: Sequence[str]) -> str:
+def _dataset(argv: Sequence[str], default: str) -> str:
     """Return the dataset that the flags name: its recipe determines their defaults. A wrong one is reported later."""
-    found = "digits"
+    found = default
     for number, word in enumerate(argv):
         name, equals, value = word.partition("=")
         if name == "--dataset":
             found = value if equals else next(iter(argv[number + 1 : number + 2]), "")
-    return found if found in DATASETS else "digits"
+    return found if found in DATASETS else default
 
 
 def _sentence(box: str) -> str:

@@ -132,13 +132,25 @@ def _token_accuracy(scores: Tensor, batch: Batch) -> Tensor:
 # -- batches -----------------------------------------------------------------------------------------------
 
 
-def part(batch: Batch, first: int, end: int) -> Batch:
-    """Return the samples first..end of a batch."""
-    return pytree.tree_map(lambda value: value[first:end] if _has_samples(value) else value, batch)
+def part(values: Any, begin: int, end: int) -> Any:
+    """Return the samples begin..end of a batch, or of outputs."""
+    return pytree.tree_map(lambda value: value[begin:end] if _has_samples(value) else value, values)
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
+def first(values: Any, count: int) -> Any:
+    """Return the first `count` samples of a batch, or of outputs."""
+    return part(values, 0, count)
+
+
+def device_of(values: Any) -> torch.device | None:
+    """Return the device of the first tensor; None if there is none."""
+    return next((value.device for value in pytree.tree_leaves(values) if isinstance(value, Tensor)), None)
+
+
+def to_device(batch: Batch, device: torch.device | None) -> Batch:
     """Return the batch with its tensors on `device`. From pinned memory the host does not wait for the copy."""
+    if device is None:
+        return batch
     return pytree.tree_map(
         lambda value: value.to(device, non_blocking=True) if isinstance(value, Tensor) else value, batch
     )
@@ -150,6 +162,11 @@ def size(batch: Batch) -> int:
         if isinstance(value, Tensor) and value.dim():
             return len(value)
     raise ValueError("a batch must hold a tensor whose first dimension is the samples")
+
+
+def on_inputs(change: Callable[[Tensor], Tensor]) -> Callable[[Batch], Batch]:
+    """Return a function that changes the inputs of batches (inputs, labels)."""
+    return lambda batch: (change(batch[0]), *batch[1:])
 
 
 def _has_samples(value: Any) -> bool:

@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from train.errors import TrainError
 NAME = "snapshot.pt"
 PREVIOUS = "snapshot.prev.pt"
 TEMPORARY = ".snapshot.{}.tmp"
-FORMAT = 3
+FORMAT = 4
 
 State = dict[str, Any]
 
@@ -33,22 +34,29 @@ def save(folder: Path, state: State, *, writer: int = 0) -> None:
     `writer` is the rank that writes; it keeps the temporary files of several writers apart. Raises `TrainError` if the
     write fails; the existing snapshots stay.
     """
-    path = folder / NAME
+    write(folder / NAME, state, writer=writer, previous=folder / PREVIOUS)
+
+
+def write(path: Path, state: State, *, writer: int = 0, previous: Path | None = None) -> None:
+    """Write `state` to `path` at once or not at all; an existing file is renamed to `previous`, if that is given.
+
+    Raises `TrainError` if the write fails; existing files stay.
+    """
+    folder = path.parent
     temporary = folder / TEMPORARY.format(writer)
     try:
         with temporary.open("wb") as file:
             torch.save({"format": FORMAT, **state}, file)
             file.flush()
             os.fsync(file.fileno())
-        try:
-            path.replace(folder / PREVIOUS)
-        except FileNotFoundError:
-            pass  # this is the first snapshot
+        if previous is not None:
+            with suppress(FileNotFoundError):  # this is the first snapshot
+                path.replace(previous)
         temporary.replace(path)
         sync(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: how torch's writer reports a short write
         temporary.unlink(missing_ok=True)
-        raise TrainError(f"cannot write the snapshot {path} ({error}); the previous ones are kept") from error
+        raise TrainError(f"cannot write {path} ({error}); the snapshots before it are kept") from error
 
 
 def remove(folder: Path) -> None:
@@ -69,8 +77,8 @@ def remove_temporary_files(folder: Path) -> None:
 def load_local(folder: Path) -> State | None:
     """Return the newest valid state in `folder`, on the CPU, or None. A damaged file is reported on stderr and skipped."""
     # The file written last, whatever its step: a run that was forced to resume may count its steps differently.
-    state = _read(folder / NAME)
-    return _read(folder / PREVIOUS) if state is None else state
+    state = read(folder / NAME)
+    return read(folder / PREVIOUS) if state is None else state
 
 
 def newest_step(folder: Path) -> int:
@@ -81,7 +89,11 @@ def newest_step(folder: Path) -> int:
 
 def load_newest(folder: Path, comm: Communicator) -> State | None:
     """Return on every rank the newest state that any rank finds in its `folder`, or None if no rank has one."""
-    own = load_local(folder)
+    return elect(load_local(folder), comm)
+
+
+def elect(own: State | None, comm: Communicator) -> State | None:
+    """Return on every rank the state with the highest step of those that the ranks have, or None if none has one."""
     steps = comm.gather(-1 if own is None else int(own["step"]))
     newest = max(steps)
     if newest < 0:
@@ -91,7 +103,8 @@ def load_newest(folder: Path, comm: Communicator) -> State | None:
     return _from_bytes(blob)
 
 
-def _read(path: Path) -> State | None:
+def read(path: Path) -> State | None:
+    """Return the state in a file, on the CPU; None if there is no file. A damaged one is reported on stderr and skipped."""
     if not path.exists():
         return None
     try:

@@ -36,20 +36,26 @@ CHUNK = 2**22  # bytes
 
 T = TypeVar("T")
 Facts = dict[str, Any]
+Parts = tuple[Facts, Facts, Facts]  # of the model, the optimizer, and the tensors of hooks
 Checksums = dict[str, list[int]]  # file name -> [bytes, CRC-32]
 
 
-def save(folder: Path, facts: Facts, parts: tuple[Facts, Facts], comm: Communicator) -> None:
+def save(folder: Path, facts: Facts, parts: Parts, comm: Communicator) -> None:
     """Write a snapshot of `facts["step"]` to `folder` and keep the one before it.
 
-    `facts` are small and can be written as JSON; `parts` are this rank's parts of model and optimizer. Raises
+    `facts` are small and can be written as JSON; `parts` are those of this rank. Raises
     `TrainError` on every rank if one of them cannot write; the existing snapshots stay.
     """
     target = folder / f"snapshot-{facts['step']}.dcp"
     draft = folder / UNFINISHED
 
     def write() -> None:
-        _without_warnings(dcp.save, _as_state(parts), storage_writer=dcp.FileSystemWriter(draft))
+        _without_warnings(
+            dcp.save,
+            _as_state(parts),
+            storage_writer=dcp.FileSystemWriter(draft),
+            process_group=comm.group,
+        )
 
     def list_files() -> bytes:
         return _file_names(draft) if comm.is_main else b""
@@ -88,10 +94,14 @@ def find_newest(folder: Path, comm: Communicator) -> Facts | None:
     return None
 
 
-def read(path: Path, parts: tuple[Facts, Facts]) -> None:
-    """Fill `parts` from the snapshot in `path`. Raises `ValueError` on every rank where it does not fit them."""
+def read(path: Path, parts: Parts) -> None:
+    """Fill `parts` from the snapshot in `path`; tensors of hooks only where it has them. Raises `ValueError` on every rank
+    where it does not fit them."""
+    reader = dcp.FileSystemReader(path)
+    saved = reader.read_metadata().state_dict_metadata
+    hooks = {name: value for name, value in parts[2].items() if f"hooks.{name}" in saved}
     try:
-        _without_warnings(dcp.load, _as_state(parts), storage_reader=dcp.FileSystemReader(path))
+        _without_warnings(dcp.load, _as_state((parts[0], parts[1], hooks)), storage_reader=reader)
     except CheckpointException as error:
         raise ValueError(_first_cause(error)) from error
 
@@ -249,8 +259,8 @@ def _first_cause(error: BaseException) -> str:
     return f"{where}{str(error).strip() or type(error).__name__}".splitlines()[0]
 
 
-def _as_state(parts: tuple[Facts, Facts]) -> Facts:
-    return {"model": parts[0], "optimizer": parts[1]}
+def _as_state(parts: Parts) -> Facts:
+    return {"model": parts[0], "optimizer": parts[1], "hooks": parts[2]}
 
 
 def _without_warnings(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:

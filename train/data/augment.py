@@ -42,6 +42,12 @@ class Augment:
         columns = torch.where(flipped[:, None] > 0, width - 1 - columns, columns) + right[:, None]
         return _pick(images, rows, columns)
 
+    def of_batch(
+        self, batch: tuple[Tensor, ...], *, epoch: int, indices: Sequence[int]
+    ) -> tuple[Tensor, ...]:
+        """Return the batch with its inputs augmented."""
+        return (self(batch[0], epoch=epoch, indices=indices), *batch[1:])
+
     def draws(self, epoch: int, indices: Sequence[int]) -> Tensor:
         """Return the draws of each sample: int64 [3, n], the shifts down and right in -pad..pad, and 1 to flip."""
         # Drawn on the CPU: three small numbers per sample, equal for every kind of device.

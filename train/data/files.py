@@ -1,58 +1,50 @@
-"""The files of MNIST and STL-10: reading, checking for completeness, and downloading on request.
-
-Files are read here and not by torchvision, which computes the checksum of 2.9 GB of STL-10 at every start and has one
-error message for every problem; torchvision does the downloads. A file is complete if its size fits what its header,
-or its companion file, says.
-"""
+"""The files of MNIST, STL-10 and folders of images, read by torchvision; downloaded only on request."""
 
 from __future__ import annotations
 
 import gzip
-import math
-import struct
-import zlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from train.errors import UsageError
 
 T = TypeVar("T")
 Part = tuple[Tensor, Tensor]
 
-# The official files with their sizes in bytes; for MNIST the compressed ones.
-MNIST_FILES = {
-    "train-images-idx3-ubyte.gz": 9_912_422,
-    "train-labels-idx1-ubyte.gz": 28_881,
-    "t10k-images-idx3-ubyte.gz": 1_648_877,
-    "t10k-labels-idx1-ubyte.gz": 4_542,
-}
-STL10_ARCHIVE = ("stl10_binary.tar.gz", 2_640_397_119)
-STL10_FILES = {
-    "train_X.bin": 138_240_000,
-    "train_y.bin": 5_000,
-    "test_X.bin": 221_184_000,
-    "test_y.bin": 8_000,
-}
-_STL10_IMAGE = 3 * 96 * 96
-
-
-class _Unusable(Exception):
-    """Files are missing or damaged; the message says which and how."""
+MNIST_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+STL10_FILES = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin")
+STL10_ARCHIVE = "stl10_binary.tar.gz"  # 2.6 GB
 
 
 def mnist(folder: Path, *, download: bool) -> list[Part]:
     """Return the training and the test part: images uint8 [n, 1, 28, 28] and labels int64 [n].
 
-    The idx files are in folder/MNIST/raw, gzipped or not. Raises `UsageError` that names the files to get.
+    The files are in folder/MNIST/raw, gzipped or not. Raises `UsageError` that names the files to get.
     """
     raw = folder / "MNIST" / "raw"
-    names = ", ".join(f"{name} ({_human_size(size)})" for name, size in MNIST_FILES.items())
-    advice = f"copy {names}, gzipped or not, to {raw} (torchvision.datasets.MNIST has them)"
-    return _read_or_download(lambda: _read_mnist(raw), "MNIST", folder, advice, download)
+    advice = f"copy {', '.join(MNIST_FILES)}, gzipped or not, to {raw}"
+    datasets = _torchvision_datasets("mnist")
+
+    def read() -> list[Part]:
+        _unpack(raw)
+        parts = [datasets.MNIST(folder, train=train) for train in (True, False)]
+        return [(part.data.unsqueeze(1), part.targets.long()) for part in parts]
+
+    def fetch() -> None:
+        datasets.MNIST(folder, download=True)
+
+    return _read(read, fetch if download else None, "MNIST", folder, advice)
 
 
 def stl10(folder: Path, *, download: bool) -> list[Part]:
@@ -60,42 +52,100 @@ def stl10(folder: Path, *, download: bool) -> list[Part]:
 
     The files are in folder/stl10_binary. Raises `UsageError` that names the files to get.
     """
-    binary = folder / "stl10_binary"
-    names = ", ".join(f"{name} ({_human_size(size)})" for name, size in STL10_FILES.items())
-    archive, size = STL10_ARCHIVE
-    advice = f"{binary} needs {names}: unpack {archive} ({_human_size(size)}; torchvision.datasets.STL10 has it) in {folder}"
-    if (folder / archive).exists():
-        advice = f"unpack the archive {folder / archive}: tar -xzf {folder / archive} -C {folder}"
-    return _read_or_download(lambda: _read_stl10(binary), "STL10", folder, advice, download)
+    archive = folder / STL10_ARCHIVE
+    advice = f"unpack {STL10_ARCHIVE} in {folder}: {folder / 'stl10_binary'} needs {', '.join(STL10_FILES)}"
+    if archive.exists():
+        advice = f"unpack the archive: tar -xzf {archive} -C {folder}"
+    datasets = _torchvision_datasets("stl10")
+
+    class Unchecked(datasets.STL10):  # type: ignore[misc, name-defined]
+        """Does not compute the checksum of all 2.9 GB at each start."""
+
+        def _check_integrity(self) -> bool:
+            return all((folder / self.base_folder / name).exists() for name in STL10_FILES)
+
+    def read() -> list[Part]:
+        parts = [Unchecked(folder, split=split) for split in ("train", "test")]
+        return [(torch.from_numpy(part.data), torch.from_numpy(part.labels).long()) for part in parts]
+
+    def fetch() -> None:
+        datasets.STL10(folder, download=True)
+
+    return _read(read, fetch if download else None, "STL10", folder, advice)
 
 
-def _read_or_download(read: Callable[[], T], name: str, folder: Path, advice: str, download: bool) -> T:
+def image_folders(folder: Path, side: int, *, augment: bool) -> tuple[Dataset[Any], Dataset[Any], int]:
+    """Return (the images of folder/train, those of folder/val, the number of classes): uint8 [3, side, side] each, and the
+    number of the class in the order of the folders' names.
+
+    Raises `UsageError` where a folder is missing or empty, or the two have other classes.
+    """
+    datasets = _torchvision_datasets("folder")
+    from torchvision.transforms import v2
+
+    middle = v2.Compose([v2.Resize(side * 8 // 7), v2.CenterCrop(side), v2.PILToTensor()])
+    random = v2.Compose([v2.RandomResizedCrop(side), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    advice = f"put images into {folder / 'train'}/CLASS and {folder / 'val'}/CLASS, or give another --data"
+
+    def read() -> list[Any]:
+        transforms = (("train", random if augment else middle), ("val", middle))
+        return [datasets.ImageFolder(folder / part, transform) for part, transform in transforms]
+
+    train, test = _read(read, None, "images", folder, advice)
+    if train.classes != test.classes:
+        other = ", ".join(sorted(set(train.classes) ^ set(test.classes))[:5])
+        raise UsageError(f"{folder}: train and val have other classes ({other}); {advice}")
+    return train, test, len(train.classes)
+
+
+def _read(
+    read: Callable[[], list[T]], fetch: Callable[[], None] | None, name: str, folder: Path, advice: str
+) -> list[T]:
+    """Return what `read` returns, after `fetch` if nothing was there and it is given."""
     try:
-        return read()
-    except _Unusable as problem:
-        if not download:
+        return _checked(read())
+    except _DAMAGED as problem:
+        if fetch is None:
+            more = "" if name == "images" else "; or give --download"
             raise UsageError(
-                f"cannot read the data: {problem}. To fix it, {advice}; or give --download"
+                f"cannot read {name} in {folder} ({_first_line(problem)}). To fix it, {advice}{more}"
             ) from problem
-    warning = _download(name, folder)
     try:
-        return read()
-    except _Unusable as problem:
+        fetch()
+        return _checked(read())
+    except _DAMAGED as problem:
         # torchvision downloads what is missing; it leaves a damaged MNIST file alone.
         raise UsageError(
-            f"cannot read the data even after --download{warning}: {problem}. Remove the damaged files and try again, "
-            f"or {advice}"
+            f"cannot read {name} in {folder} even after --download ({_first_line(problem)}). Remove damaged files and try "
+            f"again, or {advice}"
         ) from problem
 
 
-def _download(name: str, folder: Path) -> str:
-    """Download what is missing with torchvision. Returns torchvision's error message, or an empty string."""
-    dataset = getattr(_torchvision_datasets(name), name)
-    try:
-        dataset(folder, download=True)
-    except (RuntimeError, OSError, ValueError, EOFError) as error:
-        return f" (torchvision: {error})"
-    return ""
+# What torchvision raises for files that are missing, truncated, or something else.
+_DAMAGED = (RuntimeError, ValueError, OSError, EOFError, AssertionError, TypeError, IndexError)
+
+
+def _checked(parts: list[T]) -> list[T]:
+    """Return the parts. Raises `ValueError` where there are not as many images as labels."""
+    for part in parts:
+        if isinstance(part, tuple) and (len(part[0]) != len(part[1]) or not len(part[0])):
+            raise ValueError(f"{len(part[0])} images, but {len(part[1])} labels")
+    return parts
+
+
+def _unpack(raw: Path) -> None:
+    """Unpack the gzipped files whose unpacked ones are missing: torchvision does so only for those that it has fetched."""
+    for name in MNIST_FILES:
+        path, packed = raw / name, raw / f"{name}.gz"
+        if packed.exists() and not path.exists():
+            temporary = path.with_name(f".{name}.tmp")
+            with gzip.open(packed) as source, temporary.open("wb") as target:
+                shutil.copyfileobj(source, target)
+            temporary.replace(path)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _torchvision_datasets(name: str) -> Any:
@@ -103,69 +153,6 @@ def _torchvision_datasets(name: str) -> Any:
         from torchvision import datasets
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision built for another torch
         raise UsageError(
-            f"--download of {name} needs a torchvision that matches torch ({error}): pip install torchvision"
+            f"--dataset {name} needs a torchvision that matches torch ({error}): pip install torchvision"
         ) from error
     return datasets
-
-
-def _read_mnist(raw: Path) -> list[Part]:
-    parts = []
-    for part in ("train", "t10k"):
-        images = _read_idx(raw / f"{part}-images-idx3-ubyte", dimensions=3)
-        labels = _read_idx(raw / f"{part}-labels-idx1-ubyte", dimensions=1)
-        if len(images) != len(labels):
-            raise _Unusable(f"{raw}: {len(images)} images but {len(labels)} labels in the {part} files")
-        parts.append((images.unsqueeze(1), labels.long()))
-    return parts
-
-
-def _read_idx(path: Path, *, dimensions: int) -> Tensor:
-    """Read an idx file of unsigned bytes: magic number, sizes as big-endian 32-bit integers, then the values."""
-    gzipped = path.with_name(path.name + ".gz")
-    source = path if path.exists() else gzipped
-    content = _read_bytes(source, gzip.decompress if source == gzipped else bytes)
-    start = 4 * (1 + dimensions)
-    if len(content) < start or content[:4] != bytes((0, 0, 8, dimensions)):
-        raise _Unusable(f"{source} is not an idx file of {dimensions} dimensions")
-    shape = struct.unpack(f">{dimensions}I", content[4:start])
-    _check_size(source, len(content), start + math.prod(shape))
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=start).view(shape)
-
-
-def _read_stl10(binary: Path) -> list[Part]:
-    parts = []
-    for part in ("train", "test"):
-        labels = _read_bytes(binary / f"{part}_y.bin")
-        pixels = _read_bytes(binary / f"{part}_X.bin")
-        _check_size(binary / f"{part}_X.bin", len(pixels), len(labels) * _STL10_IMAGE)
-        images = torch.frombuffer(pixels, dtype=torch.uint8).view(-1, 3, 96, 96)
-        # Stored column by column; labels from 1.
-        parts.append(
-            (images.transpose(2, 3).contiguous(), torch.frombuffer(labels, dtype=torch.uint8).long() - 1)
-        )
-    return parts
-
-
-def _read_bytes(path: Path, decompress: Callable[[bytes], bytes] = bytes) -> bytearray:
-    try:
-        content = bytearray(decompress(path.read_bytes()))
-    except FileNotFoundError:
-        raise _Unusable(f"{path} does not exist") from None
-    except (EOFError, OSError, zlib.error) as error:
-        raise _Unusable(f"{path} is damaged ({error})") from error
-    if not content:
-        raise _Unusable(f"{path} is empty")
-    return content
-
-
-def _check_size(path: Path, size: int, expected: int) -> None:
-    if size != expected:
-        problem = "truncated" if size < expected else "too long"
-        raise _Unusable(f"{path} is {problem}: {size:,} bytes instead of {expected:,}; remove it")
-
-
-def _human_size(size: int) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size} bytes"

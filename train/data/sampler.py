@@ -7,7 +7,7 @@ the same for every W. It handles indices only, and is independent of datasets, d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,47 +31,42 @@ class RankBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBatchSampler:
-    """Training order of `samples` samples in global batches of `batch_size`, as seen by rank `rank`."""
+    """The order of `samples` samples in global batches of `batch_size`, as seen by rank `rank`: a permutation for each
+    epoch, or without `shuffle` their own order, for evaluation."""
 
     samples: int
     batch_size: int
-    seed: int
+    seed: int = 0
     rank: int = 0
     world_size: int = 1
+    shuffle: bool = True
 
     @property
     def steps(self) -> int:
         """Steps per epoch; the last one may be a smaller batch."""
         return -(-self.samples // self.batch_size)
 
-    def permutation(self, epoch: int) -> list[int]:
+    def order(self, epoch: int) -> Sequence[int]:
         """Return the order of all samples in this epoch, the same on every rank."""
+        if not self.shuffle:
+            return range(self.samples)
         generator = torch.Generator().manual_seed(epoch_key(self.seed, epoch))
-        return torch.randperm(self.samples, generator=generator).tolist()
+        permutation: list[int] = torch.randperm(self.samples, generator=generator).tolist()
+        return permutation
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[RankBatch]:
-        """Yield this rank's batches of the epoch from `first_step` on: a resumed run skips without loading."""
-        order, key = self.permutation(epoch), epoch_key(self.seed, epoch)
+        """Yield this rank's batches of the epoch from `first_step` on: a resumed run skips without loading.
+
+        Every rank gets the same number of batches, also in an evaluation: some modes gather parameters in each
+        forward pass.
+        """
+        order, key = self.order(epoch), epoch_key(self.seed, epoch)
         for step in range(first_step, self.steps):
             batch = order[step * self.batch_size : (step + 1) * self.batch_size]
-            own = batch[self.rank :: self.world_size]
-            yield RankBatch(own or batch[:1], len(own), len(batch), key)
+            own = list(batch[self.rank :: self.world_size])
+            yield RankBatch(own or list(batch[:1]), len(own), len(batch), key)
 
 
 def epoch_key(seed: int, epoch: int) -> int:
     """Return the seed of what is drawn in an epoch."""
     return seed * 1_000_003 + epoch
-
-
-def in_order(
-    *, samples: int, batch_size: int, rank: int, world_size: int, seed: int = 0
-) -> Iterator[RankBatch]:
-    """Yield the batches of rank `rank` of all samples in their order, `batch_size` samples over all ranks at a time.
-
-    For evaluation. Every rank gets the same number of batches, because some modes gather parameters in each forward
-    pass.
-    """
-    for first in range(0, samples, batch_size):
-        batch = range(first, min(first + batch_size, samples))
-        own = list(batch[rank::world_size])
-        yield RankBatch(own or [first], len(own), len(batch), epoch_key(seed, 0))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ class Communicator:
     info: RankInfo
     device: torch.device
     monitor: PeerMonitor = field(default_factory=PeerMonitor)
+    group: dist.ProcessGroup | None = None  # None: the default group
 
     @property
     def rank(self) -> int:
@@ -57,26 +58,33 @@ class Communicator:
         """Return the sum of `values` over all ranks as a new tensor, the same on every rank."""
         total = values.clone()
         if self.info.distributed:
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=self.group)
         return total
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is set on at least one rank."""
         return bool(self.sum(torch.tensor(int(flag), device=self.device)).item())
 
-    def any_async(self, flag: bool) -> Callable[[], bool]:
-        """Start to reduce `flag` while the rank computes. The function returned waits for the result of `any`."""
+    def count_async(self, flag: bool) -> Callable[[], Tensor]:
+        """Start to count, while the rank computes, on how many ranks `flag` is set. The function returned gives the
+        number as a float64 on the device, without waiting for a GPU."""
+        total = torch.tensor(float(flag), dtype=torch.float64, device=self.device)
         if not self.info.distributed:
-            return lambda: flag
-        total = torch.tensor(int(flag), device=self.device)
-        work = dist.all_reduce(total, async_op=True)
+            return lambda: total
+        work = dist.all_reduce(total, async_op=True, group=self.group)
         assert work is not None
 
-        def result() -> bool:
+        def result() -> Tensor:
             work.wait()
-            return bool(total.item())
+            return total
 
         return result
+
+    def in_background(self) -> Communicator:
+        """Return a communicator of the same ranks for another thread, whose operations may overlap with those of this
+        one. Collective; its tensors are on the CPU."""
+        group: Any = dist.new_group(backend="gloo") if self.info.distributed else None
+        return Communicator(info=self.info, device=torch.device("cpu"), group=group)
 
     def gather(self, number: int) -> list[int]:
         """Return the number of every rank, in rank order."""
@@ -89,11 +97,11 @@ class Communicator:
         if not self.info.distributed:
             return blob or b""
         length = torch.tensor(len(blob or b""), device=self.device)
-        dist.broadcast(length, src=source)
+        dist.broadcast(length, src=source, group=self.group)
         payload = torch.empty(int(length.item()), dtype=torch.uint8, device=self.device)
         if self.rank == source:
             payload.copy_(torch.frombuffer(bytearray(blob or b""), dtype=torch.uint8))
-        dist.broadcast(payload, src=source)
+        dist.broadcast(payload, src=source, group=self.group)
         return payload.cpu().numpy().tobytes()
 
     def broadcast_buffers(self, module: nn.Module) -> None:
@@ -105,7 +113,7 @@ class Communicator:
         if not self.info.distributed:
             return
         for buffer in module.buffers():
-            dist.broadcast(buffer, src=0)
+            dist.broadcast(buffer, src=0, group=self.group)
 
     def local_rank_0_first(self, work: Callable[[], T], *, what: str) -> T:
         """Run `work` on local rank 0 of each node, then on the other ranks, and return its result.

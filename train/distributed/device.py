@@ -22,12 +22,14 @@ def select_device(config: Config, info: RankInfo) -> torch.device:
 
     Raises `UsageError` where the node has fewer GPUs than its ranks need.
     """
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+    if config.precision.device == "cpu" or (
+        config.precision.device == "auto" and not torch.cuda.is_available()
+    ):
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if count == 0:
         raise UsageError("--device cuda: torch finds no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES")
-    per_rank = 2 if config.parallel == "pipeline" else 1
+    per_rank = 2 if config.parallel.parallel == "pipeline" else 1
     # A launcher may show each rank its own GPUs only; then they begin at 0 whatever the local rank.
     if count == per_rank and "CUDA_VISIBLE_DEVICES" in os.environ:
         return torch.device("cuda", 0)
@@ -48,10 +50,10 @@ def select_device(config: Config, info: RankInfo) -> torch.device:
 
 def set_numerics(config: Config) -> None:
     """Set TF32, cuDNN's autotuning and deterministic algorithms for the process."""
-    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = config.tf32
-    torch.backends.cudnn.benchmark = not config.deterministic
-    if not config.deterministic:
+    torch.set_float32_matmul_precision("high" if config.precision.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = config.precision.tf32
+    torch.backends.cudnn.benchmark = not config.precision.deterministic
+    if not config.precision.deterministic:
         return
     # cuBLAS is deterministic only with a fixed workspace, chosen before its first use.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -19,6 +19,8 @@ from train.distributed.device import select_device
 from train.distributed.rank_info import RankInfo
 from train.errors import TrainError, UsageError
 
+ONE_DEVICE = ("ddp", "fsdp", "hsdp", "tensor")  # modes in which a rank has one device and talks to all others
+
 
 @contextmanager
 def join(
@@ -34,10 +36,14 @@ def join(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     comm = Communicator(info=info, device=device)
-    if not info.distributed and config.parallel in ("ddp", "pipeline"):
+    if not info.distributed and config.parallel.parallel in ("ddp", "pipeline"):
         yield comm
         return
-    backend = config.backend if config.backend != "auto" else ("nccl" if device.type == "cuda" else "gloo")
+    backend = (
+        config.precision.backend
+        if config.precision.backend != "auto"
+        else ("nccl" if device.type == "cuda" else "gloo")
+    )
     if backend == "nccl" and device.type == "cpu":
         raise UsageError("--backend nccl needs GPUs: use --backend gloo or auto")
     _init_process_group(config, info, device, backend)
@@ -63,7 +69,7 @@ def join(
 
 
 def _init_process_group(config: Config, info: RankInfo, device: torch.device, backend: str) -> None:
-    timeout = timedelta(seconds=config.timeout)
+    timeout = timedelta(seconds=config.rendezvous.timeout)
     try:
         dist.init_process_group(
             backend,
@@ -72,7 +78,7 @@ def _init_process_group(config: Config, info: RankInfo, device: torch.device, ba
             timeout=timeout,
             # Bound to one device, NCCL refuses tensors on the other one of a two-device pipeline; with one stage per
             # rank, neighbours get a connection of their own only if none was made for all ranks ahead of time.
-            device_id=device if backend == "nccl" and config.parallel in ("ddp", "fsdp") else None,
+            device_id=device if backend == "nccl" and config.parallel.parallel in ONE_DEVICE else None,
             **_rendezvous(config, info, timeout),
         )
     except ValueError as error:
@@ -93,17 +99,23 @@ def _rendezvous(config: Config, info: RankInfo, timeout: timedelta) -> dict[str,
     if not info.distributed:
         # A single process started by hand is a group of one, for the modes that need a process group.
         return {"store": dist.HashStore()}
-    scheme, _, path = config.init_method.partition("://")
+    scheme, _, path = config.rendezvous.init_method.partition("://")
     if scheme == "file" and not Path(path).parent.is_dir():
         # Each rank would retry for minutes, whatever the timeout.
-        raise UsageError(f"--init-method {config.init_method}: the folder does not exist")
-    if not info.restarts or os.environ.get("GROUP_WORLD_SIZE") != "1" or config.init_method != "env://":
-        return {"init_method": config.init_method}
+        raise UsageError(f"--init-method {config.rendezvous.init_method}: the folder does not exist")
+    if (
+        not info.restarts
+        or os.environ.get("GROUP_WORLD_SIZE") != "1"
+        or config.rendezvous.init_method != "env://"
+    ):
+        return {"init_method": config.rendezvous.init_method}
     # torchrun uses one store for all restarts (pytorch#135712): a rank that looks too early would find the addresses
     # of ranks that have exited, and hang or fail (2 of 3 restarts, torch 2.15). So each restart gets a prefix of its
     # own. Only within one node: agents of several nodes do not count restarts alike, and
     # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has to be set for them.
-    store, _, _ = next(dist.rendezvous(config.init_method, info.rank, info.world_size, timeout=timeout))
+    store, _, _ = next(
+        dist.rendezvous(config.rendezvous.init_method, info.rank, info.world_size, timeout=timeout)
+    )
     return {"store": dist.PrefixStore(f"restart{info.restarts}", store)}
 
 

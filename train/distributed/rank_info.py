@@ -15,6 +15,7 @@ from train.errors import UsageError
 class RankInfo:
     """The position of a process in the job.
 
+    `local_world_size` is the number of ranks on this node, where torchrun says it, else that of all ranks.
     `distributed` is False for a single process started by hand. `restarts` is how often torchrun has restarted the
     ranks of the job.
     """
@@ -22,6 +23,7 @@ class RankInfo:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    local_world_size: int = 1
     distributed: bool = False
     restarts: int = 0
 
@@ -30,7 +32,7 @@ def find_rank(config: Config, environ: Mapping[str, str]) -> RankInfo:
     """Return the position given by RANK LOCAL_RANK on the command line, else by torchrun's variables, else that of a
     single process. Raises `UsageError` where only part of it is given."""
     if not config.position and "RANK" not in environ:
-        if config.init_method != "env://" or config.world_size:
+        if config.rendezvous.init_method != "env://" or config.rendezvous.world_size:
             raise UsageError(
                 "the rank of this process is unknown: end the command with RANK LOCAL_RANK, or set RANK and LOCAL_RANK"
             )
@@ -39,12 +41,12 @@ def find_rank(config: Config, environ: Mapping[str, str]) -> RankInfo:
         _number(environ, "RANK"),
         _number(environ, "LOCAL_RANK", default=0),
     )
-    world_size = config.world_size or _number(environ, "WORLD_SIZE")
+    world_size = config.rendezvous.world_size or _number(environ, "WORLD_SIZE")
     if not 0 <= rank < world_size:
         raise UsageError(
             f"rank {rank} is not in 0..{world_size - 1}: check RANK and WORLD_SIZE (or --world-size)"
         )
-    if config.init_method == "env://":
+    if config.rendezvous.init_method == "env://":
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environ]
         if missing:
             raise UsageError(f"set {' and '.join(missing)}, or give --init-method tcp://HOST:PORT")
@@ -53,7 +55,12 @@ def find_rank(config: Config, environ: Mapping[str, str]) -> RankInfo:
         _number(environ, name, default=0) for name in ("TORCHELASTIC_RESTART_COUNT", "CLOUDDDP_ATTEMPT")
     )
     return RankInfo(
-        rank=rank, local_rank=local_rank, world_size=world_size, distributed=True, restarts=restarts
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", default=world_size),
+        distributed=True,
+        restarts=restarts,
     )
 
 

@@ -8,32 +8,34 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import torch.multiprocessing as mp
 
 from train import signals
 from train.config import Config
 from train.process_exit import exit_process
-from train.run import run_rank
 
 POLL = 0.2  # seconds until SIGTERM is forwarded
 GRACE = 30.0  # seconds that the other ranks have to exit after one has; torch kills them after twice that
 SIGINT_GRACE = 5.0  # seconds that the ranks have to exit after Ctrl-C, before they get another SIGINT
 
 
-def spawn(config: Config, started: float) -> int:
-    """Run `config.spawn` ranks until they exit. Returns 0, or the exit code of the first rank that failed."""
-    config = dataclasses.replace(config, spawn=0, world_size=config.spawn)
+def spawn(config: Config, work: Callable[[Config], int]) -> int:
+    """Run `work`, which can be pickled, on as many ranks as --spawn says until they exit. Returns 0, or the exit code of
+    the first rank that failed."""
+    world_size = config.rendezvous.spawn
+    config = _with(config, spawn=0, world_size=world_size)
     try:
         with signals.handle_stop_signals() as stop, reserved_port() as port:
-            if config.init_method == "env://":
-                config = dataclasses.replace(config, init_method=f"tcp://127.0.0.1:{port}")
+            if config.rendezvous.init_method == "env://":
+                config = _with(config, init_method=f"tcp://127.0.0.1:{port}")
             # A rank that gets SIGINT while it imports torch would print a traceback of the import.
             with signals.blocked(signal.SIGINT):
-                ranks = mp.spawn(_run_rank, args=(config, started), nprocs=config.world_size, join=False)
+                ranks = mp.spawn(_run_rank, args=(config, work), nprocs=world_size, join=False)
             return _wait(ranks, stop)
     except mp.ProcessExitedException as error:
         # The rank has reported why. A signal number becomes the exit code that a shell would report.
@@ -64,10 +66,14 @@ def _interrupt(ranks: Sequence[BaseProcess]) -> None:
             os.kill(process.pid, signal.SIGINT)
 
 
-def _run_rank(rank: int, config: Config, started: float) -> None:
+def _with(config: Config, **flags: Any) -> Config:
+    return dataclasses.replace(config, rendezvous=dataclasses.replace(config.rendezvous, **flags))
+
+
+def _run_rank(rank: int, config: Config, work: Callable[[Config], int]) -> None:
     signals.exit_silently_on_sigint()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    exit_process(run_rank(dataclasses.replace(config, position=(rank, rank)), started))
+    exit_process(work(dataclasses.replace(config, position=(rank, rank))))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ and so holds fewer activations.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,83 +21,86 @@ from torch.func import functional_call
 from train.config import Config
 from train.distributed.communicator import Communicator
 from train.errors import UsageError
-from train.parallel.ddp import (
-    HALF_PRECISION,
-    Chunk,
-    Criterion,
-    DDPStrategy,
-    States,
-    explain_single_sample_batchnorm,
-)
+from train.parallel.ddp import HALF_PRECISION, Chunk, DDPStrategy, States, explained
 from train.parallel.partition import partition
+from train.task import Batch, Task, first, part
 
 
 class StageStrategy(DDPStrategy):
     """Rank r holds stage r. A batch passes through the ranks in microbatches; those of the last batch of an epoch are
-    fewer or smaller, so that no sample is padded, repeated or dropped."""
+    fewer or smaller, so that no sample is padded, repeated or dropped. The first part of a batch goes into the model; the
+    loss and the metrics see the others."""
 
-    def __init__(self, config: Config, comm: Communicator, module: nn.Module, shape: Sequence[int]) -> None:
-        if config.parallel == "1f1b" and config.microbatches < comm.world_size:
+    def __init__(
+        self, config: Config, comm: Communicator, module: nn.Module, task: Task, example: Callable[[], Batch]
+    ) -> None:
+        flags = config.parallel
+        if flags.parallel == "1f1b" and flags.microbatches < comm.world_size:
             raise UsageError(
                 f"--parallel 1f1b needs at least as many microbatches as stages: give --microbatches "
-                f"{comm.world_size} or more, not {config.microbatches}, or start fewer ranks"
+                f"{comm.world_size} or more, not {flags.microbatches}, or start fewer ranks"
             )
         self.first, self.last = comm.rank == 0, comm.rank == comm.world_size - 1
-        super().__init__(config, comm, module, shape)
+        super().__init__(config, comm, module, task, example)
         self.data_rank, self.data_world_size = 0, 1
-        self.microbatch_size = config.batch_size // (config.accumulate * config.microbatches)
+        self.microbatch_size = config.optimization.batch_size // (
+            config.optimization.accumulate * flags.microbatches
+        )
         self._schedules: dict[Any, ScheduleGPipe | Schedule1F1B] = {}
 
     def _place(self, module: nn.Module) -> nn.Module:
         rank = self.comm.rank
-        stages = partition(module, count=self.comm.world_size, cuts=self.config.cuts)
+        stages = partition(module, count=self.comm.world_size, cuts=self.config.parallel.cuts)
         self.whole_shapes = {name: value.shape for name, value in module.state_dict().items()}
-        self.dtype = HALF_PRECISION.get(self.config.amp, next(module.parameters()).dtype)
-        self.input_shape, self.output_shape = activation_shapes(stages, self.shape)[rank : rank + 2]
+        self.dtype = HALF_PRECISION.get(self.config.precision.amp, next(module.parameters()).dtype)
+        inputs = _inputs(self.example())
+        self.input_shape, self.output_shape = activation_shapes(stages, inputs)[rank : rank + 2]
         return super()._place(stages[rank])
 
     def _wrap(self, module: nn.Module) -> nn.Module:
-        return _StageModule(self, self._compile(module) if self.config.compile else module)
+        return _StageModule(self, self._compile(module) if self.config.precision.compile else module)
 
-    def warm_up_buckets(self) -> None:
-        """Do nothing: there are no buckets."""
-
-    def train_batch(self, chunks: Sequence[Chunk], criterion: Criterion, *, global_count: int) -> Tensor:
+    def train_batch(self, chunks: Sequence[Chunk], *, global_count: int) -> Tensor:
         """Leave the gradient of the global batch's mean loss in the parameters of this stage.
 
-        Returns [loss sum, correct, correct in top 5, samples] on the last rank, zeros on the others.
+        Returns `Task.sums` on the last rank, zeros on the others.
         """
 
-        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-            return criterion(outputs, labels)[0] / global_count
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            return self.task.sums(outputs, self._batch(targets))[0] / global_count
 
         self._loss = loss
-        total = torch.zeros(4, dtype=torch.float64, device=self.comm.device)
-        for inputs, labels, count in chunks:
-            for run_inputs, run_labels, microbatches in self._runs(inputs[:count], labels[:count]):
-                total += self._run(run_inputs, run_labels, microbatches, criterion)
+        total = self._sums(None, None)
+        for batch, count in chunks:
+            for run, microbatches in self._runs(first(batch, count), count):
+                total += self._run(run, microbatches)
         return total
 
-    def _runs(self, inputs: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+    def _batch(self, targets: Tensor) -> Batch:
+        """Return a batch as the loss gets it: the inputs are on another rank."""
+        return None, targets
+
+    def _runs(self, batch: Batch, count: int) -> Iterator[tuple[Batch, int]]:
         """Yield the parts of a batch that one schedule can take, with the number of equal microbatches in each.
 
         A schedule's microbatches are all of one size. As few microbatches as possible, whose sizes differ by at most
         one, make two parts: those with one sample more, and the others.
         """
-        if not len(inputs):
+        if not count:
             return
-        count = -(-len(inputs) // self.microbatch_size)
-        each, larger = divmod(len(inputs), count)
+        microbatches = -(-count // self.microbatch_size)
+        each, larger = divmod(count, microbatches)
         edge = larger * (each + 1)
         if larger:
-            yield inputs[:edge], labels[:edge], larger
-        yield inputs[edge:], labels[edge:], count - larger
+            yield part(batch, 0, edge), larger
+        yield part(batch, edge, count), microbatches - larger
 
-    def _run(self, inputs: Tensor, labels: Tensor, microbatches: int, criterion: Criterion) -> Tensor:
+    def _run(self, batch: Batch, microbatches: int) -> Tensor:
+        inputs, targets = _inputs(batch), _targets(batch)
         schedule = self._schedule(inputs, microbatches)
-        with explain_single_sample_batchnorm():
-            outputs = schedule.step(*([inputs] if self.first else []), target=labels if self.last else None)
-        return self._sums(criterion, outputs.detach() if self.last else None, labels)
+        with explained():
+            outputs = schedule.step(*([inputs] if self.first else []), target=targets if self.last else None)
+        return self._sums(outputs.detach() if self.last else None, targets)
 
     def _schedule(self, inputs: Tensor, microbatches: int) -> ScheduleGPipe | Schedule1F1B:
         """Return a schedule for these microbatches. Its buffers have a fixed size, so there is one schedule for each
@@ -118,7 +121,7 @@ class StageStrategy(DDPStrategy):
             self.model, rank, world_size, device, input_args=stage_inputs, output_args=stage_outputs
         )
         # With fewer microbatches than stages 1F1B has no order; the two compute the same.
-        one_f_one_b = self.config.parallel == "1f1b" and microbatches >= world_size
+        one_f_one_b = self.config.parallel.parallel == "1f1b" and microbatches >= world_size
         # The loss is a sum already divided by the global count: the gradients must not be scaled again.
         options: dict[str, Any] = {"loss_fn": self._compute_loss, "scale_grads": False}
         if one_f_one_b:
@@ -131,20 +134,20 @@ class StageStrategy(DDPStrategy):
     def _compute_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._loss(outputs, labels)  # schedules outlive the loss of one batch
 
-    def _sums(self, criterion: Criterion, outputs: Tensor | None, labels: Tensor) -> Tensor:
-        sums = torch.zeros(4, dtype=torch.float64, device=self.comm.device)
-        if outputs is not None:
-            sums[:3] = criterion(outputs, labels)
-            sums[3] = len(labels)
+    def _sums(self, outputs: Tensor | None, targets: Tensor | None) -> Tensor:
+        sums = torch.zeros(2 * len(self.task.names), dtype=torch.float64, device=self.comm.device)
+        if outputs is not None and targets is not None:
+            sums += self.task.sums(outputs, self._batch(targets))
         return sums
 
     @torch.no_grad()
-    def evaluate(self, inputs: Tensor, labels: Tensor, count: int, criterion: Criterion) -> Tensor:
+    def evaluate(self, batch: Batch, count: int) -> Tensor:
         """Return the sums for a batch of the test set, as `train_batch` does. Changes nothing."""
         rank = self.comm.rank
+        batch = first(batch, count)
         outputs, sending = [], []
         # In microbatches, so that all stages have work; without a schedule, so that a batch may have any size.
-        for piece in inputs[:count].split(-(-count // self.config.microbatches) or 1):
+        for piece in _inputs(batch).split(-(-count // self.config.parallel.microbatches) or 1):
             if not self.first:
                 piece = torch.empty(len(piece), *self.input_shape, dtype=self.dtype, device=self.comm.device)
                 dist.recv(piece, src=rank - 1)
@@ -154,7 +157,7 @@ class StageStrategy(DDPStrategy):
         for work in sending:
             assert work is not None
             work.wait()
-        return self._sums(criterion, torch.cat(outputs) if self.last else None, labels[:count])
+        return self._sums(torch.cat(outputs) if self.last else None, _targets(batch))
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of the gradient of the whole model, the same on every rank."""
@@ -218,27 +221,42 @@ class _StageModule(nn.Module):
         self.layers = layers
 
     def forward(self, activations: Tensor) -> Tensor:
-        if self.strategy.config.channels_last and activations.dim() == 4:
+        if self.strategy.config.precision.channels_last and activations.dim() == 4:
             activations = activations.contiguous(memory_format=torch.channels_last)
         with self.strategy.autocast():
             outputs: Tensor = self.layers(activations)
         return outputs.to(self.strategy.dtype).contiguous()
 
 
-def activation_shapes(stages: Sequence[nn.Module], inputs: Sequence[int]) -> list[tuple[int, ...]]:
+def _inputs(batch: Batch) -> Tensor:
+    """Return what goes into the model. Raises `UsageError` for a batch that a pipeline cannot take."""
+    if not (
+        isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(one, Tensor) for one in batch)
+    ):
+        raise UsageError("--parallel gpipe and 1f1b take batches of (inputs, targets) only: use ddp or fsdp")
+    inputs: Tensor = batch[0]
+    return inputs
+
+
+def _targets(batch: Batch) -> Tensor:
+    targets: Tensor = batch[1]
+    return targets
+
+
+def activation_shapes(stages: Sequence[nn.Module], inputs: Tensor) -> list[tuple[int, ...]]:
     """Return the shape of each stage's inputs and of the last outputs, without the batch dimension.
 
-    Nothing is computed, and the stages do not change.
+    `inputs` are two samples, since BatchNorm refuses to train on one. Nothing is computed, and the stages do not change.
     """
-    shapes = [tuple(inputs)]
+    activations = inputs.to("meta")
+    shapes = [tuple(inputs.shape[1:])]
     for stage in stages:
         meta = {
             name: torch.empty_like(value, device="meta")
             for name, value in (*stage.named_parameters(), *stage.named_buffers())
         }
-        dtype = next(stage.parameters()).dtype
-        # Two samples: BatchNorm refuses to train on one.
-        inputs_on_meta = torch.empty(2, *shapes[-1], dtype=dtype, device="meta")
-        outputs: Tensor = functional_call(stage, meta, (inputs_on_meta,))
-        shapes.append(tuple(outputs.shape[1:]))
+        if activations.is_floating_point():
+            activations = activations.to(next(stage.parameters()).dtype)
+        activations = functional_call(stage, meta, (activations,))
+        shapes.append(tuple(activations.shape[1:]))
     return shapes

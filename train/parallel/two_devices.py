@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from train.distributed.device import move
-from train.parallel.ddp import Chunk, Criterion, DDPStrategy
+from train.parallel.ddp import Chunk, DDPStrategy
 from train.parallel.partition import partition
+from train.task import Batch
 
 
 class TwoDevices(nn.Sequential):
@@ -100,16 +101,16 @@ class TwoDeviceStrategy(DDPStrategy):
         return flops / 2 if flops is not None else None  # per device
 
     def _place(self, module: nn.Module) -> nn.Module:
-        config = self.config
+        flags = self.config.parallel
         placed = TwoDevices(
             module,
             device_pair(self.comm.device),
-            cuts=config.cuts,
-            split_size=config.split_size,
-            copy_stream=config.copy_stream,
-            channels_last=config.channels_last,
+            cuts=flags.cuts,
+            split_size=flags.split_size,
+            copy_stream=flags.copy_stream,
+            channels_last=self.config.precision.channels_last,
         )
-        if config.compile:
+        if self.config.precision.compile:
             for stage in placed.stages:
                 stage.compile()
         return placed
@@ -120,13 +121,13 @@ class TwoDeviceStrategy(DDPStrategy):
     def _device_ids(self) -> list[int] | None:
         return None  # DDP refuses them for a module on more than one device
 
-    def train_batch(self, chunks: Sequence[Chunk], criterion: Criterion, *, global_count: int) -> Tensor:
+    def train_batch(self, chunks: Sequence[Chunk], *, global_count: int) -> Tensor:
         """As in the base class. The loss is computed on the second device; the sums are returned on the first."""
-        return super().train_batch(chunks, criterion, global_count=global_count).to(self.comm.device)
+        return super().train_batch(chunks, global_count=global_count).to(self.comm.device)
 
-    def evaluate(self, inputs: Tensor, labels: Tensor, count: int, criterion: Criterion) -> Tensor:
+    def evaluate(self, batch: Batch, count: int) -> Tensor:
         """As in the base class."""
-        return super().evaluate(inputs, labels, count, criterion).to(self.comm.device)
+        return super().evaluate(batch, count).to(self.comm.device)
 
 
 def device_pair(first: torch.device) -> tuple[torch.device, torch.device]:

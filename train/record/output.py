@@ -1,4 +1,4 @@
-"""The output of a run: JSON lines, TensorBoard events, lines on stdout, and a status file for launchers.
+"""The output of a run: JSON lines, lines on stdout, and a status file for launchers.
 
 Only rank 0 writes; on the other ranks every call does nothing.
 """
@@ -10,13 +10,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from train.errors import UsageError
+from train.record.loggers import Logger, no_loggers
 
 METRICS = "metrics.jsonl"
 STATUS = "status.json"
@@ -24,14 +24,16 @@ LAUNCHER_STATUS_FILE = "CLOUDDDP_STATUS_FILE"  # variable: where a launcher want
 
 
 class Metrics:
-    """The record of one run in `folder`. Call `close` at the end."""
+    """The record of one run in `folder`; `loggers` get every line, too. Call `close` at the end."""
 
-    def __init__(self, folder: Path, *, enabled: bool, tensorboard: bool) -> None:
+    def __init__(
+        self, folder: Path, *, enabled: bool, loggers: Callable[[int], Sequence[Logger]] = no_loggers
+    ) -> None:
         self.folder = folder
         self.enabled = enabled
-        self._use_tensorboard = tensorboard
+        self._open_loggers = loggers
+        self._loggers: Sequence[Logger] = ()
         self._file: TextIO | None = None
-        self._events: Any = None
         self._lock: TextIO | None = None
 
     def lock(self) -> None:
@@ -48,21 +50,21 @@ class Metrics:
         except OSError:
             pass  # some network file systems have no locks
 
-    def open(self, step: int, *, epochs: int = 0) -> None:
-        """Start at `step`, with `epochs` epochs validated.
+    def open(self, step: int, *, evaluated: int = 0) -> None:
+        """Start at `step`; the epochs up to the step `evaluated` have their lines.
 
         Lines of an earlier run beyond that are removed: those steps will be done again.
         """
         if not self.enabled:
             return
         path = self.folder / METRICS
-        kept = _lines_up_to(path, step, epochs) if step else []
+        kept = _lines_up_to(path, step, evaluated) if step else []
         _write_atomically(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
-        self._events = _event_writer(self.folder / "tensorboard", step) if self._use_tensorboard else None
+        self._loggers = self._open_loggers(step)
 
     def record(self, kind: str, *, step: int, **values: Any) -> None:
-        """Write one line to metrics.jsonl at once, and a TensorBoard scalar for each number.
+        """Write one line to metrics.jsonl at once, and give its numbers to the loggers.
 
         A number that is not finite becomes null in the line, because JSON cannot express it.
         """
@@ -71,11 +73,9 @@ class Metrics:
         line = {"kind": kind, "step": step, **values, "time": round(time.time(), 3)}
         self._file.write(_json(line) + "\n")
         self._file.flush()
-        if self._events is None:
-            return
-        for name, value in values.items():
-            if isinstance(value, (int, float)):
-                self._events.add_scalar(f"{kind}/{name}", value, step)
+        numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+        for logger in self._loggers:
+            logger.log(kind, step, numbers)
 
     def print_line(self, text: str) -> None:
         """Print one line on stdout."""
@@ -102,54 +102,9 @@ class Metrics:
         """Flush and close the files."""
         if self._file is not None:
             self._file.close()
-        if self._events is not None:
-            self._events.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Averages:
-    """Averages over some steps: seconds per step and rank, in total and waiting for data, the loss per sample, and the
-    shares of samples correct at the first guess and within five. The shares are None for a regression."""
-
-    seconds: float
-    data_seconds: float
-    loss: float
-    top1: float | None
-    top5: float | None
-
-
-def average(sums: Sequence[float], *, steps: int, world_size: int, classify: bool = True) -> Averages:
-    """Return the averages of `steps` steps from sums over all ranks.
-
-    `sums` is [loss, correct, correct in top 5, samples, seconds waiting for data, seconds].
-    """
-    loss, top1, top5, samples, data_seconds, seconds = sums
-    return Averages(
-        seconds=seconds / (steps * world_size),
-        data_seconds=data_seconds / (steps * world_size),
-        loss=loss / samples,
-        top1=top1 / samples if classify else None,
-        top5=top5 / samples if classify else None,
-    )
-
-
-def step_line(*, epoch: int, step: int, steps: int, line: Averages, since_epoch_start: Averages) -> str:
-    """Return `Epoch: [e][i/n]` with time, data, loss and precision in percent, separated by tabs.
-
-    Each value is since the last line, followed in parentheses by the value since the epoch started. `epoch` and `step`
-    are printed as given.
-    """
-    total = since_epoch_start
-    columns = [
-        f"Epoch: [{epoch}][{step}/{steps}]",
-        f"Time {line.seconds:.3f} ({total.seconds:.3f})",
-        f"Data {line.data_seconds:.3f} ({total.data_seconds:.3f})",
-        f"Loss {line.loss:.4f} ({total.loss:.4f})",
-    ]
-    for name, value, mean in (("Prec@1", line.top1, total.top1), ("Prec@5", line.top5, total.top5)):
-        if value is not None and mean is not None:
-            columns.append(f"{name} {100 * value:.3f} ({100 * mean:.3f})")
-    return "\t".join(columns)
+        for logger in self._loggers:
+            logger.close()
+        self._loggers = ()
 
 
 def make_output_folder(folder: Path) -> None:
@@ -178,27 +133,18 @@ def _replace_non_finite(value: Any) -> Any:
     return value
 
 
-def _lines_up_to(path: Path, step: int, epochs: int) -> list[str]:
+def _lines_up_to(path: Path, step: int, evaluated: int) -> list[str]:
     if not path.exists():
         return []
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             values = json.loads(line)
-            if values["step"] <= step and values.get("epoch", 0) <= epochs:
+            if values["step"] <= (evaluated if values["kind"] == "epoch" else step):
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue  # the half line of a run that was killed while writing
     return kept
-
-
-def _event_writer(folder: Path, step: int) -> Any:
-    # Imported here because it costs as much time as a short training run, and only rank 0 needs it.
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(folder, purge_step=step)
 
 
 def _write_atomically(path: Path, text: str, *, synced: bool = True) -> None:

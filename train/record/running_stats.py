@@ -13,28 +13,31 @@ from train.record.throughput import StepTimer
 
 
 class RunningStats:
-    """Sums of [loss, correct, correct in top 5, samples, seconds waiting for data, seconds].
+    """Sums of the `width` numbers of a step, seconds waiting for data, and seconds.
 
     They continue over an interruption: `state` goes into the snapshot.
     """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, width: int) -> None:
         self.comm = comm
         self.timer = StepTimer()
-        self.epoch = torch.zeros(
-            6, dtype=torch.float64
-        )  # over all ranks, without the steps since the last line
-        self._steps = torch.zeros(
-            4, dtype=torch.float64, device=comm.device
-        )  # of this rank, since the last line
-        self._carried = torch.zeros(6, dtype=torch.float64)  # of a line that began before an interruption
+        self.steps = 0
+        """Steps since the last line."""
+        # Over all ranks, without the steps since the last line.
+        self.epoch = torch.zeros(width + 2, dtype=torch.float64)
+        # Of this rank, since the last line.
+        self._steps = torch.zeros(width, dtype=torch.float64, device=comm.device)
+        # Of a line that began before an interruption.
+        self._carried = torch.zeros(width + 2, dtype=torch.float64)
 
     def start_epoch(self) -> None:
-        self.epoch.zero_()
-        self._carried.zero_()
+        self.steps = 0
+        for sums in (self.epoch, self._steps, self._carried):
+            sums.zero_()
 
     def add_step(self, sums: Tensor) -> None:
-        """Add this rank's [loss, correct, correct in top 5, samples] of one step."""
+        """Add this rank's numbers of one step."""
+        self.steps += 1
         self._steps += sums
 
     def since_line(self) -> Tensor:
@@ -45,16 +48,22 @@ class RunningStats:
     def finish_line(self) -> Tensor:
         """Return the sums since the last line, add them to those of the epoch, and start a new line. Collective."""
         sums = self.since_line()
+        self.steps = 0
         self._steps.zero_()
         self._carried.zero_()
         self.timer.restart()
         self.epoch += sums
         return sums
 
-    def state(self) -> dict[str, list[float]]:
+    def state(self) -> dict[str, Any]:
         """Return what a snapshot holds of these sums. Collective."""
-        return {"epoch_sums": self.epoch.tolist(), "line_sums": self.since_line().tolist()}
+        return {
+            "epoch_sums": self.epoch.tolist(),
+            "line_sums": self.since_line().tolist(),
+            "line_steps": self.steps,
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.epoch = torch.tensor(state["epoch_sums"], dtype=torch.float64)
         self._carried = torch.tensor(state["line_sums"], dtype=torch.float64)
+        self.steps = state["line_steps"]

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from train.hooks import Hook, Run
+
 LAUNCHER_STEP_FILE = "CLOUDDDP_STEP_FILE"  # variable: where a launcher wants the steps of this rank
 INTERVAL = 1.0  # seconds between two reports
 
@@ -83,7 +85,7 @@ class WorkTimer:
         return seconds
 
 
-class StepReports:
+class StepReports(Hook):
     """Writes the steps of this rank to the launcher's file, at most once a second. Does nothing without one."""
 
     def __init__(self, model: nn.Module, device: torch.device, *, compiled: bool = False) -> None:
@@ -96,13 +98,17 @@ class StepReports:
         self._seconds: list[float] = []  # of the steps since the last report
         self._reported = float("-inf")
 
-    def begin(self) -> None:
-        """A step begins: before its batch is loaded."""
+    def begin_epoch(self, _run: Run) -> None:
         if self._timer is not None:
             self._timer.begin()
 
-    def finish(self, step: int) -> None:
-        """A step has ended, and the device has finished it."""
+    def after_step(self, run: Run) -> None:
+        """The step has ended, and the device has finished it; the next one begins with the loading of its batch."""
+        self._finish(run.step)
+        if self._timer is not None:
+            self._timer.begin()
+
+    def _finish(self, step: int) -> None:
         if self._path is None:
             return
         seconds = self._timer.finish() if self._timer is not None else None

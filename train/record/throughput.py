@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 T = TypeVar("T")
@@ -51,23 +52,27 @@ def peak_flops_by_name(name: str) -> float | None:
     return next((peak for key, peak in PEAK_FLOPS if words.issuperset(key.upper().split())), None)
 
 
-def training_flops(module: nn.Module, sample: Tensor) -> float | None:
+def training_flops(module: nn.Module, forward: Callable[[Any, Any], Any], example: Any) -> float | None:
     """Return the FLOPs of the forward and the backward pass for one sample; a multiply-add counts as two.
 
-    `sample` is [1, ...] as the model takes it, on any device; nothing is computed and the module does not change.
-    None for a module that cannot run without data, for example because its control flow depends on values. Give the
-    plain module, before it is wrapped, compiled or sharded.
+    `forward` applies the module to a batch, and `example` is one of two samples, on any device; nothing is computed and
+    the module does not change. None for a module that cannot run without data, for example because its control flow
+    depends on values. Give the plain module, before it is wrapped, compiled or sharded.
     """
     meta = {
         name: torch.empty_like(value, device="meta", requires_grad=value.requires_grad)
         for name, value in (*module.named_parameters(), *module.named_buffers())
     }
+
+    def call(*values: Any, **named: Any) -> Any:
+        return functional_call(module, meta, values, named)
+
+    batch = pytree.tree_map(lambda value: value.to("meta") if isinstance(value, Tensor) else value, example)
     # Layers that draw random numbers draw none on the meta device; fork_rng is for those that draw on another.
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), FlopCounterMode(display=False) as counter:
         try:
-            # Two of them: BatchNorm refuses a single value per channel.
-            outputs = functional_call(module, meta, (sample.to("meta").expand(2, *sample.shape[1:]),))
-            outputs.sum().backward()
+            outputs = [one for one in pytree.tree_leaves(forward(call, batch)) if isinstance(one, Tensor)]
+            torch.stack([one.sum() for one in outputs if one.requires_grad]).sum().backward()
         except (RuntimeError, TypeError, ValueError, AttributeError):
             return None
     return float(counter.get_total_flops()) / 2
