@@ -109,6 +109,7 @@ def plan(
         efa = _REQUIRE_EFA if require_efa else {}
         env = {**shared, "CLOUDDDP_NODE_RANK": str(host.rank), **bound, **efa, **job.env}
         argv = tuple(bind(word, facts) for word in planned.rank)
+        processes: tuple[Process, ...]
         if planned.launcher:
             processes = (Process(tuple(bind(word, facts) for word in planned.launcher), argv, {}),)
         else:
