@@ -100,7 +100,10 @@ def _refused_options(ctx: click.Context, command: click.Command) -> dict[str, cl
 
 def _path(ctx: click.Context) -> tuple[str, ...]:
     """Return the words that name this command: ("launch",), ("export", "slurm")."""
-    return (*(() if ctx.parent is None or ctx.parent.parent is None else _path(ctx.parent)), str(ctx.info_name))
+    return (
+        *(() if ctx.parent is None or ctx.parent.parent is None else _path(ctx.parent)),
+        str(ctx.info_name),
+    )
 
 
 def _verbs(ctx: click.Context) -> dict[str, click.Command]:

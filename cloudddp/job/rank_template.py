@@ -48,9 +48,11 @@ class RankTemplate:
 
 def template(job: JobSpec, script: Script, *, ranks: int) -> RankTemplate:
     """Return what a node with this many ranks starts; without a launcher for job.rendezvous = "direct"."""
-    rank: tuple[Word, ...] = ((Fact.PYTHON,), *((word,) for word in script.argv))
-    launcher = () if job.rendezvous == "direct" else _torchrun(job, ranks)
-    return RankTemplate(_environment(job), launcher, rank)
+    if job.rendezvous == "direct":
+        return RankTemplate(_environment(job), (), ((Fact.PYTHON,), *((word,) for word in script.argv)))
+    # torchrun replaces $$ by $, and $local_rank, in the arguments of ranks (torch.distributed.elastic.utils.api.macros).
+    escaped = ((word.replace("$", "$$"),) for word in script.argv)
+    return RankTemplate(_environment(job), _torchrun(job, ranks), ((Fact.PYTHON,), *escaped))
 
 
 def longest_grace(job: JobSpec) -> float:

@@ -51,7 +51,9 @@ _NAME = "1 to 100 letters, digits and _.@:+-, beginning with a letter, a digit o
 _LIMITS = {
     "job_name": Limit("--job-name", r"\w[\w.@:+-]{0,99}", _NAME),
     "partition": Limit(
-        "--partition", r"\w[\w.@:+,-]{0,199}", "names of partitions, separated by commas, such as gpu,gpu-long"
+        "--partition",
+        r"\w[\w.@:+,-]{0,199}",
+        "names of partitions, separated by commas, such as gpu,gpu-long",
     ),
     "account": Limit("--account", r"\w[\w.@:+-]{0,99}", _NAME),
     "gpus_per_node": Limit(
@@ -77,6 +79,7 @@ _OWN = {
     "open-mode": "",
     "array": "",
     "export": "",
+    "wrap": "",
 }
 
 
@@ -132,7 +135,8 @@ def render(config: Config, script: Script, options: SlurmOptions) -> str:
         "CHECKS": "\n".join(_checks(script, options.required)),
         "SETUP": "".join(f"{line}\n" for line in _setup(config.setup.run, options.setup)),
         "ENVIRONMENT": "\n".join(f"  export {name}={_shell(word)}" for name, word in planned.env.items()),
-        "JOB_ENVIRONMENT": "\n".join(f"  export {name}={value}" for name, value in quoted_env.items()) or "  :",
+        "JOB_ENVIRONMENT": "\n".join(f"  export {name}={value}" for name, value in quoted_env.items())
+        or "  :",
         "LAUNCHER": " \\\n    ".join(_shell(word) for word in planned.launcher),
         "RANK": " ".join(_shell(word) for word in planned.rank),
         "SRUN": "" if options.cpus_per_task is None else f" --cpus-per-task={options.cpus_per_task}",

@@ -8,7 +8,7 @@
 # then exits with 143 (128 + SIGTERM), or if a node is lost, the job is requeued, and the script resumes from its snapshot.
 # A script that never saves would be requeued for ever: max_requeues limits that.
 
-# shellcheck disable=SC2016,SC2153,SC2317,SC2329  # functions run on the nodes, by name; torchrun sets RANK
+# shellcheck disable=SC1003,SC2016,SC2034,SC2153,SC2317,SC2329  # user text; functions that run on the nodes
 python=@@PYTHON@@
 ranks=@@RANKS@@ # per node
 max_requeues=@@MAX_REQUEUES@@
@@ -16,7 +16,7 @@ nodes=$SLURM_JOB_NUM_NODES
 port=@@PORT@@
 attempt=${SLURM_RESTART_COUNT:-0}
 rendezvous=$SLURM_JOB_ID-$attempt
-state=$PWD/slurm-$SLURM_JOB_ID.state # process ids and exit codes of the ranks of this attempt
+state=$PWD/slurm-$SLURM_JOB_ID.$attempt.state # process ids and exit codes of the ranks of this attempt
 
 job_environment() {
 @@JOB_ENVIRONMENT@@
@@ -41,7 +41,7 @@ find_interface() {
 }
 
 node() {
-  local node_rank=$SLURM_NODEID is_head=false address interface head threads
+  local node_rank=$SLURM_NODEID is_head=false address interface head threads program
   if ((node_rank == 0)); then is_head=true; fi
   if ! find_interface; then
     echo "$SLURMD_NODENAME: no IPv4 route to $first and $second, the first nodes of the job" >&2
@@ -52,8 +52,10 @@ node() {
   echo "$SLURMD_NODENAME: node $node_rank, $address on $interface, ranks: $ranks"
 @@ENVIRONMENT@@
   job_environment
+  program="$(declare -f rank; declare -p state); rank \"\$@\""
+  # torchrun replaces $$ by $ in arguments, and $local_rank.
   exec @@LAUNCHER@@ \
-    bash -c "$(declare -f rank; declare -p state); rank \"\$@\"" rank \
+    bash -c "${program//\$/\$\$}" rank \
     @@RANK@@
 }
 
@@ -65,12 +67,11 @@ rank() {
     asked=yes
     if [[ $child ]]; then kill -TERM "$child" 2>/dev/null; fi
   }
-  set -m # a process group of its own: torchrun signals this one
   trap forward TERM
   trap 'stopping=yes; forward' USR1
-  "$@" &
+  setsid "$@" & # torchrun signals the process group: the rank would get each signal twice
   child=$!
-  echo $$ >"$mark.pid"
+  echo "$BASHPID" >"$mark.pid"
   if [[ -e $state/stop ]]; then stopping=yes asked=yes; fi
   if [[ $asked ]]; then forward; fi
   code=0 asked=yes
@@ -80,7 +81,8 @@ rank() {
     code=$?
   done
   echo "$(date +%s%N) $code $RANK" >"$mark.exit"
-  if [[ $stopping ]] && ((code == 143)); then code=0; fi
+  # This rank may have stopped with the others, before its own signal came.
+  if [[ $stopping || -e $state/stop ]] && ((code == 143)); then code=0; fi
   exit "$code"
 }
 
@@ -127,7 +129,7 @@ requeue() {
 @@CHECKS@@
 # Slurm itself requeues a job that has lost a node, without this limit.
 if ((attempt > max_requeues)); then fail "requeued $attempt times: max_requeues is $max_requeues"; fi
-rm -rf -- "$state"
+rm -rf -- "$PWD/slurm-$SLURM_JOB_ID".*.state # of an attempt whose first node was lost
 mkdir -- "$state" || fail "cannot write to $PWD: submit the job in a folder that all nodes share"
 trap 'rm -rf -- "$state"' EXIT
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

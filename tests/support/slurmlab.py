@@ -43,7 +43,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/builtin
-SchedulerParameters=sched_min_interval=100000
+SchedulerParameters=sched_interval=1,sched_min_interval=100000
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
@@ -100,7 +100,6 @@ class Host:
         ]  # fmt: skip
 
     def end(self) -> None:
-        """End the host at once, as a power failure does: no process says goodbye to another."""
         self.keeper.kill()
         self.keeper.wait()
         for daemon in self.daemons:
@@ -229,6 +228,11 @@ class SlurmLab:
         )  # fmt: skip
         wait_for(lambda: self.on(name, "munge", "-n", check=False).returncode == 0, f"munge on {name}")
         self._daemon(host, *(("slurmctld", "-D") if name == HEAD else ("slurmd", "-D")))
+
+    def power_off(self, name: str) -> None:
+        """End a host as a power failure does: the others get no packet that closes a connection."""
+        self._in_network("ip", "link", "set", f"v-{name}", "down")
+        self.hosts[name].end()
 
     def _daemon(self, host: Host, *command: str) -> None:
         host.daemons.append(self._keep(*host.inside(*command)))

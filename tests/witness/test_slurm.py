@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -150,8 +151,8 @@ def test_job_resumes_after_its_time_limit(lab: SlurmLab, by_hand: Any) -> None:
     facts = lab.wait_for_end(job, 180)
     output = lab.output(job)
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), output
-    for rank in range(4):
-        assert f"rank {rank}: 1 x SIGTERM, saved at step 4" in output
+    # Once per rank. A rank may stop with the others before its own signal comes.
+    assert sorted(re.findall(r"rank (\d): [01] x SIGTERM, saved at step 4", output)) == ["0", "1", "2", "3"]
     assert "requeue 1 of at most 10" in output
     assert "begin at step 4 of 12" in output
     assert_equal(weights(lab, "limited.pt"), by_hand)
@@ -160,7 +161,7 @@ def test_job_resumes_after_its_time_limit(lab: SlurmLab, by_hand: Any) -> None:
 def test_job_resumes_after_a_killed_node(lab: SlurmLab, by_hand: Any) -> None:
     job = lab.submit(export(lab, "train.py", "--", "--out", "killed.pt", "--hold", "6"))
     wait_for(lambda: lab.output(job).count("holds") == 4, "4 ranks hold")
-    lab.hosts["n1"].end()
+    lab.power_off("n1")
     wait_for(lambda: lab.facts(job)["JobState"] != "RUNNING", "Slurm has noticed the lost node")
     lab.boot("n1")
     facts = lab.wait_for_end(job)
@@ -175,7 +176,7 @@ def test_lost_node_that_slurm_has_not_noticed_is_no_failure_of_the_script(patien
     lab = patient_lab
     job = lab.submit(export(lab, "waiting.py"))
     wait_for(lambda: lab.output(job).count("waiting") == 4, "4 ranks wait")
-    lab.hosts["n1"].end()
+    lab.power_off("n1")
     (lab.project / "fail-on-n0").touch()
     wait_for(lambda: "requeue 1 of at most 10" in lab.output(job), "the script requeues the job")
     assert "lost node: n1" in lab.output(job)

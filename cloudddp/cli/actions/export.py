@@ -26,6 +26,9 @@ def slurm(
     *,
     flags: Sequence[Flag],
     module: bool,
+    nproc_per_node: str | None,
+    save_minutes: str | None,
+    rendezvous: str | None,
     gpus_per_node: str | None,
     cpus_per_task: int | None,
     mem: str | None,
@@ -44,7 +47,16 @@ def slurm(
 ) -> None:
     required = _required(variables)
     assigned = [one for one in variables if "=" in one]
-    flags = [*flags, *env_file.flags(assigned, env_files, os.environ)]
+    given = {"nproc_per_node": nproc_per_node, "save_minutes": save_minutes, "rendezvous": rendezvous}
+    flags = [
+        *flags,
+        *(
+            Flag(f"--{key.replace('_', '-')}", "job", key, value)
+            for key, value in given.items()
+            if value is not None
+        ),
+        *env_file.flags(assigned, env_files, os.environ),
+    ]
     session = sessions.start(console, options, flags=flags, dry_run=True)
     chosen = renderer.SlurmOptions(
         gpus_per_node=gpus_per_node,
@@ -101,6 +113,4 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
         path.chmod(0o755)
     except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}", hint="give another file with -o"
-        ) from None
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint="give another file with -o") from None

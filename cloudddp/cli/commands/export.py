@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from cloudddp.cli.commands.options import CLUSTER_SETTINGS, JOB_PARAMETERS, VARIABLES
+from cloudddp.cli.commands.options import CLUSTER_SETTINGS, JOB_PARAMETERS
 from cloudddp.cli.job_verb import JobVerb
-from cloudddp.cli.verbs import LazyGroup, SettingOption
+from cloudddp.cli.verbs import LazyGroup
 
 _HERE = "cloudddp.cli.commands.export"
 VERBS = {"slurm": (f"{_HERE}:slurm", "Write an sbatch script that runs SCRIPT with ARGS.")}
@@ -22,21 +22,30 @@ Nothing is called and no cluster is needed.
 )
 
 
-def _setting(key: str) -> SettingOption:
-    settings = (one for one in (*CLUSTER_SETTINGS, *JOB_PARAMETERS) if isinstance(one, SettingOption))
-    return next(one for one in settings if one.key == key)
-
+# Settings of [job] whose help elsewhere is about nodes on EC2: they are settings here, too.
+SETTINGS = (
+    click.Option(
+        ["--nproc-per-node"], metavar="K", help="Ranks per node: a number, or 'gpu': one per GPU.  [default: gpu]"
+    ),
+    click.Option(
+        ["--save-minutes"], metavar="MIN",
+        help="Minutes before the time limit at which the ranks are told to save and end (SIGTERM).  [default: 3]",
+    ),
+    click.Option(
+        ["--rendezvous"], metavar="HOW", help="How ranks find each other: torchrun's c10d or static.  [default: c10d]"
+    ),
+)  # fmt: skip
 
 slurm = JobVerb(
     "slurm",
     "cloudddp.cli.actions.export:slurm",
     params=[
         click.Option(["-m", "module"], is_flag=True, help="SCRIPT is a module, as in `python -m`."),
-        _setting("nodes"),
-        _setting("nproc_per_node"),
+        next(one for one in CLUSTER_SETTINGS if one.key == "nodes"),
+        *SETTINGS,
         click.Option(
             ["--gpus-per-node"], metavar="G",
-            help="GPUs of each node: a number, or a type and a number such as a100:4; 0 for none.  [default: as many as ranks]",
+            help="GPUs of each node: a number, or a type and a number such as a100:4; 0 for none.  [default: one per rank]",
         ),
         click.Option(
             ["--cpus-per-task"], type=click.IntRange(1, 4096), metavar="C",
@@ -51,8 +60,6 @@ slurm = JobVerb(
             ["--max-requeues"], type=click.IntRange(0, 1000), default=10, metavar="N",
             help="How often the job is requeued at most, after a time limit or a lost node.  [default: 10]",
         ),
-        _setting("save_minutes"),
-        _setting("rendezvous"),
         click.Option(
             ["--setup", "setup"], multiple=True, metavar="COMMAND",
             help="Run this in the script's shell before the ranks start: 'module load cuda', '. .venv/bin/activate'.",
@@ -65,14 +72,21 @@ slurm = JobVerb(
             ["-o", "--output"], type=click.Path(dir_okay=False), metavar="FILE",
             help="Write the script to this file. Default: stdout.",
         ),
-        *VARIABLES,
+        click.Option(
+            ["--env", "-e", "variables"], multiple=True, metavar="NAME[=VALUE]",
+            help="Set an environment variable in every rank; without VALUE to what it is where the job is submitted.",
+        ),
+        click.Option(
+            ["--env-file", "env_files"], multiple=True, metavar="FILE",
+            help="Set the variables of a file of NAME=VALUE lines (dotenv) in every rank. The script has their values.",
+        ),
         *(one for one in JOB_PARAMETERS if isinstance(one, click.Argument)),
     ],
     help="""Write an sbatch script that runs SCRIPT with ARGS.
 
     The script starts torchrun on every node as `launch` does, with the settings of cloudddp.toml. It requeues the job, which
     then resumes from its snapshot, after a lost node, and when ranks exit with 143 before the time limit. Its exit code is
-    that of the rank that failed first. Values of --env are in the script; `--env NAME` takes the value at sbatch.
+    that of the rank that failed first. docs/slurm.md describes it.
 
     \b
     Examples:
