@@ -22,7 +22,7 @@ from support.harness import cannot, wait_for
 
 PROGRAMS = {
     "slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm", "munged": "munge", "ip": "iproute2",
-    "nsenter": "util-linux", "unshare": "util-linux",
+    "nsenter": "util-linux", "setpriv": "util-linux", "unshare": "util-linux",
 }  # fmt: skip
 HEAD = "head"
 NODES = {"n0": "ens5", "n1": "eth1"}  # the interface of each: the names differ
@@ -164,9 +164,15 @@ class SlurmLab:
         return f"10.77.0.{10 + (HEAD, *NODES).index(name)}"
 
     def _keep(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a process that ends with this one, however this one ends."""
         with (self.folder / "hosts.log").open("ab") as log:
             return subprocess.Popen(
-                command, env=self.env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                ["setpriv", "--pdeathsig=KILL", *command],
+                env=self.env,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def _in_network(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -196,6 +202,9 @@ class SlurmLab:
                 f"mount --bind {self.folder}/hosts-{name} /etc/hosts",
                 "mkdir -p /run/munge",
                 "mount -t tmpfs -o mode=755 none /run/munge",
+                # Hosts of one kernel would have one id, also after a reboot.
+                "cat /proc/sys/kernel/random/uuid > /run/munge/boot-id",
+                "mount --bind /run/munge/boot-id /proc/sys/kernel/random/boot_id",
                 "ip link set lo up",
                 "ip link add docker0 type bridge",
                 "ip addr add 172.17.0.1/16 dev docker0",
@@ -231,7 +240,7 @@ class SlurmLab:
 
     def power_off(self, name: str) -> None:
         """End a host as a power failure does: the others get no packet that closes a connection."""
-        self._in_network("ip", "link", "set", f"v-{name}", "down")
+        self._in_network("ip", "link", "delete", f"v-{name}")
         self.hosts[name].end()
 
     def _daemon(self, host: Host, *command: str) -> None:

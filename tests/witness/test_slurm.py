@@ -171,18 +171,20 @@ def test_job_resumes_after_a_killed_node(lab: SlurmLab, by_hand: Any) -> None:
     assert_equal(weights(lab, "killed.pt"), by_hand)
 
 
-def test_lost_node_that_slurm_has_not_noticed_is_no_failure_of_the_script(patient_lab: SlurmLab) -> None:
-    """The ranks of the other node fail because of it, before Slurm says that it is down."""
+def test_job_resumes_after_a_node_that_rebooted_before_slurm_noticed_its_loss(patient_lab: SlurmLab) -> None:
+    """Slurm ends the step and not the job, and the ranks of the other node have failed with a code of their own."""
     lab = patient_lab
     job = lab.submit(export(lab, "waiting.py"))
     wait_for(lambda: lab.output(job).count("waiting") == 4, "4 ranks wait")
     lab.power_off("n1")
     (lab.project / "fail-on-n0").touch()
-    wait_for(lambda: "requeue 1 of at most 10" in lab.output(job), "the script requeues the job")
-    assert "lost node: n1" in lab.output(job)
+    wait_for(lambda: "task 0: Exited with exit code 1" in lab.output(job), "the ranks of n0 have failed")
     lab.boot("n1")
     facts = lab.wait_for_end(job)
-    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), lab.output(job)
+    output = lab.output(job)
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), output
+    assert "lost node: n1" in output
+    assert "requeue 1 of at most 10" in output
 
 
 def test_job_is_not_requeued_for_ever(lab: SlurmLab) -> None:
