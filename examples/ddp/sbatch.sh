@@ -55,6 +55,10 @@ node() {
     echo "$SLURMD_NODENAME: no IPv4 route to $first and $second, the first nodes of the job" >&2
     exit 1
   fi
+  if ! cat /proc/sys/kernel/random/boot_id >"$state/$SLURMD_NODENAME.boot"; then
+    echo "$SLURMD_NODENAME: submit the job in a folder that all nodes share" >&2
+    exit 1
+  fi
   threads=$(($(env -u OMP_NUM_THREADS nproc) / ranks)) # nproc would print OMP_NUM_THREADS
   if ((threads < 1)); then threads=1; fi
   echo "$SLURMD_NODENAME: node $node_rank, $address on $interface, ranks: $ranks"
@@ -131,13 +135,15 @@ stop_ranks() {
     'for one in "$0/$SLURMD_NODENAME".*.pid; do [[ ! -e $one ]] || kill -USR1 "$(cat "$one")"; done' "$state"
 }
 
-# Print the nodes that did not record the end of every rank and start no program any more.
+# Print the nodes that did not record the end of every rank, and have rebooted or start no program. Slurm requeues the job of a
+# node that it finds down, but if the node is back before, only the step ends.
 lost_nodes() {
   local host ended
   for host in "${hosts[@]}"; do
     ended=("$state/$host".*.exit)
-    if [[ -e ${ended[0]} ]] && ((${#ended[@]} >= ranks)); then continue; fi
-    timeout -k 5 60 srun --overlap --nodes=1 --ntasks=1 --nodelist="$host" true 2>/dev/null || echo "$host"
+    if [[ ! -e $state/$host.boot ]] || { [[ -e ${ended[0]} ]] && ((${#ended[@]} >= ranks)); }; then continue; fi
+    timeout -k 5 60 srun --overlap --nodes=1 --ntasks=1 --nodelist="$host" cat /proc/sys/kernel/random/boot_id 2>/dev/null |
+      cmp --quiet - "$state/$host.boot" || echo "$host"
   done
 }
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from support.harness import cannot, wait_for
 
 PROGRAMS = {
@@ -26,9 +27,9 @@ PROGRAMS = {
 }  # fmt: skip
 HEAD = "head"
 NODES = {"n0": "ens5", "n1": "eth1"}  # the interface of each: the names differ
+GPUS = 2  # of each node, for Slurm: files stand for them
 TIMEOUT = 60.0  # of one command; a hang guard
-KILL_WAIT = 10  # seconds between SIGTERM and SIGKILL; 30 by default
-# As root, or as the root of a user namespace, which has no other users.
+KILL_WAIT = 5  # seconds between SIGTERM and SIGKILL; 30 by default
 CONFIGURATION = """\
 ClusterName=lab
 SlurmctldHost={head}({head_address})
@@ -42,6 +43,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+GresTypes=gpu
 SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=1,sched_min_interval=100000
 JobAcctGatherType=jobacct_gather/none
@@ -66,19 +68,19 @@ def _program(name: str) -> str | None:
 
 
 def require() -> None:
-    """Skip the test, or fail in CI, where programs are missing or namespaces are refused."""
+    """Skip the test, or fail in CI, where programs are missing or namespaces are refused. Skip it for ordinary users."""
+    if os.getuid():
+        # Slurm's daemons call setgroups(), which the user namespace of an ordinary user refuses.
+        pytest.skip("Slurm's daemons have to run as root")
     missing = sorted({package for program, package in PROGRAMS.items() if _program(program) is None})
     if missing:
         cannot(f"not installed: {', '.join(missing)} (apt-get install {' '.join(missing)})")
     tried = subprocess.run(
-        ["unshare", *_OWN, "ip", "link", "add", "trial", "type", "bridge"],
+        ["unshare", "--net", "--mount", "ip", "link", "add", "trial", "type", "bridge"],
         capture_output=True, text=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
     if tried.returncode:
         cannot(f"namespaces or bridges are refused: {tried.stderr.strip()}")
-
-
-_OWN = ("--net", "--mount", *(() if os.getuid() == 0 else ("--user", "--map-root-user")))
 
 
 @dataclass
@@ -93,9 +95,8 @@ class Host:
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def inside(self, *command: str) -> list[str]:
-        own = () if os.getuid() == 0 else ("--user", "--preserve-credentials")
         return [
-            "nsenter", f"--target={self.first}", *own, "--net", "--mount", "--uts", "--ipc", "--pid", "--",
+            "nsenter", f"--target={self.first}", "--net", "--mount", "--uts", "--ipc", "--pid", "--",
             "env", f"--chdir={self.folder}", *command,  # nsenter --mount changes to the root folder
         ]  # fmt: skip
 
@@ -111,7 +112,7 @@ class SlurmLab:
     """`folder` holds Slurm's files, `project` is the shared folder in which jobs are submitted. `lost_after`: seconds without
     an answer after which Slurm says that a node is down."""
 
-    def __init__(self, folder: Path, env: Mapping[str, str], *, lost_after: int = 6) -> None:
+    def __init__(self, folder: Path, env: Mapping[str, str], *, lost_after: int = 8) -> None:
         self.lost_after = lost_after
         self.folder, self.project = folder, folder / "project"
         self.env = {**env, "PATH": f"{env['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": str(folder / "slurm.conf")}
@@ -127,8 +128,11 @@ class SlurmLab:
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
         self._configure()
-        self._network = self._keep("unshare", *_OWN, "sleep", "infinity")
-        wait_for(lambda: self._in_network("true", check=False).returncode == 0, "the lab's network")
+        ready = self.folder / "network-exists"  # before, nsenter would enter this computer's own network
+        self._network = self._keep(
+            "unshare", "--net", "--mount", "bash", "-ec", 'touch "$0"; exec sleep infinity', str(ready)
+        )
+        wait_for(ready.exists, "the lab's network")
         self._in_network("ip", "link", "add", "bridge", "type", "bridge")
         self._in_network("ip", "link", "set", "bridge", "up")
         self.boot(HEAD)
@@ -146,7 +150,8 @@ class SlurmLab:
     def _configure(self) -> None:
         addresses = {name: self._address(name) for name in (HEAD, *NODES)}
         nodes = [
-            f"NodeName={n} NodeAddr={n} CPUs={os.cpu_count()} RealMemory=100 State=UNKNOWN" for n in NODES
+            f"NodeName={n} NodeAddr={n} CPUs={os.cpu_count()} RealMemory=100 Gres=gpu:{GPUS} State=UNKNOWN"
+            for n in NODES
         ]
         (self.folder / "slurm.conf").write_text(
             CONFIGURATION.format(
@@ -154,6 +159,9 @@ class SlurmLab:
                 lost_after=self.lost_after, nodes="\n".join(nodes),
             )
         )  # fmt: skip
+        for number in range(GPUS):
+            (self.folder / f"gpu{number}").touch()
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
         for own in addresses:
             lines = ["127.0.0.1 localhost", f"127.0.1.1 {own}"]
             lines += [f"{address} {name}" for name, address in addresses.items() if name != own]
@@ -177,8 +185,7 @@ class SlurmLab:
 
     def _in_network(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         assert self._network is not None
-        own = () if os.getuid() == 0 else ("--user", "--preserve-credentials")
-        words = ["nsenter", f"--target={self._network.pid}", *own, "--net", "--mount", "--", *command]
+        words = ["nsenter", f"--target={self._network.pid}", "--net", "--mount", "--", *command]
         return self._run(words, check=check)
 
     def _run(
@@ -213,9 +220,8 @@ class SlurmLab:
                 "while :; do sleep 3600 & wait; done",  # process 1 adopts orphans, and has to wait for them
             ]
         )
-        own = () if os.getuid() == 0 else ("--user", "--preserve-credentials")
         keeper = self._keep(
-            "nsenter", f"--target={self._network.pid}", *own, "--net", "--mount", "--",
+            "nsenter", f"--target={self._network.pid}", "--net", "--mount", "--",
             "unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc",
             "bash", "-ec", prepare,
         )  # fmt: skip

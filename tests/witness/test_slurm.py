@@ -42,7 +42,7 @@ os.abort()
 
 
 def export(lab: SlurmLab, script: str, *words: str) -> str:
-    """Write a job script with the command, as a user does, for nodes without GPUs; return its name."""
+    """Write a job script with the command, as a user does; return its name."""
     name = f"{Path(script).stem}-{len(list(lab.project.glob('*.sh')))}.sh"
     options, args = words, ()
     if "--" in words:
@@ -50,7 +50,7 @@ def export(lab: SlurmLab, script: str, *words: str) -> str:
         options, args = words[:at], words[at + 1 :]
     subprocess.run(
         [
-            sys.executable, "-m", "cloudddp", "export", "slurm", "--nproc-per-node", "2", "--gpus-per-node", "0",
+            sys.executable, "-m", "cloudddp", "export", "slurm", "--gpus-per-node", str(slurmlab.GPUS),
             *options, "-o", name, script, *args,
         ],
         env=lab.env, cwd=lab.project, check=True, capture_output=True, timeout=60,
@@ -82,6 +82,15 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
 def patient_lab(tmp_path: Path) -> Iterator[SlurmLab]:
     """Slurm does not notice a lost node before the job has ended."""
     yield from new_lab(tmp_path, lost_after=600)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SlurmLab, str]]:
+    """A job with the shortest time limit that leaves its ranks time to start, and the lab in which it runs during the other
+    tests: Slurm counts in minutes."""
+    for lab in new_lab(tmp_path_factory.mktemp("limited")):
+        words = ("--time", "2", "--save-minutes", "0.2", "--", "--out", "limited.pt", "--hold", "4")
+        yield lab, lab.submit(export(lab, "train.py", *words))
 
 
 @pytest.fixture(scope="module")
@@ -143,21 +152,6 @@ def test_cancelled_job_is_not_requeued(lab: SlurmLab) -> None:
     assert "requeue" not in lab.output(job)
 
 
-def test_job_resumes_after_its_time_limit(lab: SlurmLab, by_hand: Any) -> None:
-    script = export(
-        lab, "train.py", "--time", "1", "--save-minutes", "0.2", "--", "--out", "limited.pt", "--hold", "4"
-    )
-    job = lab.submit(script)
-    facts = lab.wait_for_end(job, 180)
-    output = lab.output(job)
-    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), output
-    # Once per rank. A rank may stop with the others before its own signal comes.
-    assert sorted(re.findall(r"rank (\d): [01] x SIGTERM, saved at step 4", output)) == ["0", "1", "2", "3"]
-    assert "requeue 1 of at most 10" in output
-    assert "begin at step 4 of 12" in output
-    assert_equal(weights(lab, "limited.pt"), by_hand)
-
-
 def test_job_resumes_after_a_killed_node(lab: SlurmLab, by_hand: Any) -> None:
     job = lab.submit(export(lab, "train.py", "--", "--out", "killed.pt", "--hold", "6"))
     wait_for(lambda: lab.output(job).count("holds") == 4, "4 ranks hold")
@@ -197,3 +191,15 @@ def test_job_is_not_requeued_for_ever(lab: SlurmLab) -> None:
     assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("FAILED", "143:0", "0"), output
     assert output.count("saving") == 4
     assert "not requeued again: max_requeues is 0" in output
+
+
+def test_job_resumes_after_its_time_limit(limited: tuple[SlurmLab, str], by_hand: Any) -> None:
+    lab, job = limited
+    facts = lab.wait_for_end(job, 180)
+    output = lab.output(job)
+    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), output
+    # Once per rank. A rank may stop with the others before its own signal comes.
+    assert sorted(re.findall(r"rank (\d): [01] x SIGTERM, saved at step 4", output)) == ["0", "1", "2", "3"]
+    assert "requeue 1 of at most 10" in output
+    assert "begin at step 4 of 12" in output
+    assert_equal(weights(lab, "limited.pt"), by_hand)
