@@ -106,6 +106,8 @@ def test_module_and_script_in_a_folder(line: CommandLine) -> None:
     script = line.ok("export", "slurm", "main.py")
     assert '"$python" pkg/main.py\n' in script
     assert "[[ -f pkg/main.py ]] || fail " in script
+    done = line("export", "slurm", "-o", "job.sh", "main.py")
+    assert f"next: cd {line.cwd.parent} && sbatch pkg/job.sh" in done.stderr.replace("\n", " ")
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_time_limits_are_those_of_sbatch(limit: str, seconds: int | None) -> Non
 def test_file_is_written_and_only_such_a_file_is_replaced(line: CommandLine) -> None:
     done = line("export", "slurm", "-o", "job.sh", "train.py")
     assert done.stdout == "wrote job.sh\n"
-    assert "sbatch job.sh" in done.stderr
+    assert done.stderr == "next: sbatch job.sh\n"
     path = line.cwd / "job.sh"
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
     assert line.ok("export", "slurm", "-o", "job.sh", "-n", "3", "train.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -58,6 +59,7 @@ def export(lab: SlurmLab, script: str, *words: str) -> str:
     return name
 
 
+@contextlib.contextmanager
 def new_lab(folder: Path, **settings: Any) -> Iterator[SlurmLab]:
     slurmlab.require()
     home = folder / "home"
@@ -75,20 +77,22 @@ def new_lab(folder: Path, **settings: Any) -> Iterator[SlurmLab]:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
-    yield from new_lab(tmp_path_factory.mktemp("lab"))
+    with new_lab(tmp_path_factory.mktemp("lab")) as found:
+        yield found
 
 
 @pytest.fixture
 def patient_lab(tmp_path: Path) -> Iterator[SlurmLab]:
     """Slurm does not notice a lost node before the job has ended."""
-    yield from new_lab(tmp_path, lost_after=600)
+    with new_lab(tmp_path, lost_after=600) as found:
+        yield found
 
 
 @pytest.fixture(scope="module", autouse=True)
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SlurmLab, str]]:
     """A job with the shortest time limit that leaves its ranks time to start, and the lab in which it runs during the other
     tests: Slurm counts in minutes."""
-    for lab in new_lab(tmp_path_factory.mktemp("limited")):
+    with new_lab(tmp_path_factory.mktemp("limited")) as lab:
         words = ("--time", "2", "--save-minutes", "0.2", "--", "--out", "limited.pt", "--hold", "4")
         yield lab, lab.submit(export(lab, "train.py", *words))
 

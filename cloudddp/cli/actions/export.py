@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from cloudddp.cli.session import Session
 from cloudddp.config import env_file
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.settings import RESERVED_ENVIRONMENT
-from cloudddp.errors import Command, ToolCommand, UsageError, command_line
+from cloudddp.errors import Command, UsageError, command_line
 from cloudddp.job import project_files, scripts
 from cloudddp.job import slurm as renderer
 from cloudddp.job.new_job import Script
+from cloudddp.safe_files import resolved
 
 
 def slurm(
@@ -81,7 +83,14 @@ def slurm(
         return
     _write(Path(output), text)
     console.print(f"wrote {output}")
-    console.log(f"next: in {session.root}: ", ToolCommand("sbatch", output))
+    console.log(f"next: {_submission(session.root, Path(output))}")
+
+
+def _submission(root: Path, script: Path) -> str:
+    """Return the command that submits the script in the project's folder."""
+    if resolved(root) == resolved(Path.cwd()):
+        return shlex.join(["sbatch", str(script)])
+    return f"cd {shlex.quote(str(root))} && {shlex.join(['sbatch', os.path.relpath(resolved(script), resolved(root))])}"
 
 
 def _required(variables: Sequence[str]) -> tuple[str, ...]:
