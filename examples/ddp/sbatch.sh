@@ -98,7 +98,7 @@ rank() {
   }
   trap forward TERM
   trap 'stopping=yes; forward' USR1
-  setsid "$@" & # torchrun signals the process group: the rank would get each signal twice
+  "$@" &
   child=$!
   echo "$BASHPID" >"$mark.pid"
   if [[ -e $state/stop ]]; then stopping=yes asked=yes; fi

@@ -6,6 +6,7 @@ tests/witness/test_slurm.py runs the script with a real Slurm.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import stat
@@ -248,7 +249,10 @@ def test_file_is_written_and_only_such_a_file_is_replaced(line: CommandLine) -> 
     assert done.returncode == 2
     assert "other.sh already exists" in done.stderr
     assert (line.cwd / "other.sh").read_text() == "precious\n"
-    assert line("export", "slurm", "-o", "no/job.sh", "train.py").returncode == 2
+    os.mkfifo(line.cwd / "fifo")
+    for output in ("no/job.sh", "train.py/x", "fifo", "/dev/zero", ".", "a\nb/c", "\udcff/x"):
+        done = line("export", "slurm", "-o", output, "train.py")
+        assert (done.returncode, done.stdout) == (2, ""), output
 
 
 def test_value_of_a_named_variable_is_not_in_the_script(line: CommandLine) -> None:

@@ -20,6 +20,7 @@ from cloudddp.job import project_files, scripts
 from cloudddp.job import slurm as renderer
 from cloudddp.job.new_job import Script
 from cloudddp.safe_files import resolved
+from cloudddp.text import one_line
 
 
 def slurm(
@@ -82,8 +83,8 @@ def slurm(
         console.print(text.removesuffix("\n"))
         return
     _write(Path(output), text)
-    console.print(f"wrote {output}")
-    console.log(f"next: {_submission(session.root, Path(output))}")
+    console.print(f"wrote {one_line(output)}")
+    console.log(f"next: {one_line(_submission(session.root, Path(output)))}")
 
 
 def _submission(root: Path, script: Path) -> str:
@@ -113,13 +114,25 @@ def _find(session: Session, script: Script) -> Script:
 
 def _write(path: Path, text: str) -> None:
     """Write the script. Raises UsageError rather than replacing a file that is not such a script."""
+    shown = one_line(str(path), 200)
     try:
-        if path.exists() and renderer.MARK not in path.read_text(errors="replace"):
-            raise UsageError(
-                f"{path} already exists and was not written by {command_line(Command('export', 'slurm'))}; it was not changed",
-                hint="choose another file, or remove it",
-            )
+        if path.exists():
+            _check_replaceable(path, shown)
         path.write_text(text)
         path.chmod(0o755)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="give another file with -o") from None
+        raise UsageError(
+            f"cannot write {shown}: {error.strerror}", hint="give another file with -o"
+        ) from None
+
+
+def _check_replaceable(path: Path, shown: str) -> None:
+    if not path.is_file():
+        raise UsageError(f"{shown} is not a regular file", hint="give another file with -o")
+    with path.open("rb") as file:
+        head = file.read(1 << 16)
+    if renderer.MARK.encode() not in head:
+        raise UsageError(
+            f"{shown} already exists and was not written by {command_line(Command('export', 'slurm'))}; it was not changed",
+            hint="choose another file, or remove it",
+        )
