@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -59,8 +60,7 @@ def main() -> None:
         if flag:
             save()
             print(f"rank {rank}: {len(asked)} x SIGTERM, saved at step {step}", flush=True)
-            dist.destroy_process_group()
-            sys.exit(143)
+            end(143)
 
     while step < STEPS:
         if first_attempt and step == args.hold:
@@ -78,7 +78,14 @@ def main() -> None:
         step += 1
         stop_if_asked()
     save()
+    end(0)
+
+
+def end(code: int) -> NoReturn:
+    """End without Python's shutdown: gloo's threads may outlive the group, and would abort it (train/process_exit.py)."""
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 main()
