@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cloudddp.config.spec import Config
-from cloudddp.errors import UsageError
+from cloudddp.errors import Command, UsageError, command_line
 from cloudddp.job.new_job import Script
 from cloudddp.job.rank_template import Fact, Word, template
 from cloudddp.text import one_line
 
-MARK = "# Written by `cloudddp export slurm`."
+MARK = f"# Written by `{command_line(Command('export', 'slurm'))}`."
 MAX_REQUEUES = 10
 _TEMPLATE = Path(__file__).with_name("slurm.sh")
 _LONGEST_SIGNAL = 65535  # seconds of sbatch --signal
