@@ -84,6 +84,7 @@ rank() {
     wait "$child"
     code=$?
   done
+  trap '' TERM USR1 # Slurm signals every process of the task: `date`, too
   echo "$(date +%s%N) $code $RANK" >"$mark.exit"
   # This rank may have stopped with the others, before its own signal came.
   if [[ $stopping || -e $state/stop ]] && ((code == 143)); then code=0; fi
@@ -155,7 +156,7 @@ while kill -0 "$step" 2>/dev/null; do wait "$step"; done # a signal interrupts w
 wait "$step"
 code=$?
 
-read -r _ failed rank < <(cat "$state"/*.exit 2>/dev/null | LC_ALL=C sort -n | awk '$2 != 0' | head -n 1)
+read -r _ failed rank < <(cat "$state"/*.exit 2>/dev/null | LC_ALL=C sort -n | awk 'NF == 3 && $2 != 0' | head -n 1)
 if ((code == 0)) && ((${failed:-0} != 143)); then exit 0; fi
 if [[ ${failed-} ]]; then
   log "rank $rank ended first, with exit code $failed"

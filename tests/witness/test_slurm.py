@@ -34,9 +34,13 @@ while os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
 """
 # Rank 2 fails. The others end later, with a code that is higher: srun would return that one.
 FAILING = """\
-import os, sys, time
+import os, pathlib, sys, time
+failed = pathlib.Path("rank-2-failed")
 if os.environ["RANK"] == "2":
+    failed.touch()
     sys.exit(7)
+while not failed.exists():
+    time.sleep(0.02)
 time.sleep(0.5)
 os.abort()
 """
