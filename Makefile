@@ -54,7 +54,7 @@ $(WITNESS)/%/.installed: tests/witness/requirements-%.txt $(VENV)/.installed
 	@$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	@touch $@
 
-witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator
+witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator, and Slurm
 	@$(BIN)/python -m pytest tests/witness
 
 environment: $(VENV)/.installed

@@ -37,7 +37,9 @@ def test_wheel_contains_infra_and_train_and_no_generic_names(wheel: Path) -> Non
         assert f"cloudddp/_payload/{needed}" in names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"cloudddp"}
     assert not any("__pycache__" in name for name in names)
-    assert {"cloudddp/py.typed", "cloudddp/sim/iam/ec2_authorization.json"} <= set(names)
+    assert {"cloudddp/py.typed", "cloudddp/job/slurm.sh", "cloudddp/sim/iam/ec2_authorization.json"} <= set(
+        names
+    )
 
 
 @pytest.mark.timeout(600)
