@@ -1,10 +1,11 @@
 """ResNet-18 on STL-10: one command per process, with meters, step decay and validation.
 
-    python stl10.py 0 0 --fake --image-size 32                                        # RANK LOCAL_RANK
-    torchrun --standalone --nproc-per-node=2 stl10.py --fake --image-size 32
+    python stl10.py 0 0 --download        # RANK LOCAL_RANK
+    torchrun --standalone --nproc-per-node=gpu stl10.py --download
 
 For two processes without torchrun, start `python stl10.py 0 0` and `python stl10.py 1 1`, both with `--world-size 2` and
-the same --init-method: tcp://HOST:PORT of rank 0, file:///PATH on storage that all nodes share, or env://.
+the same --init-method: tcp://HOST:PORT of rank 0, file:///PATH on storage that all nodes share, or env://. README.md has
+commands for a computer without GPU and dataset.
 """
 
 from __future__ import annotations
@@ -168,11 +169,8 @@ def run(options: argparse.Namespace, log: Any) -> None:
     steps = math.ceil(math.ceil(len(testset) / options.world_size) / options.batch_size)  # type: ignore[arg-type]
     # The start method is an argument here. set_start_method() fails if anything has set one already.
     method = "forkserver" if options.workers else None
-    how: dict[str, Any] = {
-        "num_workers": options.workers,
-        "multiprocessing_context": method,
-        "pin_memory": cuda,
-    }
+    how: dict[str, Any] = {"num_workers": options.workers, "multiprocessing_context": method}
+    how |= {"persistent_workers": options.workers > 0, "pin_memory": cuda}
     train_loader: DataLoader[Any] = DataLoader(trainset, options.batch_size, sampler=sampler, **how)
     test_loader: DataLoader[Any] = DataLoader(share, options.batch_size, **how)
 
@@ -209,7 +207,7 @@ def main() -> None:
         "--decay-every", type=int, default=30, metavar="EPOCHS", help="divide the lr by 10 after these"
     )
     parser.add_argument("--workers", type=int, default=2, help="loading processes per rank")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # RANK LOCAL_RANK may follow the options
 
     options.device = (
         torch.device("cuda", options.local_rank) if torch.cuda.is_available() else torch.device("cpu")
