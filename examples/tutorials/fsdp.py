@@ -58,6 +58,7 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(512, 20, generator=generator)
     targets = torch.sin(inputs @ torch.randn(20, 1, generator=generator))
+    seen = 0
     for epoch in range(options.epochs):
         sums = torch.zeros((), device=device)
         batches = torch.randperm(len(inputs), generator=generator).split(
@@ -65,6 +66,7 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
         )  # the same on every rank
         for batch in batches:
             own = batch[RANK::WORLD_SIZE]
+            seen += len(own)
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(inputs[own].to(device)), targets[own].to(device))
             loss.backward()  # each gradient is summed over the ranks, and each rank gets its part of the mean
@@ -83,9 +85,8 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
         elements(state["exp_avg"]) + elements(state["exp_avg_sq"]) for state in optimizer.state.values()
     )
     if RANK == 0:
-        print(
-            f"rank 0 holds {parameters} of {total} parameters, {gradients} gradients, {moments} optimizer values"
-        )
+        held = f"{parameters} of {total} parameters, {gradients} gradients, {moments} optimizer values"
+        print(f"rank 0 has seen {seen} samples and holds {held}")
     if options.save:
         # Gathers the weights, so every rank has to call it. Only rank 0 gets them, one tensor at a time.
         whole = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -51,15 +51,16 @@ def run(options: argparse.Namespace, first: torch.device, second: torch.device) 
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(256, 10, generator=generator)
     targets = torch.relu(inputs @ torch.randn(10, 5, generator=generator))
+    seen = 0
     for epoch in range(options.epochs):
         total = torch.zeros((), device=second)
         batches = torch.randperm(len(inputs), generator=generator).split(
             options.batch_size
         )  # the same on every rank
         for batch in batches:
-            own = batch[
-                RANK::WORLD_SIZE
-            ]  # equal shares: then the mean over the ranks is the mean over the batch
+            # Equal shares: then the mean over the ranks is that over the batch.
+            own = batch[RANK::WORLD_SIZE]
+            seen += len(own)
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(inputs[own]), targets[own].to(second))
             loss.backward()
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace, first: torch.device, second: torch.device) 
             print(f"epoch {epoch}: loss {total.item() / WORLD_SIZE:.6f}")
 
     weights = torch.cat([parameter.detach().cpu().flatten() for parameter in local.parameters()])
-    own_report = f"{hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:12]} ({first}, {second})"
+    own_report = f"{hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:12]} ({first}, {second}) after {seen} samples"
     reports: list[Any] = [own_report]
     if DISTRIBUTED:
         reports = [None] * WORLD_SIZE

@@ -142,9 +142,8 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
         loss, _ = over_ranks(train(model, optimizer, loader, device))
         test_loss, accuracy, count = over_ranks(evaluate(net, test_loader, device))
         if RANK == 0:
-            print(
-                f"epoch {epoch}: loss {loss:.4f}, test loss {test_loss:.4f}, accuracy {accuracy:.4f} of {count} images"
-            )
+            result = f"test loss {test_loss:.4f}, accuracy {accuracy:.4f} of {count} images"
+            print(f"epoch {epoch}: {len(loader)} steps, loss {loss:.6f}, {result}")
 
     if options.checkpoint:
         if (LOCAL_RANK if options.checkpoint_per_node else RANK) == 0:
@@ -164,9 +163,7 @@ def run(options: argparse.Namespace, device: torch.device) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="MNIST in one process or in many.")
     parser.add_argument("--data", default="data", help="folder of the dataset")
-    parser.add_argument(
-        "--download", action="store_true", help="download it first (one process of each node)"
-    )
+    parser.add_argument("--download", action="store_true", help="fetch it first, once per node")
     parser.add_argument("--fake", action="store_true", help="made-up images of the same shape")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=64, help="images per step and rank")

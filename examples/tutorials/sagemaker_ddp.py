@@ -43,7 +43,7 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(F.relu(self.fc1(x.flatten(1)))), dim=1)
 
 
-def load(options: argparse.Namespace, train: bool, local_rank: int) -> Dataset[Any]:
+def load(options: argparse.Namespace, train: bool) -> Dataset[Any]:
     if options.fake:
         patterns = torch.randn(10, 1, 28, 28, generator=torch.Generator().manual_seed(0))
         generator = torch.Generator().manual_seed(1 if train else 2)
@@ -52,7 +52,8 @@ def load(options: argparse.Namespace, train: bool, local_rank: int) -> Dataset[A
         return TensorDataset(images, labels)
     from torchvision import datasets, transforms
 
-    if options.download and local_rank == 0:  # one process of each node, while the others wait
+    # One process of each node, while the others wait.
+    if options.download and int(os.environ.get("LOCAL_RANK", 0)) == 0:
         datasets.MNIST(options.data, download=True)
     if DISTRIBUTED:
         dist.barrier()
@@ -93,16 +94,40 @@ def mean(sums: Tensor) -> float:
     return (sums[0] / sums[1]).item()
 
 
+def run(options: argparse.Namespace, device: torch.device, rank: int, world_size: int) -> None:
+    torch.manual_seed(0)
+    net = Net().to(device)
+    # The library does not send buffers such as BatchNorm's statistics from rank 0. This model has none.
+    model = DistributedDataParallel(net) if DISTRIBUTED else net
+    training, testing = load(options, train=True), load(options, train=False)
+    # world_size // 8 is 0 for fewer than eight ranks: nothing can be divided by that.
+    batch_size = max(options.batch_size // max(world_size // 8, 1), 1)
+    sampler: DistributedSampler[Any] = DistributedSampler(training, num_replicas=world_size, rank=rank)
+    loader: DataLoader[Any] = DataLoader(training, batch_size, sampler=sampler)
+    # All ranks test, each its share: if rank 0 did it alone, the others would wait for it.
+    share = Subset(testing, range(rank, len(testing), world_size))  # type: ignore[arg-type]
+    test_loader: DataLoader[Any] = DataLoader(share, batch_size)
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=options.lr)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+    for epoch in range(1, options.epochs + 1):
+        sampler.set_epoch(epoch)
+        loss, accuracy = mean(train(model, loader, optimizer, device)), mean(test(net, test_loader, device))
+        schedule.step()
+        if rank == 0:
+            result = f"{len(loader)} steps, loss {loss:.6f}, accuracy {accuracy:.4f}"
+            print(f"{LIBRARY}, rank 0 of {world_size}, epoch {epoch}: {result}")
+    if rank == 0 and options.save:
+        torch.save(net.state_dict(), options.save)  # the weights are equal on all ranks
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="MNIST with SageMaker's data parallel library.")
     parser.add_argument("--data", default="data", help="folder of the dataset")
-    parser.add_argument(
-        "--download", action="store_true", help="download it first (one process of each node)"
-    )
+    parser.add_argument("--download", action="store_true", help="fetch it first, once per node")
     parser.add_argument("--fake", action="store_true", help="made-up images of the same shape")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument(
-        "--batch-size", type=int, default=64, help="images per step of eight ranks or fewer, per rank"
+        "--batch-size", type=int, default=64, help="images per step and rank, for up to 15 ranks"
     )
     parser.add_argument("--lr", type=float, default=1.0)
     parser.add_argument("--save", metavar="FILE", help="rank 0 writes the weights to this file")
@@ -123,31 +148,11 @@ def main() -> None:
     if cuda:
         torch.cuda.set_device(device)
 
-    torch.manual_seed(0)
-    net = Net().to(device)
-    model = DistributedDataParallel(net) if DISTRIBUTED else net
-    training, testing = load(options, True, local_rank), load(options, False, local_rank)
-    # world_size // 8 is 0 for fewer than eight ranks: nothing can be divided by that.
-    batch_size = max(options.batch_size // max(world_size // 8, 1), 1)
-    sampler: DistributedSampler[Any] = DistributedSampler(training, num_replicas=world_size, rank=rank)
-    loader: DataLoader[Any] = DataLoader(training, batch_size, sampler=sampler)
-    # All ranks test, each its share: if rank 0 did it alone, the others would wait for it.
-    share = Subset(testing, range(rank, len(testing), world_size))  # type: ignore[arg-type]
-    test_loader: DataLoader[Any] = DataLoader(share, batch_size)
-    optimizer = torch.optim.Adadelta(model.parameters(), lr=options.lr)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
-    for epoch in range(1, options.epochs + 1):
-        sampler.set_epoch(epoch)
-        loss, accuracy = mean(train(model, loader, optimizer, device)), mean(test(net, test_loader, device))
-        schedule.step()
-        if rank == 0:
-            print(
-                f"{LIBRARY}, rank 0 of {world_size}, epoch {epoch}: loss {loss:.6f}, accuracy {accuracy:.4f}"
-            )
-    if rank == 0 and options.save:
-        torch.save(net.state_dict(), options.save)  # the weights are equal on all ranks
-    if DISTRIBUTED and LIBRARY == "torch.distributed":
-        dist.destroy_process_group()  # type: ignore[attr-defined]
+    try:
+        run(options, device, rank, world_size)
+    finally:
+        if DISTRIBUTED and LIBRARY == "torch.distributed":
+            dist.destroy_process_group()  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

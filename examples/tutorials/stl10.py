@@ -195,9 +195,7 @@ def main() -> None:
     parser.add_argument("--world-size", type=int, default=os.environ.get("WORLD_SIZE", 1))
     parser.add_argument("--init-method", help="default: env:// if MASTER_ADDR is set")
     parser.add_argument("--data", default="data", help="folder of the dataset")
-    parser.add_argument(
-        "--download", action="store_true", help="download it first (one process of each node)"
-    )
+    parser.add_argument("--download", action="store_true", help="fetch it first, once per node")
     parser.add_argument("--fake", action="store_true", help="made-up images of the same shape")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--epochs", type=int, default=2)
@@ -218,7 +216,10 @@ def main() -> None:
     log = print if options.rank == 0 else lambda _text: None
     log("Initialize Process Group...")
     backend = "nccl" if options.device.type == "cuda" else "gloo"
-    method = options.init_method or ("env://" if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:23456")
+    # Port 0 is any free one, which only a single process can use: others would have to know its number.
+    method = options.init_method or ("env://" if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0")
+    if method.endswith(":0") and options.world_size > 1:
+        parser.error(f"--world-size {options.world_size}: give --init-method, for example tcp://HOST:23456")
     dist.init_process_group(backend, init_method=method, rank=options.rank, world_size=options.world_size)
     try:
         run(options, log)

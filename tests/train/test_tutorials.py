@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -67,7 +68,8 @@ SAGEMAKER, SAGEMAKER_RANKS = "python sagemaker_ddp.py --fake", f"{RANKS} sagemak
 SAGEMAKER_LIBRARY = f"PYTHONPATH=../../smddp {RANKS} sagemaker_ddp.py --fake"
 
 RUN_HERE = [
-    *(MNIST, MNIST_RANKS, MNIST_FILES, *MNIST_NODES, STL10, STL10_RANKS, *sum(STL10_METHODS, [])),
+    *(MNIST, MNIST_RANKS, MNIST_FILES, *MNIST_NODES, STL10, STL10_RANKS),
+    *(command for pair in STL10_METHODS for command in pair),
     *(TRAINER, TRAINER_SPAWN, TRAINER_RANKS, MODEL_PARALLEL, RESNET50, RESNET50_SPLIT, HYBRID, HYBRID_RANKS),
     *(FSDP, FSDP_RANKS, SAGEMAKER, SAGEMAKER_RANKS, SAGEMAKER_LIBRARY),
 ]
@@ -146,8 +148,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_mnist_learns_and_ranks_have_equal_weights(folder: Path) -> None:
     for ranks, output in enumerate(_mnist(folder), start=1):
-        losses = numbers(output, r"epoch \d: loss (\d\.\d+)")
-        assert len(losses) == 5
+        steps = 600 / 64 / ranks
+        assert numbers(output, r"epoch \d: (\d+) steps") == [math.ceil(steps)] * 5
+        losses = numbers(output, r"steps, loss (\S+),")
         assert losses[-1] < losses[0] / 10
         # Each image was tested once: 101 cannot be divided by two ranks.
         assert re.findall(r"accuracy (\S+) of (\d+) images", output)[-1] == ("1.0000", "101")
@@ -184,7 +187,7 @@ def test_mnist_on_nodes_of_different_size_writes_a_checkpoint_on_each(tmp_path: 
 def test_mnist_is_read_from_files(tmp_path: Path) -> None:
     dataset_files.write_mnist(tmp_path / "data", 100)
     (output,) = outputs(start(MNIST_FILES, tmp_path, "--epochs=3"))
-    assert falls(numbers(output, r"epoch \d: loss (\d\.\d+)"))
+    assert falls(numbers(output, r"steps, loss (\S+),"))
     assert "of 100 images" in output
 
 
@@ -233,6 +236,15 @@ def test_stl10_results_do_not_depend_on_how_ranks_meet(folder: Path) -> None:
     assert len(by_method) == 4
     assert len(set(by_method)) == 1
     assert "[0/2]" in by_method[0]  # half as many steps as in one process
+
+
+def test_order_of_images_changes_every_epoch(tmp_path: Path) -> None:
+    # With a learning rate of 0 only the composition of the batches can change what BatchNorm makes of them.
+    still = ["--epochs=2", "--lr=0"]
+    mnist, stl10 = outputs(start(MNIST, tmp_path, *still), start(STL10, tmp_path, *still))
+    for losses in (numbers(mnist, r"steps, loss (\S+),"), numbers(stl10, r"Epoch: .*\tLoss (\S+)")):
+        assert len(losses) == 2
+        assert losses[0] != losses[1]
 
 
 def test_model_parallel_learns_down_to_the_noise(tmp_path: Path) -> None:
@@ -293,10 +305,6 @@ def test_resnet50_split_gives_the_same_outputs_and_both_times(tmp_path: Path) ->
         ("12", "2"),
         ("20", "1"),
     ]
-    assert (
-        len(numbers(output, r"^(?:no split|split size \d+): (\d+\.\d+) s per step(?m)".replace("(?m)", "")))
-        <= 3
-    )
     times = numbers(output, r"(\d+\.\d{3}) s per step")
     assert len(times) == 3
     assert min(times) > 0
@@ -304,15 +312,14 @@ def test_resnet50_split_gives_the_same_outputs_and_both_times(tmp_path: Path) ->
 
 def test_resnet50_halves_equal_the_whole_model(tmp_path: Path) -> None:
     running = start(RESNET50, tmp_path, *RESNET50_SMALL.split())
-    torch.manual_seed(0)
-    whole, twin = resnet50(num_classes=10).double().eval(), resnet50(num_classes=10).double().eval()
-    twin.load_state_dict(whole.state_dict())
-    halves = script("resnet50_halves").TwoHalves(twin, torch.device("cpu"), torch.device("cpu"))
+    whole = resnet50(num_classes=10).double().eval()
+    halves = script("resnet50_halves").TwoHalves(whole, torch.device("cpu"), torch.device("cpu"))
     images = torch.randn(3, 3, 32, 32, dtype=torch.double)
-    whole(images).square().sum().backward()
-    halves(images, split_size=2).square().sum().backward()
-    gradients = [torch.cat([p.grad.flatten() for p in model.parameters()]) for model in (whole, halves)]
-    assert len(gradients[0]) == len(gradients[1])
+    gradients = []
+    for scores in (whole(images), halves(images, split_size=2)):  # two ways through the same layers
+        whole.zero_grad()
+        scores.square().sum().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in whole.parameters()]))
     assert torch.allclose(*gradients, rtol=1e-9, atol=1e-9 * float(gradients[0].abs().max()))
     (output,) = outputs(running)
     assert max(numbers(output, r"largest difference (\S+)")) < 1e-4
@@ -324,7 +331,8 @@ def test_hybrid_ranks_train_as_one_process(tmp_path: Path) -> None:
     expected, losses = (numbers(output, r"epoch \d: loss (\S+)") for output in (alone, ranks))
     assert falls(expected)
     assert losses == pytest.approx(expected, abs=1e-5)
-    hashes = re.findall(r"weights of rank \d: (\w+) \(cpu, cpu\)", ranks)
+    hashes = re.findall(r"weights of rank \d: (\w+) \(cpu, cpu\) after 640 samples", ranks)
+    assert "after 1280 samples" in alone
     assert len(hashes) == 2
     assert len(set(hashes)) == 1
 
@@ -337,6 +345,7 @@ def test_fsdp_gives_the_weights_of_one_process(tmp_path: Path) -> None:
     whole, sharded = read(tmp_path / "whole.pt"), read(tmp_path / "sharded.pt")
     assert whole.keys() == sharded.keys()
     assert all(torch.allclose(whole[name], sharded[name], atol=1e-5) for name in whole)
+    assert "has seen 1280 samples" in ranks
     share = re.findall(r"holds (\d+) of (\d+) parameters, (\d+) gradients, (\d+) optimizer values", ranks)[0]
     own, total, gradients, moments = map(int, share)
     assert total == sum(tensor.numel() for tensor in whole.values())
@@ -355,6 +364,8 @@ def test_sagemaker_script_gives_the_same_with_and_without_the_library(tmp_path: 
     for output in (alone, without):
         assert falls(numbers(output, r"loss (\S+),"))
         assert numbers(output, r"accuracy (\S+)")[-1] == 1
+    assert "epoch 1: 10 steps" in alone
+    assert "epoch 1: 5 steps" in without
     assert without.startswith("torch.distributed, rank 0 of 2, epoch 1")
     assert with_it == without.replace("torch.distributed", "smdistributed.dataparallel")
     ours, theirs = read(tmp_path / "with.pt"), read(tmp_path / "without.pt")
