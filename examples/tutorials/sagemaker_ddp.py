@@ -116,8 +116,15 @@ def run(options: argparse.Namespace, device: torch.device, rank: int, world_size
         if rank == 0:
             result = f"{len(loader)} steps, loss {loss:.6f}, accuracy {accuracy:.4f}"
             print(f"{LIBRARY}, rank 0 of {world_size}, epoch {epoch}: {result}")
+    weights = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
+    least, most = weights.clone(), weights.clone()
+    if DISTRIBUTED:
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        print(f"largest difference between weights of two ranks: {(most - least).max().item()}")
     if rank == 0 and options.save:
-        torch.save(net.state_dict(), options.save)  # the weights are equal on all ranks
+        torch.save(net.state_dict(), options.save)
 
 
 def main() -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import click
 import pytest
 
 pytest.importorskip("torch")
@@ -27,13 +26,18 @@ import torch
 from support.training import dataset_files, launch
 from torchvision.models import resnet50
 
-from cloudddp.cli.main import main as cloudddp
 from train import config
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_tutorials")]
 FOLDER = launch.ROOT / "examples" / "tutorials"
-README = (FOLDER / "README.md").read_text(encoding="utf-8")
-STAND_IN = next(path for path in (launch.ROOT / "smddp", launch.ROOT / "train" / "smddp") if path.is_dir())
+HERE = FOLDER.is_dir()  # a copy of the trainer with its tests lacks it
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.xdist_group("train_tutorials"),
+    pytest.mark.skipif(not HERE, reason="no examples/tutorials"),
+]
+README = (FOLDER / "README.md").read_text(encoding="utf-8") if HERE else ""
+STAND_IN = launch.ROOT / ("smddp" if (launch.ROOT / "smddp").is_dir() else "train/smddp")
+SLURM = launch.ROOT / "docs" / "slurm.md"
 RANKS = "torchrun --standalone --nproc-per-node=2"
 
 MNIST = "python mnist.py --fake --lr 1"
@@ -367,6 +371,7 @@ def test_sagemaker_script_gives_the_same_with_and_without_the_library(tmp_path: 
     assert "epoch 1: 10 steps" in alone
     assert "epoch 1: 5 steps" in without
     assert without.startswith("torch.distributed, rank 0 of 2, epoch 1")
+    assert without.endswith("\nlargest difference between weights of two ranks: 0.0\n")
     assert with_it == without.replace("torch.distributed", "smdistributed.dataparallel")
     ours, theirs = read(tmp_path / "with.pt"), read(tmp_path / "without.pt")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -381,6 +386,8 @@ def test_commands_of_the_readme_are_those_that_run_here() -> None:
 
 
 def test_other_commands_of_the_readme_are_accepted() -> None:
+    from cloudddp.cli.main import main as cloudddp
+
     shown = [shlex.split(command) for command in commands()]
     trainer = [words[1:] for words in shown if words[0] == "RUN" and words != ["RUN"]]
     assert len(trainer) > 3
@@ -389,12 +396,12 @@ def test_other_commands_of_the_readme_are_accepted() -> None:
     verbs = [words[1:] for words in shown if words[0] == "cloudddp"]
     assert len(verbs) > 5
     for words in verbs:
-        if words[0] == "export" and "export" not in cloudddp.list_commands(click.Context(cloudddp)):
+        if words[0] == "export" and not SLURM.exists():
             continue
         with cloudddp.make_context("cloudddp", words) as context:
             name, verb, rest = cloudddp.resolve_command(context, words)
             assert verb is not None
-            with verb.make_context(name, rest, parent=context, resilient_parsing=False):
+            with verb.make_context(name, rest, parent=context):
                 pass
 
 
@@ -416,5 +423,5 @@ def test_readme_names_every_document_script_and_existing_tests() -> None:
     assert len(cells) > 40
     for cell in cells:
         named = set(re.findall(r"`(test_\w+)`", cell))
-        assert named <= existing, cell
-        assert named or re.search("not tested|not provided|docs/slurm.md|NCCL", cell), cell
+        assert named <= existing or ("slurm" in cell and not SLURM.exists()), cell
+        assert named or re.search("not tested|not provided", cell), cell
