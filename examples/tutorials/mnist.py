@@ -106,6 +106,7 @@ def over_ranks(sums: Tensor) -> list[float]:
 def save(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     # `net` is the module inside DDP: its names have no prefix `module.`, so one process can load them, too.
     state = {"model_state_dict": net.state_dict(), "optimizer_state_dict": optimizer.state_dict()}
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     torch.save(state, temporary)
     temporary.replace(path)  # a process that is killed while it writes leaves the old file

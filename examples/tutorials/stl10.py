@@ -212,14 +212,14 @@ def main() -> None:
     )
     if options.device.type == "cuda":
         torch.cuda.set_device(options.device)
-    # Numbers in the output are those of all ranks, so one rank prints them.
-    log = print if options.rank == 0 else lambda _text: None
-    log("Initialize Process Group...")
-    backend = "nccl" if options.device.type == "cuda" else "gloo"
     # Port 0 is any free one, which only a single process can use: others would have to know its number.
     method = options.init_method or ("env://" if "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0")
     if method.endswith(":0") and options.world_size > 1:
         parser.error(f"--world-size {options.world_size}: give --init-method, for example tcp://HOST:23456")
+    # Numbers in the output are those of all ranks, so one rank prints them.
+    log = print if options.rank == 0 else lambda _text: None
+    log("Initialize Process Group...")
+    backend = "nccl" if options.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=method, rank=options.rank, world_size=options.world_size)
     try:
         run(options, log)

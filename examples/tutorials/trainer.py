@@ -83,6 +83,7 @@ class Trainer:
             "OPTIMIZER_STATE": self.optimizer.state_dict(),
             "EPOCHS_RUN": epoch + 1,  # the number of complete epochs, so that none is repeated
         }
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".tmp")
         torch.save(snapshot, temporary)
         temporary.replace(path)  # a process that is killed while it writes leaves the old file
