@@ -67,7 +67,7 @@ lint: $(VENV)/.installed  ## ruff, the import contracts, the Python version of w
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
-	@$(BIN)/vermin --target=3.9- --violations --no-tips --quiet infra/node/agent cloudddp/agent/protocol
+	@$(BIN)/vermin --target=3.9- --violations --no-tips --quiet infra/node/agent cloudddp/agent/protocol examples/tutorials
 
 types: $(VENV)/.installed  ## mypy --strict
 	@$(BIN)/mypy
