@@ -95,9 +95,7 @@ def main(args: argparse.Namespace) -> None:
     device = torch.device(f"cuda:{LOCAL_RANK}" if on_gpu else "cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    store = (
-        None if "RANK" in os.environ else dist.HashStore()
-    )  # one process: a group of one, without a network
+    store = None if "RANK" in os.environ else dist.HashStore()  # alone: a group of one
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=RANK, world_size=WORLD_SIZE)
     stop = torch.zeros(())
     signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))  # `cloudddp cancel`, a spot interruption
