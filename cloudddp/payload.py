@@ -7,6 +7,7 @@ here depends on the names of their modules.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 # Per example: the folders whose content becomes the project, and the files below them, by pattern.
@@ -16,16 +17,15 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("examples/trainer", "**/*"),
         ("", "train/**/*"),
         ("", "smddp/**/*"),
-        *(("", f"docs/{name}.md") for name in ("training", "pipelines", "smddp")),
-        ("", "tests/train/conftest.py"),
-        ("", "tests/train/test_train_*.py"),
+        *(("", f"docs/{name}.md") for name in ("training", "pipelines", "smddp", "traps")),
+        ("", "tests/train/**/*"),
         ("", "tests/support/training/**/*"),
         *(("", f"tests/support/{name}.py") for name in ("processes", "zygote")),
     ],
 }
 EXAMPLES = tuple(_EXAMPLES)
-# What running an example leaves in a checkout.
-_LEFT_BY_RUNS = {"__pycache__", "runs", "results"}
+# What running an example leaves in a checkout, and the repository's tests of another example.
+_NOT_COPIED = ("__pycache__", "runs", "results", "test_example_*", ".*")
 
 
 def root() -> Path:
@@ -46,6 +46,6 @@ def example(name: str) -> dict[str, Path]:
         base = root() / folder
         for path in sorted(base.glob(pattern)):
             parts = path.relative_to(base).parts
-            if path.is_file() and not any(part in _LEFT_BY_RUNS or part.startswith(".") for part in parts):
+            if path.is_file() and not any(fnmatch(part, one) for part in parts for one in _NOT_COPIED):
                 found["/".join(parts)] = path
     return found
