@@ -71,7 +71,7 @@ lint: $(VENV)/.installed  ## ruff, the import contracts, the Python version of w
 
 types: $(VENV)/.installed  ## mypy --strict
 	@$(BIN)/mypy
-	@$(BIN)/mypy examples/ddp  # apart: its train.py has the name of the package train/
+	@$(BIN)/mypy examples/ddp/train.py  # apart: its train.py has the name of the package train/
 
 docs: $(VENV)/.installed  ## write the generated pages of docs/
 	@$(BIN)/python -m cloudddp.cli.reference
