@@ -25,7 +25,9 @@ init = Verb(
             "docs and tests.",
         ),
     ],
-    help="""Write a commented cloudddp.toml into FOLDER (default: the current folder).
+    help="""Write a commented cloudddp.toml into FOLDER.
+
+    FOLDER is by default the current one.
 
     \b
     Examples:
