@@ -21,7 +21,7 @@ show cloudddp init --example project
 show cd project
 show cloudddp --sim up --nodes 2 --instance-type g5.12xlarge
 show cloudddp --sim launch --nproc-per-node 2 train.py
-show cloudddp --sim pull
+show cloudddp --sim pull --all-nodes
 show cloudddp --sim down
 show cloudddp --sim ls
 show cloudddp sim stop

@@ -20,7 +20,9 @@ _DEFAULT = "ddp"
 _SYNONYMS = {"digits": _DEFAULT}  # an earlier name
 _LAUNCH = {"ddp": "train.py", "trainer": "-m train.main --dataset digits"}
 _REQUIREMENTS = "requirements.txt"
-_SETUP = {("setup", "run"): (f"pip install -r {_REQUIREMENTS}",), ("setup", "inputs"): (_REQUIREMENTS,)}
+# Only where something is missing: an image has its own build of torch, and a simulated node has no network.
+_INSTALL = f"python3 -c 'import sklearn, torch' 2>/dev/null || pip install -r {_REQUIREMENTS}"
+_SETUP = {("setup", "run"): (_INSTALL,), ("setup", "inputs"): (_REQUIREMENTS,)}
 
 
 def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: str | None) -> None:
