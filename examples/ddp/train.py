@@ -163,7 +163,7 @@ def main(args: argparse.Namespace) -> None:
             if RANK == 0:
                 print(f"epoch {epoch + 1}: test accuracy {accuracy:.4f}", flush=True)
         save("latest.pt")
-    state, code = ("finished", 0) if step == steps else ("preempted", 143)
+    state, code = ("finished", 0) if step >= steps else ("preempted", 143)
     report(state)
     if RANK == 0:
         print(f"{state} after step {step} of {steps}, best test accuracy {best:.4f}", flush=True)

@@ -347,14 +347,15 @@ def test_best_snapshot_is_that_of_the_best_evaluation(example: ModuleType, tmp_p
     assert correct / len(labels) == best["best"]
 
 
+@pytest.mark.parametrize("epochs", [2, 1])
 def test_a_finished_run_is_reported_again_without_training(
-    trained: Callable[..., Path], tmp_path: Path
+    trained: Callable[..., Path], tmp_path: Path, epochs: int
 ) -> None:
     out = copied(trained(1, "--epochs", 2), tmp_path / "out")
-    (run,) = run_ranks([out], "--epochs", 2)
+    (run,) = run_ranks([out], "--epochs", epochs)
     best = load(out / "best.pt")["best"]
-    assert run.stdout == f"finished after step 46 of 46, best test accuracy {best:.4f}\n"
-    assert status(out) == {"state": "finished", "step": 46, "steps": 46, "best_accuracy": best}
+    assert run.stdout == f"finished after step 46 of {23 * epochs}, best test accuracy {best:.4f}\n"
+    assert status(out) == {"state": "finished", "step": 46, "steps": 23 * epochs, "best_accuracy": best}
 
 
 def test_snapshot_of_another_batch_size_is_refused(trained: Callable[..., Path], tmp_path: Path) -> None:
