@@ -67,10 +67,11 @@ lint: $(VENV)/.installed  ## ruff, the import contracts, the Python version of w
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
-	@$(BIN)/vermin --target=3.9- --violations --no-tips --quiet infra/node/agent cloudddp/agent/protocol examples/tutorials
+	@$(BIN)/vermin --target=3.9- --violations --no-tips --quiet infra/node/agent cloudddp/agent/protocol examples
 
 types: $(VENV)/.installed  ## mypy --strict
 	@$(BIN)/mypy
+	@$(BIN)/mypy examples/ddp/train.py  # apart: its train.py has the name of the package train/
 
 docs: $(VENV)/.installed  ## write the generated pages of docs/
 	@$(BIN)/python -m cloudddp.cli.reference

@@ -42,11 +42,11 @@ HELP = """\
 Run a training script on N GPU nodes of your own AWS account, and stop the bill when the job ends.
 
 \b
-  cloudddp init --example digits   create an example project
-  cloudddp --sim up                try it on this computer, without AWS
-  cloudddp up                      create nodes that are ready to train
-  cloudddp launch -m train.main    start ranks on all nodes, follow their logs
-  cloudddp down                    remove everything; nothing is billed any more
+  cloudddp init --example     create an example project
+  cloudddp --sim up           try it on this computer, without AWS
+  cloudddp up                 create nodes that are ready to train
+  cloudddp launch train.py    start ranks on all nodes, follow their logs
+  cloudddp down               remove everything; nothing is billed any more
 """
 
 main = LazyGroup(

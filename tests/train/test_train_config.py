@@ -133,26 +133,6 @@ def test_manual_shows_the_recipes() -> None:
         assert f"| {' | '.join([name, *shown])} |" in manual()
 
 
-def test_index_of_tests_names_existing_tests() -> None:
-    listed = (launch.ROOT / "docs" / "traps.md").read_text(encoding="utf-8")
-    rows = [
-        line
-        for line in listed.splitlines()
-        if line.startswith("| ") and not line.startswith(("| behaviour", "|---"))
-    ]
-    sources = (launch.ROOT / "tests").rglob("test_*.py")
-    existing = {
-        name
-        for path in sources
-        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    }
-    assert rows
-    for row in rows:
-        named = re.findall(r"`(test_\w+)`", row)
-        assert set(named) <= existing, row
-        assert named or "not tested" in row, row
-
-
 def test_value_out_of_its_limits_is_refused_without_the_command_line_too() -> None:
     with pytest.raises(UsageError, match="--timeout"):
         make(dataset="digits", timeout=0.0)
