@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tyro
 
@@ -16,6 +16,7 @@ from train.config import Config, make
 from train.errors import UsageError
 from train.flags import DATASETS
 
+R = TypeVar("R")
 DESCRIPTION = "Train a model on one process, one node or many nodes."
 
 
@@ -25,15 +26,24 @@ def parse(
     """Return the Config that the command line describes; `defaults` are flags by name, before those of the dataset's
     recipe. Exits 0 after --help; raises `UsageError` for bad flags."""
     given = dict(defaults or {})
+    default = make(**{**given, "dataset": _dataset(argv, given.get("dataset", "digits"))})
+    return parse_record(Config, argv, prog=prog, description=DESCRIPTION, default=default)
+
+
+def parse_record(
+    kind: type[R], argv: Sequence[str], *, prog: str, description: str, default: R | None = None
+) -> R:
+    """Return the record that the command line describes: a flag for each field. Exits 0 after --help; raises `UsageError`
+    for bad flags."""
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
-                Config,
+                kind,
                 args=list(argv),
-                default=make(**{**given, "dataset": _dataset(argv, given.get("dataset", "digits"))}),
+                default=kind() if default is None else default,
                 prog=prog,
-                description=DESCRIPTION,
+                description=description,
                 config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as end:

@@ -113,7 +113,7 @@ def _top(scores: Tensor, batch: Batch, *, k: int) -> Tensor:
 def _squared_error(outputs: Tensor, batch: Batch) -> Tensor:
     outputs = _exact(outputs)
     # Outputs [n, 1] minus targets [n] would silently broadcast to [n, n].
-    errors = outputs - batch[1].reshape(outputs.shape).to(outputs.dtype)
+    errors: Tensor = outputs - batch[1].reshape(outputs.shape).to(outputs.dtype)
     return errors.square().flatten(1).sum(1)
 
 

@@ -4,35 +4,48 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal, get_type_hints
 
-from train import cli as options
-from train.cli import option
-from train.config import MODELS
 from train.errors import UsageError
+from train.flags import Limit, Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """What to measure. Raises `UsageError` on construction for a value that cannot work."""
 
-    model: str = option("resnet50", "model to time", choices=MODELS)
-    batch_size: int = option(120, "samples per step", at_least=1)
-    image_size: int = option(128, "image side in pixels; images have 3 channels", at_least=1)
-    classes: int = option(1000, "number of classes", at_least=2)
-    splits: str = option(
-        "1,3,5,8,10,12,20,40,60", "chunk sizes to try; those above the batch size are skipped"
-    )
-    cuts: str = option("", "layer that begins the second stage; default: balance the stages")
-    steps: int = option(3, "training steps per measurement", at_least=1)
-    repeats: int = option(10, "measurements of each mode, after one for warm-up", at_least=1)
-    amp: str = option("none", "automatic mixed precision", choices=("none", "bf16"))
-    channels_last: bool = option(False, "use the channels_last memory format")
-    device: str = option("auto", "auto: cuda if available", choices=("auto", "cpu", "cuda"))
-    json: str = option("", "file for the results as JSON")
-    plot: str = option("", "file for a plot of the results as SVG")
+    model: Literal["small", "mnist", "resnet18", "resnet50"] = "resnet50"
+    """Model to time."""
+    batch_size: Positive = 120
+    """Samples per step."""
+    image_size: Positive = 128
+    """Image side in pixels; images have 3 channels."""
+    classes: Annotated[int, Limit(at_least=2)] = 1000
+    """Number of classes."""
+    splits: str = "1,3,5,8,10,12,20,40,60"
+    """Chunk sizes to try; those above the batch size are skipped."""
+    cuts: str = ""
+    """Layer that begins the second stage; default: balance the stages."""
+    steps: Positive = 3
+    """Training steps per measurement."""
+    repeats: Positive = 10
+    """Measurements of each mode, after one for warm-up."""
+    amp: Literal["none", "bf16"] = "none"
+    """Automatic mixed precision."""
+    channels_last: bool = False
+    """Use the channels_last memory format."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if available."""
+    json: str = ""
+    """File for the results as JSON."""
+    plot: str = ""
+    """File for a plot of the results: .svg, .png or .pdf; needs matplotlib."""
 
     def __post_init__(self) -> None:
-        options.validate(self)
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            for limit in (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Limit)):
+                if problem := limit.problem(getattr(self, name)):
+                    raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: {problem}")
         if not self.split_sizes:
             raise UsageError(f"--splits {self.splits}: none is within the batch size {self.batch_size}")
         for path in (self.json, self.plot):

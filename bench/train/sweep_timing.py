@@ -15,7 +15,7 @@ from bench.train.sweep_config import Sweep
 from train import models
 from train.distributed.device import move
 from train.errors import UsageError
-from train.parallel.ddp import explain_single_sample_batchnorm
+from train.parallel.ddp import explained
 from train.parallel.two_devices import TwoDevices, device_pair
 
 CPU_NOTE = (
@@ -59,7 +59,7 @@ def measure(sweep: Sweep) -> dict[str, Any]:
     labels = torch.randint(0, sweep.classes, (sweep.batch_size,))
     rows: list[Row] = []
     for mode, split_size, copy_stream, model in _modes(sweep, module, devices):
-        with explain_single_sample_batchnorm():
+        with explained():
             seconds = _time(sweep, model, inputs, labels.to(devices[mode != "one device"]))
         median = statistics.median(seconds)
         row = Row(

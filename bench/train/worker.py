@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from train import models
+from train.components import assemble
 from train.config import make
 from train.data.datasets import Datasets, InMemoryDataset, move_to_device
 from train.distributed.communicator import Communicator
@@ -32,6 +33,7 @@ from train.errors import UsageError
 from train.parallel import select
 from train.parallel.ddp import HALF_PRECISION
 from train.record.output import Metrics
+from train.task import classification
 from train.trainer import Trainer
 
 LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 1e-4
@@ -93,11 +95,7 @@ def load_datasets(case: Case) -> Datasets:
     if not case.jpeg:
         images = random_images(case)
         return Datasets(
-            train=images,
-            test=images,
-            shape=case.shape,
-            classes=case.classes,
-            preprocess=lambda inputs: inputs,
+            train=images, test=images, task=classification(), shape=case.shape, classes=case.classes
         )
     try:
         from bench.train.data import JpegImages
@@ -109,9 +107,10 @@ def load_datasets(case: Case) -> Datasets:
     return Datasets(
         train=pictures,
         test=pictures,
+        task=classification(),
         shape=case.shape,
         classes=case.classes,
-        preprocess=lambda inputs: inputs.float() / 255,
+        preprocess=on_inputs(lambda inputs: inputs.float() / 255),
     )
 
 
@@ -133,12 +132,12 @@ def our_trainer(case: Case, device: torch.device, module: nn.Module, folder: Pat
     if device.type == "cpu":
         keep_freed_memory()
     datasets = load_datasets(case)
-    if config.on_device:
+    if config.data.on_device:
         datasets = move_to_device(datasets, device)
-    metrics = Metrics(folder, enabled=True, tensorboard=False)
+    metrics = Metrics(folder, enabled=True)
     metrics.open(0)
-    strategy = select.build(config, comm, module, shape=case.shape)
-    return Trainer(config=config, comm=comm, strategy=strategy, datasets=datasets, metrics=metrics)
+    strategy = select.build(config, comm, module, datasets.task, datasets.example)
+    return assemble(config, comm, strategy, datasets, metrics).trainer
 
 
 def peer_epoch(case: Case, device: torch.device, module: nn.Module, peers: Path) -> Callable[[], object]:

@@ -22,9 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from train import models
+from train.components import assemble
 from train.config import make
 from train.data.augment import Augment
-from train.data.datasets import Batch, InMemoryDataset, load
+from train.data.datasets import InMemoryDataset, load
+from train.data.readers import MapReader
 from train.data.sampler import GlobalBatchSampler
 from train.distributed.communicator import Communicator
 from train.distributed.rank_info import RankInfo
@@ -53,14 +55,19 @@ def make_trainer(
     config = make(dataset="synthetic", out=str(out), tensorboard=False, **settings)
     info = RankInfo(rank=rank, world_size=world_size)
     comm = Communicator(info=info, device=torch.device("cpu"))
-    datasets = dataclasses.replace(load(config, download=False), flip=flip)
-    module = models.build(config.model, shape=datasets.shape, classes=datasets.classes, seed=config.seed)
+    datasets = load(config, download=False)
+    if datasets.augment is not None:
+        augment = Augment(seed=config.optimization.seed, pad=SIDE // 8, flip=flip).of_batch
+        datasets = dataclasses.replace(datasets, augment=augment)
+    module = models.build(
+        "small", shape=datasets.shape, classes=datasets.classes, seed=config.optimization.seed
+    )
     if hook is not None:
         module.register_forward_hook(lambda model, inputs, outputs: hook(model, inputs[0], outputs))
-    strategy = select.build(config, comm, module, shape=datasets.shape)
-    metrics = Metrics(out, enabled=True, tensorboard=False)
+    strategy = select.build(config, comm, module, datasets.task, datasets.example)
+    metrics = Metrics(out, enabled=True)
     metrics.open(0)
-    return Trainer(config=config, comm=comm, strategy=strategy, datasets=datasets, metrics=metrics)
+    return assemble(config, comm, strategy, datasets, metrics).trainer
 
 
 @pytest.mark.parametrize("flags", [{}, {"augment": True}, {"augment": True, "flip": False}])
@@ -78,9 +85,9 @@ def test_images_are_augmented_only_in_training(tmp_path: Path, flags: dict[str, 
     sampler = GlobalBatchSampler(samples=SAMPLES, batch_size=BATCH, seed=5)
     augment = Augment(seed=5, pad=SIDE // 8, flip=flags.get("flip", True))
     for epoch in range(2):
-        for shard in sampler.shards(epoch):
-            batch = images[shard.indices]
-            augmented = augment(batch, epoch=epoch, indices=shard.indices)
+        for one in sampler.batches(epoch):
+            batch = images[one.indices]
+            augmented = augment(batch, epoch=epoch, indices=one.indices)
             expected.append(augmented if flags else batch)
     assert all(map(torch.equal, inputs_by_mode[True], expected))
     assert len(inputs_by_mode[True]) == len(expected)
@@ -115,7 +122,7 @@ def test_clipping_applies_to_the_unscaled_gradient(tmp_path: Path, amp: str, dty
         hook=lambda _model, _inputs, outputs: dtypes.append(outputs.dtype),
     )
     before = [weight.detach().clone() for weight in trainer.strategy.module.parameters()]
-    trainer.train_step(*next(trainer.train_loader(list(trainer.sampler.shards(0)))))
+    trainer.train_step(*next(trainer.train_reader.batches()))
     moved = [now - then for now, then in zip(trainer.strategy.module.parameters(), before, strict=True)]
     norm = torch.cat([change.flatten() for change in moved]).norm().item()
     assert norm == pytest.approx(0.5 * 0.01, rel=1e-3)
@@ -128,13 +135,13 @@ def test_non_finite_gradients_change_no_weight(tmp_path: Path, amp: str) -> None
     weights = list(trainer.strategy.module.parameters())
     weights[0].register_hook(lambda gradient: gradient * float("inf"))
     before = [weight.detach().clone() for weight in weights]
-    batch = next(trainer.train_loader(list(trainer.sampler.shards(0))))
+    batch = next(trainer.train_reader.batches())
     if amp == "fp16":
         scale = trainer.strategy.scaler.get_scale()
         trainer.train_step(*batch)
         assert trainer.strategy.scaler.get_scale() == scale / 2
     else:
-        with pytest.raises(TrainError, match="step 1, rank 0: the gradients are not finite"):
+        with pytest.raises(TrainError, match="step 1: the gradients are not finite"):
             trainer.train_step(*batch)
     assert all(map(torch.equal, weights, before))
 
@@ -161,10 +168,10 @@ def test_validation_builds_no_graph_and_first_of_equal_epochs_is_the_best(
     trainer.fit()
     assert set(graphs) == {(True, True), (False, False)}
     assert trainer.status()["best_epoch"] == 1
-    assert trainer.checkpoints.newest_step == trainer.step
+    assert trainer.snapshots.newest_step == trainer.step
     resumed = make_trainer(tmp_path, epochs=3)
     resumed.resume()
-    assert resumed.checkpoints.newest_step == trainer.step
+    assert resumed.snapshots.newest_step == trainer.step
 
 
 def test_channels_last_applies_to_images_and_weights(tmp_path: Path) -> None:
@@ -187,7 +194,7 @@ def test_model_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count))
     trainer = make_trainer(tmp_path, compile=True)
-    trainer.train_step(*next(trainer.train_loader(list(trainer.sampler.shards(0)))))
+    trainer.train_step(*next(trainer.train_reader.batches()))
     assert len(graphs) == 1
 
 
@@ -197,8 +204,8 @@ def test_loader_gets_workers_prefetch_and_a_seed_of_its_own(
     seeds = set()
     for rank in range(2):
         trainer = make_trainer(tmp_path, rank=rank, world_size=2, workers=2, prefetch=5, seed=7)
-        for loader in (trainer.train_loader, trainer.test_loader):
-            inner = loader._loader
+        for reader in (trainer.train_reader, trainer.test_reader):
+            inner = reader.loader._loader
             assert inner is not None
             assert (inner.num_workers, inner.prefetch_factor) == (2, 5)
             seeds.add(inner.generator.initial_seed())
@@ -212,7 +219,7 @@ class SlowDataset(InMemoryDataset):
         super().__init__(tensors.inputs, tensors.labels)
         self.wait = wait
 
-    def __getitems__(self, indices: list[int]) -> Batch:
+    def __getitems__(self, indices: list[int]) -> Any:
         self.wait(0.25)
         return super().__getitems__(indices)
 
@@ -233,7 +240,8 @@ def test_snapshots_and_validation_do_not_count_as_training_time(
 
     flags = {"epochs": 2, "log_every": 2, "save_every": 1, "peak_tflops": 1e-6, "hook": compute}
     trainer = make_trainer(tmp_path, **flags)
-    trainer.train_loader = type(trainer.train_loader)(SlowDataset(trainer.datasets.train, wait))
+    slow = SlowDataset(trainer.datasets.train, wait)
+    trainer.train_reader = MapReader(slow, trainer.train_reader.sampler)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(os, "fsync", sync)
     trainer.fit()

@@ -284,7 +284,7 @@ def test_importing_train_changes_nothing_for_the_process(tmp_path: Path) -> None
 def test_exploding_loss_ends_the_run_with_one_sentence(tmp_path: Path) -> None:
     run = launch.start_train(*TINY, "--lr", "1e30", "--out", tmp_path)
     assert run.wait() == 1
-    assert re.search(r"step \d+, rank 0: the (loss|gradients)", run.stderr)
+    assert re.search(r"train: rank 0: step \d+: the (loss|gradients)", run.stderr)
     assert "Traceback" not in run.stderr
     assert read_status(tmp_path)["state"] == "failed"
 

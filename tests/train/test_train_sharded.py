@@ -27,12 +27,10 @@ PART = "__0_0.distcp"
 WRITER = launch.CHECKS / "write_sharded_snapshots.py"
 
 
-def parts(value: float) -> tuple[dict[str, Any], dict[str, Any]]:
+def parts(value: float) -> sharded.Parts:
     weight = torch.full((1000,), value)
-    return {"weight": weight}, {
-        "state": {"weight": {"step": weight[0].clone()}},
-        "param_groups": [{"lr": value}],
-    }
+    optimizer = {"state": {"weight": {"step": weight[0].clone()}}, "param_groups": [{"lr": value}]}
+    return {"weight": weight}, optimizer, {}
 
 
 def save(folder: Path, step: int, **facts: Any) -> None:
@@ -44,8 +42,8 @@ def load(folder: Path) -> tuple[int, float] | None:
     facts = sharded.find_newest(folder, SINGLE)
     if facts is None:
         return None
-    model, optimizer = parts(-1.0)
-    sharded.read(facts["path"], (model, optimizer))
+    model, optimizer, _ = parts(-1.0)
+    sharded.read(facts["path"], (model, optimizer, {"not.saved": torch.zeros(1)}))
     assert optimizer["param_groups"][0]["lr"] == model["weight"][0] == optimizer["state"]["weight"]["step"]
     return facts["step"], model["weight"].unique().item()
 
@@ -64,8 +62,8 @@ def two(tmp_path: Path) -> Path:
 
 def test_saved_state_is_loaded(tmp_path: Path) -> None:
     facts = {
-        "fingerprint": {"model": "small", "seed": 0},
-        "best_accuracy": 0.1 + 0.2,
+        "settings": {"model": "small", "seed": 0},
+        "hooks": {"BestWeights": {"entries": [[0.1 + 0.2, 3, 1]]}},
         "scaler": {"scale": 65536.0},
     }
     save(tmp_path, 3, **facts)

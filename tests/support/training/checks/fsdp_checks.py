@@ -83,7 +83,7 @@ def train_epoch(
     """One epoch and a validation."""
     subject = trainer(comm, kind, dtype, folder / "epoch", epochs=1, parallel=mode, **{**SGD, **settings})
     subject.train_epoch()
-    return {"test": subject.validate(), "weights": whole_weights(subject)}
+    return {"test": subject.evaluate(), "weights": whole_weights(subject)}
 
 
 def train_in_both_modes(comm: Communicator, folder: Path, _shared: Path) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def compute_in_bf16(comm: Communicator, folder: Path, _shared: Path) -> dict[str
     for name in ("conv1", "norm1"):
         layer = subject.strategy.module.get_submodule(name)
         layer.register_forward_pre_hook(lambda layer, _inputs: used.append(layer.weight.dtype))
-    subject.train_step(*next(subject.train_loader(list(subject.sampler.shards(0)))))
+    subject.train_step(*next(subject.train_reader.batches()))
     gradient = subject.strategy.module.get_parameter("fc1.weight").grad.to_local()
     return {"used": used, "float32 gradients": bool((gradient.bfloat16().float() != gradient).any())}
 
