@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -63,10 +64,17 @@ def _dataset(argv: Sequence[str], default: str) -> str:
 
 
 def _sentence(box: str) -> str:
-    """Return tyro's report of a wrong command line, which it draws as a box of several lines, as one sentence."""
-    lines = [line.strip(" │") for line in box.splitlines() if line.startswith("│")]
-    rules = [number for number, line in enumerate(lines) if line.startswith("─")] or [len(lines)]
-    message = " ".join(lines[: rules[0]])
-    similar = next((line.split()[0].rstrip(",") for line in lines[rules[0] :] if line.startswith("--")), "")
+    """Return tyro's report of a wrong command line as one sentence: a title, the message and hints, separated by rules, in a
+    box or, where the output has no such characters, without one."""
+    lines = [line.strip(" │|") for line in box.splitlines()]
+    body = [line for line in lines[1:] if line and not line.startswith("╰")]
+    if body and _RULE.fullmatch(body[0]):
+        del body[0]
+    end = next((number for number, line in enumerate(body) if _RULE.fullmatch(line)), len(body))
+    message = " ".join(body[:end])
+    similar = next((line.split()[0].rstrip(",") for line in body[end:] if line.startswith("--")), "")
     advice = f"did you mean {similar}?" if similar and "nrecognized" in message else "see --help"
     return f"{message.rstrip('.')} ({advice})"
+
+
+_RULE = re.compile("[-─]{5,}")

@@ -34,7 +34,8 @@ class Limit:
         if self.above is not None and value <= self.above:
             return f"must be above {self.above:g}"
         if self.below is not None and value >= self.below:
-            return f"must be below {self.below:g}" if self.below < 1e6 else f"must be below {int(self.below)}"
+            whole = self.below >= 1 and self.below < 1e15
+            return f"must be below {int(self.below) if whole else f'{self.below:g}'}"
         return None
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +27,12 @@ from train.components import assemble
 from train.config import make
 from train.data.augment import Augment
 from train.data.datasets import InMemoryDataset, load
-from train.data.readers import MapReader
+from train.data.readers import MapReader, open_reader
 from train.data.sampler import GlobalBatchSampler
 from train.distributed.communicator import Communicator
 from train.distributed.rank_info import RankInfo
 from train.errors import TrainError
+from train.flags import DataFlags
 from train.parallel import select
 from train.record.output import METRICS, Metrics
 from train.trainer import Trainer
@@ -169,7 +171,7 @@ def test_validation_builds_no_graph_and_first_of_equal_epochs_is_the_best(
     assert set(graphs) == {(True, True), (False, False)}
     assert trainer.status()["best_epoch"] == 1
     assert trainer.snapshots.newest_step == trainer.step
-    resumed = make_trainer(tmp_path, epochs=3)
+    resumed = make_trainer(tmp_path, epochs=3, lr=1e-30)
     resumed.resume()
     assert resumed.snapshots.newest_step == trainer.step
 
@@ -198,18 +200,49 @@ def test_model_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(graphs) == 1
 
 
-def test_loader_gets_workers_prefetch_and_a_seed_of_its_own(
-    tmp_path: Path,
+def test_loader_gets_workers_and_prefetch(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, workers=2, prefetch=5)
+    for reader in (trainer.train_reader, trainer.test_reader):
+        inner = reader.loader._loader
+        assert inner is not None
+        assert (inner.num_workers, inner.prefetch_factor) == (2, 5)
+
+
+class RandomSamples(torch.utils.data.Dataset):
+    """What a random transform of each sample draws."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[float, float, int]:
+        return torch.rand(()).item(), random.random(), index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 3)])
+def test_what_a_dataset_draws_depends_on_seed_epoch_and_sample_only(
+    workers: int, rank: int, world_size: int
 ) -> None:
-    seeds = set()
-    for rank in range(2):
-        trainer = make_trainer(tmp_path, rank=rank, world_size=2, workers=2, prefetch=5, seed=7)
-        for reader in (trainer.train_reader, trainer.test_reader):
-            inner = reader.loader._loader
-            assert inner is not None
-            assert (inner.num_workers, inner.prefetch_factor) == (2, 5)
-            seeds.add(inner.generator.initial_seed())
-    assert len(seeds) == 2
+    def draws(epoch: int, first_step: int, **reading: int) -> dict[int, tuple[float, float]]:
+        given = {"batch_size": BATCH, "seed": 3, "rank": 0, "world_size": 1, **reading}
+        flags = DataFlags(workers=given.pop("workers", 0))
+        reader = open_reader(RandomSamples(), flags, **given)
+        found = {}
+        for (one, other, indices), counts in reader.batches(epoch, first_step):
+            rows = zip(indices.tolist(), one.tolist(), other.tolist(), strict=True)
+            found |= {index: (a, b) for index, a, b in list(rows)[: counts.count]}
+        reader.close()
+        return found
+
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    whole = draws(2, 0)
+    part = draws(2, 1, workers=workers, rank=rank, world_size=world_size)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(whole) == len(set(whole.values())) == SAMPLES
+    assert part
+    assert part == {index: whole[index] for index in part}
+    assert draws(3, 0) != whole
 
 
 class SlowDataset(InMemoryDataset):

@@ -332,7 +332,7 @@ def test_refusal_is_one_sentence_under_torchrun_too(tmp_path: Path) -> None:
         (["--splits", "5", "--batch-size", "2"], "none is within the batch size 2"),
         (["--json", "missing/out.json"], "the folder does not exist"),
         (["--device", "cuda"], "the sweep needs two GPUs"),
-        (["--model", "vgg"], "must be one of small, mnist"),
+        (["--model", "vgg"], "'resnet18', 'resnet50'"),
         (["--batch-size", "2", "--splits", "1", "--cuts", "layer9"], "no layer is named 'layer9'"),
     ],
 )

@@ -58,7 +58,7 @@ def test_idle_rank_gets_one_sample_with_weight_0() -> None:
 
 def test_order_depends_on_epoch_and_seed_only() -> None:
     def order(seed: int, epoch: int, **rank: int) -> tuple[int, ...]:
-        return tuple(GlobalBatchSampler(samples=50, batch_size=8, seed=seed, **rank).permutation(epoch))
+        return tuple(GlobalBatchSampler(samples=50, batch_size=8, seed=seed, **rank).order(epoch))
 
     assert order(1, 0) == order(1, 0, rank=1, world_size=4)
     orders = {order(seed, epoch) for seed in range(3) for epoch in range(3)}

@@ -196,7 +196,7 @@ def check_left_by_killed_writers(folder: Path) -> None:
     facts = sharded.find_newest(folder, SINGLE)
     assert facts is not None
     model = {name: torch.zeros(1_000_000) for name in ("one", "other")}
-    sharded.read(facts["path"], (model, {}))
+    sharded.read(facts["path"], (model, {}, {}))
     assert all(bool((value == facts["step"]).all()) for value in model.values())
     save(folder, facts["step"] + 1)
     assert sharded.UNFINISHED not in names(folder)

@@ -17,4 +17,4 @@ config = make(dataset="synthetic", timeout=60.0)
 with join(config, find_rank(config, os.environ)) as comm:
     for step in range(1, 10_000):
         model = {name: torch.full((1_000_000,), float(step)) for name in ("one", "other")}
-        sharded.save(Path(sys.argv[1]), {"step": step}, (model, {}), comm)
+        sharded.save(Path(sys.argv[1]), {"step": step}, (model, {}, {}), comm)
