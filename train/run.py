@@ -114,6 +114,11 @@ def train(config: Config, comm: Communicator, stop: StopRequest, started: float,
         return
     comm.run_together(metrics.lock, what="use the folder of --out")
     trainer = components.trainer
+    if config.optimization.batch_size < strategy.data_world_size:
+        metrics.print_line(
+            f"--batch-size {config.optimization.batch_size} is shared by {strategy.data_world_size} ranks: some ranks are "
+            "idle in every step"
+        )
     for note in trainer.resume():
         metrics.print_line(note)
     comm.run_together(

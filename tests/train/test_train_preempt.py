@@ -181,7 +181,7 @@ def test_signal_during_the_import_of_torch_ends_the_process_silently(
 
 def test_sigint_to_the_parent_alone_ends_a_spawned_rank_during_its_import(tmp_path: Path) -> None:
     argv = [str(word) for word in flags("--spawn", 1, "--epochs", 10_000, "--out", tmp_path / "out")]
-    code = f"from train import main, spawn; spawn.SIGINT_GRACE = 0; main.exit_process(main.main({argv!r}))"
+    code = f"from train import main; from train.distributed import spawn; spawn.SIGINT_GRACE = 0; main.exit_process(main.main({argv!r}))"
     run = start_importing(tmp_path, code, slow="", processes=2)
     run.signal(signal.SIGINT)
     # Returns only when the rank has closed its ends of the pipes.
@@ -319,8 +319,8 @@ def test_full_disk_of_one_rank_stops_all_and_keeps_the_old_snapshot(tmp_path: Pa
     limit_file_size(ranks[0], 100_000)  # more than the lines of two epochs take, less than a snapshot
     assert [rank.wait() for rank in ranks] == [1, 1], ranks[0].stderr + ranks[1].stderr
     (first,), (other,) = (rank.stderr.splitlines() for rank in ranks)
-    assert first.startswith(f"train: rank 0: cannot write the snapshot {tmp_path / full.NAME} (")
-    assert other == "train: rank 1: stopped because another rank could not write the snapshot"
+    assert first.startswith(f"train: rank 0: cannot write {tmp_path / 'best.pt'} (")
+    assert other == "train: rank 1: stopped because another rank could not write the best weights"
     assert read_status(tmp_path)["state"] == "failed"
     assert (tmp_path / full.NAME).read_bytes() == before
     assert full.load_local(tmp_path) is not None
@@ -380,12 +380,12 @@ def test_snapshot_of_another_run_is_refused_and_forced_only_if_it_fits(tmp_path:
 
     assert run().code == 0
     differences = {
-        ("--seed", 3): "seed 0 (now 3)",
-        ("--batch-size", 16): "batch_size 8 (now 16)",
-        ("--model", "small"): "model mnist (now small)",
-        ("--synthetic-size", 160): "training samples 80 (now 160)",
-        ("--optimizer", "adamw"): "optimizer sgd (now adamw)",
-        ("--scheduler", "cosine"): "scheduler none (now cosine)",
+        ("--seed", 3): "--seed 3 (was 0)",
+        ("--batch-size", 16): "--batch-size 16 (was 8)",
+        ("--model", "small"): "--model small (was mnist)",
+        ("--synthetic-size", 160): "training samples 160 (was 80)",
+        ("--optimizer", "adamw"): "--optimizer adamw (was sgd)",
+        ("--scheduler", "cosine"): "--scheduler cosine (was none)",
     }
     for changed, difference in differences.items():
         refused = run(*changed)
@@ -403,7 +403,7 @@ def test_snapshot_of_another_run_is_refused_and_forced_only_if_it_fits(tmp_path:
     forced = run("--force", "--batch-size", 16, "--epochs", 3)
     assert forced.code == 0, forced.stderr
     assert forced.stdout.splitlines()[:2] == [
-        f"--force: the snapshot in {tmp_path} is from another run: batch_size 8 (now 16)",
+        "--force: the snapshot is from another run: --batch-size 16 (was 8)",
         f"resumed at step 10 (epoch 2) from {tmp_path}",
     ]
     assert (read_status(tmp_path)["step"], read_status(tmp_path)["epoch"]) == (15, 3)

@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.skipif(not HERE, reason="no examples/tutorials"),
 ]
 README = (FOLDER / "README.md").read_text(encoding="utf-8") if HERE else ""
-STAND_IN = launch.ROOT / ("smddp" if (launch.ROOT / "smddp").is_dir() else "train/smddp")
+STAND_IN = launch.ROOT / "smddp"
 SLURM = launch.ROOT / "docs" / "slurm.md"
 RANKS = "torchrun --standalone --nproc-per-node=2"
 

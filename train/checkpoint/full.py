@@ -56,7 +56,7 @@ def write(path: Path, state: State, *, writer: int = 0, previous: Path | None = 
         sync(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: how torch's writer reports a short write
         temporary.unlink(missing_ok=True)
-        raise TrainError(f"cannot write {path} ({error}); the snapshots before it are kept") from error
+        raise TrainError(f"cannot write {path} ({error}); the files before it are kept") from error
 
 
 def remove(folder: Path) -> None:
