@@ -403,7 +403,7 @@ def test_snapshot_of_another_run_is_refused_and_forced_only_if_it_fits(tmp_path:
     forced = run("--force", "--batch-size", 16, "--epochs", 3)
     assert forced.code == 0, forced.stderr
     assert forced.stdout.splitlines()[:2] == [
-        "--force: the snapshot is from another run: --batch-size 16 (was 8)",
+        "--force: the snapshot is from another run: --epochs 3 (was 2), --batch-size 16 (was 8)",
         f"resumed at step 10 (epoch 2) from {tmp_path}",
     ]
     assert (read_status(tmp_path)["step"], read_status(tmp_path)["epoch"]) == (15, 3)

@@ -95,11 +95,16 @@ def find_newest(folder: Path, comm: Communicator) -> Facts | None:
 
 
 def read(path: Path, parts: Parts) -> None:
-    """Fill `parts` from the snapshot in `path`; tensors of hooks only where it has them. Raises `ValueError` on every rank
-    where it does not fit them."""
+    """Fill `parts` from the snapshot in `path`. Tensors of hooks that it does not have stay, and the optimizer's state of such
+    parameters is removed. Raises `ValueError` on every rank where it does not fit them."""
     reader = dcp.FileSystemReader(path)
     saved = reader.read_metadata().state_dict_metadata
     hooks = {name: value for name, value in parts[2].items() if f"hooks.{name}" in saved}
+    states = parts[1].get("state", {})
+    for name in [
+        one for one in states if not any(key.startswith(f"optimizer.state.{one}.") for key in saved)
+    ]:
+        del states[name]
     try:
         _without_warnings(dcp.load, _as_state((parts[0], parts[1], hooks)), storage_reader=reader)
     except CheckpointException as error:

@@ -7,6 +7,7 @@ batch, and how the state of the whole model is collected for a snapshot.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
-    set_state_dict,
+    set_optimizer_state_dict,
 )
 from torch.nn.parallel import DistributedDataParallel
 
@@ -216,13 +217,18 @@ class DDPStrategy:
             if unknown := loaded.keys() - current.keys():
                 raise ValueError(f"its optimizer has {', '.join(sorted(unknown))}")
             groups.append({**current, "params": loaded["params"]})
-        set_state_dict(
+        options = self._state_options(whole)
+        set_model_state_dict(self.module, model, options=options)
+        # A parameter that no step has used has no state yet, which PyTorch would otherwise refuse, or make up.
+        unused = [one for name, one in self.module.named_parameters() if name not in optim["state"]]
+        set_optimizer_state_dict(
             self.module,
             optimizer,
-            model_state_dict=model,
-            optim_state_dict={**optim, "param_groups": groups},
-            options=self._state_options(whole),
+            {**optim, "param_groups": groups},
+            options=dataclasses.replace(options, strict=not (optim["state"] and unused)),
         )
+        for parameter in unused:
+            optimizer.state.pop(parameter, None)
 
     def model_state(self) -> dict[str, Any]:
         """Return the weights and buffers of the whole model on the ranks that write snapshots. Called by every rank."""
