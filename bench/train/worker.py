@@ -33,7 +33,7 @@ from train.errors import UsageError
 from train.parallel import select
 from train.parallel.ddp import HALF_PRECISION
 from train.record.output import Metrics
-from train.task import classification
+from train.task import classification, on_inputs
 from train.trainer import Trainer
 
 LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 1e-4
