@@ -17,6 +17,8 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("examples/trainer", "**/*"),
         ("", "train/**/*"),
         ("", "smddp/**/*"),
+        ("", "bench/__init__.py"),
+        ("", "bench/train/**/*"),
         *(("", f"docs/{name}.md") for name in ("training", "pipelines", "smddp", "traps")),
         ("", "tests/train/**/*"),
         ("", "tests/support/training/**/*"),
@@ -24,8 +26,8 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     ],
 }
 EXAMPLES = tuple(_EXAMPLES)
-# What running an example leaves in a checkout, and the repository's tests of another example.
-_NOT_COPIED = ("__pycache__", "runs", "results", "test_example_*", ".*")
+# What running an example leaves in a checkout, and the repository's tests of other examples.
+_NOT_COPIED = ("__pycache__", "runs", "results", "test_example_*", "test_tutorials*", ".*")
 
 
 def root() -> Path:

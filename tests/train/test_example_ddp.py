@@ -90,6 +90,10 @@ def status(out: Path) -> dict[str, Any]:
     return report
 
 
+def printed_epochs(run: launch.Run) -> list[int]:
+    return [int(number) for number in re.findall(r"^epoch (\d+): ", run.stdout, re.MULTILINE)]
+
+
 def wait_for_snapshot(out: Path, runs: list[launch.Run]) -> None:
     launch.until(lambda: (out / "latest.pt").exists() or any(run.ended() for run in runs), "a snapshot")
 
@@ -279,7 +283,8 @@ def test_newest_snapshot_of_any_node_is_elected(trained: Callable[..., Path], tm
     missed = copied(nodes[2], tmp_path / "missed")
     run_ranks(nodes, "--epochs", 2)
     new = tmp_path / "new"
-    run_ranks([new, nodes[1], missed], "--epochs", 3)
+    runs = run_ranks([new, nodes[1], missed], "--epochs", 3)
+    assert printed_epochs(runs[0]) == [3]
     whole = load(trained(3, "--epochs", 3) / "latest.pt")
     latest = load(new / "latest.pt")
     assert (latest["step"], latest["best"]) == (whole["step"], whole["best"])
@@ -287,6 +292,13 @@ def test_newest_snapshot_of_any_node_is_elected(trained: Callable[..., Path], tm
     for node in (nodes[1], missed):
         assert differing_paths(load(node / "latest.pt"), latest) == []
         assert differing_paths(load(node / "best.pt"), load(new / "best.pt")) == []
+
+
+def test_new_node_gets_the_best_snapshot(trained: Callable[..., Path], tmp_path: Path) -> None:
+    """Also where no better one follows: results are pulled from the node with rank 0."""
+    old, new = copied(trained(2, "--epochs", 2), tmp_path / "old"), tmp_path / "new"
+    run_ranks([new, old], "--epochs", 2)
+    assert differing_paths(load(new / "best.pt"), load(old / "best.pt")) == []
 
 
 def truncate(path: Path) -> None:
@@ -314,7 +326,7 @@ def test_damaged_newest_snapshot_is_skipped(
     (run,) = run_ranks([out], "--epochs", 3)
     assert f"rank 0: skipping the damaged {out}/latest.pt: " in run.stdout
     first = load(trained(1, "--epochs", 2) / "best.pt")["step"] // 23 + 1
-    assert re.findall(r"^epoch (\d+)", run.stdout, re.MULTILINE) == [str(n) for n in range(first, 4)]
+    assert printed_epochs(run) == list(range(first, 4))
     assert differing_paths(load(out / "latest.pt"), load(trained(1, "--epochs", 3) / "latest.pt")) == []
 
 
@@ -326,7 +338,7 @@ def test_snapshot_that_is_damaged_on_one_node_comes_from_another(
     truncate(nodes[0] / "latest.pt")
     (nodes[0] / "best.pt").unlink()
     runs = run_ranks(nodes, "--epochs", 3)
-    assert re.findall(r"^epoch (\d+)", runs[0].stdout, re.MULTILINE) == ["3"]
+    assert printed_epochs(runs[0]) == [3]
     assert differing_paths(load(nodes[0] / "latest.pt"), load(trained(2, "--epochs", 3) / "latest.pt")) == []
 
 

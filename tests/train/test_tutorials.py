@@ -26,7 +26,7 @@ import torch
 from support.training import dataset_files, launch
 from torchvision.models import resnet50
 
-from train import config
+from train import cli
 
 FOLDER = launch.ROOT / "examples" / "tutorials"
 HERE = FOLDER.is_dir()  # a copy of the trainer with its tests lacks it
@@ -392,7 +392,7 @@ def test_other_commands_of_the_readme_are_accepted() -> None:
     trainer = [words[1:] for words in shown if words[0] == "RUN" and words != ["RUN"]]
     assert len(trainer) > 3
     for argv in trainer:
-        config.parse(argv)
+        cli.parse(argv)
     verbs = [words[1:] for words in shown if words[0] == "cloudddp"]
     assert len(verbs) > 5
     for words in verbs:
