@@ -65,7 +65,7 @@ class ByteProgress:
         while not self._ended.wait(min(1.0, quiet)):
             oldest = time.monotonic() - quiet
             for node, (heard, transfer) in list(self._last.items()):
-                complete = transfer.total and transfer.done >= transfer.total
+                complete = 0 < transfer.total <= transfer.done
                 silent = heard < oldest and not complete
                 if silent and node not in named:
                     self._console.log(f"node {node} is not responding; waiting for it")

@@ -134,9 +134,8 @@ def test_loss_drops_packets(
         with inside(lab), socket.socket(type=socket.SOCK_DGRAM) as sender:
             for number in range(200):  # as many as fit into the receiver's buffer
                 sender.sendto(b"%d" % number, (address, 5000))
-            until(
-                lambda: not waiting_packets()
-            )  # on a busy computer they would pass the link after the next line
+            # On a busy computer the link would decide about them after the next line.
+            until(lambda: not waiting_packets())
             link({"loss": 0})
             until(lambda: sender.sendto(b"end", (address, 5000)) and len(count(client)) == 2)
         counts.append(int(count(client)[1]))

@@ -42,6 +42,7 @@ from cloudddp.cli.console import Console
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.job.results import progress_limit, pull
+from cloudddp.job.results.receive import Transfer
 
 MEMORY = 200 << 20
 SHIM = """#!/bin/sh
@@ -400,8 +401,10 @@ def test_results_without_progress_end(
     monkeypatch.setattr(progress_limit, "STALLED", 2.0)
     begun = [file("runs/a"), header("runs/b", size=1 << 20)] if "contents" in drip else [file("runs/a")]
     node.set_stream(stream(*begun), DRIP.format(write=DRIPS[drip]))
+    heard: list[Transfer] = []
     with pytest.raises(NodeError, match="node 0: it made no progress while it sent results"):
-        pull.pull(runner, ["runs"], node=0, to=tmp_path / "to")
+        pull.pull(runner, ["runs"], node=0, to=tmp_path / "to", progress=heard.append)
+    assert len(heard) > 10  # all the time, so it is not silent
 
 
 def test_notes_after_the_end_of_the_results_do_not_make_it_wait(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -184,6 +186,18 @@ def wait_for(what: Callable[[], Any], why: str) -> Any:
             return value
         time.sleep(0.05)
     raise AssertionError(f"never happened: {why}")
+
+
+@contextmanager
+def no_capacity(cli: CommandLine) -> Iterator[None]:
+    """EC2 launches nothing inside the block. Not by the condition `capacity`, to which a node that is lost just before or
+    inside the block adds its own."""
+    answer = {"code": "InsufficientInstanceCapacity", "status": 500, "calls": 1000}
+    cli.ok("sim", "conditions", json.dumps({"reject": {"RunInstances": answer}}))
+    try:
+        yield
+    finally:
+        cli.ok("sim", "conditions", "--clear")
 
 
 def interrupt(process: Process | subprocess.Popen[str], number: int = signal.SIGINT) -> tuple[int, str, str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -209,16 +209,16 @@ class _Pull:
             arrived, self._roots, found, self._notes, node=node, since=since, progress=self._progress
         ) as receive:
             reader = Reader(receive, compared=sum(one.size for one in found if one.hasher is not None))
+            limit = ProgressLimit(node, lambda: reader.amount)
 
-            def feed(data: bytes) -> None:
-                reader.feed(data)
+            def take(feed: Callable[[bytes], object], data: bytes) -> None:
+                limit.take(feed, data)
                 receive.heard()
 
-            limit = ProgressLimit(node, lambda: reader.amount)
             result = client.run_step(
                 self._runner, node, request,
                 timeout=PACK_SECONDS,
-                on_stdout=functools.partial(limit.take, feed), on_stderr=functools.partial(limit.take, self._notes.feed),
+                on_stdout=functools.partial(take, reader.feed), on_stderr=functools.partial(take, self._notes.feed),
             )  # fmt: skip
             if result.exit_code:
                 raise NodeError(f"node {node}: {self._notes.last() or failures.failure_text(result)}")

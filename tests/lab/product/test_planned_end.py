@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, interrupt, remaining, wait_for
+from support.harness import CommandLine, interrupt, no_capacity, remaining, wait_for
 from support.simlab import client_of
 
 from cloudddp.sim import control
@@ -64,23 +64,14 @@ def lose_a_node(cli: CommandLine) -> None:
     wait_for(lambda: newest(cli)["state"] == "failed", "the job has ended")
 
 
-def refuse_launches(cli: CommandLine, refused: bool) -> None:
-    """EC2 has no capacity. Not the condition `capacity`: the lost node frees its own, and would be replaced."""
-    answer = {"code": "InsufficientInstanceCapacity", "status": 500, "calls": 1000}
-    cli.ok("sim", "conditions", json.dumps({"reject": {"RunInstances": answer}}) if refused else "--clear")
-
-
 def test_nodes_wait_for_a_replacement(cli: CommandLine) -> None:
     cli.ok("launch", "-d", "--down", "--keep", "5", "count.py")
     lose_a_node(cli)
-    refuse_launches(cli, True)
-    try:
+    with no_capacity(cli):
         process = cli.start("resume", "-d", "--wait-capacity", "10m")
         planned = newest(cli)["nodes_end"]
         wait_for(lambda: newest(cli)["nodes_end"] > planned, "the end of the nodes is put off")
         time.sleep(6 * MINUTE)
-    finally:
-        refuse_launches(cli, False)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     wait_for(lambda: newest(cli)["state"] == "running", "the job runs again")
@@ -92,11 +83,8 @@ def test_nodes_wait_for_a_replacement(cli: CommandLine) -> None:
 def test_end_is_restored_if_the_job_is_not_resumed(cli: CommandLine, ec2: Any) -> None:
     cli.ok("launch", "-d", "--down", "--keep", "5", "count.py")
     lose_a_node(cli)
-    refuse_launches(cli, True)
-    try:
+    with no_capacity(cli):
         done = cli("resume", "-d")
-    finally:
-        refuse_launches(cli, False)
     assert done.returncode == 1
     assert re.search(r"the nodes that are left end by themselves in (59|60) s", done.stderr), done.stderr
     ended(cli, ec2)
@@ -212,11 +200,8 @@ def test_end_because_of_another_job_is_restored_after_a_failure(cli: CommandLine
     cli.ok("launch", "-d", "--down", "--keep", "8", "short.py")
     wait_for(lambda: newest(cli)["state"] == "succeeded", "the job has ended")
     cli.ok("sim", "fault", "kill", "1")
-    refuse_launches(cli, True)
-    try:
+    with no_capacity(cli):
         done = cli("resume", first, "-d", "--wait-capacity", "1s")
-    finally:
-        refuse_launches(cli, False)
     assert done.returncode == 1
     assert "node 1 could not be replaced" in done.stderr
     assert left(cli) <= 8 * MINUTE

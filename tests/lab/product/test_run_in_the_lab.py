@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, interrupt, remaining, wait_for
+from support.harness import CommandLine, interrupt, no_capacity, remaining, wait_for
 from support.simlab import client_of
 
 from cloudddp.sim import control
@@ -133,14 +133,9 @@ def test_node_that_answers_no_more_after_the_job_was_resumed_is_kept(cli: Comman
 def test_no_capacity_for_a_lost_node_suggests_another_run(cli: CommandLine, ec2: Any) -> None:
     process = cli.start("run", *NODES, "--retries", "1", "count.py", "--epochs", "3")
     wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks run")
-    # Not the condition `capacity`: the lost node frees its own, and would be replaced if it were set too late.
-    no_capacity = {"code": "InsufficientInstanceCapacity", "status": 500, "calls": 1000}
-    cli.ok("sim", "conditions", json.dumps({"reject": {"RunInstances": no_capacity}}))
-    cli.ok("sim", "fault", "kill", "1")
-    try:
+    with no_capacity(cli):
+        cli.ok("sim", "fault", "kill", "1")
         _, err = process.communicate(timeout=120)
-    finally:
-        cli.ok("sim", "conditions", "--clear")
     assert process.returncode == 1
     assert "node 1 could not be replaced" in err
     assert "run --wait-capacity 2h count.py --epochs 3`" in err
