@@ -9,9 +9,11 @@ or a preemption, repeat the command: it resumes from runs/latest.pt, also on ano
 """
 
 import argparse
+import atexit
 import json
 import os
 import signal
+import sys
 import time
 import zipfile
 from typing import Any
@@ -168,6 +170,8 @@ def main(args: argparse.Namespace) -> None:
     if RANK == 0:
         print(f"{state} after step {step} of {steps}, best test accuracy {best:.4f}", flush=True)
     dist.barrier()  # once a rank has exited, a launcher may kill those that still write
+    atexit._run_exitfuncs()  # loggers send what they have left
+    sys.stdout.flush()
     os._exit(code)  # gloo's threads can abort or block Python's own shutdown
 
 

@@ -377,3 +377,13 @@ def test_snapshot_of_another_batch_size_is_refused(trained: Callable[..., Path],
     assert run.stderr.startswith(f"{out} has snapshots of ")
     assert "'batch_size': 64" in run.stderr
     assert load(out / "latest.pt")["step"] == 46
+
+
+def test_handlers_of_atexit_run_and_their_output_appears(
+    trained: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Loggers rely on them."""
+    out = copied(trained(1, "--epochs", 2), tmp_path / "out")
+    code = f"import atexit; atexit.register(print, 'sent')\n{IN_FLOAT64}"
+    (run,) = launch.succeeded([start("-c", code, SCRIPT, "--epochs", 2, "--out", out)])
+    assert run.stdout.splitlines()[-1] == "sent"
