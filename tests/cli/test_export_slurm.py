@@ -244,6 +244,8 @@ def test_file_is_written_and_only_such_a_file_is_replaced(line: CommandLine) -> 
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
     assert line.ok("export", "slurm", "-o", "job.sh", "-n", "3", "train.py")
     assert "--nodes=3" in directives(path.read_text())
+    assert line.ok("export", "slurm", "-o", "job.sh", "-e", "TOKEN=secret", "train.py")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700  # it has values of variables
     line.write("other.sh", "precious\n")
     done = line("export", "slurm", "-o", "other.sh", "train.py")
     assert done.returncode == 2

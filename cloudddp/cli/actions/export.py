@@ -19,7 +19,7 @@ from cloudddp.errors import Command, UsageError, command_line
 from cloudddp.job import project_files, scripts
 from cloudddp.job import slurm as renderer
 from cloudddp.job.new_job import Script
-from cloudddp.safe_files import resolved
+from cloudddp.safe_files import Folder, resolved
 from cloudddp.text import one_line
 
 
@@ -82,7 +82,7 @@ def slurm(
     if output is None:
         console.print(text.removesuffix("\n"))
         return
-    _write(Path(output), text)
+    _write(Path(output), text, private=bool(env))
     console.print(f"wrote {one_line(output)}")
     console.log(f"next: {one_line(_submission(session.root, Path(output)))}")
 
@@ -112,14 +112,15 @@ def _find(session: Session, script: Script) -> Script:
     return found
 
 
-def _write(path: Path, text: str) -> None:
-    """Write the script. Raises UsageError rather than replacing a file that is not such a script."""
+def _write(path: Path, text: str, *, private: bool) -> None:
+    """Write the script; `private`: it holds values of variables, which may be secret, so that only this user may read it.
+    Raises UsageError rather than replacing a file that is not such a script."""
     shown = one_line(str(path), 200)
     try:
         if path.exists():
             _check_replaceable(path, shown)
-        path.write_text(text)
-        path.chmod(0o755)
+        with Folder.at(path.parent) as folder:
+            folder.replace(path.name, text.encode(), 0o700 if private else 0o755)
     except OSError as error:
         raise UsageError(
             f"cannot write {shown}: {error.strerror}", hint="give another file with -o"
