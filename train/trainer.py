@@ -76,7 +76,7 @@ class Trainer:
         self.snapshots = Snapshots(config, comm, strategy, self.optimizer, samples=self.train_reader.samples)
         self.stats = RunningStats(comm, width=2 * len(self.task.names))
         self.step = 0
-        self.evaluated_step = 0  # of the last epoch that was evaluated and reported
+        self.evaluated_step = 0  # of the last evaluation that was reported
         self.skipped_steps = 0  # by --amp fp16
         self.stopping = self.resumed = False
         self.result: dict[str, float] = {}  # of the last evaluation
@@ -153,7 +153,21 @@ class Trainer:
                 self._finish_epoch()
             if self.step >= self.total_steps:
                 return
+            if self._within_epoch_due:
+                self.evaluate_within_epoch()
             self.train_epoch()
+
+    @property
+    def _within_epoch_due(self) -> bool:
+        """Whether the snapshot was saved between the step and its evaluation by --eval-every."""
+        every = self.config.evaluation.eval_every
+        at_step = every > 0 and self.step > 0 and self.step % every == 0 and not self.at_end_of_epoch
+        return at_step and self.evaluated_step < self.step
+
+    def evaluate_within_epoch(self) -> None:
+        """Evaluate and report, as --eval-every says."""
+        self.evaluate()
+        self.evaluated_step = self.step
 
     def _finish_epoch(self) -> None:
         """Evaluate, report and save the epoch that has just ended."""

@@ -68,7 +68,8 @@ class Communicator:
     def count_async(self, flag: bool) -> Callable[[], Tensor]:
         """Start to count, while the rank computes, on how many ranks `flag` is set. The function returned gives the
         number as a float64 on the device, without waiting for a GPU."""
-        total = torch.tensor(float(flag), dtype=torch.float64, device=self.device)
+        # Not torch.tensor: to copy a number to a GPU, the host waits for all that is queued there.
+        total = torch.full((), float(flag), dtype=torch.float64, device=self.device)
         if not self.info.distributed:
             return lambda: total
         work = dist.all_reduce(total, async_op=True, group=self.group)

@@ -51,7 +51,7 @@ class Metrics:
             pass  # some network file systems have no locks
 
     def open(self, step: int, *, evaluated: int = 0) -> None:
-        """Start at `step`; the epochs up to the step `evaluated` have their lines.
+        """Start at `step`; the evaluations up to the step `evaluated` have their lines.
 
         Lines of an earlier run beyond that are removed: those steps will be done again.
         """
@@ -140,7 +140,7 @@ def _lines_up_to(path: Path, step: int, evaluated: int) -> list[str]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             values = json.loads(line)
-            if values["step"] <= (evaluated if values["kind"] == "epoch" else step):
+            if values["step"] <= (step if values["kind"] == "train" else evaluated):
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             continue  # the half line of a run that was killed while writing
