@@ -180,10 +180,13 @@ def fit(config: Config, comm: Communicator, components: Components, metrics: Met
                 metrics.write_status("failed", **trainer.status(), error=str(problem))
             raise
 
+    exit_code = TrainError.exit_code
     try:
         with comm.monitor.handler(partial(report_and_exit, config, on_lost)):
             trainer.fit()
-    except Preempted:
+        exit_code = 0
+    except Preempted as stop:
+        exit_code = stop.exit_code
         metrics.write_status("preempted", **trainer.status())
         raise
     except BaseException as error:
@@ -192,7 +195,7 @@ def fit(config: Config, comm: Communicator, components: Components, metrics: Met
         raise
     finally:
         trainer.close()
-        metrics.close()
+        metrics.close(exit_code)
 
 
 def report_and_exit(

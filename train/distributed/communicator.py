@@ -135,13 +135,15 @@ class Communicator:
         return results[0]
 
     def run_together(self, work: Callable[[], object], *, what: str) -> None:
-        """Run `work`, which may be a no-op on most ranks. Raises `TrainError` on every rank if it raises one on any,
-        so that none waits for a rank that has exited or continues alone."""
+        """Run `work`, which may be a no-op on most ranks. Raises `TrainError` on every rank if it raises one on any, or
+        `UsageError` alike, so that none waits for a rank that has exited or continues alone."""
         problem: TrainError | None = None
         try:
             with self.monitor.paused():
                 work()
         except TrainError as error:
             problem = error
-        if self.any(problem is not None):
-            raise problem or TrainError(f"stopped because another rank could not {what}")
+        code = max(self.gather(problem.exit_code if problem is not None else 0))
+        if code:
+            kind = UsageError if code == UsageError.exit_code else TrainError
+            raise problem or kind(f"stopped because another rank could not {what}")
