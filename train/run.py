@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from train import models, pretrained
 from train.checkpoint.best import NAME as BEST
-from train.checkpoint.best import read_best
+from train.checkpoint.best import read_best, weights_of
 from train.components import Components, assemble
 from train.config import Config
 from train.data.datasets import Datasets, load, move_to_device
@@ -140,11 +140,12 @@ def evaluate(
     where = config.model.weights
     if not where:
         best = read_best(config.folder, comm)
-        if best is None:
+        weights = weights_of(best)
+        if best is None or weights is None:
             raise UsageError(
-                f"--evaluate: no rank has {config.folder / BEST}; give --weights FILE, or another --out"
+                f"--evaluate: no rank has a valid {config.folder / BEST}; give --weights FILE, or another --out"
             )
-        pretrained.load_exactly(strategy, best["model"], config.folder / BEST)
+        pretrained.load_exactly(strategy, weights, config.folder / BEST)
         where = f"{config.folder / BEST}, step {best['step']}"
     # Nothing of the run in the folder changes.
     components.trainer.hooks.clear()

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from train import failures, optim
+from train.checkpoint.full import is_count
 from train.checkpoint.snapshots import Progress, Snapshots
 from train.config import Config
 from train.data.datasets import Datasets
@@ -314,9 +315,12 @@ class Trainer:
         """
         progress, notes = self.snapshots.resume(self._tensors())
         if progress is not None:
-            self._load_progress(progress)
+            try:
+                self._load_progress(progress)
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise self.snapshots.invalid(error) from error
             done = self.step >= self.total_steps
-            self.snapshots.refuse_changes_of_finished_run(done)
+            self.snapshots.refuse_changes_of_finished_run(self.step, self.total_steps)
             note = ": training is already complete; --fresh starts again" if done else ""
             epoch = self.step // self.steps_per_epoch
             notes.append(f"resumed at step {self.step} (epoch {epoch}) from {self.config.folder}{note}")
@@ -324,6 +328,9 @@ class Trainer:
         return notes
 
     def _load_progress(self, progress: Progress) -> None:
+        for name in ("step", "steps_per_epoch", "evaluated", "skipped", "line_steps"):
+            if not is_count(progress[name]) or (name == "steps_per_epoch" and not progress[name]):
+                raise ValueError(f"{name} is {progress[name]}")
         self.step = progress["step"]
         if progress["steps_per_epoch"] != self.steps_per_epoch:
             # Forced to continue with other batches: restart the epoch that was in progress.

@@ -191,9 +191,19 @@ def test_launcher_gets_a_copy_of_the_status_if_it_can_be_written(
     assert json.loads((tmp_path / output.STATUS).read_text())["state"] == "finished"
 
 
-def test_lines_damaged_by_a_crash_are_dropped(tmp_path: Path) -> None:
+GARBAGE = [
+    b'{"kind": "\xff\xfe\x00',
+    b"\x00" * 4096,
+    b"[" * 200_000,
+    b'{"kind": "train", "step": NaN}\n{"kind": "train", "step": "2"}\n{"kind": "train"}',
+    b'17\n"step"\n[1, 2]\nnull\n',
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=["half", "zeros", "nested", "fields", "values"])
+def test_lines_damaged_by_a_crash_are_dropped(tmp_path: Path, garbage: bytes) -> None:
     good = b'{"kind": "train", "step": 1}\n'
-    (tmp_path / output.METRICS).write_bytes(good + b'{"kind": "\xff\xfe\x00')
+    (tmp_path / output.METRICS).write_bytes(good + garbage)
     record = Metrics(tmp_path, enabled=True)
     record.open(1)
     record.close()

@@ -66,6 +66,7 @@ BEST_FILES = [
     ("fsdp", ["shared"]),
     ("fsdp per node", ["node0", "node1"]),
     ("fsdp sharded", ["shared"]),
+    ("pipeline", ["shared"]),
     ("gpipe", ["shared"]),
 ]
 

@@ -370,11 +370,26 @@ def test_full_disk_of_one_rank_stops_all_and_keeps_the_old_snapshot(tmp_path: Pa
     assert [rank.wait() for rank in ranks] == [1, 1], ranks[0].stderr + ranks[1].stderr
     (first,), (other,) = (rank.stderr.splitlines() for rank in ranks)
     assert first.startswith(f"train: rank 0: cannot write {tmp_path / 'best.pt'} (")
+    assert first.endswith("); the one before it is kept")
     assert other == "train: rank 1: stopped because another rank could not write the best weights"
     assert read_status(tmp_path)["state"] == "failed"
     assert (tmp_path / full.NAME).read_bytes() == before
     assert full.load_local(tmp_path) is not None
     assert not list(tmp_path.glob(full.TEMPORARY.format("*")))
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("kind", "file"), [("full", "best.pt"), ("full", full.NAME), ("sharded", "snapshot-80.dcp")]
+)
+def test_disk_that_is_full_before_the_first_snapshot_keeps_none(tmp_path: Path, kind: str, file: str) -> None:
+    keep = ("--keep-best", int(file == "best.pt"))
+    run = launch.start_train(*flags("--epochs", 1, "--snapshot", kind, *keep, "--out", tmp_path))
+    limit_file_size(run, 100_000)
+    assert run.wait() == 1
+    (line,) = run.stderr.splitlines()
+    assert re.search(rf"^train: rank 0: cannot write (the snapshot )?{tmp_path / file} \(.*\)$", line)
+    assert line.count("rank 0") == 1
 
 
 @linux_only

@@ -52,7 +52,7 @@ def test_line_of_the_log_takes_one_reduction(reports: list[dict[str, dict]]) -> 
         assert collectives == [(0, 1), (0, 1), (1, 1), (0, 1), (1, 1)]
 
 
-def test_step_of_one_process_waits_for_the_device_once(tmp_path: Path) -> None:
+def test_step_waits_for_the_device_once(tmp_path: Path) -> None:
     trainer = small_trainer(single_process(), tmp_path, clip=1.0)
     for batch, counts in trainer.train_reader.batches():
         with CountWaits() as waits:

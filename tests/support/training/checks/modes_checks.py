@@ -90,6 +90,7 @@ BEST = {
     "fsdp": {"parallel": "fsdp"},
     "fsdp per node": {"parallel": "fsdp", "snapshot_per_node": True},
     "fsdp sharded": {"parallel": "fsdp", "snapshot": "sharded"},
+    "pipeline": {"parallel": "pipeline"},
     "gpipe": {"parallel": "gpipe", "microbatches": 1},
 }
 
@@ -100,7 +101,14 @@ def best(comm: Communicator, folder: Path) -> dict[str, Any]:
     for name, flags in BEST.items():
         node = dataclasses.replace(comm.info, local_rank=0)
         per_node = f"node{comm.rank}" if flags.get("snapshot_per_node") else "shared"
-        settings = {"epochs": 2, "optimizer": "sgd", "lr": 0.05, "best_metric": "loss", **flags}
+        settings = {
+            "epochs": 2,
+            "optimizer": "sgd",
+            "lr": 0.05,
+            "best_metric": "loss",
+            "eval_every": 2,
+            **flags,
+        }
         own = dataclasses.replace(comm, info=node)
         out = folder / "best" / name / per_node
         subject = small_trainer(own, out, dtype=torch.float64, **settings)
