@@ -223,8 +223,11 @@ class StageStrategy(DDPStrategy):
         """Return this stage's part of the whole model's state. Raises `KeyError` where it is of another model."""
         expected, shapes = self.whole_shapes, {name: value.shape for name, value in model.items()}
         if shapes != expected:
-            other = [name for name, shape in {**expected, **shapes}.items() if expected.get(name) != shape]
-            raise KeyError(f"it differs in {', '.join([*other, *(expected.keys() - shapes)])}")
+            other = sorted(
+                name for name in expected.keys() | shapes if expected.get(name) != shapes.get(name)
+            )
+            more = f" and {len(other) - 3} others" if len(other) > 3 else ""
+            raise KeyError(f"it differs in {', '.join(other[:3])}{more}")
         return {name: model[name] for name in self.module.state_dict()}
 
 
