@@ -46,7 +46,7 @@ def assemble(
     trainer = Trainer(config=config, comm=comm, strategy=strategy, datasets=datasets, stop=stop)
     hooks += [report, best, StopOnRequest()]
     if config.evaluation.eval_every:
-        hooks.append(EverySteps(config.evaluation.eval_every, trainer.evaluate))
+        hooks.append(EverySteps(config.evaluation.eval_every, trainer.evaluate_within_epoch))
     if config.snapshots.save_every:
         hooks.append(EverySteps(config.snapshots.save_every, trainer.save))
     # Last: a step begins when all that belongs to the one before is done.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import torch
@@ -51,9 +52,8 @@ def _load(module: nn.Module, path: Path, *, exactly: bool) -> str:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever is wrong with the file
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UsageError(
-            f"--weights {path}: cannot be read ({reason}); give a file that torch.save has written"
+            f"--weights {path}: cannot be read ({_reason(error)}); give a file of tensors that torch.save has written"
         ) from error
     weights = weights_of(loaded)
     if weights is None:
@@ -78,10 +78,19 @@ def load_exactly(strategy: DDPStrategy, weights: dict[str, Tensor], path: Path) 
     try:
         strategy.load_model(weights)
     except (KeyError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        # The first line of load_state_dict only names the class.
+        reason = (str(error).splitlines()[1:2] or [str(error)])[0].strip().rstrip(".")
         raise UsageError(
             f"{path} does not fit this model ({reason}); give another --out or --model"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, pickle.UnpicklingError):  # torch explains how to load them nevertheless
+        return (
+            "it is damaged, or holds objects other than tensors, which could execute code and are not loaded"
+        )
+    return (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
 
 
 def _names(names: list[str]) -> str:

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from train import models, pretrained
 from train.checkpoint.best import NAME as BEST
-from train.checkpoint.best import read_best
+from train.checkpoint.best import read_best, weights_of
 from train.components import Components, assemble
 from train.config import Config
 from train.data.datasets import Datasets, load, move_to_device
@@ -140,11 +140,12 @@ def evaluate(
     where = config.model.weights
     if not where:
         best = read_best(config.folder, comm)
-        if best is None:
+        weights = weights_of(best)
+        if best is None or weights is None:
             raise UsageError(
-                f"--evaluate: no rank has {config.folder / BEST}; give --weights FILE, or another --out"
+                f"--evaluate: no rank has a valid {config.folder / BEST}; give --weights FILE, or another --out"
             )
-        pretrained.load_exactly(strategy, best["model"], config.folder / BEST)
+        pretrained.load_exactly(strategy, weights, config.folder / BEST)
         where = f"{config.folder / BEST}, step {best['step']}"
     # Nothing of the run in the folder changes.
     components.trainer.hooks.clear()
@@ -180,10 +181,13 @@ def fit(config: Config, comm: Communicator, components: Components, metrics: Met
                 metrics.write_status("failed", **trainer.status(), error=str(problem))
             raise
 
+    exit_code = TrainError.exit_code
     try:
         with comm.monitor.handler(partial(report_and_exit, config, on_lost)):
             trainer.fit()
-    except Preempted:
+        exit_code = 0
+    except Preempted as stop:
+        exit_code = stop.exit_code
         metrics.write_status("preempted", **trainer.status())
         raise
     except BaseException as error:
@@ -192,7 +196,7 @@ def fit(config: Config, comm: Communicator, components: Components, metrics: Met
         raise
     finally:
         trainer.close()
-        metrics.close()
+        metrics.close(exit_code)
 
 
 def report_and_exit(

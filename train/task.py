@@ -3,7 +3,7 @@ one here, or beside your dataset.
 
 A batch is a tensor, or tuples, lists and dictionaries of tensors, whose first dimension is the samples. A loss is one number
 per sample, and a metric a sum with the number of things it counts (samples, or tokens): ranks hold different numbers of
-both. Nothing here waits for the device.
+both. Nothing here waits for the device; `new_tensor` would, to copy its number there, and `new_full` does not.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Task:
                 f"the loss must be one number per sample, but has the shape {tuple(losses.shape)}"
             )
         loss = losses.sum()
-        counts = [loss.new_tensor([len(losses)])]
+        counts = [loss.new_full((1,), len(losses))]
         with torch.no_grad():
             figures = [metric(outputs, batch).to(loss) for metric in self.metrics.values()]
         return torch.cat([loss[None], *counts, *figures])
@@ -107,7 +107,7 @@ def _top(scores: Tensor, batch: Batch, *, k: int) -> Tensor:
     class), and the number of rows."""
     labels = batch[1]
     hits = scores.topk(min(k, scores.shape[1]), dim=1).indices == labels[:, None]
-    return torch.stack([hits.sum(), hits.new_tensor(len(labels), dtype=torch.int64)])
+    return torch.stack([hits.sum(), hits.new_full((), len(labels), dtype=torch.int64)])
 
 
 def _squared_error(outputs: Tensor, batch: Batch) -> Tensor:
@@ -126,7 +126,7 @@ def _token_loss(scores: Tensor, batch: Batch, *, smoothing: float) -> Tensor:
 
 def _token_accuracy(scores: Tensor, batch: Batch) -> Tensor:
     hits = scores.argmax(-1) == batch[1]
-    return torch.stack([hits.sum(), hits.new_tensor(hits.numel(), dtype=torch.int64)])
+    return torch.stack([hits.sum(), hits.new_full((), hits.numel(), dtype=torch.int64)])
 
 
 # -- batches -----------------------------------------------------------------------------------------------

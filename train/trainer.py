@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from train import failures, optim
+from train.checkpoint.full import is_count
 from train.checkpoint.snapshots import Progress, Snapshots
 from train.config import Config
 from train.data.datasets import Datasets
@@ -76,7 +77,7 @@ class Trainer:
         self.snapshots = Snapshots(config, comm, strategy, self.optimizer, samples=self.train_reader.samples)
         self.stats = RunningStats(comm, width=2 * len(self.task.names))
         self.step = 0
-        self.evaluated_step = 0  # of the last epoch that was evaluated and reported
+        self.evaluated_step = 0  # of the last evaluation that was reported
         self.skipped_steps = 0  # by --amp fp16
         self.stopping = self.resumed = False
         self.result: dict[str, float] = {}  # of the last evaluation
@@ -153,7 +154,21 @@ class Trainer:
                 self._finish_epoch()
             if self.step >= self.total_steps:
                 return
+            if self._within_epoch_due:
+                self.evaluate_within_epoch()
             self.train_epoch()
+
+    @property
+    def _within_epoch_due(self) -> bool:
+        """Whether the snapshot was saved between the step and its evaluation by --eval-every."""
+        every = self.config.evaluation.eval_every
+        at_step = every > 0 and self.step > 0 and self.step % every == 0 and not self.at_end_of_epoch
+        return at_step and self.evaluated_step < self.step
+
+    def evaluate_within_epoch(self) -> None:
+        """Evaluate and report, as --eval-every says."""
+        self.evaluate()
+        self.evaluated_step = self.step
 
     def _finish_epoch(self) -> None:
         """Evaluate, report and save the epoch that has just ended."""
@@ -300,9 +315,12 @@ class Trainer:
         """
         progress, notes = self.snapshots.resume(self._tensors())
         if progress is not None:
-            self._load_progress(progress)
+            try:
+                self._load_progress(progress)
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise self.snapshots.invalid(error) from error
             done = self.step >= self.total_steps
-            self.snapshots.refuse_changes_of_finished_run(done)
+            self.snapshots.refuse_changes_of_finished_run(self.step, self.total_steps)
             note = ": training is already complete; --fresh starts again" if done else ""
             epoch = self.step // self.steps_per_epoch
             notes.append(f"resumed at step {self.step} (epoch {epoch}) from {self.config.folder}{note}")
@@ -310,6 +328,9 @@ class Trainer:
         return notes
 
     def _load_progress(self, progress: Progress) -> None:
+        for name in ("step", "steps_per_epoch", "evaluated", "skipped", "line_steps"):
+            if not is_count(progress[name]) or (name == "steps_per_epoch" and not progress[name]):
+                raise ValueError(f"{name} is {progress[name]}")
         self.step = progress["step"]
         if progress["steps_per_epoch"] != self.steps_per_epoch:
             # Forced to continue with other batches: restart the epoch that was in progress.

@@ -66,6 +66,27 @@ def test_best_of_several_evaluations_within_epochs_are_kept(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.glob("best*")] == ["best.pt"]
 
 
+def test_no_best_weights_but_those_of_the_best_evaluations_are_left_after_a_resume(tmp_path: Path) -> None:
+    flags = ("--best-metric", "loss", "--eval-every", 2)
+    trained(tmp_path / "whole", *flags, "--keep-best", 3)
+    trained(tmp_path / "parts", *flags, "--keep-best", 3, "--max-steps", 12)
+    # Of an evaluation after the last snapshot, which this run may not repeat.
+    (tmp_path / "parts" / "best-step-14.pt").write_bytes(b"lost")
+    trained(tmp_path / "parts", *flags, "--keep-best", 3)
+    names = {path.name for path in (tmp_path / "whole").glob("best*")}
+    assert len(names) == 4
+    assert {path.name for path in (tmp_path / "parts").glob("best*")} == names
+    assert all(
+        differing_paths(best(tmp_path / "whole", name), best(tmp_path / "parts", name)) == []
+        for name in names
+    )
+    before = best(tmp_path / "parts")
+    # So small a learning rate that no evaluation is better.
+    trained(tmp_path / "parts", *flags, "--keep-best", 1, "--epochs", 5, "--lr", "1e-30")
+    assert [path.name for path in (tmp_path / "parts").glob("best*")] == ["best.pt"]
+    assert best(tmp_path / "parts")["value"] <= before["value"]
+
+
 def test_best_weights_and_figures_continue_after_a_resume(tmp_path: Path) -> None:
     trained(tmp_path / "whole")
     trained(tmp_path / "parts", "--max-steps", 12)
@@ -83,10 +104,12 @@ def test_run_ends_after_the_largest_number_of_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--evaluate",), "no rank has"),
+        (("--evaluate",), "no rank has a valid"),
         (("--evaluate", "--weights", "missing.pt"), "missing.pt: cannot be read"),
         (("--best-metric", "f1"), "--best-metric f1: must be one of loss, accuracy, top5"),
         (("--freeze", "conv9"), "choose from conv1, conv2, fc1, fc2"),
+        (("--freeze", ","), "--freeze : no layer with parameters has this name"),
+        (("--profile", "12:10"), "train: --profile 12:10: must be FIRST:LAST, for example 10:12"),
         (("--freeze", "conv1,conv2,fc1,fc2"), "nothing would be left to train"),
         (("--wandb", "project"), "--wandb needs the package wandb"),
     ],
@@ -131,6 +154,13 @@ def test_changed_flags_are_reported_and_refused_where_nothing_is_left_to_train(t
     refused = run(tmp_path, "--epochs", 1, "--lr", 5)
     assert refused.code == 2
     assert "is complete, and was trained with other flags: --lr 5.0 (was 0.1)" in refused.stderr
+    assert (tmp_path / "snapshot.pt").read_bytes() == before
+    refused = run(tmp_path, "--epochs", 1, "--max-steps", 3)
+    assert (refused.code, refused.stderr) == (
+        2,
+        f"train: rank 0: the run in {tmp_path} has done 5 steps, and the flags ask for 3: give more --epochs or "
+        "--max-steps, another --out, or --fresh to start again\n",
+    )
     assert (tmp_path / "snapshot.pt").read_bytes() == before
     output = trained(tmp_path, "--epochs", 2, "--lr", 0.05)
     assert "resuming with other flags than before: --epochs 2 (was 1), --lr 0.05 (was 0.1)" in output

@@ -13,14 +13,18 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from support.training import launch
 from support.training.output import (
+    CLOCK_FIELDS,
     differing_paths,
+    read_metrics,
     read_snapshot,
     read_status,
     read_weights,
@@ -129,6 +133,52 @@ def test_sigterm_during_validation_stops_there_and_the_epoch_is_validated_once(t
     launch.succeeded([whole, again])
     assert validated_epochs(folder) == [1]
     assert differing_paths(read_weights(tmp_path / "whole"), read_weights(folder)) == []
+
+
+def test_sigterm_during_an_evaluation_within_an_epoch_saves_the_weights_that_are_trained(
+    tmp_path: Path,
+) -> None:
+    """Not their average, with which the model is evaluated. The resumed run evaluates that step, once."""
+    own = flags(
+        *("--eval-every", 3, "--eval-batch-size", 1, "--keep-best", 4, "--best-metric", "loss"),
+        *("--ema", 0.8, "--epochs", 1, "--image-size", 8),
+        samples=40,
+        model="small",
+    )
+    whole, folder = tmp_path / "whole", tmp_path / "stopped"
+    uninterrupted = launch.train_ranks(2, *own, "--save-every", 3, "--out", whole)
+    ranks = launch.start_ranks(2, launch.CHECKS / "wait_in_validation.py", tmp_path, *own, "--out", folder)
+    launch.until(
+        lambda: (tmp_path / "validating").exists() or any(rank.ended() for rank in ranks), "validation starts"
+    )
+    ranks[1].signal(signal.SIGTERM)
+    (tmp_path / "continue").touch()
+    assert [rank.wait() for rank in ranks] == [143, 143], ranks[0].stderr + ranks[1].stderr
+    assert [rank.stderr for rank in ranks] == [stop_message(3, folder), ""]
+    launch.succeeded(uninterrupted)
+    compared = ("step", "model", "optimizer", "hook_tensors")
+    saved, expected = read_snapshot(folder), read_snapshot(whole, full.PREVIOUS)
+    assert differing_paths(*({key: state[key] for key in compared} for state in (saved, expected))) == []
+    assert saved["hook_tensors"].keys() == {f"ema.{name}" for name in saved["model"]}
+    assert read_metrics(folder, "evaluation") == []
+    with (folder / "metrics.jsonl").open("a") as file:
+        # What a resumed run leaves that is killed after this evaluation.
+        file.write('{"kind": "evaluation", "step": 3}\n')
+    launch.succeeded(launch.train_ranks(2, *own, "--out", folder))
+    assert (
+        differing_paths(*({key: read_snapshot(out)[key] for key in compared} for out in (whole, folder)))
+        == []
+    )
+    assert [figures(line) for line in read_metrics(folder)] == [figures(line) for line in read_metrics(whole)]
+    assert {path.name for path in whole.glob("best*")} == {"best.pt", "best-step-3.pt", "best-step-5.pt"}
+    for path in whole.glob("best*"):
+        kept = (torch.load(out / path.name, weights_only=True) for out in (whole, folder))
+        assert differing_paths(*kept) == []
+
+
+def figures(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of metrics.jsonl without what depends on the clock."""
+    return {name: value for name, value in line.items() if name not in CLOCK_FIELDS}
 
 
 def test_sigterm_during_the_start_causes_no_traceback(tmp_path: Path) -> None:
@@ -320,11 +370,26 @@ def test_full_disk_of_one_rank_stops_all_and_keeps_the_old_snapshot(tmp_path: Pa
     assert [rank.wait() for rank in ranks] == [1, 1], ranks[0].stderr + ranks[1].stderr
     (first,), (other,) = (rank.stderr.splitlines() for rank in ranks)
     assert first.startswith(f"train: rank 0: cannot write {tmp_path / 'best.pt'} (")
+    assert first.endswith("); the one before it is kept")
     assert other == "train: rank 1: stopped because another rank could not write the best weights"
     assert read_status(tmp_path)["state"] == "failed"
     assert (tmp_path / full.NAME).read_bytes() == before
     assert full.load_local(tmp_path) is not None
     assert not list(tmp_path.glob(full.TEMPORARY.format("*")))
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("kind", "file"), [("full", "best.pt"), ("full", full.NAME), ("sharded", "snapshot-80.dcp")]
+)
+def test_disk_that_is_full_before_the_first_snapshot_keeps_none(tmp_path: Path, kind: str, file: str) -> None:
+    keep = ("--keep-best", int(file == "best.pt"))
+    run = launch.start_train(*flags("--epochs", 1, "--snapshot", kind, *keep, "--out", tmp_path))
+    limit_file_size(run, 100_000)
+    assert run.wait() == 1
+    (line,) = run.stderr.splitlines()
+    assert re.search(rf"^train: rank 0: cannot write (the snapshot )?{tmp_path / file} \(.*\)$", line)
+    assert line.count("rank 0") == 1
 
 
 @linux_only

@@ -269,12 +269,23 @@ def test_importing_train_changes_nothing_for_the_process(tmp_path: Path) -> None
     assert run.code == 0, run.stderr
 
 
-def test_exploding_loss_ends_the_run_with_one_sentence(tmp_path: Path) -> None:
-    run = launch.start_train(*TINY, "--lr", "1e30", "--out", tmp_path)
-    assert run.wait() == 1
-    assert re.search(r"train: rank 0: step \d+: the (loss|gradients)", run.stderr)
-    assert "Traceback" not in run.stderr
-    assert read_status(tmp_path)["state"] == "failed"
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [((), "there is no snapshot yet"), (("--save-every", 1), "the snapshot of step 1 is kept")],
+)
+def test_exploding_loss_ends_every_rank_with_one_sentence(
+    tmp_path: Path, flags: tuple[object, ...], kept: str
+) -> None:
+    ranks = launch.wait(*launch.train_ranks(2, *TINY, "--lr", "1e30", *flags, "--out", tmp_path))
+    assert [rank.code for rank in ranks] == [1, 1]
+    message = f"step 2: the loss is nan; stopped before updating the weights; {kept}; "
+    advice = "use a lower --lr or --clip, or check the data"
+    assert [rank.stderr for rank in ranks] == [
+        f"train: rank {number}: {message}{advice}\n" for number in range(2)
+    ]
+    status = read_status(tmp_path)
+    assert (status["state"], status["error"]) == ("failed", message + advice)
+    assert (tmp_path / "snapshot.pt").exists() == bool(flags)
 
 
 @pytest.mark.parametrize(

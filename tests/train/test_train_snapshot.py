@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import stat
@@ -14,6 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 from support.training import launch
+from support.training.damage import MakesFolder
 from support.training.output import stop_during_snapshot
 
 from train.checkpoint import full
@@ -129,14 +131,14 @@ def test_file_that_is_no_snapshot_is_skipped(two: Path) -> None:
     assert loaded["step"] == 1
 
 
-class MakesFolder:
-    """Creates a folder when it is unpickled: an example of code in a pickle."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.folder),)
+@pytest.mark.parametrize("step", [math.nan, 3.0, -1, 2**60, 10**30, True, "3", None])
+def test_snapshot_with_an_impossible_step_is_reported_and_the_previous_one_is_used(
+    two: Path, step: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({**state(2), "step": step, "format": full.FORMAT}, two / full.NAME)
+    assert full.newest_step(two) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"skipping snapshot {two / full.NAME}: ValueError: its step is {step}"
 
 
 def test_snapshot_with_code_in_its_pickle_is_skipped_and_not_executed(

@@ -37,7 +37,6 @@ pytestmark = [
 ]
 README = (FOLDER / "README.md").read_text(encoding="utf-8") if HERE else ""
 STAND_IN = launch.ROOT / "smddp"
-SLURM = launch.ROOT / "docs" / "slurm.md"
 RANKS = "torchrun --standalone --nproc-per-node=2"
 
 MNIST = "python mnist.py --fake --lr 1"
@@ -396,8 +395,6 @@ def test_other_commands_of_the_readme_are_accepted() -> None:
     verbs = [words[1:] for words in shown if words[0] == "cloudddp"]
     assert len(verbs) > 5
     for words in verbs:
-        if words[0] == "export" and not SLURM.exists():
-            continue
         with cloudddp.make_context("cloudddp", words) as context:
             name, verb, rest = cloudddp.resolve_command(context, words)
             assert verb is not None
@@ -423,5 +420,5 @@ def test_readme_names_every_document_script_and_existing_tests() -> None:
     assert len(cells) > 40
     for cell in cells:
         named = set(re.findall(r"`(test_\w+)`", cell))
-        assert named <= existing or ("slurm" in cell and not SLURM.exists()), cell
+        assert named <= existing, cell
         assert named or re.search("not tested|not provided", cell), cell

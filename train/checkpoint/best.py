@@ -57,9 +57,10 @@ class BestWeights(Hook):
         self.entries = ranked[: max(1, self._keep)]
         if self._keep and any(entry[1] == run.step for entry in self.entries):
             self._write(run, value)
+        if self._keep and _is_writer(run):
+            self._prune(run.config.folder)
 
     def _write(self, run: Run, value: float) -> None:
-        info, flags = run.comm.info, run.config.snapshots
         state = {
             "step": run.step,
             "epoch": run.epoch,
@@ -67,21 +68,22 @@ class BestWeights(Hook):
             "value": value,
             "model": run.strategy.model_state(),
         }
-        is_writer = info.local_rank == 0 if flags.snapshot_per_node else info.rank == 0
-        write = partial(self._write_files, run.config.folder, state, info.rank) if is_writer else _nothing
-        run.comm.run_together(write, what="write the best weights")
+        write = partial(self._write_files, run.config.folder, state, run.comm.rank)
+        run.comm.run_together(write if _is_writer(run) else _nothing, what="write the best weights")
 
     def _write_files(self, folder: Path, state: full.State, writer: int) -> None:
-        steps = [int(entry[1]) for entry in self.entries]
         own = folder / (NUMBERED.format(state["step"]) if self._keep > 1 else NAME)
         full.write(own, state, writer=writer)
-        if self._keep == 1:
-            return
-        for path in folder.glob(NUMBERED.format("*")):
-            if path.name not in {NUMBERED.format(step) for step in steps}:
-                path.unlink(missing_ok=True)
-        if steps[0] == state["step"]:
+        if self._keep > 1 and self.entries[0][1] == state["step"]:
             _link(own, folder / NAME)
+
+    def _prune(self, folder: Path) -> None:
+        """Remove the files of evaluations that are not among the best, perhaps of a run with a larger --keep-best."""
+        kept = {NUMBERED.format(int(entry[1])) for entry in self.entries} if self._keep > 1 else set()
+        for path in folder.glob(NUMBERED.format("*")):
+            if path.name not in kept:
+                with suppress(OSError):  # too many files do no harm
+                    path.unlink()
 
     def status(self) -> dict[str, Any]:
         best = self.best
@@ -92,7 +94,12 @@ class BestWeights(Hook):
 
     def load(self, state: dict[str, Any]) -> None:
         # Values of another metric cannot be compared.
-        self.entries = [list(entry) for entry in state["entries"]] if state["metric"] == self.metric else []
+        entries = [list(entry) for entry in state["entries"]] if state["metric"] == self.metric else []
+        for entry in entries:
+            value, step, epoch = entry
+            if not (isinstance(value, float) and full.is_count(step) and full.is_count(epoch)):
+                raise ValueError(f"an entry of the best evaluations is {entry}")
+        self.entries = entries[: max(1, self._keep)]
 
 
 def read_best(folder: Path, comm: Communicator) -> dict[str, Any] | None:
@@ -126,6 +133,11 @@ def _link(source: Path, target: Path) -> None:
     temporary.replace(target)
     with suppress(OSError):
         full.sync(target.parent)
+
+
+def _is_writer(run: Run) -> bool:
+    info = run.comm.info
+    return info.local_rank == 0 if run.config.snapshots.snapshot_per_node else info.rank == 0
 
 
 def _nothing() -> None:

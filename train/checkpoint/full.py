@@ -24,6 +24,7 @@ NAME = "snapshot.pt"
 PREVIOUS = "snapshot.prev.pt"
 TEMPORARY = ".snapshot.{}.tmp"
 FORMAT = 4
+MAX_STEPS = 2**53
 
 State = dict[str, Any]
 
@@ -56,7 +57,8 @@ def write(path: Path, state: State, *, writer: int = 0, previous: Path | None = 
         sync(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: how torch's writer reports a short write
         temporary.unlink(missing_ok=True)
-        raise TrainError(f"cannot write {path} ({error}); the files before it are kept") from error
+        kept = "; the one before it is kept" if any(one and one.exists() for one in (path, previous)) else ""
+        raise TrainError(f"cannot write {path} ({error}){kept}") from error
 
 
 def remove(folder: Path) -> None:
@@ -114,8 +116,10 @@ def read(path: Path) -> State | None:
         if damaged is not None:
             raise ValueError(f"wrong checksum of {damaged}")
         state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or not isinstance(state.get("step"), int) or "format" not in state:
+        if not isinstance(state, dict) or "step" not in state or "format" not in state:
             raise ValueError("not a snapshot of this trainer")
+        if not is_count(state["step"]):
+            raise ValueError(f"its step is {state['step']}")
         if state["format"] != FORMAT:
             raise ValueError(f"format {state['format']}, but this trainer reads format {FORMAT}")
     except Exception as error:  # whatever is wrong with this file, an older one may still be good
@@ -123,6 +127,11 @@ def read(path: Path) -> State | None:
         print(f"skipping snapshot {path}: {reason}\n", end="", file=sys.stderr, flush=True)
         return None
     return state
+
+
+def is_count(value: Any) -> bool:
+    """Return whether the value is a possible number of steps."""
+    return type(value) is int and 0 <= value < MAX_STEPS
 
 
 def _to_bytes(state: State | None) -> bytes:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from train.checkpoint.full import sync
+from train.checkpoint.full import is_count, sync
 from train.distributed.communicator import Communicator
 from train.errors import TrainError, UsageError
 
@@ -69,9 +69,8 @@ def save(folder: Path, facts: Facts, parts: Parts, comm: Communicator) -> None:
     except OSError as error:
         if comm.is_main:
             shutil.rmtree(draft, ignore_errors=True)
-        raise TrainError(
-            f"cannot write the snapshot {target} ({error}); the previous ones are kept"
-        ) from error
+        kept = "; the one before it is kept" if newest_step(folder) >= 0 else ""
+        raise TrainError(f"cannot write the snapshot {target} ({error}){kept}") from error
 
 
 def find_newest(folder: Path, comm: Communicator) -> Facts | None:
@@ -200,6 +199,8 @@ def _list(folder: Path, *, report: bool = True) -> list[tuple[str, Facts, Checks
             crc = manifest.pop("crc")
             if crc != _crc(manifest) or manifest["format"] != FORMAT:
                 raise ValueError(f"{MANIFEST} is damaged, or of another version")
+            if not is_count(manifest["facts"]["step"]):
+                raise ValueError(f"its step is {manifest['facts']['step']}")
             found.append((path.name, manifest["facts"], manifest["files"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if report:
@@ -248,19 +249,19 @@ def _on_all_ranks(comm: Communicator, work: Callable[[], T]) -> T:
     try:
         results.append(work())
     except (OSError, RuntimeError, CheckpointException) as error:
-        problem = _first_cause(error)
+        problem = _first_cause(error, comm.rank)
     failed = [rank for rank, bad in enumerate(comm.gather(bool(problem))) if bad]
     if failed:
         raise OSError(problem or f"rank {failed[0]} failed")
     return results[0]
 
 
-def _first_cause(error: BaseException) -> str:
+def _first_cause(error: BaseException, own_rank: int | None = None) -> str:
     """Return the first cause in one line: what torch.distributed.checkpoint raises has the tracebacks of all ranks."""
     where = ""
     if isinstance(error, CheckpointException):
         rank, (error, _) = next(iter(error.failures.items()))
-        where = f"rank {rank}: "
+        where = "" if rank == own_rank else f"rank {rank}: "
     return f"{where}{str(error).strip() or type(error).__name__}".splitlines()[0]
 
 

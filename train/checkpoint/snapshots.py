@@ -118,8 +118,12 @@ class Snapshots:
     @property
     def kept(self) -> str:
         """What is left of a run that fails, as a part of a sentence."""
-        newest = self.newest_step if self.writing_step is None else self.writing_step
-        return "there is no snapshot yet" if newest is None else f"the snapshot of step {newest} is kept"
+        newest, writing = self.newest_step, self.writing_step  # the latter in the background
+        if newest is None:
+            more = "" if writing is None else f", unless that of step {writing} was saved"
+            return f"there is no snapshot yet{more}"
+        more = "" if writing is None else f", and that of step {writing} if it was saved"
+        return f"the snapshot of step {newest} is kept{more}"
 
     # -- resuming --------------------------------------------------------------------------------------------------
 
@@ -144,13 +148,30 @@ class Snapshots:
             if flags.resume == "require":
                 raise UsageError(f"--resume require: no rank has a valid snapshot in {folder}")
             return None, []
-        notes = self._compare(state["settings"])
+        try:
+            notes = self._compare(state["settings"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise self.invalid(error) from error
         self._load(state, tensors)
         self.newest_step = state["step"]
         return state, notes
 
-    def refuse_changes_of_finished_run(self, finished: bool) -> None:
+    def invalid(self, error: Exception) -> UsageError:
+        """Return the error of a snapshot whose files are intact, but do not hold what this trainer writes."""
+        reason = f"{type(error).__name__}: {error}"
+        return UsageError(
+            f"the snapshot in {self.config.folder} is not one that this trainer has written ({reason}); give another "
+            "--out, or --fresh to start again"
+        )
+
+    def refuse_changes_of_finished_run(self, step: int, total_steps: int) -> None:
         """Raise `UsageError` if nothing is left to train and the flags say otherwise than those that were trained."""
+        if step > total_steps and not self.config.snapshots.force:
+            raise UsageError(
+                f"the run in {self.config.folder} has done {step} steps, and the flags ask for {total_steps}: give more "
+                "--epochs or --max-steps, another --out, or --fresh to start again"
+            )
+        finished = step >= total_steps
         if finished and self._changes and not self.config.snapshots.force:
             raise UsageError(
                 f"the run in {self.config.folder} is complete, and was trained with other flags: "
@@ -208,7 +229,7 @@ class Snapshots:
                 model, optimizer = self.strategy.state(self.optimizer, whole=False)
                 sharded.read(state["path"], (model, optimizer, dict(tensors)))
                 self.strategy.load(self.optimizer, (model, optimizer), whole=False)
-        except (KeyError, ValueError, RuntimeError) as error:
+        except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise UsageError(
                 f"the snapshot in {self.config.folder} does not fit this model and optimizer ({error}); "
                 "give another --out, or --fresh"

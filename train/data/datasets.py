@@ -168,7 +168,8 @@ def _normalize(
         images = inputs if inputs.is_floating_point() else inputs.float()
         if size and images.shape[-1] != size:
             images = F.interpolate(images, size=(size, size), mode="bilinear", antialias=True)
-        return (images / largest - means.to(images.device)) / stds.to(images.device)
+        channel_means, channel_stds = (one.to(images.device, non_blocking=True) for one in (means, stds))
+        return (images / largest - channel_means) / channel_stds
 
     return preprocess
 

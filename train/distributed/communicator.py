@@ -68,7 +68,8 @@ class Communicator:
     def count_async(self, flag: bool) -> Callable[[], Tensor]:
         """Start to count, while the rank computes, on how many ranks `flag` is set. The function returned gives the
         number as a float64 on the device, without waiting for a GPU."""
-        total = torch.tensor(float(flag), dtype=torch.float64, device=self.device)
+        # Not torch.tensor: to copy a number to a GPU, the host waits for all that is queued there.
+        total = torch.full((), float(flag), dtype=torch.float64, device=self.device)
         if not self.info.distributed:
             return lambda: total
         work = dist.all_reduce(total, async_op=True, group=self.group)
@@ -134,13 +135,15 @@ class Communicator:
         return results[0]
 
     def run_together(self, work: Callable[[], object], *, what: str) -> None:
-        """Run `work`, which may be a no-op on most ranks. Raises `TrainError` on every rank if it raises one on any,
-        so that none waits for a rank that has exited or continues alone."""
+        """Run `work`, which may be a no-op on most ranks. Raises `TrainError` on every rank if it raises one on any, or
+        `UsageError` alike, so that none waits for a rank that has exited or continues alone."""
         problem: TrainError | None = None
         try:
             with self.monitor.paused():
                 work()
         except TrainError as error:
             problem = error
-        if self.any(problem is not None):
-            raise problem or TrainError(f"stopped because another rank could not {what}")
+        code = max(self.gather(problem.exit_code if problem is not None else 0))
+        if code:
+            kind = UsageError if code == UsageError.exit_code else TrainError
+            raise problem or kind(f"stopped because another rank could not {what}")

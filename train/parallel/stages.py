@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.func import functional_call
 
@@ -170,16 +170,10 @@ class StageStrategy(DDPStrategy):
         """Return the union of the states of all stages, on every rank and on the CPU; or this stage's own."""
         if not whole:
             return super().state(optimizer, whole=False)
-        buffer = io.BytesIO()
-        torch.save(get_state_dict(self.module, optimizer, options=StateDictOptions(cpu_offload=True)), buffer)
+        own = get_state_dict(self.module, optimizer, options=StateDictOptions(cpu_offload=True))
         model: dict[str, Any] = {}
         optim: dict[str, Any] = {"state": {}, "param_groups": []}
-        # One after the other: a device that holds one stage may lack the memory for all of them at once.
-        for rank in range(self.comm.world_size):
-            blob = self.comm.broadcast_bytes(
-                buffer.getvalue() if rank == self.comm.rank else None, source=rank
-            )
-            stage_model, stage_optim = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
+        for stage_model, stage_optim in self._of_all_stages(own):
             model.update(stage_model)
             optim["state"].update(stage_optim["state"])
             groups = optim["param_groups"] or [
@@ -196,20 +190,45 @@ class StageStrategy(DDPStrategy):
             super().load(optimizer, states, whole=False)
             return
         model, optim = states
-        shapes = {name: value.shape for name, value in model.items()}
-        if shapes != self.whole_shapes:
-            expected = self.whole_shapes
-            other = [name for name, shape in {**expected, **shapes}.items() if expected.get(name) != shape]
-            raise KeyError(f"it differs in {', '.join([*other, *(expected.keys() - shapes)])}")
-        own = self.module.state_dict().keys()
+        own_model = self._own_part(model)
+        own = own_model.keys()
         groups = [
             {**group, "params": [name for name in group["params"] if name in own]}
             for group in optim["param_groups"]
         ]
         state = {name: value for name, value in optim["state"].items() if name in own}
-        super().load(
-            optimizer, ({name: model[name] for name in own}, {"state": state, "param_groups": groups})
-        )
+        super().load(optimizer, (own_model, {"state": state, "param_groups": groups}))
+
+    def model_state(self) -> dict[str, Any]:
+        """Return the weights and buffers of all stages, on every rank and on the CPU."""
+        own = get_model_state_dict(self.module, options=StateDictOptions(cpu_offload=True))
+        return {name: value for stage in self._of_all_stages(own) for name, value in stage.items()}
+
+    def load_model(self, state: dict[str, Any]) -> None:
+        """Load this stage's part. Raises `KeyError` on every rank where the state is of another model."""
+        super().load_model(self._own_part(state))
+
+    def _of_all_stages(self, own: Any) -> Iterator[Any]:
+        """Yield what each rank gives as `own`, on the CPU."""
+        buffer = io.BytesIO()
+        torch.save(own, buffer)
+        # One after the other: a device that holds one stage may lack the memory for all of them at once.
+        for rank in range(self.comm.world_size):
+            blob = self.comm.broadcast_bytes(
+                buffer.getvalue() if rank == self.comm.rank else None, source=rank
+            )
+            yield torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
+
+    def _own_part(self, model: dict[str, Any]) -> dict[str, Any]:
+        """Return this stage's part of the whole model's state. Raises `KeyError` where it is of another model."""
+        expected, shapes = self.whole_shapes, {name: value.shape for name, value in model.items()}
+        if shapes != expected:
+            other = sorted(
+                name for name in expected.keys() | shapes if expected.get(name) != shapes.get(name)
+            )
+            more = f" and {len(other) - 3} others" if len(other) > 3 else ""
+            raise KeyError(f"it differs in {', '.join(other[:3])}{more}")
+        return {name: model[name] for name in self.module.state_dict()}
 
 
 class _StageModule(nn.Module):

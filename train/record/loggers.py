@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from train.config import Config
-from train.errors import UsageError
+from train.errors import Preempted, UsageError
 
 
 class Logger(Protocol):
@@ -19,8 +19,8 @@ class Logger(Protocol):
         """Show the numbers of one line; `kind` is train, evaluation or epoch."""
         ...
 
-    def close(self) -> None:
-        """The run ends, whatever the reason."""
+    def close(self, exit_code: int) -> None:
+        """The run ends: 0 if it is complete, 143 if SIGTERM has stopped it."""
         ...
 
 
@@ -32,7 +32,7 @@ def no_loggers(_step: int) -> Sequence[Logger]:
 def open_loggers(config: Config, step: int) -> list[Logger]:
     """Return the loggers that the flags name, for a run that begins, or continues, at `step`.
 
-    Raises `UsageError` for --wandb without the package.
+    Raises `UsageError` for --wandb without the package, or where it refuses the run.
     """
     loggers: list[Logger] = []
     if config.output.tensorboard and (board := _tensorboard(config.folder / "tensorboard", step)) is not None:
@@ -52,7 +52,7 @@ class TensorBoard:
         for name, value in numbers.items():
             self._writer.add_scalar(f"{kind}/{name}", value, step)
 
-    def close(self) -> None:
+    def close(self, _exit_code: int) -> None:
         self._writer.close()
 
 
@@ -73,22 +73,30 @@ class WeightsAndBiases:
             import wandb  # type: ignore[import-not-found, unused-ignore]
         except ImportError:
             raise UsageError("--wandb needs the package wandb: pip install wandb, or remove it") from None
-        kept = config.folder / "wandb-id.txt"
+        project, kept = config.output.wandb, config.folder / "wandb-id.txt"
         name = kept.read_text().strip() if step and kept.exists() else wandb.util.generate_id()
+        try:
+            self._run = wandb.init(
+                project=project,
+                id=name,
+                resume="allow",
+                dir=str(config.folder),
+                config=config.recorded(),
+            )
+        except Exception as error:  # it has many kinds: no key, no connection, no such project
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UsageError(
+                f"--wandb {project}: cannot start a run ({reason}); run `wandb login`, set WANDB_MODE=offline, or remove it"
+            ) from error
         kept.write_text(name + "\n")
-        self._run = wandb.init(
-            project=config.output.wandb,
-            id=name,
-            resume="allow",
-            dir=str(config.folder),
-            config=config.recorded(),
-        )
 
     def log(self, kind: str, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log({f"{kind}/{name}": value for name, value in numbers.items()}, step=step)
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, exit_code: int) -> None:
+        if exit_code == Preempted.exit_code:
+            self._run.mark_preempting()
+        self._run.finish(exit_code=exit_code)
 
 
 def loggers_of(config: Config) -> partial[list[Logger]]:

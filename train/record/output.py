@@ -51,17 +51,17 @@ class Metrics:
             pass  # some network file systems have no locks
 
     def open(self, step: int, *, evaluated: int = 0) -> None:
-        """Start at `step`; the epochs up to the step `evaluated` have their lines.
+        """Start at `step`; the evaluations up to the step `evaluated` have their lines.
 
         Lines of an earlier run beyond that are removed: those steps will be done again.
         """
         if not self.enabled:
             return
+        self._loggers = self._open_loggers(step)  # first: it may refuse the run
         path = self.folder / METRICS
         kept = _lines_up_to(path, step, evaluated) if step else []
         _write_atomically(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
-        self._loggers = self._open_loggers(step)
 
     def record(self, kind: str, *, step: int, **values: Any) -> None:
         """Write one line to metrics.jsonl at once, and give its numbers to the loggers.
@@ -98,12 +98,12 @@ class Metrics:
             with suppress(OSError):  # no reason to fail a training run
                 _write_atomically(Path(launcher_path), text, synced=False)
 
-    def close(self) -> None:
-        """Flush and close the files."""
+    def close(self, exit_code: int = 0) -> None:
+        """Flush and close the files. The loggers learn how the run has ended."""
         if self._file is not None:
             self._file.close()
         for logger in self._loggers:
-            logger.close()
+            logger.close(exit_code)
         self._loggers = ()
 
 
@@ -140,10 +140,10 @@ def _lines_up_to(path: Path, step: int, evaluated: int) -> list[str]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             values = json.loads(line)
-            if values["step"] <= (evaluated if values["kind"] == "epoch" else step):
+            if values["step"] <= (step if values["kind"] == "train" else evaluated):
                 kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue  # the half line of a run that was killed while writing
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue  # the half line of a run that was killed while writing, or garbage
     return kept
 
 

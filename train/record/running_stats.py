@@ -64,6 +64,9 @@ class RunningStats:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.epoch = torch.tensor(state["epoch_sums"], dtype=torch.float64)
-        self._carried = torch.tensor(state["line_sums"], dtype=torch.float64)
+        epoch = torch.tensor(state["epoch_sums"], dtype=torch.float64)
+        carried = torch.tensor(state["line_sums"], dtype=torch.float64)
+        if not epoch.shape == carried.shape == self.epoch.shape:
+            raise ValueError(f"epoch_sums holds {epoch.numel()} numbers instead of {self.epoch.numel()}")
+        self.epoch, self._carried = epoch, carried
         self.steps = state["line_steps"]

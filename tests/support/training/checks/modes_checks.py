@@ -3,6 +3,7 @@ runs on each rank."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support.training.check_job import run_checks
 from support.training.small_trainer import small_trainer
 from torch import Tensor
 
+from train.checkpoint.best import read_best
 from train.config import make
 from train.data.datasets import load
 from train.distributed.communicator import Communicator
@@ -83,9 +85,45 @@ def averaged(comm: Communicator, folder: Path) -> dict[str, Any]:
     return results
 
 
+BEST = {
+    "ddp": {"snapshot_per_node": True},
+    "fsdp": {"parallel": "fsdp"},
+    "fsdp per node": {"parallel": "fsdp", "snapshot_per_node": True},
+    "fsdp sharded": {"parallel": "fsdp", "snapshot": "sharded"},
+    "pipeline": {"parallel": "pipeline"},
+    "gpipe": {"parallel": "gpipe", "microbatches": 1},
+}
+
+
+def best(comm: Communicator, folder: Path) -> dict[str, Any]:
+    """What the ranks, each a node of its own, write to best.pt, and the evaluations of a run that has read it."""
+    results = {}
+    for name, flags in BEST.items():
+        node = dataclasses.replace(comm.info, local_rank=0)
+        per_node = f"node{comm.rank}" if flags.get("snapshot_per_node") else "shared"
+        settings = {
+            "epochs": 2,
+            "optimizer": "sgd",
+            "lr": 0.05,
+            "best_metric": "loss",
+            "eval_every": 2,
+            **flags,
+        }
+        own = dataclasses.replace(comm, info=node)
+        out = folder / "best" / name / per_node
+        subject = small_trainer(own, out, dtype=torch.float64, **settings)
+        subject.fit()
+        kept = read_best(out, own)
+        other = small_trainer(own, out, dtype=torch.float64, **{**settings, "seed": 5})
+        if kept is not None:
+            other.strategy.load_model(kept["model"])
+        results[name] = {"status": subject.status(), "again": other.evaluate()}
+    return results
+
+
 CHECKS = {
     1: (transformer,),
-    2: (transformer, recomputed, averaged),
+    2: (transformer, recomputed, averaged, best),
     4: (transformer,),
 }
 
