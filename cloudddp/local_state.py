@@ -156,6 +156,17 @@ class ClusterFolder:
         with self._open() as folder:
             folder.replace(path.name, text.encode())
 
+    def write_new(self, path: Path, text: str) -> None:
+        """Write one of its files that must not exist. Raises FileExistsError where another process was first; OSError,
+        UsageError."""
+        with self._open() as folder:
+            os.close(folder.create(path.name, 0o600))
+            try:
+                folder.replace(path.name, text.encode())
+            except BaseException:
+                folder.remove(path.name)
+                raise
+
     @property
     def exists(self) -> bool:
         """Whether this computer has a folder for the cluster; if not, there is no journal to write to."""

@@ -88,8 +88,15 @@ def of_launch(
 
 
 def keep(folder: ClusterFolder, record: LaunchRecord) -> None:
-    """Write the record of a job. Raises OSError, UsageError."""
-    folder.write(folder.job(record.job), msgspec.json.encode(record).decode())
+    """Write the record of a new job. Raises CloudDDPError where another job has its id: what ends one by its id would end
+    the other; OSError, UsageError."""
+    try:
+        folder.write_new(folder.job(record.job), msgspec.json.encode(record).decode())
+    except FileExistsError:
+        raise CloudDDPError(
+            f"another launch began at the same moment and has the id {record.job}; nothing was started",
+            hint="repeat the command",
+        ) from None
 
 
 def drop(folder: ClusterFolder, job_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import string
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -14,10 +15,17 @@ LONGEST_SCRIPT = 1000  # characters of a script and its arguments in a list of j
 KEEP = 30.0  # minutes that nodes stay for a pull, unless --keep is given
 
 
+_DIGITS = string.digits + string.ascii_lowercase  # in the order of their codes
+
+
 def _new_id() -> str:
-    """Return a new job's id. Ids sort by time, to 1/256 s: the first two of the last digits."""
+    """Return a new job's id. Ids sort by time, to 1/1296 s: the first two of the last digits. The other two are random;
+    launch_record.keep refuses an id that this computer has given to another job of the cluster."""
     now = datetime.now(UTC)
-    return f"{now:%Y%m%d-%H%M%S}-{now.microsecond * 256 // 1_000_000:02x}{secrets.token_hex(1)}"
+    part = now.microsecond * len(_DIGITS) ** 2 // 1_000_000
+    high, low = divmod(part, len(_DIGITS))
+    random = secrets.choice(_DIGITS) + secrets.choice(_DIGITS)
+    return f"{now:%Y%m%d-%H%M%S}-{_DIGITS[high]}{_DIGITS[low]}{random}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def test_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -
     direct(cli, nodes=2, ranks=2)
     cli.write("wait.py", SLEEPERS)
     job = cli.ok("launch", "-d", "wait.py").strip()
-    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", job)
+    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-z]{4}", job)
     wait_for(lambda: len(lines_by_rank(cli.ok("logs"))) == 4, "all ranks have written a line")
     (shown,) = json.loads(cli.ok("jobs", "--json"))
     assert (shown["id"], shown["state"], shown["nodes"]) == (job, "running", [0, 1])

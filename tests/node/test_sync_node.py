@@ -509,6 +509,31 @@ def test_files_are_brought_to_the_disk_once_and_before_the_manifest(
     assert max(files) < at < manifest
 
 
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize(("call", "number"), [("renameat", 1), ("renameat", 5), ("utimensat", 8)])
+def test_killed_sync_leaves_nothing_in_the_folder(
+    here: Path, node: SyncedNode, tmp_path: Path, call: str, number: int, settled: bool
+) -> None:
+    """Killed while a file has not its name yet: a link, which comes first, or a regular one. `settled`: the next probe can
+    record what is there."""
+    put(here, {name: name for name in ("top", "a/x", "a/b/y", "c/z", "c/y", "d/x", "d/y", "e", "f")})
+    (here / "link").symlink_to("top")
+    killed = f"-e trace={call} -e inject={call}:signal=SIGKILL:when={number}"
+    node.cluster.runner.wrap[0] = f"strace -f -qq -o {tmp_path / 'trace'} {killed}"
+    with pytest.raises(NodeError):
+        node.sync(here)
+    assert list(node.project.rglob("*.cloudddp-tmp"))
+    node.cluster.runner.wrap.clear()
+    with contextlib.ExitStack() as other:
+        if not settled:
+            lock = other.enter_context((node.node.home / ".cloudddp" / "sync-project.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            node.cluster.runner.on_probed = other.close
+        node.sync(here)
+    assert tree(node.project) == tree(here)
+
+
 def test_permissions_and_times_are_kept(here: Path, node: SyncedNode) -> None:
     put(here, {"small": "1", "tool": "2", "large": os.urandom(2_000_000), "program": os.urandom(2_000_000)})
     times = [-1_000_000_000_000_000_001, 1, 1_700_000_000_123_456_789, 4_102_444_800_000_000_007]

@@ -118,12 +118,17 @@ class CommandLine:
             f"from cloudddp.config import timing\ntiming.current = lambda: timing.Timing(at_stake={seconds})\n"
             "from cloudddp.__main__ import main\nmain()"
         )
+        process = self.start_code(code, *words)
+        out, err = process.communicate(timeout=TIMEOUT)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def start_code(self, code: str, *words: str) -> Process:
+        """Start Python code, with the words as its arguments."""
         argv = ("-c", code, *words)
         assert zygote().can_fork(argv, self.env)
         process = zygote().start(argv, self.cwd, self.env)
         self.started.append(process)
-        out, err = process.communicate(timeout=TIMEOUT)
-        return subprocess.CompletedProcess(words, process.returncode, out, err)
+        return process
 
     def write(self, name: str, text: str) -> Path:
         path = self.cwd / name

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Optional
 
-from agent.project_writer import Partial, Partials, ProjectWriter
+from agent.project_writer import Partial, Partials, ProjectWriter, remove_temporaries
 from agent.relay import LargeFile, Relay
 from agent.sources import SourceLost, report
 from agent.sync_plan import SyncPlan, plan
@@ -89,6 +89,7 @@ class ProjectUpdate:
         free = shutil.disk_usage(str(self._folder)).free
         if made.size and free < made.size + DISK_RESERVE:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
+        remove_temporaries(self._folder, self._synced.interrupted_folders)  # the probe may have had a full disk
         self._synced.begin(made.changed)
         writer = ProjectWriter(self._folder, self._has_worked)
         writer.forget_partials({made.names[index] for index in made.large})

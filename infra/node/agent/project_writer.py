@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -27,6 +28,7 @@ MAX_OPEN = 256  # folders
 PIECE = 1 << 20  # bytes
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_TEMPORARY = re.compile(r"\.[0-9a-f]{8}-[0-9]+" + re.escape(files.TEMPORARY))  # as ProjectWriter names them
 
 
 class ProjectWriter:
@@ -184,6 +186,20 @@ class ProjectWriter:
                 os.close(at)
             at = inner
         return at
+
+
+def remove_temporaries(folder: Path, folders: Iterable[str]) -> None:
+    """Delete the files below `folder` that a sync which was killed had not yet given their names, in these folders. No link is
+    followed. A folder that is gone, or that a job has replaced, is skipped."""
+    for name in folders:
+        with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
+            at: Optional[int] = None
+            for part in (str(folder), *filter(None, name.split("/"))):
+                at = os.open(part, _FOLDER, dir_fd=at)
+                opened.callback(os.close, at)
+            for left in os.listdir(at):
+                if _TEMPORARY.fullmatch(left):
+                    os.unlink(left, dir_fd=at)
 
 
 def _enter(parent: int, name: str) -> int:

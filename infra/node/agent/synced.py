@@ -45,6 +45,11 @@ class Synced:
         return bool(self._pending.files)
 
     @property
+    def interrupted_folders(self) -> set[str]:
+        """The folders in which a sync writes, or wrote when it was interrupted."""
+        return {name.rpartition("/")[0] for name in self._pending.files}
+
+    @property
     def recorded(self) -> Manifest:
         """What the last sync wrote, and of what an interrupted one may have written, what is there."""
         return self.current(frozenset())
@@ -97,6 +102,10 @@ def settled(folder: Path) -> Manifest:
     with contextlib.suppress(OSError), open_lock(folder) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         synced = Synced(folder)
+        if synced.is_interrupted:
+            from agent.project_writer import remove_temporaries  # a probe rarely needs it
+
+            remove_temporaries(folder, synced.interrupted_folders)  # once it is settled, they are not known any more
         present = synced.current()
         with contextlib.suppress(OSError):
             synced.settle(present)
