@@ -89,7 +89,9 @@ class ProjectUpdate:
         free = shutil.disk_usage(str(self._folder)).free
         if made.size and free < made.size + DISK_RESERVE:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
-        remove_temporaries(self._folder, self._synced.interrupted_folders)  # the probe may have had a full disk
+        remove_temporaries(
+            self._folder, self._synced.interrupted_folders
+        )  # the probe may have had a full disk
         self._synced.begin(made.changed)
         writer = ProjectWriter(self._folder, self._has_worked)
         writer.forget_partials({made.names[index] for index in made.large})

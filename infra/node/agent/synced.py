@@ -105,7 +105,9 @@ def settled(folder: Path) -> Manifest:
         if synced.is_interrupted:
             from agent.project_writer import remove_temporaries  # a probe rarely needs it
 
-            remove_temporaries(folder, synced.interrupted_folders)  # once it is settled, they are not known any more
+            remove_temporaries(
+                folder, synced.interrupted_folders
+            )  # once it is settled, they are not known any more
         present = synced.current()
         with contextlib.suppress(OSError):
             synced.settle(present)
