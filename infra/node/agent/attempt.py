@@ -26,6 +26,7 @@ WRAPPER_SECONDS = (
 BUSY_SECONDS = (
     30.0  # for a wrapper that runs: after the end of the rank's main thread, others may still free its memory
 )
+TICK = 20_000_000  # nanoseconds: file systems count time in steps of up to 10 ms
 
 
 class Look(Enum):
@@ -88,6 +89,8 @@ class Attempt:
 
     def look(self) -> Look:
         """Look at ranks and launchers."""
+        # First: a launcher that ends during the rest of this look may have failed, or may have a rank that has.
+        ended = all(child.poll() is not None for child in self._children)
         self._read_records()
         self._notice_killed_wrappers()
         self._notice_launchers()
@@ -96,7 +99,7 @@ class Attempt:
             return Look.FAILED
         if self._failed_launchers and not self.succeeded:
             return Look.FAILED
-        return Look.ENDED if all(child.poll() is not None for child in self._children) else Look.RUNNING
+        return Look.ENDED if ended else Look.RUNNING
 
     def end(self, grace: float, *, saving: bool = False) -> None:
         """Ask the ranks to end, and kill them after `grace` seconds; another thread does it. A second call can only
@@ -165,12 +168,14 @@ class Attempt:
     # -- looking -----------------------------------------------------------------------------------------------
 
     def _read_records(self) -> None:
-        """Read the ranks' records if one has changed: each is replaced, which changes the folder."""
+        """Read the ranks' records if one has changed: each is replaced, which changes the folder. One that changes in the same tick
+        of the file system's clock as it was read is read once more."""
         with contextlib.suppress(OSError):
             changed = os.stat(self._folder / "ranks").st_mtime_ns
             if changed != self._records_changed:
-                self._records_changed = changed
+                is_over = abs(time.time_ns() - changed) > TICK
                 self._records = jobs.rank_records(self._folder)
+                self._records_changed = changed if is_over else -1
 
     def _notice_launchers(self) -> None:
         """Keep when a launcher has failed."""
