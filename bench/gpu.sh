@@ -182,7 +182,7 @@ fi
 bench resnet50 85 resnet50 "${beside[@]}"
 bench jpeg 65 jpeg "${beside[@]}"
 bench resnet18 75 resnet18 "${beside[@]}"
-part small 60 "$python" -m bench.train.process_group --device "$device" ${short:+--short} --json "$OUT/small.json"
+part small 60 "$python" -m bench.train.process_group --device "$device" ${short:+--short --turns 1} --json "$OUT/small.json"
 # Ours alone: compiling the peer's network, too, would take another minute each.
 bench resnet50-compiled 130 resnet50 --variants compile
 bench resnet18-compiled 90 resnet18 --variants compile
