@@ -123,11 +123,16 @@ def serve(task: dict[str, Any]) -> None:
         else:
             side = peer_side(case, config, device, module, Path(task["peers"]))
         for _ in sys.stdin:
-            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            before = resource.getrusage(resource.RUSAGE_SELF)
             seconds, figures = timed(side.run_epoch, device)
-            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-            answer = {**figures, "seconds": seconds, "page_faults": faults, "settings": side.settings}
-            print(json.dumps(answer), flush=True)
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            used = {
+                "seconds": seconds,
+                # Of this process, without the workers that load data.
+                "processor_seconds": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+                "page_faults": after.ru_minflt - before.ru_minflt,
+            }
+            print(json.dumps({**figures, **used, "settings": side.settings}), flush=True)
 
 
 def write_pictures(case: Case, folder: Path) -> None:
