@@ -79,6 +79,9 @@ log=$OUT/log
 : >"$OUT/parts.jsonl"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+export TMPDIR=$work # what a part leaves when it is killed goes, too; and nothing is compiled beforehand
+# One machine, perhaps without any other interface.
+export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
 
 # train.config needs one annotation of tyro, and train.cli its name; only a command line of the trainer needs the rest, and
 # none is parsed here: process_group makes its flags, and the sweep gets a Sweep. So where tyro is not installed, this takes
