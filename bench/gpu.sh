@@ -25,7 +25,7 @@ of each part, sweep.svg too.
   --peers DIR         a checkout of github.com/pytorch/examples
   --parts A,B         only these parts
   --device cpu --short   every part in miniature on the CPU, to test this script; the figures mean nothing
-  --limit SECONDS     at most this long per part (default: each part's own limit)
+  --limit SECONDS     the limit of every part, instead of its own
   --total SECONDS     at most this long in total (default: 520)
 
 The variable PYTHON names the interpreter (default: python3); it needs torch and torchvision.
@@ -39,7 +39,7 @@ refuse() {
 }
 
 readonly known="resnet50 jpeg resnet18 small resnet50-compiled resnet18-compiled sweep"
-python=${PYTHON:-python3} peers='' device=cuda short='' total=520 most=520 chosen=$known
+python=${PYTHON:-python3} peers='' device=cuda short='' total=520 given='' chosen=$known
 while (($#)); do
   case $1 in
     -h | --help) usage; exit 0 ;;
@@ -51,7 +51,7 @@ while (($#)); do
     --peers) peers=$(realpath -- "$2") ;;
     --parts) chosen=${2//,/ } ;;
     --device) device=$2 ;;
-    --limit) most=$2 ;;
+    --limit) given=$2 ;;
     --total) total=$2 ;;
   esac
   shift 2
@@ -60,7 +60,7 @@ for name in $chosen; do
   [[ " $known " == *" $name "* ]] || refuse "no part is named $name; choose from ${known// /, }"
 done
 [[ $device == cuda || $device == cpu ]] || refuse "--device $device: must be cuda or cpu"
-[[ $most =~ ^[1-9][0-9]*$ && $total =~ ^[1-9][0-9]*$ ]] || refuse "--limit and --total must be positive integers"
+[[ ${given:-1} =~ ^[1-9][0-9]*$ && $total =~ ^[1-9][0-9]*$ ]] || refuse "--limit and --total must be positive integers"
 [[ $device == cuda || -n $short ]] || refuse "--device cpu measures nothing of use: add --short to test this script"
 [[ -z $peers || -f $peers/imagenet/main.py ]] || refuse "--peers $peers: must be a checkout of github.com/pytorch/examples"
 [[ -n ${OUT:-} ]] || refuse "set OUT to the folder for the results"
@@ -68,7 +68,7 @@ done
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 gpus=0
 if [[ $device == cuda ]]; then
-  gpus=$(timeout 60 "$python" -c 'import torch; print(torch.cuda.device_count())' 2>/dev/null) || gpus=0
+  gpus=$(timeout 120 "$python" -c 'import torch; print(torch.cuda.device_count())' 2>/dev/null) || gpus=0
   ((gpus)) || refuse "torch finds no GPU here ($python); --device cpu --short tests this script without one"
 fi
 
@@ -104,7 +104,7 @@ END
 fi
 
 failed=()
-timeout 60 "$python" - "$OUT/machine.json" <<'END' 2>&1 | tee -a "$log" || failed+=("machine.json")
+timeout 120 "$python" - "$OUT/machine.json" <<'END' 2>&1 | tee -a "$log" || failed+=("machine.json")
 import json, os, platform, subprocess, sys, time
 import torch, torchvision
 
@@ -137,7 +137,7 @@ part() {
   local name=$1 limit=$2 status=0 began=$SECONDS logged
   shift 2
   [[ " $chosen " == *" $name "* ]] || return 0
-  limit=$((limit < most ? limit : most))
+  limit=${given:-$limit}
   limit=$((limit < total - SECONDS ? limit : total - SECONDS))
   rm -f "$OUT/$name.json"
   echo "== $name, at most $((limit > 0 ? limit : 0)) s" | tee -a "$log"
