@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -73,33 +74,39 @@ def test_sides_are_timed_in_turns_and_reported(tmp_path: Path, peers: Path) -> N
     assert 2 * max(faults["theirs_kept"], faults["ours"]) < faults["theirs"]
 
 
-def test_jpeg_case_feeds_the_peer_from_a_loader_of_the_same_files(tmp_path: Path) -> None:
+def test_jpeg_case_times_both_sides_on_the_same_files(tmp_path: Path, peers: Path) -> None:
     import torch
 
-    from bench.train import worker
+    from bench.train import bench, worker
+    from train import models
     from train.data.datasets import load
 
-    case = worker.Case(model="small", shape=(3, 32, 32), classes=10, batch_size=4, steps=3, jpeg=True,
-                       flags={"workers": 0})  # fmt: skip
-    worker.write_pictures(case, tmp_path)
-    config = worker.make_config(case, torch.device("cpu"), tmp_path)
-    loader = worker.picture_loader(config, torch.device("cpu"))
-    ours = load(config, download=False).train
-    assert loader.dataset.samples == ours.samples
-    assert len(loader) == case.steps
-    assert [inputs.shape for inputs, _ in loader] == [(4, 3, 32, 32)] * 3
-
-
-def test_jpeg_case_times_the_loaders_of_both(tmp_path: Path, peers: Path) -> None:
     (peers / "imagenet").mkdir()
     (peers / "imagenet" / "main.py").write_text(IMAGENET_PEER)
-    report = tmp_path / "report.json"
-    size = ["--steps", 1, "--batch-size", 2, "--image-size", 32, "--turns", 1]
-    run = launch.run("-m", "bench.train.bench", "jpeg", *size, "--peers", peers, "--json", report)
-    assert run.code == 0, run.stderr
-    (case,) = json.loads(report.read_text())["cases"]
-    assert case["case"] == "resnet18 jpeg 32 b2 workers=1"
-    assert all(0 < case[side]["data_wait"] < 1 for side in case["turns"])
+    known = bench.CPU_CASES["jpeg"]
+    assert (known.jpeg, known.peer, known.flags) == (True, "imagenet/main.py", {"workers": 1})
+    # The same with a small network, read without workers.
+    size = {"model": "small", "shape": (3, 32, 32), "classes": 10, "batch_size": 4, "steps": 3}
+    case = dataclasses.replace(known, **size, flags={})
+    device = torch.device("cpu")
+    worker.write_pictures(case, tmp_path)
+    config = worker.make_config(case, device, tmp_path)
+    loader = worker.picture_loader(config, device)
+    assert loader.dataset.samples == load(config, download=False).train.samples
+    assert [inputs.shape for inputs, _ in loader] == [(4, 3, 32, 32)] * 3
+
+    def network() -> torch.nn.Module:
+        return models.build("small", shape=case.shape, classes=10, seed=0)
+
+    trainer = worker.our_trainer(case, config, device, network())
+    try:
+        ours = trainer.train_epoch()
+    finally:
+        trainer.close()
+    theirs = worker.peer_side(case, config, device, network(), peers).run_epoch()
+    assert trainer.step == case.steps
+    assert 0 < ours["data_wait"] < 1
+    assert 0 < theirs["data_wait"] < 1
 
 
 def test_a_row_names_the_side_without_a_setting() -> None:
@@ -279,7 +286,7 @@ def test_gpu_script_measures_the_price_of_the_process_group_without_tyro(tmp_pat
         "--parts",
         "small",
         "--limit",
-        250,
+        190,
         PYTHON=str(python),
         REAL_PYTHON=sys.executable,
     )
