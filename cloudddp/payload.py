@@ -17,7 +17,7 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("examples/trainer", "**/*"),
         ("", "train/**/*"),
         ("", "smddp/**/*"),
-        ("", "bench/__init__.py"),
+        *(("", f"bench/{name}") for name in ("__init__.py", "gpu.sh")),
         ("", "bench/train/**/*"),
         *(("", f"docs/{name}.md") for name in ("training", "pipelines", "smddp", "traps")),
         ("", "tests/train/**/*"),

@@ -6,7 +6,11 @@
 
 With --peers each case is timed in turns (theirs, ours, theirs, ...) with the same weights, batches, precision and
 threads. Each side runs in a process of its own that waits while the other computes. Theirs gets batches that are ready
-in memory; ours does everything that a user's run does, including reading by index and writing metrics.
+in memory; ours does everything that a user's run does, including reading by index and writing metrics. The jpeg case
+compares our loader with the DataLoader of imagenet/main.py; worker.py says what is equal and what differs.
+
+On a CPU there is a third side: `kept` is theirs in a process whose glibc keeps freed memory, as our trainer sets it.
+On a GPU both sides use cudnn.benchmark, the fused optimizer and channels_last; a row names the side that does not.
 """
 
 from __future__ import annotations
@@ -32,7 +36,16 @@ from train.distributed.device import select_device
 from train.distributed.rank_info import RankInfo
 from train.errors import TrainError, UsageError
 
-HEADER = f"{'case':<34} {'ours':>9} {'theirs':>9}  {'ratio':>5}   samples/s, median (min to max)"
+KEPT = "theirs_kept"
+SIDES = {"ours": "ours", "theirs": "theirs", KEPT: "kept"}
+NOTES = {
+    "cpu": "Ours makes glibc keep freed memory; theirs: as it is, without that setting; kept: theirs with that setting.",
+    "cuda": "All sides use cudnn.benchmark, the fused optimizer and channels_last; a row names those that do not.",
+}
+HEADER = (
+    f"{'case':<34} {'ours':>9} {'theirs':>9}  {'ratio':>5} {'kept':>9}  {'ratio':>5}   "
+    "samples/s, median (min to max)"
+)
 VARIANT_FLAGS = ("amp", "channels_last", "compile", "fused", "on_device", "workers")
 
 CPU_CASES = {
@@ -43,8 +56,10 @@ CPU_CASES = {
         model="mnist", shape=(1, 28, 28), classes=10, batch_size=64, steps=60, peer="mnist/main.py"
     ),
 }
-CPU_CASES["jpeg"] = dataclasses.replace(CPU_CASES["resnet18"], peer="", jpeg=True, flags={"workers": 1})
-FAST = {"on_device": True, "amp": "bf16", "channels_last": True}
+CPU_CASES["jpeg"] = dataclasses.replace(CPU_CASES["resnet18"], jpeg=True, flags={"workers": 1})
+CPU_CASES["resnet50"] = dataclasses.replace(CPU_CASES["resnet18"], model="resnet50")
+ONLY_BY_NAME = {"cpu": ("resnet50",), "cuda": ()}  # slow, and no faster relative to the peer than resnet18
+FAST = {"amp": "bf16", "channels_last": True, "fused": True}
 GPU_CASES = {
     "resnet50": Case(
         model="resnet50",
@@ -53,14 +68,12 @@ GPU_CASES = {
         batch_size=256,
         steps=20,  # 3 GB of images
         peer="imagenet/main.py",
-        flags=FAST,
+        flags={"on_device": True, **FAST},
     ),
-    "mnist": dataclasses.replace(CPU_CASES["mnist"], steps=200),
+    "mnist": dataclasses.replace(CPU_CASES["mnist"], steps=200, flags={"channels_last": True, "fused": True}),
 }
 GPU_CASES["resnet18"] = dataclasses.replace(GPU_CASES["resnet50"], model="resnet18", batch_size=512)
-GPU_CASES["jpeg"] = dataclasses.replace(
-    GPU_CASES["resnet50"], peer="", jpeg=True, flags={"workers": 12, "amp": "bf16", "channels_last": True}
-)
+GPU_CASES["jpeg"] = dataclasses.replace(GPU_CASES["resnet50"], jpeg=True, flags={"workers": 12, **FAST})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,16 +95,18 @@ def run(args: argparse.Namespace) -> None:
         return
     device = select_device(make(device=args.device), RankInfo())
     machine = describe_machine(device, args.threads)
+    cases = select_cases(args, device)
+    if args.peers:
+        print(NOTES[device.type])
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print(HEADER, flush=True)
     rows = []
-    for case in select_cases(args, device):
-        rows.append(measure(case, args))
-        print(table_line(rows[-1]), flush=True)
+    for case in cases:
+        rows.append(measure(case, args, sides_of(case, device)))
+        print(table_line(rows[-1], on_gpu=device.type == "cuda"), flush=True)
     if args.json:
-        Path(args.json).write_text(
-            json.dumps({"machine": machine, "cases": rows}, indent=2) + "\n", encoding="utf-8"
-        )
+        report = {"note": NOTES[device.type], "machine": machine, "cases": rows}
+        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def select_cases(args: argparse.Namespace, device: torch.device) -> list[Case]:
@@ -101,7 +116,8 @@ def select_cases(args: argparse.Namespace, device: torch.device) -> list[Case]:
     for name in args.cases:
         if name not in known:
             raise UsageError(f"{name}: unknown case on {device.type}; choose from {', '.join(known)}")
-    selected = [known[name] for name in args.cases or known]
+    default = [name for name in known if name not in ONLY_BY_NAME[device.type]]
+    selected = [known[name] for name in args.cases or default]
     for field in ("batch_size", "steps"):
         if getattr(args, field):
             selected = [dataclasses.replace(case, **{field: getattr(args, field)}) for case in selected]
@@ -137,26 +153,41 @@ def parse_variants(text: str) -> list[dict[str, Any]]:
     return variants
 
 
-def measure(case: Case, args: argparse.Namespace) -> dict[str, Any]:
+def sides_of(case: Case, device: torch.device) -> list[str]:
+    """Return the sides of a case, in the order of a turn. Only glibc has the setting that `kept` is about."""
+    if not case.peer:
+        return ["ours"]
+    return ["theirs", *([KEPT] if device.type == "cpu" and sys.platform == "linux" else []), "ours"]
+
+
+def measure(case: Case, args: argparse.Namespace, sides: Sequence[str]) -> dict[str, Any]:
     """Time `args.turns` turns of each side, after one for warm-up. Returns the row of the report."""
-    sides = ["theirs", "ours"] if case.peer else ["ours"]
-    rates: dict[str, list[float]] = {side: [] for side in sides}
-    figures: dict[str, Any] = {}
+    turns: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
     with contextlib.ExitStack() as stack:
         workers = {side: stack.enter_context(Worker(side, case, args)) for side in sides}
         for turn in range(args.turns + 1):
             for side, worker in workers.items():
                 figures = worker.run_turn()
                 if turn:
-                    rates[side].append(case.steps * case.batch_size / figures["seconds"])
-    known: dict[str, Any] = {
-        name: figures[name] for name in ("data_wait", "mfu", "peak_memory_bytes") if name in figures
+                    turns[side].append(figures)
+    rates = {
+        side: [case.steps * case.batch_size / one["seconds"] for one in figures]
+        for side, figures in turns.items()
     }
-    summaries: dict[str, Any] = {side: summarize(values) for side, values in rates.items()}
-    row: dict[str, Any] = {"case": case.name, **summaries, **known, "turns": rates}
-    if case.peer:
-        row["ratio"] = statistics.median(a / b for a, b in zip(rates["ours"], rates["theirs"], strict=True))
-    return row
+    row: dict[str, Any] = {"case": case.name}
+    for side in sides:
+        row[side] = {**summarize(rates[side]), **other_figures(turns[side])}
+    for side, name in (("theirs", "ratio"), (KEPT, "ratio_kept")):
+        if side in rates:
+            row[name] = statistics.median(a / b for a, b in zip(rates["ours"], rates[side], strict=True))
+    return {**row, "turns": rates}
+
+
+def other_figures(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what one side reported besides its speed: medians over the turns, and its settings."""
+    names = ("data_wait", "mfu", "peak_memory_bytes", "processor_seconds", "page_faults")
+    medians = {name: statistics.median(one[name] for one in turns) for name in names if name in turns[0]}
+    return {**medians, "settings": turns[0]["settings"]}
 
 
 class Worker:
@@ -213,15 +244,31 @@ def summarize(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "smallest": min(values), "largest": max(values)}
 
 
-def table_line(row: dict[str, Any]) -> str:
-    ours, theirs = row["ours"], row.get("theirs")
-    peer = f"{theirs['median']:9.1f}  {row['ratio']:5.2f}" if theirs else f"{'-':>9}  {'-':>5}"
-    spread = f"ours {ours['smallest']:.1f} to {ours['largest']:.1f}"
-    if theirs:
-        spread += f", theirs {theirs['smallest']:.1f} to {theirs['largest']:.1f}"
-    if "mfu" in row:
-        spread += f", MFU {row['mfu']:.1%}"
-    return f"{row['case']:<34} {ours['median']:9.1f} {peer}   {spread}, data wait {row['data_wait']:.1%}"
+def table_line(row: dict[str, Any], *, on_gpu: bool = False) -> str:
+    """Return the row as a line of the table."""
+    columns, spread = f"{row['case']:<34} {row['ours']['median']:9.1f}", []
+    for side, ratio in (("theirs", "ratio"), (KEPT, "ratio_kept")):
+        known = side in row
+        columns += f" {row[side]['median']:9.1f}  {row[ratio]:5.2f}" if known else f" {'-':>9}  {'-':>5}"
+    for side, name in SIDES.items():
+        if side in row:
+            figures = row[side]
+            text = f"{name} {figures['smallest']:.1f} to {figures['largest']:.1f}"
+            spread.append(f"{text}, data wait {figures['data_wait']:.1%}")
+    if "mfu" in row["ours"]:
+        spread.append(f"MFU {row['ours']['mfu']:.1%}")
+    return "; ".join([f"{columns}   {spread[0]}", *spread[1:], *(missing_settings(row) if on_gpu else [])])
+
+
+def missing_settings(row: dict[str, Any]) -> list[str]:
+    """Return what each side trained without, of the settings that make a GPU faster: "ours without fused"."""
+    return [
+        f"{name} without {setting}"
+        for side, name in SIDES.items()
+        if side in row
+        for setting, used in row[side]["settings"].items()
+        if not used
+    ]
 
 
 def describe_machine(device: torch.device, threads: int) -> dict[str, str]:

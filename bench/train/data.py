@@ -1,4 +1,4 @@
-"""Data as heavy as photographs, for benchmarks: real JPEG bytes that the workers decode, crop and resize.
+"""Data as heavy as photographs, for benchmarks: folders of real JPEG files, which the workers decode, crop and resize.
 
 The pictures are generated here, so that nothing has to be downloaded; their labels mean nothing.
 """
@@ -6,55 +6,36 @@ The pictures are generated here, so that nothing has to be downloaded; their lab
 from __future__ import annotations
 
 import io
-import random
+from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
-from torch.utils.data import Dataset
 
 WIDTH, HEIGHT = 500, 375  # a common size in ImageNet, whose files are about 110 kB on average
-DISTINCT = 8
+DISTINCT, CLASSES = 8, 10
 _NOISE, _QUALITY = 27.0, 90  # chosen so that a picture takes 110 kB
 
 
-class JpegImages(Dataset[tuple[Tensor, int]]):
-    """`samples` pictures, 8 of them distinct, as JPEG bytes.
+def write_image_folder(folder: Path, samples: int) -> None:
+    """Write FOLDER/train with `samples` pictures in up to 10 classes, and FOLDER/val with one in each.
 
-    Reading one decodes it and resizes a random crop, the same for the same index, to `size` x `size`: (uint8 [3, size,
-    size], label 0..9).
+    8 pictures are distinct, and the others are hard links to them: they are read from the page cache, as a data set that
+    fits into memory is from its second epoch on.
     """
-
-    def __init__(self, samples: int, size: int = 224) -> None:
-        self.samples = samples
-        self.size = size
-        self.files = [_picture(seed) for seed in range(DISTINCT)]
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if not 0 <= index < self.samples:
-            raise IndexError(index)
-        with Image.open(io.BytesIO(self.files[index % DISTINCT])) as picture:
-            # As torchvision's pipelines do: decode the whole picture, then crop and resize with antialiasing.
-            crop = picture.convert("RGB").resize(
-                (self.size, self.size), Image.Resampling.BILINEAR, box=_crop_box(index)
-            )
-        return torch.from_numpy(np.array(crop)).permute(2, 0, 1).contiguous(), index % 10
+    classes = min(CLASSES, samples)
+    distinct = [folder / f"{number}.jpg" for number in range(DISTINCT)]
+    for number, path in enumerate(distinct):
+        path.write_bytes(picture(number))
+    for part, count in (("train", samples), ("val", classes)):
+        for label in range(classes):
+            (folder / part / str(label)).mkdir(parents=True)
+        for number in range(count):
+            link = folder / part / str(number % classes) / f"{number}.jpg"
+            link.hardlink_to(distinct[number % DISTINCT])
 
 
-def _crop_box(index: int) -> tuple[float, float, float, float]:
-    """Return a box of 8 to 100 % of the area with an aspect ratio of 3:4 to 4:3, as RandomResizedCrop draws it."""
-    draw = random.Random(index)
-    area, ratio = WIDTH * HEIGHT * draw.uniform(0.08, 1.0), draw.uniform(3 / 4, 4 / 3)
-    width, height = min(WIDTH, (area * ratio) ** 0.5), min(HEIGHT, (area / ratio) ** 0.5)
-    left, top = draw.uniform(0, WIDTH - width), draw.uniform(0, HEIGHT - height)
-    return left, top, left + width, top + height
-
-
-def _picture(seed: int) -> bytes:
+def picture(seed: int) -> bytes:
+    """Return a picture as the bytes of a JPEG file of about 110 kB."""
     noise = np.random.default_rng(seed)
     slope = np.linspace(40, 200, WIDTH)[None, :, None] + np.linspace(-30, 30, HEIGHT)[:, None, None]
     pixels = slope + noise.normal(0.0, _NOISE, (HEIGHT, WIDTH, 3))

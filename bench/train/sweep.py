@@ -7,12 +7,12 @@ update, on one batch that stays on the device. torch is imported after the flags
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench.train import figures
 from bench.train.sweep_config import Sweep
 from train.cli import parse_record
 from train.errors import TrainError, UsageError
@@ -38,8 +38,8 @@ def main(argv: list[str] | None = None) -> int:
 def run(sweep: Sweep) -> None:
     """Measure every mode, print the table, and write the files. Raises `UsageError` if there are too few GPUs, or
     matplotlib is missing for --plot."""
-    if sweep.plot and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install matplotlib")
+    if sweep.plot and not figures.AVAILABLE:
+        raise UsageError(f"--plot needs matplotlib: {figures.INSTALL}")
     from bench.train import sweep_timing  # imports torch
 
     report = sweep_timing.measure(sweep)
@@ -53,36 +53,39 @@ def run(sweep: Sweep) -> None:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw the rows of a report: seconds per step over the chunk size, bars from minimum to maximum."""
-    import matplotlib
+    """Draw the rows of a report: seconds per step over the chunk size, bars from minimum to maximum.
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    In an SVG the id of each series is its name with dashes: one-device, two-devices-naive, pipeline,
+    pipeline-with-copy-stream.
+    """
     rows, settings = report["rows"], report["settings"]
-    figure, axes = pyplot.subplots(figsize=(9, 4.5))
-    for row, colour in zip(rows[:2], ("black", "grey"), strict=True):
-        axes.axhline(row["seconds"], color=colour, linestyle="--", label=row["mode"])
-    for stream, name in ((False, "pipeline"), (True, "pipeline with copy stream")):
-        line = [row for row in rows if row["split_size"] and row["copy_stream"] is stream]
-        if line:
-            seconds = [row["seconds"] for row in line]
-            bars = [
-                [row["seconds"] - row["least"] for row in line],
-                [row["most"] - row["seconds"] for row in line],
-            ]
-            sizes = [str(row["split_size"]) for row in line]
-            axes.errorbar(sizes, seconds, bars, marker="o", capsize=3, label=name)
-    axes.set(
-        xlabel="samples per chunk",
-        ylabel="seconds per step",
-        ylim=(0, None),
-        title=f"{settings['model']}, batch size {settings['batch_size']}, {settings['name']}\n{report['note']}",
-    )
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    with figures.figure(path, figsize=(9, 4.5)) as figure:
+        axes = figure.subplots()
+        for row, colour in zip(rows[:2], ("black", "grey"), strict=True):
+            line = axes.axhline(row["seconds"], color=colour, linestyle="--", label=row["mode"])
+            line.set_gid(_id(row["mode"]))
+        for stream, name in ((False, "pipeline"), (True, "pipeline with copy stream")):
+            points = [row for row in rows if row["split_size"] and row["copy_stream"] is stream]
+            if points:
+                seconds = [row["seconds"] for row in points]
+                bars = [
+                    [row["seconds"] - row["least"] for row in points],
+                    [row["most"] - row["seconds"] for row in points],
+                ]
+                sizes = [str(row["split_size"]) for row in points]
+                drawn = axes.errorbar(sizes, seconds, bars, marker="o", capsize=3, label=name)
+                drawn.lines[0].set_gid(_id(name))
+        axes.set(
+            xlabel="samples per chunk",
+            ylabel="seconds per step",
+            ylim=(0, None),
+            title=f"{settings['model']}, batch size {settings['batch_size']}, {settings['name']}\n{report['note']}",
+        )
+        axes.legend()
+
+
+def _id(name: str) -> str:
+    return name.replace(",", "").replace(" ", "-")
 
 
 if __name__ == "__main__":

@@ -249,19 +249,29 @@ def test_in_memory_datasets_move_to_the_device_and_others_stay() -> None:
     assert move_to_device(other, meta).train is other.train
 
 
-def test_benchmark_pictures_have_the_size_of_photographs_and_decode_deterministically() -> None:
-    pytest.importorskip("PIL")
-    from bench.train.data import JpegImages
+def test_benchmark_pictures_have_the_size_of_photographs(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    from bench.train.data import write_image_folder
 
-    pictures = JpegImages(20, size=64)
-    assert len(pictures) == 20
-    assert all(100_000 < len(file) < 120_000 for file in pictures.files)
-    image, label = pictures[9]
-    assert (image.dtype, image.shape, image.is_contiguous(), label) == (torch.uint8, (3, 64, 64), True, 9)
-    assert torch.equal(image, pictures[9][0])
-    assert not torch.equal(image, pictures[17][0])  # the same file, another crop
-    with pytest.raises(IndexError):
-        pictures[20]
+    write_image_folder(tmp_path, 20)
+    files = sorted(tmp_path.glob("train/*/*.jpg"))
+    assert len(files) == 20
+    assert all(100_000 < file.stat().st_size < 120_000 for file in files)
+    assert len({file.read_bytes() for file in files}) == 8
+
+    loaded = load(make(dataset="folder", data=str(tmp_path), image_size=64, augment=True), download=False)
+    image, label = loaded.train[19]
+    assert (len(loaded.train), len(loaded.test)) == (20, 10)
+    assert (image.dtype, image.shape, label) == (torch.uint8, (3, 64, 64), 9)
+
+
+def test_few_benchmark_pictures_have_as_few_classes(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    from bench.train.data import write_image_folder
+
+    write_image_folder(tmp_path, 3)
+    loaded = load(make(dataset="folder", data=str(tmp_path), image_size=8), download=False)
+    assert (len(loaded.train), len(loaded.test)) == (3, 3)
 
 
 def test_map_style_dataset_is_read_in_the_order_of_the_shards() -> None:
