@@ -61,12 +61,12 @@ def test_straggler_is_named_in_jobs_and_in_the_log_with_nobody_connected(cli: An
 def test_stall_that_is_left_alone_is_shown_until_the_job_goes_on(cli: Any, cancelled: bool) -> None:
     direct(cli, nodes=2)
     cli.write("idle.py", IDLE)
-    words = ("launch", "-d", "--stall-minutes", "0.05", "--on-stall", "leave", "idle.py")
+    words = ("launch", "-d", "--stall-minutes", "0.1", "--on-stall", "leave", "idle.py")
     cli.ok(*words, CLOUDDDP_HEARTBEAT="2")
     wait_for(lambda: newest(cli)["stall"], "the job has stalled")
     job = newest(cli)
     assert (job["state"], job["stall"]["until"]) == ("running", None)
-    assert "no output, CPU or GPU activity of any rank for 3 s" in job["stall"]["detail"]
+    assert "no output, CPU or GPU activity of any rank for 6 s" in job["stall"]["detail"]
     shown = cli("jobs")
     assert "running, stalled" in shown.stdout
     for text in (shown.stderr, cli("logs").stderr):

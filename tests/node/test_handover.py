@@ -14,10 +14,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.agentnode import HANG_GUARD, Node, processes_of, until
+from support.agentnode import HANG_GUARD, Node, gang_of, processes_of, until
 from support.gangs import Gangs, Make
 from support.imds import Metadata
 
+from agent import handover, link
 from cloudddp.agent.protocol.snapshots import SnapshotSearch
 from cloudddp.agent.protocol.start import Deadline
 from cloudddp.agent.protocol.verdict import Cause
@@ -91,6 +92,7 @@ def test_newest_snapshot_is_sent_to_the_first_node_that_stays(
         os.utime(old, (1e9, 1e9))
     preempted(job, metadata, ending)
     saved, copy = (job[n].project / "runs/a/step.bin" for n in (ending, keeper))
+    assert copy.exists(), [job.log(number, number) for number in range(3)]
     assert copy.read_bytes() == saved.read_bytes()
     assert copy.stat().st_mtime_ns == saved.stat().st_mtime_ns
     for number in range(3):
@@ -98,6 +100,29 @@ def test_newest_snapshot_is_sent_to_the_first_node_that_stays(
     note = f"--- cloudddp: runs/a/step.bin, the newest snapshot of node {ending}, was copied to node {keeper} ---"
     for number in (ending, keeper):
         assert note in job.log(number, number).decode()
+
+
+def test_connection_that_the_end_of_the_job_closes_is_tried_again(tmp_path: Path) -> None:
+    """The agent of the node that stays has not yet closed the port at which it served the other agents."""
+    request = Node(tmp_path / "home").starting("", gang=gang_of(2))
+    keeper, answers = request.gang.peers[1], []
+
+    def keep() -> None:
+        for is_over in (False, False, True):
+            accepted, _ = listener.accept()
+            with contextlib.closing(link.Link(accepted, request.gang.secret, handover.PURPOSE)) as one:
+                if is_over:
+                    one.accept()
+                    answers.append(one.read("snapshot", 10.0))
+                    one.write("answer", "no")
+                    one.write("end", "")
+
+    with socket.create_server((keeper.address, keeper.port)) as listener:
+        thread = threading.Thread(target=keep, daemon=True)
+        thread.start()
+        assert handover._send(request, SNAPSHOTS, keeper) is None
+        thread.join(10.0)
+    assert len(answers) == 1
 
 
 def test_snapshot_that_the_other_node_has_is_not_sent(gangs: Make, metadata: Metadata) -> None:

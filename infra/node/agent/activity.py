@@ -134,7 +134,8 @@ class Activity:
             usage = _Usage({pid: _ticks(pid) for pid in pids}, {pid: _bytes(pid) for pid in pids})
             before = self._usage.get(record.rank, usage)
             self._usage[record.rank] = usage
-            cores = _grown(before.cpu, usage.cpu) / TICKS / seconds
+            # Of a tick that began before the last look, all may be counted now.
+            cores = max(_grown(before.cpu, usage.cpu) - 1, 0) / TICKS / seconds
             io = _grown(before.io, usage.io) / seconds
             busy = busy or cores > SPINNING or io > IO_RATE
             spins = spins or cores > CPU_SHARE

@@ -74,8 +74,7 @@ def _all_end(request: StartRequest, began: float) -> bool:
 
 def _send(request: StartRequest, wanted: SnapshotSearch, keeper: Peer) -> Optional[Snapshot]:
     """Send the newest snapshot to that node, and return it; None if there is nothing to send."""
-    with contextlib.closing(Link(_connected(keeper), request.gang.secret, PURPOSE)) as link:
-        link.connect()
+    with contextlib.closing(_connected(keeper, request.gang.secret)) as link:
         found = snapshot.newest(wanted)
         link.write("snapshot", encode(found).decode())
         sent = link.read("answer", PREPARE) == "send"
@@ -87,14 +86,23 @@ def _send(request: StartRequest, wanted: SnapshotSearch, keeper: Peer) -> Option
     return found if sent else None
 
 
-def _connected(keeper: Peer) -> socket.socket:
-    """Connect to the node that stays: its agent may still be busy with the end of the job. Raises OSError."""
+def _connected(keeper: Peer, secret: str) -> Link:
+    """Connect to the node that stays. Its agent may still be busy with the end of the job, and then takes a connection for one of
+    another agent, and closes it: tried again. Raises what REFUSED names."""
     deadline = time.monotonic() + CONNECT
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            return socket.create_connection((keeper.address, keeper.port), ANSWER)
+    while True:
+        try:
+            link = Link(socket.create_connection((keeper.address, keeper.port), ANSWER), secret, PURPOSE)
+            try:
+                link.connect()
+            except BaseException:
+                link.close()
+                raise
+            return link
+        except REFUSED:
+            if time.monotonic() > deadline:
+                raise
         time.sleep(PAUSE)
-    return socket.create_connection((keeper.address, keeper.port), ANSWER)
 
 
 # -- the node that stays -----------------------------------------------------------------------------------------
