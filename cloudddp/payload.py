@@ -19,7 +19,7 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("", "smddp/**/*"),
         *(("", f"bench/{name}") for name in ("__init__.py", "gpu.sh")),
         ("", "bench/train/**/*"),
-        *(("", f"docs/{name}.md") for name in ("training", "pipelines", "smddp", "traps")),
+        *(("", f"docs/{name}.md") for name in ("training", "trainer", "pipelines", "smddp", "traps")),
         ("", "tests/train/**/*"),
         ("", "tests/support/training/**/*"),
         *(("", f"tests/support/{name}.py") for name in ("processes", "zygote")),

@@ -101,6 +101,7 @@ def train(config: Config, comm: Communicator, stop: StopRequest, started: float,
     if comm.device.type == "cpu":
         device.keep_freed_memory()
     datasets = load_datasets(config, comm, parts)
+    comm.seed(config.optimization.seed)  # every rank has to begin with the same weights
     module = parts.build(config, datasets)
     notes = pretrained.prepare(config, module)
     strategy = select.build(config, comm, module, datasets.task, datasets.example)

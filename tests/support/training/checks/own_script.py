@@ -83,7 +83,6 @@ def load(config: Config, *, download: bool) -> Datasets:
 
 
 def build(config: Config, _datasets: Datasets) -> nn.Module:
-    torch.manual_seed(config.optimization.seed)
     return Network()
 
 
