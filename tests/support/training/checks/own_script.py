@@ -3,6 +3,7 @@ that only some steps use, and a metric. Weights are float64, so that numbers of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,7 @@ TASK = Task(loss=loss, metrics={"correct": correct}, best="correct", larger=True
 
 def load(config: Config, *, download: bool) -> Datasets:
     assert not download
+    torch.manual_seed(os.getpid())  # the model must not depend on it
     train = Stream() if config.data.steps_per_epoch else Sentences()
     return Datasets(train=train, test=Sentences(), task=TASK)
 
