@@ -32,6 +32,8 @@ MARK = f"test-processes-{os.getpid()}/0"
 def marked() -> Iterator[int]:
     """A process of the task."""
     with subprocess.Popen(["sleep", "600"], env={**os.environ, TASK_VARIABLE: MARK}) as process:
+        # The kernel closes the pipe for which Popen waits before the new program has its environment.
+        until(Path(f"/proc/{process.pid}/environ").read_bytes)
         yield process.pid
         process.kill()
 
