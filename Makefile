@@ -54,7 +54,7 @@ $(WITNESS)/%/.installed: tests/witness/requirements-%.txt $(VENV)/.installed
 	@$(PIP) --python $(@D)/bin/python install --no-compile -r $<
 	@touch $@
 
-witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator
+witness: $(VENV)/.installed $(WITNESS)/aws/.installed $(WITNESS)/ray/.installed  ## the AWS CLI and `ray up` at the simulator, and Slurm
 	@$(BIN)/python -m pytest tests/witness
 
 environment: $(VENV)/.installed
@@ -67,10 +67,11 @@ lint: $(VENV)/.installed  ## ruff, the import contracts, the Python version of w
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
-	@$(BIN)/vermin --target=3.9- --violations --no-tips --quiet infra/node/agent cloudddp/agent/protocol
+	@$(BIN)/vermin --target=3.9- --violations --no-tips --quiet infra/node/agent cloudddp/agent/protocol examples
 
 types: $(VENV)/.installed  ## mypy --strict
 	@$(BIN)/mypy
+	@$(BIN)/mypy examples/ddp/train.py  # apart: its train.py has the name of the package train/
 
 docs: $(VENV)/.installed  ## write the generated pages of docs/
 	@$(BIN)/python -m cloudddp.cli.reference

@@ -336,10 +336,10 @@ def bench_training(_: Options) -> None:
 
 
 def bench_trainer(options: Options) -> None:
-    """Training steps of `train/` (`python -m train.bench`), compared with pytorch/examples."""
+    """Training steps of `train/` (`python -m bench.train.bench`), compared with pytorch/examples."""
     print("trainer: samples per second, one process")
     given = ["--peers", str(options.examples.resolve())] if options.examples else []
-    done = subprocess.run([sys.executable, "-m", "train.bench", *given], cwd=ROOT, check=False)
+    done = subprocess.run([sys.executable, "-m", "bench.train.bench", *given], cwd=ROOT, check=False)
     if done.returncode:
         raise SystemExit(done.returncode)
 

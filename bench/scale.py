@@ -27,8 +27,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # also run as a file
 
-from bench import plot, traffic
+from bench import traffic
 from bench.common import ROOT, environment, replace_between, script, simulator
+from bench.train import figures
 from cloudddp.config.spec.cluster import MAX_NODES
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
@@ -195,7 +196,9 @@ def bench_api(count: int) -> dict[str, Cost]:
 
 
 def bench(*, nodes: Sequence[int], write: bool) -> None:
-    """Print a line per number of nodes; with `write`, put table and plot into docs/."""
+    """Print a line per number of nodes; with `write`, put table and plot into docs/. Exits where matplotlib is missing."""
+    if write and not figures.AVAILABLE:
+        raise SystemExit(f"--write draws a plot, which needs matplotlib: {figures.INSTALL}")
     print(
         "scale: seconds, AWS calls, kB over SSH, threads and MB of memory of each command, on namespace nodes"
     )
@@ -237,16 +240,22 @@ def bench(*, nodes: Sequence[int], write: bool) -> None:
         page.write_text(
             replace_between(page.read_text(), "python -m bench scale", [where, "", *table, "", alone])
         )
-        (ROOT / "docs" / "scale.svg").write_text(drawing(found_rows, where))
+        draw(found_rows, where, ROOT / "docs" / "scale.svg")
 
 
-def drawing(found: Sequence[dict[str, Any]], note: str) -> str:
-    """Return the plot: a panel for each measure, and in it a line for each command."""
-    content = {
-        title: {verb: [row[verb][measure] for row in found] for verb in VERBS}
-        for measure, title in _MEASURES.items()
-    }
-    return plot.panels(f"by number of nodes; {note}", [row["nodes"] for row in found], content)
+def draw(found: Sequence[dict[str, Any]], note: str, path: Path) -> None:
+    """Draw a panel for each measure, and in it a line for each command, over the number of nodes."""
+    sizes = [str(row["nodes"]) for row in found]
+    with figures.figure(path, figsize=(9.2, 5.4)) as figure:
+        figure.suptitle(f"by number of nodes; {note}", fontsize="medium")
+        panels = figure.subplots(2, 3).flatten()
+        for axes, (measure, title) in zip(panels, _MEASURES.items(), strict=False):
+            for verb in VERBS:
+                (line,) = axes.plot(sizes, [row[verb][measure] for row in found], label=verb)
+                line.set_gid(f"{verb}-{measure}")
+            axes.set(title=title, ylim=(0, None))
+        panels[-1].axis("off")
+        panels[-1].legend(*panels[0].get_legend_handles_labels(), loc="center", frameon=False)
 
 
 def _cell(cost: Cost) -> str:

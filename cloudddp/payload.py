@@ -1,15 +1,37 @@
-"""Finds the files that cloudddp ships but does not import: `infra/` (for nodes) and `train/` (for users).
+"""Finds the files that cloudddp ships but does not import: `infra/` for nodes, and the examples for users.
 
-In a wheel they are below `cloudddp/_payload/`, in a checkout beside the package.
+In a wheel they are below `cloudddp/_payload/`, in a checkout beside the package. Examples are found by patterns: nothing
+here depends on the names of their modules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
+
+# Per example: the folders whose content becomes the project, and the files below them, by pattern.
+_EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
+    "ddp": [("examples/ddp", "**/*")],
+    "trainer": [
+        ("examples/trainer", "**/*"),
+        ("", "train/**/*"),
+        ("", "smddp/**/*"),
+        *(("", f"bench/{name}") for name in ("__init__.py", "gpu.sh")),
+        ("", "bench/train/**/*"),
+        *(("", f"docs/{name}.md") for name in ("training", "trainer", "pipelines", "smddp", "traps")),
+        ("", "tests/train/**/*"),
+        ("", "tests/support/training/**/*"),
+        *(("", f"tests/support/{name}.py") for name in ("processes", "zygote")),
+    ],
+}
+EXAMPLES = tuple(_EXAMPLES)
+# What running an example leaves in a checkout, and the repository's tests of other examples.
+_NOT_COPIED = ("__pycache__", "runs", "results", "test_example_*", "test_tutorials*", ".*")
 
 
 def root() -> Path:
-    """Return the folder that contains `infra/` and `train/`."""
+    """Return the folder that contains `infra/`, `train/` and `examples/`."""
     packaged = Path(__file__).parent / "_payload"
     return packaged if packaged.is_dir() else Path(__file__).parent.parent
 
@@ -19,6 +41,13 @@ def text(name: str) -> str:
     return (root() / name).read_text()
 
 
-def example() -> Path:
-    """Return the folder of the example training project."""
-    return root() / "train"
+def example(name: str) -> dict[str, Path]:
+    """Return the files of an example, by their paths in the project that is made from it."""
+    found: dict[str, Path] = {}
+    for folder, pattern in _EXAMPLES[name]:
+        base = root() / folder
+        for path in sorted(base.glob(pattern)):
+            parts = path.relative_to(base).parts
+            if path.is_file() and not any(fnmatch(part, one) for part in parts for one in _NOT_COPIED):
+                found["/".join(parts)] = path
+    return found

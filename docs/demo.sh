@@ -17,11 +17,11 @@ show() {
 }
 
 began=$SECONDS
-show cloudddp init --example digits project
+show cloudddp init --example project
 show cd project
 show cloudddp --sim up --nodes 2 --instance-type g5.12xlarge
-show cloudddp --sim launch --nproc-per-node 2 -m train.main --dataset digits
-show cloudddp --sim pull
+show cloudddp --sim launch --nproc-per-node 2 train.py
+show cloudddp --sim pull --all-nodes
 show cloudddp --sim down
 show cloudddp --sim ls
 show cloudddp sim stop
@@ -31,9 +31,9 @@ find results -type f | sort | sed 's/^/  /'
 python3 - <<'PY'
 import json, pathlib, sys
 
-(path,) = pathlib.Path("results").rglob("runs/*/status.json")
+(path,) = pathlib.Path("results").rglob("runs/status.json")
 status = json.loads(path.read_text())
-print(f"\ntraining {status['state']}: best test accuracy {status['best_accuracy']:.4f} after {status['epoch']} epochs")
+print(f"\ntraining {status['state']}: best test accuracy {status['best_accuracy']:.4f} after {status['step']} steps")
 sys.exit(0 if status["state"] == "finished" and status["best_accuracy"] >= 0.95 else "the demo did not reach 0.95")
 PY
 echo "done in $((SECONDS - began)) s; the files are in $here/project/results"

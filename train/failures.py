@@ -51,24 +51,24 @@ def _is_output_error(error: OSError, folder: Path) -> bool:
     return error.errno in DISK_FULL or folder in Path(str(error.filename)).parents
 
 
-def not_finite(step: int, *, rank: int, loss: float) -> TrainError:
-    """Return the error of a rank whose gradients in this step are not finite. `loss` is this rank's own."""
-    where = f"step {step}, rank {rank}"
+def not_finite(step: int, *, loss: float, kept: str) -> TrainError:
+    """Return the error of a rank whose gradients in this step are not finite. `loss` is this rank's own, `kept` what is
+    left of the run."""
     if math.isfinite(loss):
         return TrainError(
-            f"{where}: the gradients are not finite, although this rank's own loss is; stopped before updating the "
-            "weights; the last snapshot is kept; if another rank's loss is the cause, that rank reports it"
+            f"step {step}: the gradients are not finite, although this rank's own loss is; stopped before updating the "
+            f"weights; {kept}; if another rank's loss is the cause, that rank reports it"
         )
     return TrainError(
-        f"{where}: the loss is {loss}; stopped before updating the weights; the last snapshot is kept; "
+        f"step {step}: the loss is {loss}; stopped before updating the weights; {kept}; "
         "use a lower --lr or --clip, or check the data"
     )
 
 
-def scale_too_small(step: int, *, scale: float) -> TrainError:
+def scale_too_small(step: int, *, scale: float, kept: str) -> TrainError:
     """Return the error of a run under fp16 whose gradients stay infinite, with the loss scaled by only `scale`."""
     return TrainError(
         f"step {step}: the gradients are not finite even with the --amp fp16 loss scale reduced to {scale:.1e}; "
-        "no weights have changed since the first such step, and the last snapshot is kept; try --amp bf16, or none to "
-        "see which rank is the cause, a lower --lr, or check the data"
+        f"no weights have changed since the first such step; {kept}; try --amp bf16, or none to see "
+        "which rank is the cause, a lower --lr, or check the data"
     )

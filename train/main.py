@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if not __package__:
     # Run as a file: make `train` importable, and hide this folder's modules as top-level names.
@@ -17,9 +19,12 @@ if not __package__:
     sys.path[:] = [str(here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != here)]
 
 from train import signals
-from train.config import parse
+from train.cli import parse
 from train.errors import TrainError, UsageError
 from train.process_exit import exit_process
+
+if TYPE_CHECKING:
+    from train.run import Parts
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,10 +32,21 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns the exit code: 0 success; 1 failure; 2 bad usage or data; 130 interrupted; 143 stopped by SIGTERM.
     """
-    started = time.perf_counter()
+    return run(sys.argv[1:] if argv is None else argv, time.perf_counter())
+
+
+def run(
+    argv: list[str],
+    started: float,
+    parts: Parts | None = None,
+    *,
+    prog: str = "train/main.py",
+    defaults: dict[str, Any] | None = None,
+) -> int:
+    """The same for data and a model of your own; see script.py."""
     try:
-        config = parse(sys.argv[1:] if argv is None else argv)
-        if config.spawn and "TORCHELASTIC_RUN_ID" in os.environ:
+        config = parse(argv, prog=prog, defaults=defaults)
+        if config.rendezvous.spawn and "TORCHELASTIC_RUN_ID" in os.environ:
             # Each rank of torchrun would start a job of its own, all in the same folder.
             raise UsageError("--spawn starts the ranks without torchrun: use one of the two")
     except TrainError as error:
@@ -40,13 +56,14 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
 
     # These import torch.
-    if config.spawn:
-        from train.spawn import spawn
+    if config.rendezvous.spawn:
+        from train.distributed.spawn import spawn
+        from train.run import run_rank
 
-        return spawn(config, started)
-    from train.rank import run_rank
+        return spawn(config, partial(run_rank, started=started, parts=parts))
+    from train.run import run_rank
 
-    return run_rank(config, started)
+    return run_rank(config, started, parts)
 
 
 if __name__ == "__main__":

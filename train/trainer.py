@@ -1,38 +1,41 @@
-"""The training loop: one `train_step`, one `validate`, and the progress that a snapshot holds.
+"""The training loop: one `train_step`, one `evaluate`, and the progress that a snapshot holds.
 
-Independent of how the job was started, of the source of its data, and of how the model is distributed over the ranks.
-The same step runs on one process and on many: the loss of a step is a sum over this rank's samples, and the gradient is
-that of the mean over the global batch, exact also for uneven and empty shards.
+Independent of how the job was started, of the data, of the task, and of how the model is distributed over the ranks. The same
+step runs on one process and on many: the loss of a step is a sum over this rank's samples, and the gradient is that of the
+mean over the global batch, exact also where ranks have different numbers of samples, or none. Everything else that a run does
+is a hook (hooks.py).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from train import failures, losses, optim, throughput
-from train.augment import Augment
-from train.checkpoint import Checkpoints, Progress
-from train.communicator import Communicator
+from train import failures, optim
+from train.checkpoint.full import is_count
+from train.checkpoint.snapshots import Progress, Snapshots
 from train.config import Config
-from train.data import Datasets, size
-from train.ddp import Chunk, DDPStrategy
-from train.errors import Preempted, TrainError, UsageError
-from train.fault_injection import exit_if_requested
-from train.loader import Loader
-from train.metrics import Metrics, average, step_line
-from train.process_group import connection_lost
-from train.running_stats import RunningStats
-from train.sampler import GlobalBatchSampler, Shard, sequential_shards
+from train.data.datasets import Datasets
+from train.data.readers import open_reader
+from train.data.sampler import RankBatch
+from train.distributed.communicator import Communicator
+from train.distributed.process_group import connection_lost
+from train.errors import Preempted, TrainError
+from train.hooks import Hook
+from train.parallel.ddp import Chunk, DDPStrategy
+from train.record import throughput
+from train.record.running_stats import RunningStats
 from train.signals import StopRequest
-from train.step_reports import StepReports
+from train.task import Batch, part, to_device
 
-EVAL_BATCH = 256  # samples per rank and forward pass in validation; does not affect the result
 MIN_LOSS_SCALE = 1e-4  # under fp16; where fairseq gives up, too, 30 skipped steps from torch's initial scale
 
 
@@ -46,74 +49,91 @@ class Trainer:
         comm: Communicator,
         strategy: DDPStrategy,
         datasets: Datasets,
-        metrics: Metrics,
+        hooks: Sequence[Hook] = (),
         stop: StopRequest | None = None,
     ) -> None:
-        self.config = config
-        self.comm = comm
-        self.strategy = strategy
-        self.datasets = datasets
-        self.metrics = metrics
+        self.config, self.comm, self.strategy = config, comm, strategy
+        self.task, self.datasets = strategy.task, datasets
+        self.hooks: list[Hook] = list(hooks)
         self.stop = stop or StopRequest()
-        self.sampler = GlobalBatchSampler(
-            samples=size(datasets.train),
-            batch_size=config.batch_size,
-            seed=config.seed,
+        flags = config.optimization
+        reader = partial(
+            open_reader,
+            flags=config.data,
+            seed=flags.seed,
             rank=strategy.data_rank,
             world_size=strategy.data_world_size,
-        )
-        self.total_steps = config.epochs * self.sampler.steps
-        self.classify = datasets.task == "classify"
-        self.criterion = (
-            partial(losses.classification, smoothing=config.label_smoothing)
-            if self.classify
-            else losses.regression
-        )
-        self.optimizer = optim.make_optimizer(config, strategy.module.parameters())
-        self.checkpoints = Checkpoints(config, comm, strategy, self.optimizer, samples=size(datasets.train))
-        self.lr = optim.make_schedule(config, self.sampler.steps)
-        loader = partial(
-            Loader,
-            workers=config.workers,
-            prefetch=config.prefetch,
             pin=comm.device.type == "cuda",
-            seed=config.seed + comm.rank,  # what a dataset itself draws must differ between ranks
         )
-        self.train_loader, self.test_loader = loader(datasets.train), loader(datasets.test)
-        augment = Augment(seed=config.seed, pad=datasets.shape[1] // 8, flip=datasets.flip)
-        self.augment = augment if config.augment else None
-        self.stats = RunningStats(comm)
-        self.step_reports = StepReports(strategy.model, comm.device, compiled=config.compile)
-        self.last_logged_step = 0
-        self.stopping = False
+        self.train_reader = reader(datasets.train, batch_size=flags.batch_size)
+        evaluated_together = config.evaluation.eval_batch_size * strategy.data_world_size
+        self.test_reader = reader(datasets.test, batch_size=evaluated_together, shuffle=False)
+        self.steps_per_epoch = self.train_reader.steps
+        self.total_steps = flags.epochs * self.steps_per_epoch
+        if flags.max_steps:
+            self.total_steps = min(self.total_steps, flags.max_steps)
+        self.optimizer = optim.make_optimizer(config, strategy.module)
+        self.lr = optim.make_schedule(config, self.steps_per_epoch, self.total_steps)
+        self.snapshots = Snapshots(config, comm, strategy, self.optimizer, samples=self.train_reader.samples)
+        self.stats = RunningStats(comm, width=2 * len(self.task.names))
         self.step = 0
-        self.validated_epochs = 0
+        self.evaluated_step = 0  # of the last evaluation that was reported
         self.skipped_steps = 0  # by --amp fp16
-        self.resumed = False
-        self.accuracy, self.test_loss = 0.0, math.inf
-        self.best_accuracy = -1.0
-        self.best_epoch = 0
-        if config.batch_size < strategy.data_world_size:
-            metrics.print_line(
-                f"--batch-size {config.batch_size} is shared by {strategy.data_world_size} ranks: some ranks are idle "
-                "in every step"
-            )
+        self.stopping = self.resumed = False
+        self.result: dict[str, float] = {}  # of the last evaluation
+
+    # -- progress --------------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
-        """Number of completed epochs."""
-        return self.step // self.sampler.steps
+        """Epochs done, the last one perhaps in part."""
+        return -(-self.step // self.steps_per_epoch)
+
+    @property
+    def at_end_of_epoch(self) -> bool:
+        """Whether the step just done is the last one of its epoch, or of the run."""
+        return self.step > 0 and (self.step % self.steps_per_epoch == 0 or self.step >= self.total_steps)
+
+    def status(self) -> dict[str, Any]:
+        """Return the progress of the run, for status.json."""
+        progress = {
+            "step": self.step,
+            "steps": self.total_steps,
+            "epoch": self.step // self.steps_per_epoch,
+            "world_size": self.comm.world_size,
+        }
+        return {**progress, **{name: value for hook in self.hooks for name, value in hook.status().items()}}
+
+    def figures(self, sums: Tensor, steps: int) -> dict[str, float]:
+        """Return the sums over the ranks of some steps as means and rates."""
+        means, seconds = self.task.figures(sums[:-2]), sums[-2:].tolist()
+        samples = sums[1].item()
+        rates = throughput.rates(
+            seconds,
+            steps=steps,
+            samples=samples,
+            world_size=self.comm.world_size,
+            flops=self.strategy.flops,
+            peak=self.strategy.peak_flops,
+            device=self.comm.device,
+        )
+        lr = self.optimizer.param_groups[0]["lr"]
+        skipped = {"skipped_steps": self.skipped_steps} if self.strategy.scaler.is_enabled() else {}
+        return {**means, "samples": samples, "lr": lr, **skipped, **rates}
+
+    # -- training --------------------------------------------------------------------------------------------------
 
     def fit(self) -> None:
-        """Train to the last epoch, with a validation and a snapshot after each.
+        """Train to the last epoch, with an evaluation and a snapshot after each.
 
         Raises `Preempted` on every rank, with a snapshot saved, if one of them received SIGTERM, and `TrainError` if
         another rank has died.
         """
         try:
             if self.comm.any(self.stop.received):
-                self._save_and_stop()
+                self.save_and_stop()
             self._fit()
+            self.snapshots.finish()
         except RuntimeError as error:
             # No snapshot is saved here. The weights are those of the last step, but the forward pass that failed has
             # changed BatchNorm's statistics, part of FSDP's state was on dead ranks, and NCCL's watchdog usually ends
@@ -125,102 +145,95 @@ class Trainer:
         problem = connection_lost(error)
         if problem is None:
             raise error
-        advice = self.checkpoints.resume_advice
+        advice = self.snapshots.resume_advice
         raise TrainError(f"after step {self.step}: {problem}; the same command {advice}") from error
 
     def _fit(self) -> None:
         while True:
-            epoch_ended = self.step % self.sampler.steps == 0 and self.epoch > self.validated_epochs
-            if epoch_ended or self.step >= self.total_steps:
+            if self.at_end_of_epoch and (self.evaluated_step < self.step or self.step >= self.total_steps):
                 self._finish_epoch()
             if self.step >= self.total_steps:
                 return
+            if self._within_epoch_due:
+                self.evaluate_within_epoch()
             self.train_epoch()
+
+    @property
+    def _within_epoch_due(self) -> bool:
+        """Whether the snapshot was saved between the step and its evaluation by --eval-every."""
+        every = self.config.evaluation.eval_every
+        at_step = every > 0 and self.step > 0 and self.step % every == 0 and not self.at_end_of_epoch
+        return at_step and self.evaluated_step < self.step
+
+    def evaluate_within_epoch(self) -> None:
+        """Evaluate and report, as --eval-every says."""
+        self.evaluate()
+        self.evaluated_step = self.step
+
+    def _finish_epoch(self) -> None:
+        """Evaluate, report and save the epoch that has just ended."""
+        figures = self.evaluate()
+        if self.evaluated_step < self.step:
+            self.evaluated_step = self.step
+            for hook in self.hooks:
+                hook.after_epoch(self, figures)
+            self.save()
 
     def train_epoch(self) -> dict[str, float]:
         """Train to the end of the current epoch. Returns its figures, over all ranks."""
-        epoch, first_step = divmod(self.step, self.sampler.steps)
+        epoch, first_step = divmod(self.step, self.steps_per_epoch)
         self.strategy.module.train()
         if not first_step:
             self.stats.start_epoch()
-            self.last_logged_step = self.step
-        timer = self.stats.timer
-        timer.restart()
-        self.step_reports.begin()
-        for batch in timer.timed(self.train_loader(list(self.sampler.shards(epoch, first_step)))):
-            if not self.resumed:
-                exit_if_requested(self.config, rank=self.comm.rank, step=self.step + 1)
-            self.stats.add_step(self.train_step(*batch))
-            self.step_reports.finish(self.step)
-            last = self.step % self.sampler.steps == 0
-            if last or self._is_due(self.config.log_every):
-                self._log()
-            if self.stopping:
-                self._save_and_stop()
-            if not last and self._is_due(self.config.save_every):
-                with timer.paused():
-                    self.save()
-            self.step_reports.begin()
-        return self._figures(self.stats.epoch, self.sampler.steps)
+        self.stats.timer.restart()
+        for hook in self.hooks:
+            hook.begin_epoch(self)
+        for batch, counts in self.stats.timer.timed(self.train_reader.batches(epoch, first_step)):
+            for hook in self.hooks:
+                hook.before_step(self)
+            self.stats.add_step(self.train_step(batch, counts))
+            for hook in self.hooks:
+                hook.after_step(self)
+            if self.step >= self.total_steps:
+                break
+        if self.stats.steps:
+            self.stats.finish_line()
+        return self.figures(self.stats.epoch, self.step - epoch * self.steps_per_epoch)
 
-    def train_step(self, inputs: Tensor, labels: Tensor, shard: Shard) -> Tensor:
-        """Update the weights once, from this rank's shard of the global batch.
+    def train_step(self, batch: Batch, counts: RankBatch) -> Tensor:
+        """Update the weights once, from this rank's samples of the global batch.
 
-        Returns this rank's [loss sum, correct, correct in top 5, samples]. Raises `TrainError` before the update if
-        the loss of any rank is not finite.
+        Returns this rank's `Task.sums`. Raises `TrainError` before the update if the loss of any rank is not finite.
         """
         # Random layers draw by (seed, step, rank) and not by history, so a resumed run draws the same.
-        self.comm.seed(self.config.seed + 7919 * (self.step * self.comm.world_size + self.comm.rank))
-        stop_requested = self.comm.any_async(self.stop.received)
+        draw = self.step * self.strategy.data_world_size + self.strategy.data_rank
+        self.comm.seed(self.config.optimization.seed + 7919 * draw)
+        stop_requests = self.comm.count_async(self.stop.received)
         optim.set_lr(self.optimizer, self.lr(self.step))
         self.optimizer.zero_grad()
-        sums = self.strategy.train_batch(
-            self._chunks(inputs, labels, shard), self.criterion, global_count=shard.global_count
-        )
-        self._update(sums[0])
+        sums = self.strategy.train_batch(self._chunks(batch, counts), global_count=counts.global_count)
+        self.strategy.scaler.unscale_(self.optimizer)
+        norm = self.strategy.gradient_norm()
+        # The only place where the host waits for the device.
+        norm_value, stops = torch.stack([norm.double(), stop_requests()]).tolist()
+        self._update(sums[0], norm, norm_value)
         self.step += 1
-        self.stopping = stop_requested()
+        self.stopping = stops > 0
         return sums
 
-    def _update(self, loss: Tensor) -> None:
+    def _update(self, loss: Tensor, norm: Tensor, norm_value: float) -> None:
         """Update the weights, unless the gradients or the loss are not finite."""
-        scaler = self.strategy.scaler
-        scaler.unscale_(self.optimizer)
-        norm = self.strategy.gradient_norm()
-        self._check_finite(loss, norm)
-        if self.config.clip:
-            torch.nn.utils.clip_grads_with_norm_(self.strategy.module.parameters(), self.config.clip, norm)
-        scaler.step(self.optimizer)
-        scaler.update()
-
-    def _chunks(self, inputs: Tensor, labels: Tensor, shard: Shard) -> list[Chunk]:
-        """Return this rank's samples on its device, in --accumulate parts.
-
-        A part without samples repeats one with count 0, because every rank has to take part in every reduction.
-        """
-        inputs, labels = self._to_device(inputs, labels, shard)
-        parts = self.config.accumulate
-        bounds = [shard.count * part // parts for part in range(parts + 1)]
-        return [(inputs[a : max(b, a + 1)], labels[a : max(b, a + 1)], b - a) for a, b in pairwise(bounds)]
-
-    def _to_device(self, inputs: Tensor, labels: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
-        device = self.comm.device
-        inputs = self.datasets.preprocess(inputs.to(device, non_blocking=True))
-        if self.augment is not None and self.strategy.module.training:
-            inputs = self.augment(inputs, epoch=self.epoch, indices=shard.indices)
-        if self.config.channels_last:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        return inputs, labels.to(device, non_blocking=True)
-
-    def _check_finite(self, loss: Tensor, norm: Tensor) -> None:
         # After the backward pass a bad loss on one rank is in the reduced gradients of all: every rank stops at this
-        # step without another collective. Here, and for stop requests, the host waits for the device.
-        if math.isfinite(norm.item()):
-            return
-        if self.config.amp == "fp16" and not self.comm.any(not math.isfinite(loss.item())):
+        # step without another collective.
+        if not math.isfinite(norm_value):
+            if self.config.precision.amp != "fp16" or self.comm.any(not math.isfinite(loss.item())):
+                raise failures.not_finite(self.step + 1, loss=loss.item(), kept=self.snapshots.kept)
             self._count_skipped_step()
-            return
-        raise failures.not_finite(self.step + 1, rank=self.comm.rank, loss=loss.item())
+        if self.config.optimization.clip:
+            clip = self.config.optimization.clip
+            torch.nn.utils.clip_grads_with_norm_(self.strategy.module.parameters(), clip, norm)
+        self.strategy.scaler.step(self.optimizer)
+        self.strategy.scaler.update()
 
     def _count_skipped_step(self) -> None:
         """Count a step that the scaler skips because gradients overflow half precision, and which lowers the scale.
@@ -230,184 +243,140 @@ class Trainer:
         self.skipped_steps += 1
         scale = self.strategy.scaler.get_scale()
         if scale < MIN_LOSS_SCALE:
-            raise failures.scale_too_small(self.step + 1, scale=scale)
+            raise failures.scale_too_small(self.step + 1, scale=scale, kept=self.snapshots.kept)
 
-    @torch.no_grad()
-    def validate(self) -> dict[str, float]:
-        """Return loss and accuracy on the whole test set, each sample counted once, the same on every rank.
+    def _chunks(self, batch: Batch, counts: RankBatch) -> list[Chunk]:
+        """Return this rank's samples on its device, in --accumulate parts.
+
+        A part without samples repeats one with count 0, because every rank has to take part in every reduction.
+        """
+        batch = self._prepare(batch, counts)
+        parts = self.config.optimization.accumulate
+        if parts == 1:
+            return [(batch, counts.count)]
+        bounds = [counts.count * number // parts for number in range(parts + 1)]
+        return [(part(batch, a, max(b, a + 1)), b - a) for a, b in pairwise(bounds)]
+
+    def _prepare(self, batch: Batch, counts: RankBatch) -> Batch:
+        """Return the batch as the model gets it, on the device."""
+        batch = self.datasets.preprocess(to_device(batch, self.comm.device))
+        if self.datasets.augment is not None and self.strategy.module.training:
+            batch = self.datasets.augment(
+                batch, epoch=self.step // self.steps_per_epoch, indices=counts.indices
+            )
+        if not self.config.precision.channels_last:
+            return batch
+        return pytree.tree_map(_channels_last, batch)
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the loss and the metrics on the whole test set, each sample counted once, the same on every rank.
 
         Raises `Preempted` on every rank if one of them received SIGTERM.
         """
         self.strategy.sync_buffers()
-        self.strategy.module.eval()
-        sums = torch.zeros(4, dtype=torch.float64, device=self.comm.device)
-        world_size = self.strategy.data_world_size
-        shards = sequential_shards(
-            samples=size(self.datasets.test),
-            batch_size=EVAL_BATCH * world_size,
-            rank=self.strategy.data_rank,
-            world_size=world_size,
-        )
-        for inputs, labels, shard in self.test_loader(list(shards)):
-            stop_requested = self.comm.any_async(self.stop.received)
-            inputs, labels = self._to_device(inputs, labels, shard)
-            sums += self.strategy.evaluate(inputs, labels, shard.count, self.criterion)
-            self.stopping = stop_requested()
-            if self.stopping:
-                self._save_and_stop()
-        loss, top1, top5, count = self.comm.sum(sums).tolist()
-        self.accuracy, self.test_loss = top1 / count, loss / count
-        return {
-            "test_loss": loss / count,
-            "test_accuracy": top1 / count,
-            "test_top5": top5 / count,
-            "test_samples": count,
-        }
+        with ExitStack() as stack:
+            for hook in self.hooks:
+                stack.enter_context(hook.evaluation(self))
+            sums = self._evaluate()
+            if not self.stopping:
+                means = self.task.figures(sums)
+                self.result = {
+                    **{f"test_{name}": value for name, value in means.items()},
+                    "test_samples": sums[1].item(),
+                }
+                for hook in self.hooks:
+                    hook.after_evaluation(self, self.result)
+        self.strategy.module.train()
+        if self.stopping:
+            self.save_and_stop()
+        return self.result
 
-    def resume(self) -> None:
-        """Continue from the newest snapshot that any rank has, if there is one.
+    @torch.no_grad()
+    def _evaluate(self) -> Tensor:
+        """Return the sums over all ranks; incomplete ones, and `stopping` set, after SIGTERM."""
+        self.strategy.module.eval()
+        sums = torch.zeros(2 * len(self.task.names), dtype=torch.float64, device=self.comm.device)
+        for batch, counts in self.test_reader.batches():
+            stop_requests = self.comm.count_async(self.stop.received)
+            sums += self.strategy.evaluate(self._prepare(batch, counts), counts.count)
+            self.stopping = bool(stop_requests())
+            if self.stopping:
+                break
+        return self.comm.sum(sums)
+
+    # -- snapshots -------------------------------------------------------------------------------------------------
+
+    def resume(self) -> list[str]:
+        """Continue from the newest snapshot that any rank has, if there is one. Returns what to tell the user.
 
         Raises `UsageError` if there is none with --resume require, and if it has other settings without --force.
         """
-        folder = self.config.folder
-        progress, differences = self.checkpoints.resume()
-        if progress is None and self.config.resume == "require":
-            raise UsageError(f"--resume require: no rank has a valid snapshot in {folder}")
+        progress, notes = self.snapshots.resume(self._tensors())
         if progress is not None:
-            self._load_progress(progress)
-            if differences:
-                self.metrics.print_line(
-                    f"--force: the snapshot in {folder} is from another run: {', '.join(differences)}"
-                )
+            try:
+                self._load_progress(progress)
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise self.snapshots.invalid(error) from error
             done = self.step >= self.total_steps
+            self.snapshots.refuse_changes_of_finished_run(self.step, self.total_steps)
             note = ": training is already complete; --fresh starts again" if done else ""
-            self.metrics.print_line(f"resumed at step {self.step} (epoch {self.epoch}) from {folder}{note}")
+            epoch = self.step // self.steps_per_epoch
+            notes.append(f"resumed at step {self.step} (epoch {epoch}) from {self.config.folder}{note}")
         self.strategy.module.train()
-        self.strategy.warm_up_buckets()
+        return notes
 
     def _load_progress(self, progress: Progress) -> None:
+        for name in ("step", "steps_per_epoch", "evaluated", "skipped", "line_steps"):
+            if not is_count(progress[name]) or (name == "steps_per_epoch" and not progress[name]):
+                raise ValueError(f"{name} is {progress[name]}")
         self.step = progress["step"]
-        if progress["steps_per_epoch"] != self.sampler.steps:
+        if progress["steps_per_epoch"] != self.steps_per_epoch:
             # Forced to continue with other batches: restart the epoch that was in progress.
-            self.step = progress["step"] // progress["steps_per_epoch"] * self.sampler.steps
+            self.step = progress["step"] // progress["steps_per_epoch"] * self.steps_per_epoch
+        self.evaluated_step = min(progress["evaluated"], self.step)
+        self.skipped_steps = progress["skipped"]
         self.stats.load(progress)
-        # Older snapshots do not hold all of these.
-        self.validated_epochs = progress.get("validated", self.validated_epochs)
-        self.last_logged_step = progress.get("logged", self.last_logged_step)
-        self.best_accuracy = progress.get("best_accuracy", self.best_accuracy)
-        self.best_epoch = progress.get("best_epoch", self.best_epoch)
-        self.skipped_steps = progress.get("skipped", self.skipped_steps)
+        for hook in self.hooks:
+            if state := progress["hooks"].get(type(hook).__name__):
+                hook.load(state)
         self.resumed = True
 
     def save(self) -> None:
         """Write a snapshot. Raises `TrainError` on every rank if one of them could not."""
-        self.checkpoints.save(
-            {
-                "step": self.step,
-                "steps_per_epoch": self.sampler.steps,
-                "validated": self.validated_epochs,
-                "logged": self.last_logged_step,
-                "best_accuracy": self.best_accuracy,
-                "best_epoch": self.best_epoch,
-                "skipped": self.skipped_steps,
-                **self.stats.state(),
-            }
-        )
+        states = {type(hook).__name__: hook.state() for hook in self.hooks}
+        progress = {
+            "step": self.step,
+            "steps_per_epoch": self.steps_per_epoch,
+            "evaluated": self.evaluated_step,
+            "skipped": self.skipped_steps,
+            "hooks": {name: state for name, state in states.items() if state},
+            **self.stats.state(),
+        }
+        self.snapshots.save(progress, self._tensors())
 
-    def _is_due(self, every: int) -> bool:
-        return bool(every) and self.step % every == 0
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: value for hook in self.hooks for name, value in hook.tensors().items()}
 
-    def _log(self) -> None:
-        """Reduce the sums of the ranks since the last line, and write a line."""
-        steps = self.step - self.last_logged_step
-        sums = self.stats.finish_line()
-        self.last_logged_step = self.step
-        self.metrics.record("train", step=self.step, **self._figures(sums, steps))
-        self.metrics.write_status("running", **self.status())
-        if self.config.print_steps:
-            self.metrics.print_line(self._step_line(sums, steps))
-
-    def _step_line(self, sums: Tensor, steps: int) -> str:
-        epoch, step = divmod(self.step - 1, self.sampler.steps)
-        averages = partial(average, world_size=self.comm.world_size, classify=self.classify)
-        return step_line(
-            epoch=epoch + 1,
-            step=step + 1,
-            steps=self.sampler.steps,
-            line=averages(sums.tolist(), steps=steps),
-            since_epoch_start=averages(self.stats.epoch.tolist(), steps=step + 1),
-        )
-
-    def _figures(self, sums: Tensor, steps: int) -> dict[str, float]:
-        """Return the reduced sums of some steps as means, shares and rates."""
-        loss, top1, top5, count, *seconds = sums.tolist()
-        rates = throughput.rates(
-            seconds,
-            steps=steps,
-            samples=count,
-            world_size=self.comm.world_size,
-            flops=self.strategy.flops,
-            peak=self.strategy.peak_flops,
-            device=self.comm.device,
-        )
-        lr = self.optimizer.param_groups[0]["lr"]
-        means = {"loss": loss / count, "accuracy": top1 / count, "top5": top5 / count}
-        skipped = {"skipped_steps": self.skipped_steps} if self.strategy.scaler.is_enabled() else {}
-        return {**means, "samples": count, "lr": lr, **skipped, **rates}
-
-    def _finish_epoch(self) -> None:
-        """Validate, report and save the epoch that has just ended."""
-        test = self.validate()
-        if self.epoch > self.validated_epochs:
-            self.validated_epochs = self.epoch
-            if self.accuracy > self.best_accuracy:
-                self.best_accuracy, self.best_epoch = self.accuracy, self.epoch
-            self._report_epoch(test)
-            self.save()
-
-    def _report_epoch(self, test: dict[str, float]) -> None:
-        sums = self.stats.epoch
-        train = self._figures(sums, self.sampler.steps)
-        seconds = sums[-1].item() / self.comm.world_size
-        self.metrics.record("epoch", step=self.step, epoch=self.epoch, seconds=seconds, **train, **test)
-        self.metrics.write_status("running", **self.status())
-        skipped = f"  {self.skipped_steps} steps skipped by fp16" if self.skipped_steps else ""
-        accuracy = f"  test accuracy {self.accuracy:.4f}" if self.classify else ""
-        self.metrics.print_line(
-            f"epoch {self.epoch}/{self.config.epochs}  step {self.step}  loss {train['loss']:.4f}  "
-            f"test loss {test['test_loss']:.4f}{accuracy}  {train['samples_per_second']:.0f} samples/s{skipped}"
-        )
-
-    def _save_and_stop(self) -> NoReturn:
+    def save_and_stop(self) -> NoReturn:
+        """Save a snapshot and raise `Preempted`."""
         self.save()
+        self.snapshots.finish()
         raise Preempted(
             f"received SIGTERM: stopped after step {self.step} with a snapshot in {self.config.folder}; "
             "run the same command to resume"
         )
 
     def close(self) -> None:
-        """End the processes that load data."""
-        self.train_loader.close()
-        self.test_loader.close()
+        """End the processes that load data, and what the hooks have open."""
+        self.train_reader.close()
+        self.test_reader.close()
+        for hook in self.hooks:
+            hook.close()
 
-    def result(self) -> dict[str, float]:
-        """Return the figures of the last validation, for status.json."""
-        figures = {"test_loss": self.test_loss}
-        return {**figures, "accuracy": self.accuracy} if self.classify else figures
 
-    def summary(self) -> str:
-        """Return the figures of the last validation, for people."""
-        if not self.classify:
-            return f"test loss {self.test_loss:.6f}"
-        return f"test accuracy {self.accuracy:.4f} (best {self.best_accuracy:.4f} at epoch {self.best_epoch})"
-
-    def status(self) -> dict[str, float]:
-        """Return the progress of the run, for status.json."""
-        best = {"best_accuracy": self.best_accuracy, "best_epoch": self.best_epoch}
-        return {
-            "step": self.step,
-            "steps": self.total_steps,
-            "epoch": self.epoch,
-            "world_size": self.comm.world_size,
-            **(best if self.best_epoch and self.classify else {}),
-        }
+def _channels_last(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dim() == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    return value

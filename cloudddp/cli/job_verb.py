@@ -54,8 +54,9 @@ class JobVerb(Verb):
                 return
             if not (name := _option_in(word, known)):
                 continue
-            verb = str(ctx.info_name)
-            for_script = Command(verb, *_options_again(ctx, self, words[:at]), "--", *words[at:])
+            path = _path(ctx)
+            verb = " ".join(path)
+            for_script = Command(*path, *_options_again(ctx, self, words[:at]), "--", *words[at:])
             if name in _names(self):
                 raise UsageError(
                     f"{name} comes after the script, where every word belongs to the script",
@@ -97,11 +98,20 @@ def _refused_options(ctx: click.Context, command: click.Command) -> dict[str, cl
     return {name: option for name, option in found.items() if name not in FOR_THE_SCRIPT}
 
 
+def _path(ctx: click.Context) -> tuple[str, ...]:
+    """Return the words that name this command: ("launch",), ("export", "slurm")."""
+    return (
+        *(() if ctx.parent is None or ctx.parent.parent is None else _path(ctx.parent)),
+        str(ctx.info_name),
+    )
+
+
 def _verbs(ctx: click.Context) -> dict[str, click.Command]:
-    """Return the commands beside this one, by name."""
-    if ctx.parent is None or not isinstance(group := ctx.parent.command, click.Group):
+    """Return the verbs of the command line, by name."""
+    root = ctx.find_root()
+    if root is ctx or not isinstance(group := root.command, click.Group):
         return {}
-    found = {name: group.get_command(ctx.parent, name) for name in group.list_commands(ctx.parent)}
+    found = {name: group.get_command(root, name) for name in group.list_commands(root)}
     return {name: command for name, command in found.items() if command is not None}
 
 
@@ -155,18 +165,20 @@ def _verbs_with(ctx: click.Context, name: str) -> str:
 
 def _unknown_option(ctx: click.Context, command: click.Command, name: str, words: list[str]) -> UsageError:
     """Return the error for an unknown option before the script: most often it is one of the script's own."""
+    path = _path(ctx)
+    verb = " ".join(path)
     if name in _refused_options(ctx, command):
         return UsageError(
-            f"{name} is an option of {_verbs_with(ctx, name)}, not of {ctx.info_name}",
-            hint=("see ", Command(str(ctx.info_name), "--help")),
+            f"{name} is an option of {_verbs_with(ctx, name)}, not of {verb}",
+            hint=("see ", Command(*path, "--help")),
         )
     known = [n for n, option in _spellings(command.params) if not option.hidden or n.startswith("--")]
     similar = difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
     script = next((word for word in words if word.endswith(".py")), "SCRIPT")
     suggestion = f"did you mean {similar[0]}? Options" if similar else "options"
     return UsageError(
-        f"{ctx.info_name} has no option {name}",
-        hint=(f"{suggestion} of the script go after it: ", Command(str(ctx.info_name), script, name)),
+        f"{verb} has no option {name}",
+        hint=(f"{suggestion} of the script go after it: ", Command(*path, script, name)),
     )
 
 

@@ -9,6 +9,7 @@ from cloudddp.cli.verbs import LazyGroup, global_options
 
 _CLUSTERS, _JOBS = "cloudddp.cli.commands.clusters", "cloudddp.cli.commands.jobs"
 _NODES, _SIMULATOR = "cloudddp.cli.commands.nodes", "cloudddp.cli.commands.simulator"
+_EXPORT = "cloudddp.cli.commands.export"
 
 VERBS = {
     "allow-me": (f"{_CLUSTERS}:allow_me", "Allow SSH from this computer's current address."),
@@ -16,6 +17,7 @@ VERBS = {
     "doctor": (f"{_CLUSTERS}:doctor", "Check whether `up` would work, without creating anything."),
     "down": (f"{_CLUSTERS}:down", "Remove the cluster and verify that nothing is left."),
     "exec": (f"{_NODES}:exec_", "Run COMMAND on every node, in the project's folder."),
+    "export": (f"{_EXPORT}:export", "Write the same job as a script for another launcher."),
     "init": (f"{_NODES}:init", "Write a commented cloudddp.toml into FOLDER."),
     "jobs": (f"{_JOBS}:jobs", "List the cluster's jobs, their state and training progress."),
     "launch": (f"{_JOBS}:launch", "Sync the project and run SCRIPT with ARGS on every node."),
@@ -40,11 +42,11 @@ HELP = """\
 Run a training script on N GPU nodes of your own AWS account, and stop the bill when the job ends.
 
 \b
-  cloudddp init --example digits   create an example project
-  cloudddp --sim up                try it on this computer, without AWS
-  cloudddp up                      create nodes that are ready to train
-  cloudddp launch -m train.main    start ranks on all nodes, follow their logs
-  cloudddp down                    remove everything; nothing is billed any more
+  cloudddp init --example     create an example project
+  cloudddp --sim up           try it on this computer, without AWS
+  cloudddp up                 create nodes that are ready to train
+  cloudddp launch train.py    start ranks on all nodes, follow their logs
+  cloudddp down               remove everything; nothing is billed any more
 """
 
 main = LazyGroup(

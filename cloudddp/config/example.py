@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,17 @@ def defaults(section: str) -> dict[str, Any]:
     return {key: getattr(empty, key) for key in schema.fields(section)}
 
 
-def toml(name: str) -> str:
-    """Return a cloudddp.toml that explains every setting and, except for the name, leaves it at its default."""
+def toml(name: str, given: Mapping[tuple[str, str], Any] | None = None) -> str:
+    """Return a cloudddp.toml that explains every setting. The name and the values `given` by (section, key) are set; the
+    others are left at their defaults."""
+    values_set = {("cluster", "name"): name, **(given or {})}
     lines = ["# Settings of cloudddp. Lines that are commented out show the defaults."]
     for section, values in ((section, defaults(section)) for section in schema.SECTIONS):
         lines += ["", f"# {INTRODUCTION[section]}", f"[{section}]"]
         for key, default in values.items():
             lines.append(f"# {schema.help_of(section, key)}")
-            if (section, key) == ("cluster", "name"):
-                lines.append(f"name = {toml_value(name)}")
+            if (section, key) in values_set:
+                lines.append(f"{key} = {toml_value(values_set[section, key])}")
             elif default is None:
                 lines.append(f"# {key} =")
             else:

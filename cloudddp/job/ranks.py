@@ -1,12 +1,12 @@
 """Nodes + JobSpec -> what to start on each node: argv, environment, rendezvous. Pure.
 
 Three ways: torchrun with its c10d rendezvous, torchrun with static ranks, and ranks started directly with the
-variables that torch.distributed's env:// reads. The agent on the node executes this plan.
+variables that torch.distributed's env:// reads. The agent on the node executes this plan. torchrun's options and the
+variables of ranks are those of `rank_template.py`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ from cloudddp.agent.protocol.start import Process
 from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.job.new_job import Script
+from cloudddp.job.rank_template import Fact, bind, template
 
-STORE_SECONDS = 600
 # The name of AWS's plugin for NCCL. NCCL fails if it cannot use it; without this setting it uses TCP instead, and says so
 # in its log only (aws-ofi-nccl, platform-aws.cpp; NCCL documentation, NCCL_NET).
 _REQUIRE_EFA = {"NCCL_NET": "Libfabric"}
@@ -103,92 +103,53 @@ def plan(
     }
     plans = []
     for host, count in zip(hosts, counts, strict=True):
+        planned = template(job, script, ranks=count)
+        facts = _facts(host, hosts, ranks=count, port=port, job_id=job_id)
+        bound = {name: bind(word, facts) for name, word in planned.env.items()}
         efa = _REQUIRE_EFA if require_efa else {}
-        env = {**shared, **_environment(job, host, count), **efa, **job.env}
-        first = sum(counts[: host.rank])
-        if job.rendezvous == "direct":
+        env = {**shared, "CLOUDDDP_NODE_RANK": str(host.rank), **bound, **efa, **job.env}
+        argv = tuple(bind(word, facts) for word in planned.rank)
+        processes: tuple[Process, ...]
+        if planned.launcher:
+            processes = (Process(tuple(bind(word, facts) for word in planned.launcher), argv, {}),)
+        else:
+            first = sum(counts[: host.rank])
+            master = (hosts[0].private_ip, port)
             processes = tuple(
-                _direct(
-                    job,
-                    host,
-                    script,
-                    rank=first + k,
-                    local=k,
-                    counts=counts,
-                    master=(hosts[0].private_ip, port),
-                )
+                _direct(job, host, argv, rank=first + k, local=k, counts=counts, master=master)
                 for k in range(count)
             )
-        else:
-            processes = (_torchrun(job, host, script, count=count, hosts=hosts, port=port, job_id=job_id),)
         plans.append(NodePlan(host.rank, env, processes, count))
     return plans
 
 
-def _longest_grace(job: JobSpec) -> float:
-    """Return the most seconds that ranks may have to save. With max_restarts torchrun waits as long before each restart."""
-    return job.stop_grace if job.max_restarts else max(job.stop_grace, 60 * job.save_minutes)
-
-
-def _environment(job: JobSpec, host: Host, count: int) -> dict[str, str]:
+def _facts(host: Host, hosts: Sequence[Host], *, ranks: int, port: int, job_id: str) -> dict[Fact, str]:
     return {
-        "CLOUDDDP_NODE_RANK": str(host.rank),
-        "PYTHONUNBUFFERED": "1",
-        # Exact name ('='): a plain `ens5` would also match `ens50` (NCCL docs, env.rst).
-        "NCCL_SOCKET_IFNAME": f"={host.interface}",
-        "GLOO_SOCKET_IFNAME": host.interface,
-        "NCCL_DEBUG": "WARN",
-        # torchrun would export 1 (clean up and abort); 3 leaves the flight recorder its dump.
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-        "OMP_NUM_THREADS": str(max(1, host.cpus // count)),
-        # Seconds that torchrun gives its ranks to save a snapshot when it is asked to stop (2.15 or newer; older ones
-        # always 30). The agent kills both earlier where there is less time.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(_longest_grace(job))),
+        Fact.PYTHON: host.python,
+        Fact.NODES: str(len(hosts)),
+        Fact.NODE_RANK: str(host.rank),
+        Fact.ADDRESS: host.private_ip,
+        Fact.INTERFACE: host.interface,
+        Fact.HEAD: hosts[0].private_ip,
+        Fact.IS_HEAD: "true" if host.rank == 0 else "false",
+        Fact.PORT: str(port),
+        Fact.RENDEZVOUS: job_id,
+        Fact.THREADS: str(max(1, host.cpus // ranks)),
     }
-
-
-def _torchrun(
-    job: JobSpec, host: Host, script: Script, *, count: int, hosts: Sequence[Host], port: int, job_id: str
-) -> Process:
-    master = hosts[0].private_ip
-    argv = [
-        host.python,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={len(hosts)}",
-        f"--nproc-per-node={count}",
-        f"--max-restarts={job.max_restarts}",
-        # Without it MASTER_ADDR becomes the host name of node 0, which a VPC without DNS cannot resolve.
-        f"--local-addr={host.private_ip}",
-    ]
-    if job.rendezvous == "c10d":
-        is_host = "true" if host.rank == 0 else "false"  # explicit: torchrun would guess it from host names
-        argv += [
-            "--rdzv-backend=c10d",
-            f"--rdzv-id={job_id}",
-            f"--rdzv-endpoint={master}:{port}",
-            # read_timeout: of the rendezvous' store, 60 s by default. The other nodes fail if one takes longer to import
-            # torch, for example from a cold disk.
-            f"--rdzv-conf=is_host={is_host},read_timeout={STORE_SECONDS}",
-        ]
-    else:
-        argv += [f"--node-rank={host.rank}", f"--master-addr={master}", f"--master-port={port}"]
-    return Process((*argv, "--no-python"), (host.python, *script.argv), {})
 
 
 def _direct(
     job: JobSpec,
     host: Host,
-    script: Script,
+    argv: tuple[str, ...],
     *,
     rank: int,
     local: int,
     counts: Sequence[int],
     master: tuple[str, int],
 ) -> Process:
-    argv = [host.python, *script.argv]
     if job.positional_ranks:
-        argv += [str(rank), str(local)]
+        argv = (*argv, str(rank), str(local))
     env = {
         "RANK": str(rank),
         "LOCAL_RANK": str(local),
@@ -199,4 +160,4 @@ def _direct(
         "MASTER_ADDR": master[0],
         "MASTER_PORT": str(master[1]),
     }
-    return Process((), tuple(argv), env)
+    return Process((), argv, env)

@@ -26,18 +26,24 @@ def resolve(
     `here` is the user's current folder, `sent` the paths that the nodes will have, `env` the variables of the
     ranks, whose PYTHONPATH may name more folders of the project with modules. Raises UsageError.
     """
-    if script.module:
-        file = _module(root, here, script.target, sent, env or {})
-        found = script
-    else:
-        file = _path(root, here, script.target)
-        found = Script(file, script.args)
+    found, file = find(root, here, script, sent, env)
     if file not in sent:
         raise UsageError(
             f"script {file} is ignored by git or sync.exclude, so it would not be on the nodes",
             hint=f"`git check-ignore -v {file}` shows the rule",
         )
     return found
+
+
+def find(
+    root: Path, here: Path, script: Script, listed: Collection[str], env: Mapping[str, str] | None = None
+) -> tuple[Script, str]:
+    """Return the script as `resolve` does, and its file, which need not be among those that are sent. `listed` are the paths
+    of the project, for hints about modules. Raises UsageError."""
+    if script.module:
+        return script, _module(root, here, script.target, listed, env or {})
+    file = _path(root, here, script.target)
+    return Script(file, script.args), file
 
 
 def _path(root: Path, here: Path, target: str) -> str:

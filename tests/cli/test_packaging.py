@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.harness import ROOT, clean_environment
 
+from cloudddp import payload
 from cloudddp.agent import commands
 
 pytestmark = pytest.mark.xdist_group("packaging")
@@ -28,16 +29,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_contains_infra_and_train_and_no_generic_names(wheel: Path) -> None:
+def test_wheel_contains_infra_and_the_examples_and_no_generic_names(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    shim = "train/smddp/smdistributed/dataparallel/torch/distributed.py"
+    copied = [path for name in payload.EXAMPLES for path in payload.example(name).values()]
+    examples = [path.relative_to(ROOT).as_posix() for path in copied]
+    assert {"examples/ddp/train.py", "train/main.py"} <= set(examples)
+    assert any("/smdistributed/" in name for name in examples)
     agent = [f"infra/node/agent/{path.name}" for path in (ROOT / "infra" / "node" / "agent").glob("*.py")]
     policies = ["infra/iam/operator.json", "infra/iam/README.md"]
-    for needed in (*agent, *policies, "infra/node/cloudddp-deadline.timer", "train/main.py", shim):
+    for needed in (*agent, *policies, "infra/node/cloudddp-deadline.timer", *examples):
         assert f"cloudddp/_payload/{needed}" in names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"cloudddp"}
     assert not any("__pycache__" in name for name in names)
-    assert {"cloudddp/py.typed", "cloudddp/sim/iam/ec2_authorization.json"} <= set(names)
+    assert {"cloudddp/py.typed", "cloudddp/job/slurm.sh", "cloudddp/sim/iam/ec2_authorization.json"} <= set(
+        names
+    )
 
 
 @pytest.mark.timeout(600)
@@ -101,10 +107,14 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
     # pip --no-compile leaves the byte code to the simulator's first start, which has a time limit.
     code = "import cloudddp.sim.api.server, moto.server"
     subprocess.run([python, "-c", code], cwd=tmp_path, env=env, check=True, timeout=300)
-    made = cloudddp("init", "--example", "digits", "project")
+    for example in payload.EXAMPLES:
+        made = cloudddp("init", "--example", example, example)
+        assert made.returncode == 0, made.stderr
+        for name, path in payload.example(example).items():
+            assert (tmp_path / example / name).read_bytes() == path.read_bytes(), name
+    made = cloudddp("init", "project")
     assert made.returncode == 0, made.stderr
     project = tmp_path / "project"
-    assert (project / "train" / "main.py").exists()
     (project / "hello.py").write_text("import os; print('hello from', os.environ['RANK'])\n")
     try:
         up = cloudddp("--sim", "up", "-n", "1", cwd=project)

@@ -16,6 +16,7 @@ NODES = AWS | {"imports: connections", "connections", "SSH connect"}
 STEPS: dict[str, tuple[list[str], set[str]]] = {
     "init": (["fresh"], START - {"settings"}),
     "sim": (["status"], START - {"settings"}),
+    "export": (["slurm", "hello.py"], START),
     "doctor": ([], AWS),
     "up": ([], AWS),
     "status": ([], AWS),

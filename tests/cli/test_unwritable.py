@@ -56,7 +56,8 @@ def test_init_in_an_unwritable_folder(line: CommandLine, sealed: Callable[[Path]
     folder = sealed(line.cwd / "sealed")
     refused(line("init", "sealed/new"), "sealed/new")
     refused(line("init", "sealed"), "sealed")
-    refused(line("init", "--example", "digits", "sealed/new"), "sealed/new")
+    for example in ("ddp", "trainer"):
+        refused(line("init", "--example", example, "sealed/new"), "sealed/new")
     assert list(folder.iterdir()) == []
 
 

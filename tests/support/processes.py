@@ -113,7 +113,7 @@ class Process:
         self._answer = answer
         self._answered = b""
         self._readers: list[threading.Thread] = []
-        self._read: tuple[list[str], list[str]] = ([], [])  # lines of stdout and stderr
+        self._read: list[str] = ["", ""]
         self._lock = threading.RLock()
         while b"\n" not in self._answered:
             self._read_answer()
@@ -161,15 +161,13 @@ class Process:
         for reader in self._readers:
             reader.join(None if end is None else max(0.0, end - time.monotonic()))
             if reader.is_alive():
-                out, err = ("".join(lines).encode() for lines in self._read)
-                raise subprocess.TimeoutExpired(self.args, timeout or 0, out, err)
+                raise subprocess.TimeoutExpired(self.args, timeout or 0, *map(str.encode, self._read))
         self.wait(None if end is None else max(0.0, end - time.monotonic()))
-        out, err = ("".join(lines) for lines in self._read)
-        return out, err
+        return self._read[0], self._read[1]
 
     def _drain(self, place: int, stream: IO[str]) -> None:
         while text := stream.readline():
-            self._read[place].append(text)
+            self._read[place] += text
         stream.close()
 
     def send_signal(self, number: int) -> None:

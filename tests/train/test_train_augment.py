@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from train.augment import Augment, _mix
+from train.data.augment import Augment, _mix
 
 pytestmark = pytest.mark.torch
 USUAL = Augment(seed=3, pad=2, flip=True)

@@ -35,7 +35,7 @@ def import_graph(paths: dict[str, Path]) -> dict[str, set[str]]:
 
 
 def test_train_has_no_import_cycles() -> None:
-    paths = {module_name(path): path for path in TRAIN.glob("*.py")}
+    paths = {module_name(path): path for path in TRAIN.rglob("*.py")}
     try:
         TopologicalSorter(import_graph(paths)).prepare()
     except CycleError as error:

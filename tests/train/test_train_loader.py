@@ -18,9 +18,9 @@ pytest.importorskip("torch")
 import torch
 from support.training import launch
 
-from train.data import InMemoryDataset
-from train.loader import Loader
-from train.sampler import GlobalBatchSampler, Shard
+from train.data.datasets import InMemoryDataset
+from train.data.loader import Loader
+from train.data.sampler import GlobalBatchSampler, RankBatch
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_loader")]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -106,33 +106,33 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def shards(epoch: int) -> list[Shard]:
-    return list(GlobalBatchSampler(samples=9, batch_size=4, seed=0).shards(epoch))
+def batches(epoch: int) -> list[RankBatch]:
+    return list(GlobalBatchSampler(samples=9, batch_size=4, seed=0).batches(epoch))
 
 
 def test_without_workers_each_epoch_has_its_own_order() -> None:
     loader = Loader(InMemoryDataset(torch.arange(9.0), torch.arange(9)))
     for epoch in range(3):
-        assert [labels.tolist() for _inputs, labels, _shard in loader(shards(epoch))] == [
-            shard.indices for shard in shards(epoch)
+        assert [labels.tolist() for (_inputs, labels), _ in loader(batches(epoch))] == [
+            one.indices for one in batches(epoch)
         ]
-    unfinished = loader(shards(0))
+    unfinished = loader(batches(0))
     next(unfinished)
-    assert len(list(loader(shards(1)))) == 3
+    assert len(list(loader(batches(1)))) == 3
     assert list(unfinished) == []
     loader.close()
     loader.close()
     with pytest.raises(ValueError, match="closed"):
-        loader(shards(0))
+        loader(batches(0))
 
 
-def test_epoch_without_shards_reads_nothing() -> None:
+def test_epoch_without_batches_reads_nothing() -> None:
     assert list(Loader(InMemoryDataset(torch.arange(9.0), torch.arange(9)))([])) == []
 
 
 def test_reading_does_not_change_the_global_random_state() -> None:
     before = torch.get_rng_state()
-    list(Loader(InMemoryDataset(torch.arange(9.0), torch.arange(9)))(shards(0)))
+    list(Loader(InMemoryDataset(torch.arange(9.0), torch.arange(9)))(batches(0)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -140,5 +140,5 @@ def test_dataset_on_a_device_is_read_in_this_process_unpinned() -> None:
     labels = torch.empty(9, dtype=torch.int64, device="meta")
     on_device = InMemoryDataset(torch.empty(9, 3, device="meta"), labels)
     loader = Loader(on_device, workers=2, pin=True)
-    shapes = [(inputs.device.type, tuple(inputs.shape)) for inputs, _labels, _shard in loader(shards(0))]
+    shapes = [(inputs.device.type, tuple(inputs.shape)) for (inputs, _labels), _ in loader(batches(0))]
     assert shapes == [("meta", (4, 3)), ("meta", (4, 3)), ("meta", (1, 3))]

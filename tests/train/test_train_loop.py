@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +22,19 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
 
-from train import data, models, parallel
-from train.augment import Augment
-from train.communicator import Communicator
+from train import models
+from train.components import assemble
 from train.config import make
+from train.data.augment import Augment
+from train.data.datasets import InMemoryDataset, load
+from train.data.readers import MapReader, open_reader
+from train.data.sampler import GlobalBatchSampler
+from train.distributed.communicator import Communicator
+from train.distributed.rank_info import RankInfo
 from train.errors import TrainError
-from train.metrics import METRICS, Metrics
-from train.rank_info import RankInfo
-from train.sampler import GlobalBatchSampler
+from train.flags import DataFlags
+from train.parallel import select
+from train.record.output import METRICS, Metrics
 from train.trainer import Trainer
 
 pytestmark = pytest.mark.torch
@@ -51,14 +57,19 @@ def make_trainer(
     config = make(dataset="synthetic", out=str(out), tensorboard=False, **settings)
     info = RankInfo(rank=rank, world_size=world_size)
     comm = Communicator(info=info, device=torch.device("cpu"))
-    datasets = dataclasses.replace(data.load(config, download=False), flip=flip)
-    module = models.build(config.model, shape=datasets.shape, classes=datasets.classes, seed=config.seed)
+    datasets = load(config, download=False)
+    if datasets.augment is not None:
+        augment = Augment(seed=config.optimization.seed, pad=SIDE // 8, flip=flip).of_batch
+        datasets = dataclasses.replace(datasets, augment=augment)
+    module = models.build(
+        "small", shape=datasets.shape, classes=datasets.classes, seed=config.optimization.seed
+    )
     if hook is not None:
         module.register_forward_hook(lambda model, inputs, outputs: hook(model, inputs[0], outputs))
-    strategy = parallel.build(config, comm, module, shape=datasets.shape)
-    metrics = Metrics(out, enabled=True, tensorboard=False)
+    strategy = select.build(config, comm, module, datasets.task, datasets.example)
+    metrics = Metrics(out, enabled=True)
     metrics.open(0)
-    return Trainer(config=config, comm=comm, strategy=strategy, datasets=datasets, metrics=metrics)
+    return assemble(config, comm, strategy, datasets, metrics).trainer
 
 
 @pytest.mark.parametrize("flags", [{}, {"augment": True}, {"augment": True, "flip": False}])
@@ -76,9 +87,9 @@ def test_images_are_augmented_only_in_training(tmp_path: Path, flags: dict[str, 
     sampler = GlobalBatchSampler(samples=SAMPLES, batch_size=BATCH, seed=5)
     augment = Augment(seed=5, pad=SIDE // 8, flip=flags.get("flip", True))
     for epoch in range(2):
-        for shard in sampler.shards(epoch):
-            batch = images[shard.indices]
-            augmented = augment(batch, epoch=epoch, indices=shard.indices)
+        for one in sampler.batches(epoch):
+            batch = images[one.indices]
+            augmented = augment(batch, epoch=epoch, indices=one.indices)
             expected.append(augmented if flags else batch)
     assert all(map(torch.equal, inputs_by_mode[True], expected))
     assert len(inputs_by_mode[True]) == len(expected)
@@ -113,7 +124,7 @@ def test_clipping_applies_to_the_unscaled_gradient(tmp_path: Path, amp: str, dty
         hook=lambda _model, _inputs, outputs: dtypes.append(outputs.dtype),
     )
     before = [weight.detach().clone() for weight in trainer.strategy.module.parameters()]
-    trainer.train_step(*next(trainer.train_loader(list(trainer.sampler.shards(0)))))
+    trainer.train_step(*next(trainer.train_reader.batches()))
     moved = [now - then for now, then in zip(trainer.strategy.module.parameters(), before, strict=True)]
     norm = torch.cat([change.flatten() for change in moved]).norm().item()
     assert norm == pytest.approx(0.5 * 0.01, rel=1e-3)
@@ -126,13 +137,13 @@ def test_non_finite_gradients_change_no_weight(tmp_path: Path, amp: str) -> None
     weights = list(trainer.strategy.module.parameters())
     weights[0].register_hook(lambda gradient: gradient * float("inf"))
     before = [weight.detach().clone() for weight in weights]
-    batch = next(trainer.train_loader(list(trainer.sampler.shards(0))))
+    batch = next(trainer.train_reader.batches())
     if amp == "fp16":
         scale = trainer.strategy.scaler.get_scale()
         trainer.train_step(*batch)
         assert trainer.strategy.scaler.get_scale() == scale / 2
     else:
-        with pytest.raises(TrainError, match="step 1, rank 0: the gradients are not finite"):
+        with pytest.raises(TrainError, match="step 1: the gradients are not finite"):
             trainer.train_step(*batch)
     assert all(map(torch.equal, weights, before))
 
@@ -159,10 +170,10 @@ def test_validation_builds_no_graph_and_first_of_equal_epochs_is_the_best(
     trainer.fit()
     assert set(graphs) == {(True, True), (False, False)}
     assert trainer.status()["best_epoch"] == 1
-    assert trainer.checkpoints.newest_step == trainer.step
-    resumed = make_trainer(tmp_path, epochs=3)
+    assert trainer.snapshots.newest_step == trainer.step
+    resumed = make_trainer(tmp_path, epochs=3, lr=1e-30)
     resumed.resume()
-    assert resumed.checkpoints.newest_step == trainer.step
+    assert resumed.snapshots.newest_step == trainer.step
 
 
 def test_channels_last_applies_to_images_and_weights(tmp_path: Path) -> None:
@@ -185,32 +196,63 @@ def test_model_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count))
     trainer = make_trainer(tmp_path, compile=True)
-    trainer.train_step(*next(trainer.train_loader(list(trainer.sampler.shards(0)))))
+    trainer.train_step(*next(trainer.train_reader.batches()))
     assert len(graphs) == 1
 
 
-def test_loader_gets_workers_prefetch_and_a_seed_of_its_own(
-    tmp_path: Path,
+def test_loader_gets_workers_and_prefetch(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, workers=2, prefetch=5)
+    for reader in (trainer.train_reader, trainer.test_reader):
+        inner = reader.loader._loader
+        assert inner is not None
+        assert (inner.num_workers, inner.prefetch_factor) == (2, 5)
+
+
+class RandomSamples(torch.utils.data.Dataset):
+    """What a random transform of each sample draws."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[float, float, int]:
+        return torch.rand(()).item(), random.random(), index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 3)])
+def test_what_a_dataset_draws_depends_on_seed_epoch_and_sample_only(
+    workers: int, rank: int, world_size: int
 ) -> None:
-    seeds = set()
-    for rank in range(2):
-        trainer = make_trainer(tmp_path, rank=rank, world_size=2, workers=2, prefetch=5, seed=7)
-        for loader in (trainer.train_loader, trainer.test_loader):
-            inner = loader._loader
-            assert inner is not None
-            assert (inner.num_workers, inner.prefetch_factor) == (2, 5)
-            seeds.add(inner.generator.initial_seed())
-    assert len(seeds) == 2
+    def draws(epoch: int, first_step: int, **reading: int) -> dict[int, tuple[float, float]]:
+        given = {"batch_size": BATCH, "seed": 3, "rank": 0, "world_size": 1, **reading}
+        flags = DataFlags(workers=given.pop("workers", 0))
+        reader = open_reader(RandomSamples(), flags, **given)
+        found = {}
+        for (one, other, indices), counts in reader.batches(epoch, first_step):
+            rows = zip(indices.tolist(), one.tolist(), other.tolist(), strict=True)
+            found |= {index: (a, b) for index, a, b in list(rows)[: counts.count]}
+        reader.close()
+        return found
+
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    whole = draws(2, 0)
+    part = draws(2, 1, workers=workers, rank=rank, world_size=world_size)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(whole) == len(set(whole.values())) == SAMPLES
+    assert part
+    assert part == {index: whole[index] for index in part}
+    assert draws(3, 0) != whole
 
 
-class SlowDataset(data.InMemoryDataset):
+class SlowDataset(InMemoryDataset):
     """Reading a batch takes a quarter of a second."""
 
-    def __init__(self, tensors: data.InMemoryDataset, wait: Callable[[float], None]) -> None:
+    def __init__(self, tensors: InMemoryDataset, wait: Callable[[float], None]) -> None:
         super().__init__(tensors.inputs, tensors.labels)
         self.wait = wait
 
-    def __getitems__(self, indices: list[int]) -> data.Batch:
+    def __getitems__(self, indices: list[int]) -> Any:
         self.wait(0.25)
         return super().__getitems__(indices)
 
@@ -231,7 +273,8 @@ def test_snapshots_and_validation_do_not_count_as_training_time(
 
     flags = {"epochs": 2, "log_every": 2, "save_every": 1, "peak_tflops": 1e-6, "hook": compute}
     trainer = make_trainer(tmp_path, **flags)
-    trainer.train_loader = type(trainer.train_loader)(SlowDataset(trainer.datasets.train, wait))
+    slow = SlowDataset(trainer.datasets.train, wait)
+    trainer.train_reader = MapReader(slow, trainer.train_reader.sampler)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(os, "fsync", sync)
     trainer.fit()

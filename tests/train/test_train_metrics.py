@@ -12,16 +12,20 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from support.training.small_trainer import single_process, small_trainer
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from train import metrics, throughput
-from train.metrics import Averages, Metrics, average, step_line
+from train.record import output, throughput
+from train.record.output import Metrics
+from train.record.report import averages, step_line
+from train.task import classification, first_part, regression
 
 pytestmark = pytest.mark.torch
 # It takes seconds to import: one worker does, which runs all tests that use it.
 uses_torchvision = pytest.mark.xdist_group("train_pipeline")
+
+
+def flops(module: nn.Module, *shape: int) -> float | None:
+    return throughput.training_flops(module, first_part, (torch.zeros(2, *shape),))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +56,9 @@ def test_cpu_has_no_peak_flops() -> None:
 
 def test_flops_count_a_multiply_add_as_two_and_no_input_gradient() -> None:
     # Forward 2*3*4; backward the same for the weight, and nothing for an input that is data.
-    assert throughput.training_flops(nn.Linear(3, 4), torch.zeros(1, 3)) == 2 * 24
+    assert flops(nn.Linear(3, 4), 3) == 2 * 24
     two = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
-    assert throughput.training_flops(two, torch.zeros(1, 3)) == 2 * 24 + 3 * 40
+    assert flops(two, 3) == 2 * 24 + 3 * 40
 
 
 @uses_torchvision
@@ -64,8 +68,8 @@ def test_resnet18_flops_equal_the_published_count_and_model_is_unchanged() -> No
     network.fc = nn.Sequential(nn.Dropout(0.5), network.fc)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     random_state = torch.get_rng_state()
-    flops = throughput.training_flops(network, torch.zeros(1, 3, 224, 224))
-    assert flops == pytest.approx(10.65e9, rel=0.001)
+    counted = flops(network, 3, 224, 224)
+    assert counted == pytest.approx(10.65e9, rel=0.001)
     after = network.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
     assert all(weights.grad is None and weights.device.type == "cpu" for weights in network.parameters())
@@ -75,7 +79,7 @@ def test_resnet18_flops_equal_the_published_count_and_model_is_unchanged() -> No
 
 def test_flops_of_batchnorm_on_a_single_pixel_are_counted() -> None:
     network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 1))
-    assert throughput.training_flops(network, torch.zeros(1, 2, 3, 3)) == 2 * 2 * 18 * 4 + 3 * 8
+    assert flops(network, 2, 3, 3) == 2 * 2 * 18 * 4 + 3 * 8
 
 
 def test_flops_of_data_dependent_model_are_unknown_and_it_stays_usable() -> None:
@@ -84,7 +88,7 @@ def test_flops_of_data_dependent_model_are_unknown_and_it_stays_usable() -> None
             return super().forward(inputs) if inputs.sum().item() > 0 else inputs
 
     network = DataDependent(3, 4)
-    assert throughput.training_flops(network, torch.zeros(1, 3)) is None
+    assert flops(network, 3) is None
     assert network(torch.ones(2, 3)).shape == (2, 4)
 
 
@@ -137,18 +141,19 @@ def test_rates_of_no_steps_are_0() -> None:
 
 
 def test_step_line_has_the_format_of_pytorch_examples() -> None:
-    line = average([23.0, 2, 8, 10, 0.1, 2.0], steps=2, world_size=2)
-    total = Averages(seconds=0.25, data_seconds=0.01, loss=2.25, top1=0.125, top5=0.5)
-    assert line == Averages(seconds=0.5, data_seconds=0.025, loss=2.3, top1=0.2, top5=0.8)
-    assert step_line(epoch=0, step=10, steps=79, line=line, since_epoch_start=total) == (
+    task = classification()
+    line = averages(task, torch.tensor([23.0, 10, 2, 10, 8, 10, 0.1, 2.0]), 4)
+    total = {"time": 0.25, "data": 0.01, "loss": 2.25, "accuracy": 0.125, "top5": 0.5}
+    assert line == pytest.approx({"time": 0.5, "data": 0.025, "loss": 2.3, "accuracy": 0.2, "top5": 0.8})
+    assert step_line(place="[0][10/79]", line=line, since_epoch_start=total) == (
         "Epoch: [0][10/79]\tTime 0.500 (0.250)\tData 0.025 (0.010)\tLoss 2.3000 (2.2500)\t"
         "Prec@1 20.000 (12.500)\tPrec@5 80.000 (50.000)"
     )
 
 
 def test_step_line_of_a_regression_has_no_precision() -> None:
-    one = average([5.0, 0, 0, 10, 0.0, 1.0], steps=1, world_size=1, classify=False)
-    assert step_line(epoch=3, step=1, steps=2, line=one, since_epoch_start=one) == (
+    one = averages(regression(), torch.tensor([5.0, 10, 0.0, 1.0]), 1)
+    assert step_line(place="[3][1/2]", line=one, since_epoch_start=one) == (
         "Epoch: [3][1/2]\tTime 1.000 (1.000)\tData 0.000 (0.000)\tLoss 0.5000 (0.5000)"
     )
 
@@ -157,19 +162,19 @@ def test_non_finite_numbers_are_null_in_the_files(tmp_path: Path) -> None:
     def strict(text: str) -> object:
         return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
-    record = Metrics(tmp_path, enabled=True, tensorboard=False)
+    record = Metrics(tmp_path, enabled=True)
     record.open(0)
     record.record("train", step=1, loss=math.nan, lr=0.5, mfu=math.inf, top=[1.0, -math.inf])
     record.write_status("preempted", step=1, best={"loss": math.nan})
     record.close()
-    line = strict((tmp_path / metrics.METRICS).read_text())
+    line = strict((tmp_path / output.METRICS).read_text())
     assert {name: line[name] for name in ("loss", "lr", "mfu", "top")} == {
         "loss": None,
         "lr": 0.5,
         "mfu": None,
         "top": [1.0, None],
     }
-    status = strict((tmp_path / metrics.STATUS).read_text())
+    status = strict((tmp_path / output.STATUS).read_text())
     assert status == {"state": "preempted", "step": 1, "best": {"loss": None}}
 
 
@@ -177,38 +182,29 @@ def test_launcher_gets_a_copy_of_the_status_if_it_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "launcher.json"
-    record = Metrics(tmp_path, enabled=True, tensorboard=False)
+    record = Metrics(tmp_path, enabled=True)
     monkeypatch.setenv("CLOUDDDP_STATUS_FILE", str(copy))
     record.write_status("running", step=3, steps=9)
-    assert copy.read_text() == (tmp_path / metrics.STATUS).read_text()
+    assert copy.read_text() == (tmp_path / output.STATUS).read_text()
     monkeypatch.setenv("CLOUDDDP_STATUS_FILE", str(tmp_path / "gone" / "launcher.json"))
     record.write_status("finished", step=9, steps=9)
-    assert json.loads((tmp_path / metrics.STATUS).read_text())["state"] == "finished"
+    assert json.loads((tmp_path / output.STATUS).read_text())["state"] == "finished"
 
 
-class CountSyncs(TorchDispatchMode):
-    """Counts how often a float is read from a tensor, for which the host would wait for a GPU. (Integers are the sizes
-    of shards, which never leave the host.)"""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.count += func is torch.ops.aten._local_scalar_dense.default and args[0].is_floating_point()
-        return func(*args, **(kwargs or {}))
+GARBAGE = [
+    b'{"kind": "\xff\xfe\x00',
+    b"\x00" * 4096,
+    b"[" * 200_000,
+    b'{"kind": "train", "step": NaN}\n{"kind": "train", "step": "2"}\n{"kind": "train"}',
+    b'17\n"step"\n[1, 2]\nnull\n',
+]
 
 
-def test_step_waits_for_the_device_once(tmp_path: Path) -> None:
-    trainer = small_trainer(single_process(), tmp_path, clip=1.0)
-    for batch in trainer.train_loader(list(trainer.sampler.shards(0))):
-        with CountSyncs() as syncs:
-            trainer.train_step(*batch)
-        assert syncs.count == 1  # for the norm of the gradients, which must be finite
-
-
-def test_lines_damaged_by_a_crash_are_dropped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("garbage", GARBAGE, ids=["half", "zeros", "nested", "fields", "values"])
+def test_lines_damaged_by_a_crash_are_dropped(tmp_path: Path, garbage: bytes) -> None:
     good = b'{"kind": "train", "step": 1}\n'
-    (tmp_path / metrics.METRICS).write_bytes(good + b'{"kind": "\xff\xfe\x00')
-    record = Metrics(tmp_path, enabled=True, tensorboard=False)
+    (tmp_path / output.METRICS).write_bytes(good + garbage)
+    record = Metrics(tmp_path, enabled=True)
     record.open(1)
     record.close()
-    assert (tmp_path / metrics.METRICS).read_bytes() == good
+    assert (tmp_path / output.METRICS).read_bytes() == good

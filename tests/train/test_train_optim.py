@@ -11,18 +11,28 @@ pytest.importorskip("torch")
 import torch
 from support.training.small_trainer import single_process
 
-from train import optim, parallel
+from train import optim
 from train.config import make
-from train.ddp import DDPStrategy
 from train.errors import UsageError
+from train.parallel import select
+from train.parallel.ddp import DDPStrategy
+from train.task import regression
 
 pytestmark = pytest.mark.torch
 STEPS = 10  # per epoch
 
 
+def module_of(*weights: torch.Tensor) -> torch.nn.ParameterList:
+    return torch.nn.ParameterList(map(torch.nn.Parameter, weights))
+
+
+def example() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(2, 3), torch.zeros(2, 1)
+
+
 def rates(**flags: Any) -> list[float]:
     config = make(dataset="synthetic", lr=0.4, epochs=4, **flags)
-    lr = optim.make_schedule(config, STEPS)
+    lr = optim.make_schedule(config, STEPS, 4 * STEPS)
     return [lr(step) for step in range(4 * STEPS)]
 
 
@@ -46,6 +56,27 @@ def test_warmup_is_linear_and_cosine_decays_to_0() -> None:
     assert (lr[middle] + lr[middle + 1]) / 2 == pytest.approx(0.2, abs=1e-9)
 
 
+def test_cosine_decays_to_the_smallest_rate_and_ends_with_the_last_step() -> None:
+    lr = optim.make_schedule(make(dataset="synthetic", lr=0.4, scheduler="cosine", min_lr=0.1), STEPS, 15)
+    assert lr(0) == pytest.approx(0.4)
+    assert lr(15) == pytest.approx(0.1)
+    assert lr(20) == pytest.approx(0.1)
+
+
+def test_betas_and_eps_are_those_of_the_flags() -> None:
+    config = make(dataset="toy", optimizer="adamw", betas=(0.8, 0.9), eps=1e-4)
+    group = optim.make_optimizer(config, module_of(torch.zeros(1))).param_groups[0]
+    assert (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-4)
+
+
+def test_biases_and_norms_have_no_decay_if_asked() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2))
+    config = make(dataset="toy", weight_decay=0.1, decay_all=False)
+    groups = optim.make_optimizer(config, module).param_groups
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.1), (3, 0.0)]
+    assert groups[0]["params"][0] is module[0].weight
+
+
 def test_lr_scales_with_the_global_batch_size() -> None:
     assert set(rates(scheduler="none", batch_size=512, lr_batch=128)) == {1.6}
 
@@ -63,7 +94,7 @@ def test_optimizer_is_torchs_with_the_given_settings(
 ) -> None:
     given = {"lr": 0.3, "weight_decay": 0.02, **own}
     config = make(dataset="toy", optimizer=name, **given)
-    optimizer = optim.make_optimizer(config, [torch.nn.Parameter(torch.zeros(1))])
+    optimizer = optim.make_optimizer(config, module_of(torch.zeros(1)))
     assert type(optimizer) is kind
     assert {key: optimizer.param_groups[0][key] for key in given} == given
 
@@ -72,9 +103,10 @@ def test_optimizer_is_torchs_with_the_given_settings(
 def test_fused_update_equals_the_plain_one(name: str) -> None:
     results = []
     for fused in (False, True):
-        weight = torch.nn.Parameter(torch.linspace(-1, 1, 50, dtype=torch.float64))
+        module = module_of(torch.linspace(-1, 1, 50, dtype=torch.float64))
+        weight = module[0]
         config = make(dataset="synthetic", optimizer=name, lr=0.1, fused=fused)
-        optimizer = optim.make_optimizer(config, [weight])
+        optimizer = optim.make_optimizer(config, module)
         for step in range(3):
             weight.grad = torch.cos(weight.detach() + step)
             optimizer.step()
@@ -85,15 +117,15 @@ def test_fused_update_equals_the_plain_one(name: str) -> None:
 
 def test_fused_adadelta_is_refused() -> None:
     with pytest.raises(UsageError, match="use --optimizer sgd or adamw"):
-        optim.make_optimizer(make(dataset="mnist", fused=True), [torch.nn.Parameter(torch.zeros(1))])
+        optim.make_optimizer(make(dataset="mnist", fused=True), module_of(torch.zeros(1)))
 
 
 @pytest.mark.parametrize("other", ["adamw", "adadelta"])
 def test_resumed_run_keeps_its_optimizer_flags_and_refuses_another_optimizer(other: str) -> None:
     def trained(**flags: Any) -> tuple[DDPStrategy, torch.optim.Optimizer]:
         config = make(dataset="toy", **flags)
-        strategy = parallel.build(config, single_process(), torch.nn.Linear(3, 1), shape=(3,))
-        optimizer = optim.make_optimizer(config, strategy.module.parameters())
+        strategy = select.build(config, single_process(), torch.nn.Linear(3, 1), regression(), example)
+        optimizer = optim.make_optimizer(config, strategy.module)
         strategy.model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
         return strategy, optimizer

@@ -6,8 +6,8 @@ The jobs of 2 and 3 ranks run once with all checks of pipeline_checks.py; what n
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -20,16 +20,21 @@ from support.training.output import differing_paths, max_difference
 from support.training.small_trainer import single_process
 from torch import nn
 
-from train import losses, models, parallel, sweep, sweep_timing
-from train.communicator import Communicator
+from bench.train import sweep, sweep_timing
+from train import models
 from train.config import make
-from train.device import select_device
+from train.distributed.communicator import Communicator
+from train.distributed.device import select_device
+from train.distributed.rank_info import RankInfo
 from train.errors import TrainError, UsageError
-from train.partition import partition
-from train.pipeline import TwoDevices
-from train.rank_info import RankInfo
+from train.parallel import select
+from train.parallel.partition import partition
+from train.parallel.two_devices import TwoDevices
+from train.task import classification
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_pipeline")]
+SVG = "{http://www.w3.org/2000/svg}"
+SERIES = ("one-device", "two-devices-naive", "pipeline", "pipeline-with-copy-stream")
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
@@ -285,11 +290,12 @@ def set_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int, *, visible: bool) -> No
 def test_batchnorm_on_a_single_sample_is_explained(mode: str) -> None:
     layers = [nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)]
     config = make(dataset="synthetic", parallel=mode, split_size=int(mode == "pipeline"))
-    strategy = parallel.build(config, single_process(), nn.Sequential(*layers), shape=(1, 8, 8))
     size = 4 if mode == "pipeline" else 1
-    batch = torch.randn(size, 1, 8, 8), torch.arange(size), size
+    batch = torch.randn(size, 1, 8, 8), torch.arange(size)
+    model = nn.Sequential(*layers)
+    strategy = select.build(config, single_process(), model, classification(), lambda: batch)
     with pytest.raises(TrainError, match="a part of the batch has one sample"):
-        strategy.train_batch([batch], losses.classification, global_count=size)
+        strategy.train_batch([(batch, size)], global_count=size)
 
 
 def test_second_device_of_a_process_is_seeded_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +334,7 @@ def test_refusal_is_one_sentence_under_torchrun_too(tmp_path: Path) -> None:
         (["--splits", "5", "--batch-size", "2"], "none is within the batch size 2"),
         (["--json", "missing/out.json"], "the folder does not exist"),
         (["--device", "cuda"], "the sweep needs two GPUs"),
-        (["--model", "vgg"], "must be one of small, mnist"),
+        (["--model", "vgg"], "'resnet18', 'resnet50'"),
         (["--batch-size", "2", "--splits", "1", "--cuts", "layer9"], "no layer is named 'layer9'"),
     ],
 )
@@ -350,6 +356,7 @@ def test_sweep_refuses_bad_flags(
 def test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("matplotlib")
     size = ["--model", "mnist", "--batch-size", "6", "--image-size", "12", "--steps", "1", "--repeats", "3"]
     files = ["--json", str(tmp_path / "sweep.json"), "--plot", str(tmp_path / "sweep.svg")]
     assert sweep.main([*size, *files, "--splits", "4,2,7"]) == 0
@@ -368,7 +375,48 @@ def test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu(
         assert row["against_one_device"] is None
     assert (report["note"], report["settings"]["batch_size"]) == (sweep_timing.CPU_NOTE, 6)
 
-    drawn = (tmp_path / "sweep.svg").read_text(encoding="utf-8")
-    words = re.findall(r"<text [^>]*>([^<]*)</text>", drawn)
-    assert {"one device", "two devices, naive", "pipeline", "2", "4"} <= set(words)
-    assert drawn.count("<polyline ") == 1
+    drawn = {name: len(heights) for name, heights in points(tmp_path / "sweep.svg").items()}
+    assert drawn == {"one-device": 2, "two-devices-naive": 2, "pipeline": 2}  # the first two are lines across
+
+
+def test_sweep_plot_shows_the_figures_of_the_report(tmp_path: Path) -> None:
+    def row(mode: str, size: int, seconds: float, *, stream: bool = False) -> dict[str, object]:
+        return {"mode": mode, "split_size": size, "copy_stream": stream, "seconds": seconds, "least": seconds,
+                "most": seconds + 0.5}  # fmt: skip
+
+    pytest.importorskip("matplotlib")
+    rows = [
+        row("one device", 0, 4.0),
+        row("two devices, naive", 0, 5.0),
+        row("pipeline", 2, 3.0),
+        row("pipeline", 4, 2.5),
+        row("pipeline", 8, 3.5),
+        row("pipeline", 2, 2.75, stream=True),
+        row("pipeline", 4, 2.0, stream=True),
+        row("pipeline", 8, 3.25, stream=True),
+    ]
+    settings = {"model": "small", "batch_size": 8, "name": "a device"}
+    plot, again = tmp_path / "sweep.svg", tmp_path / "again.svg"
+    sweep.draw({"settings": settings, "note": "a note", "rows": rows}, plot)
+    sweep.draw({"settings": settings, "note": "a note", "rows": rows}, again)
+    assert plot.read_bytes() == again.read_bytes()
+
+    heights = points(plot)
+    drawn = [heights[name][0] for name in ("one-device", "two-devices-naive")]
+    drawn += heights["pipeline"] + heights["pipeline-with-copy-stream"]
+    # A linear scale, upwards: two rows fix it, and the others must be where it says.
+    per_second = (drawn[0] - drawn[1]) / (5.0 - 4.0)
+    assert per_second > 0
+    expected = [drawn[0] - per_second * (float(str(one["seconds"])) - 4.0) for one in rows]
+    assert drawn == pytest.approx(expected, abs=0.01)
+
+
+def points(plot: Path) -> dict[str, list[float]]:
+    """Return the vertical positions of the points of each series, by its id; of a line across, those of its two ends."""
+    found = {}
+    for group in ElementTree.parse(plot).getroot().iter(f"{SVG}g"):  # noqa: S314  written here
+        if group.get("id") in SERIES:
+            (path,) = group.findall(f"{SVG}path")
+            numbers = [float(word) for word in path.get("d", "").split() if word not in ("M", "L")]
+            found[str(group.get("id"))] = numbers[1::2]
+    return found

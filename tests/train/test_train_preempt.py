@@ -13,14 +13,18 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from support.training import launch
 from support.training.output import (
+    CLOCK_FIELDS,
     differing_paths,
+    read_metrics,
     read_snapshot,
     read_status,
     read_weights,
@@ -29,7 +33,7 @@ from support.training.output import (
     wait_for_step,
 )
 
-from train import snapshot
+from train.checkpoint import full
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_preempt")]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and limits another process")
@@ -105,7 +109,7 @@ def test_repeated_sigterm_during_a_snapshot_does_not_damage_it(tmp_path: Path) -
     assert run.wait() == 143
     step = read_status(tmp_path)["step"]
     assert run.stderr == stop_message(step, tmp_path)
-    state = snapshot.load_local(tmp_path)
+    state = full.load_local(tmp_path)
     assert state is not None
     assert state["step"] == step
 
@@ -129,6 +133,52 @@ def test_sigterm_during_validation_stops_there_and_the_epoch_is_validated_once(t
     launch.succeeded([whole, again])
     assert validated_epochs(folder) == [1]
     assert differing_paths(read_weights(tmp_path / "whole"), read_weights(folder)) == []
+
+
+def test_sigterm_during_an_evaluation_within_an_epoch_saves_the_weights_that_are_trained(
+    tmp_path: Path,
+) -> None:
+    """Not their average, with which the model is evaluated. The resumed run evaluates that step, once."""
+    own = flags(
+        *("--eval-every", 3, "--eval-batch-size", 1, "--keep-best", 4, "--best-metric", "loss"),
+        *("--ema", 0.8, "--epochs", 1, "--image-size", 8),
+        samples=40,
+        model="small",
+    )
+    whole, folder = tmp_path / "whole", tmp_path / "stopped"
+    uninterrupted = launch.train_ranks(2, *own, "--save-every", 3, "--out", whole)
+    ranks = launch.start_ranks(2, launch.CHECKS / "wait_in_validation.py", tmp_path, *own, "--out", folder)
+    launch.until(
+        lambda: (tmp_path / "validating").exists() or any(rank.ended() for rank in ranks), "validation starts"
+    )
+    ranks[1].signal(signal.SIGTERM)
+    (tmp_path / "continue").touch()
+    assert [rank.wait() for rank in ranks] == [143, 143], ranks[0].stderr + ranks[1].stderr
+    assert [rank.stderr for rank in ranks] == [stop_message(3, folder), ""]
+    launch.succeeded(uninterrupted)
+    compared = ("step", "model", "optimizer", "hook_tensors")
+    saved, expected = read_snapshot(folder), read_snapshot(whole, full.PREVIOUS)
+    assert differing_paths(*({key: state[key] for key in compared} for state in (saved, expected))) == []
+    assert saved["hook_tensors"].keys() == {f"ema.{name}" for name in saved["model"]}
+    assert read_metrics(folder, "evaluation") == []
+    with (folder / "metrics.jsonl").open("a") as file:
+        # What a resumed run leaves that is killed after this evaluation.
+        file.write('{"kind": "evaluation", "step": 3}\n')
+    launch.succeeded(launch.train_ranks(2, *own, "--out", folder))
+    assert (
+        differing_paths(*({key: read_snapshot(out)[key] for key in compared} for out in (whole, folder)))
+        == []
+    )
+    assert [figures(line) for line in read_metrics(folder)] == [figures(line) for line in read_metrics(whole)]
+    assert {path.name for path in whole.glob("best*")} == {"best.pt", "best-step-3.pt", "best-step-5.pt"}
+    for path in whole.glob("best*"):
+        kept = (torch.load(out / path.name, weights_only=True) for out in (whole, folder))
+        assert differing_paths(*kept) == []
+
+
+def figures(line: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of metrics.jsonl without what depends on the clock."""
+    return {name: value for name, value in line.items() if name not in CLOCK_FIELDS}
 
 
 def test_sigterm_during_the_start_causes_no_traceback(tmp_path: Path) -> None:
@@ -181,7 +231,7 @@ def test_signal_during_the_import_of_torch_ends_the_process_silently(
 
 def test_sigint_to_the_parent_alone_ends_a_spawned_rank_during_its_import(tmp_path: Path) -> None:
     argv = [str(word) for word in flags("--spawn", 1, "--epochs", 10_000, "--out", tmp_path / "out")]
-    code = f"from train import main, spawn; spawn.SIGINT_GRACE = 0; main.exit_process(main.main({argv!r}))"
+    code = f"from train import main; from train.distributed import spawn; spawn.SIGINT_GRACE = 0; main.exit_process(main.main({argv!r}))"
     run = start_importing(tmp_path, code, slow="", processes=2)
     run.signal(signal.SIGINT)
     # Returns only when the rank has closed its ends of the pipes.
@@ -265,7 +315,7 @@ def test_rank_that_writes_a_snapshot_survives_the_death_of_another(tmp_path: Pat
     script = [launch.CHECKS / "short_grace.py", grace]
     ranks = launch.start_ranks(2, *script, *flags("--save-every", 4, "--epochs", 9, "--out", tmp_path))
     wait_for_step(tmp_path, MID_EPOCH, *ranks)
-    pipe = tmp_path / snapshot.TEMPORARY.format(0)
+    pipe = tmp_path / full.TEMPORARY.format(0)
     launch.until(lambda: make_pipe(pipe), "no snapshot is being written")
     with pipe.open("rb") as file:  # returns once the rank has opened it, too
         assert file.read(1)
@@ -314,17 +364,32 @@ def test_rank_that_loses_another_while_saving_names_the_newest_snapshot(tmp_path
 @linux_only
 def test_full_disk_of_one_rank_stops_all_and_keeps_the_old_snapshot(tmp_path: Path) -> None:
     launch.succeeded(launch.train_ranks(2, *flags("--epochs", 1, "--out", tmp_path)))
-    before = (tmp_path / snapshot.NAME).read_bytes()
+    before = (tmp_path / full.NAME).read_bytes()
     ranks = launch.train_ranks(2, *flags("--out", tmp_path))
     limit_file_size(ranks[0], 100_000)  # more than the lines of two epochs take, less than a snapshot
     assert [rank.wait() for rank in ranks] == [1, 1], ranks[0].stderr + ranks[1].stderr
-    (full,), (other,) = (rank.stderr.splitlines() for rank in ranks)
-    assert full.startswith(f"train: rank 0: cannot write the snapshot {tmp_path / snapshot.NAME} (")
-    assert other == "train: rank 1: stopped because another rank could not write the snapshot"
+    (first,), (other,) = (rank.stderr.splitlines() for rank in ranks)
+    assert first.startswith(f"train: rank 0: cannot write {tmp_path / 'best.pt'} (")
+    assert first.endswith("); the one before it is kept")
+    assert other == "train: rank 1: stopped because another rank could not write the best weights"
     assert read_status(tmp_path)["state"] == "failed"
-    assert (tmp_path / snapshot.NAME).read_bytes() == before
-    assert snapshot.load_local(tmp_path) is not None
-    assert not list(tmp_path.glob(snapshot.TEMPORARY.format("*")))
+    assert (tmp_path / full.NAME).read_bytes() == before
+    assert full.load_local(tmp_path) is not None
+    assert not list(tmp_path.glob(full.TEMPORARY.format("*")))
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("kind", "file"), [("full", "best.pt"), ("full", full.NAME), ("sharded", "snapshot-80.dcp")]
+)
+def test_disk_that_is_full_before_the_first_snapshot_keeps_none(tmp_path: Path, kind: str, file: str) -> None:
+    keep = ("--keep-best", int(file == "best.pt"))
+    run = launch.start_train(*flags("--epochs", 1, "--snapshot", kind, *keep, "--out", tmp_path))
+    limit_file_size(run, 100_000)
+    assert run.wait() == 1
+    (line,) = run.stderr.splitlines()
+    assert re.search(rf"^train: rank 0: cannot write (the snapshot )?{tmp_path / file} \(.*\)$", line)
+    assert line.count("rank 0") == 1
 
 
 @linux_only
@@ -380,12 +445,12 @@ def test_snapshot_of_another_run_is_refused_and_forced_only_if_it_fits(tmp_path:
 
     assert run().code == 0
     differences = {
-        ("--seed", 3): "seed 0 (now 3)",
-        ("--batch-size", 16): "batch_size 8 (now 16)",
-        ("--model", "small"): "model mnist (now small)",
-        ("--synthetic-size", 160): "training samples 80 (now 160)",
-        ("--optimizer", "adamw"): "optimizer sgd (now adamw)",
-        ("--scheduler", "cosine"): "scheduler none (now cosine)",
+        ("--seed", 3): "--seed 3 (was 0)",
+        ("--batch-size", 16): "--batch-size 16 (was 8)",
+        ("--model", "small"): "--model small (was mnist)",
+        ("--synthetic-size", 160): "training samples 160 (was 80)",
+        ("--optimizer", "adamw"): "--optimizer adamw (was sgd)",
+        ("--scheduler", "cosine"): "--scheduler cosine (was none)",
     }
     for changed, difference in differences.items():
         refused = run(*changed)
@@ -403,7 +468,7 @@ def test_snapshot_of_another_run_is_refused_and_forced_only_if_it_fits(tmp_path:
     forced = run("--force", "--batch-size", 16, "--epochs", 3)
     assert forced.code == 0, forced.stderr
     assert forced.stdout.splitlines()[:2] == [
-        f"--force: the snapshot in {tmp_path} is from another run: batch_size 8 (now 16)",
+        "--force: the snapshot is from another run: --epochs 3 (was 2), --batch-size 16 (was 8)",
         f"resumed at step 10 (epoch 2) from {tmp_path}",
     ]
     assert (read_status(tmp_path)["step"], read_status(tmp_path)["epoch"]) == (15, 3)

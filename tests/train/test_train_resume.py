@@ -28,8 +28,8 @@ from support.training.output import (
 )
 from support.training.small_trainer import BATCH, SAMPLES
 
-from train.sampler import GlobalBatchSampler
-from train.snapshot import TEMPORARY, load_local
+from train.checkpoint.full import TEMPORARY, load_local
+from train.data.sampler import GlobalBatchSampler
 
 pytestmark = pytest.mark.torch
 EPOCHS = 3  # of resume_checks.py
@@ -83,7 +83,7 @@ def test_run_stopped_twice_in_mid_epoch_is_bitwise_equal(tmp_path: Path, world: 
             assert steps == [(0, 3), (3, 8), (8, LAST)]
     for name in RUNS:
         whole, resumed = tmp_path / "whole" / name / "shared", tmp_path / "parts" / name / "shared"
-        compared = ("step", "model", "optimizer", "scaler", "best_accuracy", "best_epoch")
+        compared = ("step", "model", "optimizer", "scaler", "hooks")
         states = [{key: read_snapshot(folder)[key] for key in compared} for folder in (whole, resumed)]
         assert differing_paths(*states) == []
         assert comparable_lines(whole) == comparable_lines(resumed)
@@ -115,7 +115,7 @@ def test_number_of_ranks_may_change_and_any_disk_may_hold_the_snapshot(tmp_path:
         [(10, LAST)] * 2,
     ]
     sampler = GlobalBatchSampler(samples=SAMPLES, batch_size=BATCH, seed=0)
-    order = [sorted(shard.indices) for epoch in range(EPOCHS) for shard in sampler.shards(epoch)]
+    order = [sorted(shard.indices) for epoch in range(EPOCHS) for shard in sampler.batches(epoch)]
     used: dict[int, list[int]] = {}
     for rank in (rank for job in jobs for rank in job):
         for step, samples in rank["run"]["used"].items():
@@ -164,6 +164,7 @@ def test_run_killed_at_twenty_random_moments_is_bitwise_equal(tmp_path: Path) ->
     assert logged(folder) == logged(tmp_path / "whole"), f"seed {seed}"
     assert {path.name for path in folder.iterdir()} == {
         ".lock",
+        "best.pt",
         "metrics.jsonl",
         "snapshot.pt",
         "snapshot.prev.pt",

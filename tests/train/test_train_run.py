@@ -27,7 +27,7 @@ from support.training.output import (
 )
 
 from train import models
-from train.spawn import reserved_port
+from train.distributed.spawn import reserved_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_run")]
 QUIET = ["--no-tensorboard"]
@@ -156,7 +156,9 @@ def test_toy_regression_learns(tmp_path: Path) -> None:
     status = read_status(tmp_path)
     assert status["test_loss"] == losses[2]
     assert not [name for name in status if "accuracy" in name]
-    assert re.fullmatch(r"test loss \d+\.\d{6} after 3 epochs, \d+\.\d s", run.stdout.splitlines()[-1])
+    assert re.fullmatch(
+        r"test loss (\S+) \(best \1 at epoch 3\) after 3 epochs, \d+\.\d s", run.stdout.splitlines()[-1]
+    )
 
 
 def test_rank_that_crashes_is_resumed_to_the_same_weights(tmp_path: Path, single: dict[str, Any]) -> None:
@@ -187,7 +189,7 @@ def test_fresh_replaces_the_snapshots_of_another_run(tmp_path: Path) -> None:
     launch.succeeded([launch.start_train(*argv)])
     refused = launch.start_train(*argv, "--seed", 3)
     assert refused.wait() == 2
-    assert "seed 0 (now 3)" in refused.stderr
+    assert "--seed 3 (was 0)" in refused.stderr
     assert "Traceback" not in refused.stderr
 
     # So small a learning rate leaves the weights as the seed has initialized them.
@@ -245,32 +247,18 @@ def test_missing_data_ends_every_rank_with_exit_code_2(tmp_path: Path) -> None:
     flags = ["--dataset", "mnist", "--data", tmp_path, "--out", tmp_path / "out"]
     ranks = launch.wait(*launch.train_ranks(2, *flags))
     assert [rank.code for rank in ranks] == [2, 2]
-    assert "train: rank 0: cannot read the data" in ranks[0].stderr
+    assert "train: rank 0: cannot read MNIST in " in ranks[0].stderr
     assert ranks[1].stderr == "train: rank 1: stopped because another rank could not load the data\n"
     assert "Traceback" not in ranks[0].stderr
 
 
-# In place of torchvision: "downloads" by copying, and takes long enough that another rank could start, too.
-FAKE_TORCHVISION = """
-import os, shutil, time
-class MNIST:
-    def __init__(self, folder, download):
-        print("rank", os.environ["RANK"], "downloads", flush=True)
-        time.sleep(1)
-        shutil.copytree(os.environ["SOURCE"], folder, dirs_exist_ok=True)
-"""
-
-
+@pytest.mark.xdist_group("train_pipeline")
 def test_only_local_rank_0_downloads(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
     write_mnist(tmp_path / "source", samples=4)
-    package = tmp_path / "path" / "torchvision"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "datasets.py").write_text(FAKE_TORCHVISION)
     flags = ["--dataset", "mnist", "--data", tmp_path / "data", "--out", tmp_path / "out", *QUIET]
-    env = {"PYTHONPATH": tmp_path / "path", "SOURCE": tmp_path / "source"}
-    ranks = launch.train_ranks(2, *flags, "--download", "--epochs", 1, **env)
-    launch.succeeded(ranks)
+    words = (launch.CHECKS / "fake_download.py", *flags, "--download", "--epochs", 1)
+    ranks = launch.run_ranks(2, *words, SOURCE=tmp_path / "source")
     downloads = [line for one in ranks for line in one.stdout.splitlines() if line.endswith("downloads")]
     assert downloads == ["rank 0 downloads"]
 
@@ -281,12 +269,23 @@ def test_importing_train_changes_nothing_for_the_process(tmp_path: Path) -> None
     assert run.code == 0, run.stderr
 
 
-def test_exploding_loss_ends_the_run_with_one_sentence(tmp_path: Path) -> None:
-    run = launch.start_train(*TINY, "--lr", "1e30", "--out", tmp_path)
-    assert run.wait() == 1
-    assert re.search(r"step \d+, rank 0: the (loss|gradients)", run.stderr)
-    assert "Traceback" not in run.stderr
-    assert read_status(tmp_path)["state"] == "failed"
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [((), "there is no snapshot yet"), (("--save-every", 1), "the snapshot of step 1 is kept")],
+)
+def test_exploding_loss_ends_every_rank_with_one_sentence(
+    tmp_path: Path, flags: tuple[object, ...], kept: str
+) -> None:
+    ranks = launch.wait(*launch.train_ranks(2, *TINY, "--lr", "1e30", *flags, "--out", tmp_path))
+    assert [rank.code for rank in ranks] == [1, 1]
+    message = f"step 2: the loss is nan; stopped before updating the weights; {kept}; "
+    advice = "use a lower --lr or --clip, or check the data"
+    assert [rank.stderr for rank in ranks] == [
+        f"train: rank {number}: {message}{advice}\n" for number in range(2)
+    ]
+    status = read_status(tmp_path)
+    assert (status["state"], status["error"]) == ("failed", message + advice)
+    assert (tmp_path / "snapshot.pt").exists() == bool(flags)
 
 
 @pytest.mark.parametrize(

@@ -8,57 +8,57 @@ import pytest
 
 pytest.importorskip("torch")
 
-from train.sampler import GlobalBatchSampler, Shard
+from train.data.sampler import GlobalBatchSampler, RankBatch
 
 pytestmark = pytest.mark.torch
 GRID = list(itertools.product((1, 7, 10, 64, 101), (1, 4, 16, 128), (1, 2, 3, 8)))
 grid = pytest.mark.parametrize(("samples", "batch", "world"), GRID)
 
 
-def shards_of_ranks(
+def batches_of_ranks(
     samples: int, batch: int, world: int, epoch: int = 0, first_step: int = 0
-) -> list[list[Shard]]:
+) -> list[list[RankBatch]]:
     """Return the shards of the epoch for each rank."""
     samplers = [
         GlobalBatchSampler(samples=samples, batch_size=batch, seed=5, rank=rank, world_size=world)
         for rank in range(world)
     ]
-    return [list(sampler.shards(epoch, first_step)) for sampler in samplers]
+    return [list(sampler.batches(epoch, first_step)) for sampler in samplers]
 
 
-def used(shard: Shard) -> list[int]:
-    return shard.indices[: shard.count]
+def used(one: RankBatch) -> list[int]:
+    return one.indices[: one.count]
 
 
 @grid
 def test_each_sample_is_used_once_per_epoch(samples: int, batch: int, world: int) -> None:
-    ranks = shards_of_ranks(samples, batch, world)
-    indices = [index for rank in ranks for shard in rank for index in used(shard)]
+    ranks = batches_of_ranks(samples, batch, world)
+    indices = [index for rank in ranks for one in rank for index in used(one)]
     assert sorted(indices) == list(range(samples))
 
 
 @grid
 def test_global_batches_do_not_depend_on_the_number_of_ranks(samples: int, batch: int, world: int) -> None:
-    single = [set(used(shard)) for shard in shards_of_ranks(samples, batch, 1)[0]]
-    steps = zip(*shards_of_ranks(samples, batch, world), strict=True)
+    single = [set(used(one)) for one in batches_of_ranks(samples, batch, 1)[0]]
+    steps = zip(*batches_of_ranks(samples, batch, world), strict=True)
     assert [set().union(*map(used, step)) for step in steps] == single
 
 
 @grid
 def test_counts_of_a_step_add_up_to_the_global_count(samples: int, batch: int, world: int) -> None:
-    for step in zip(*shards_of_ranks(samples, batch, world), strict=True):
-        assert {shard.global_count for shard in step} == {sum(shard.count for shard in step)}
+    for step in zip(*batches_of_ranks(samples, batch, world), strict=True):
+        assert {one.global_count for one in step} == {sum(one.count for one in step)}
 
 
 def test_idle_rank_gets_one_sample_with_weight_0() -> None:
-    last = [rank[-1] for rank in shards_of_ranks(22, 5, 3)]
-    assert [shard.count for shard in last] == [1, 1, 0]
+    last = [rank[-1] for rank in batches_of_ranks(22, 5, 3)]
+    assert [one.count for one in last] == [1, 1, 0]
     assert len(last[2].indices) == 1
 
 
 def test_order_depends_on_epoch_and_seed_only() -> None:
     def order(seed: int, epoch: int, **rank: int) -> tuple[int, ...]:
-        return tuple(GlobalBatchSampler(samples=50, batch_size=8, seed=seed, **rank).permutation(epoch))
+        return tuple(GlobalBatchSampler(samples=50, batch_size=8, seed=seed, **rank).order(epoch))
 
     assert order(1, 0) == order(1, 0, rank=1, world_size=4)
     orders = {order(seed, epoch) for seed in range(3) for epoch in range(3)}
@@ -66,5 +66,5 @@ def test_order_depends_on_epoch_and_seed_only() -> None:
 
 
 def test_epoch_started_in_the_middle_continues_the_whole_one() -> None:
-    whole = shards_of_ranks(23, 4, 2, epoch=3)
-    assert shards_of_ranks(23, 4, 2, epoch=3, first_step=2)[1] == whole[1][2:]
+    whole = batches_of_ranks(23, 4, 2, epoch=3)
+    assert batches_of_ranks(23, 4, 2, epoch=3, first_step=2)[1] == whole[1][2:]

@@ -19,7 +19,7 @@ import torch
 from support.training import launch
 from support.training.small_trainer import single_process
 
-from train import sharded_snapshot
+from train.checkpoint import sharded
 
 pytestmark = pytest.mark.torch
 SINGLE = single_process()
@@ -27,25 +27,23 @@ PART = "__0_0.distcp"
 WRITER = launch.CHECKS / "write_sharded_snapshots.py"
 
 
-def parts(value: float) -> tuple[dict[str, Any], dict[str, Any]]:
+def parts(value: float) -> sharded.Parts:
     weight = torch.full((1000,), value)
-    return {"weight": weight}, {
-        "state": {"weight": {"step": weight[0].clone()}},
-        "param_groups": [{"lr": value}],
-    }
+    optimizer = {"state": {"weight": {"step": weight[0].clone()}}, "param_groups": [{"lr": value}]}
+    return {"weight": weight}, optimizer, {}
 
 
 def save(folder: Path, step: int, **facts: Any) -> None:
-    sharded_snapshot.save(folder, {"step": step, **facts}, parts(float(step)), SINGLE)
+    sharded.save(folder, {"step": step, **facts}, parts(float(step)), SINGLE)
 
 
 def load(folder: Path) -> tuple[int, float] | None:
     """Return step and weights of the newest valid snapshot."""
-    facts = sharded_snapshot.find_newest(folder, SINGLE)
+    facts = sharded.find_newest(folder, SINGLE)
     if facts is None:
         return None
-    model, optimizer = parts(-1.0)
-    sharded_snapshot.read(facts["path"], (model, optimizer))
+    model, optimizer, _ = parts(-1.0)
+    sharded.read(facts["path"], (model, optimizer, {"not.saved": torch.zeros(1)}))
     assert optimizer["param_groups"][0]["lr"] == model["weight"][0] == optimizer["state"]["weight"]["step"]
     return facts["step"], model["weight"].unique().item()
 
@@ -64,19 +62,19 @@ def two(tmp_path: Path) -> Path:
 
 def test_saved_state_is_loaded(tmp_path: Path) -> None:
     facts = {
-        "fingerprint": {"model": "small", "seed": 0},
-        "best_accuracy": 0.1 + 0.2,
+        "settings": {"model": "small", "seed": 0},
+        "hooks": {"BestWeights": {"entries": [[0.1 + 0.2, 3, 1]]}},
         "scaler": {"scale": 65536.0},
     }
     save(tmp_path, 3, **facts)
-    found = sharded_snapshot.find_newest(tmp_path, SINGLE)
+    found = sharded.find_newest(tmp_path, SINGLE)
     assert found == {"step": 3, **facts, "path": tmp_path / "snapshot-3.dcp"}
     assert load(tmp_path) == (3, 3.0)
 
 
 def test_empty_folder_has_no_snapshot(tmp_path: Path) -> None:
     assert load(tmp_path) is None
-    assert sharded_snapshot.newest_step(tmp_path) == -1
+    assert sharded.newest_step(tmp_path) == -1
 
 
 def test_only_two_snapshots_are_kept(two: Path) -> None:
@@ -101,14 +99,14 @@ def test_snapshot_is_synced_before_it_is_renamed_and_the_folder_after(
     assert synced[-5:] == [
         (PART, sizes[PART], False),
         (".metadata", sizes[".metadata"], False),
-        (sharded_snapshot.MANIFEST, sizes[sharded_snapshot.MANIFEST], False),
-        (sharded_snapshot.UNFINISHED, 0, False),
+        (sharded.MANIFEST, sizes[sharded.MANIFEST], False),
+        (sharded.UNFINISHED, 0, False),
         (two.name, 0, True),
     ]
 
 
 def test_saving_a_step_again_keeps_the_first_as_a_fallback(two: Path) -> None:
-    sharded_snapshot.save(two, {"step": 10}, parts(0.5), SINGLE)
+    sharded.save(two, {"step": 10}, parts(0.5), SINGLE)
     assert load(two) == (10, 0.5)
     (two / "snapshot-10.dcp" / PART).write_bytes(b"")
     assert load(two) == (10, 10.0)
@@ -130,7 +128,7 @@ def truncate(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_last_byte, damage_middle, truncate, Path.unlink])
-@pytest.mark.parametrize("file", [PART, ".metadata", sharded_snapshot.MANIFEST])
+@pytest.mark.parametrize("file", [PART, ".metadata", sharded.MANIFEST])
 def test_damaged_snapshot_is_reported_and_the_previous_one_is_used(
     two: Path, file: str, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,7 +138,7 @@ def test_damaged_snapshot_is_reported_and_the_previous_one_is_used(
 
 
 def test_changed_step_in_the_manifest_is_detected(two: Path) -> None:
-    path = two / "snapshot-9.dcp" / sharded_snapshot.MANIFEST
+    path = two / "snapshot-9.dcp" / sharded.MANIFEST
     manifest = json.loads(path.read_text())
     manifest["facts"]["step"] = 99
     path.write_text(json.dumps(manifest))
@@ -156,17 +154,17 @@ def test_damaged_snapshot_does_not_displace_valid_ones(two: Path) -> None:
 
 
 def test_next_save_removes_what_killed_runs_have_left(two: Path) -> None:
-    (two / "snapshot-10.dcp").rename(two / sharded_snapshot.UNFINISHED)
-    (two / sharded_snapshot.UNFINISHED / "__1_0.distcp").touch()  # of a run with more ranks
+    (two / "snapshot-10.dcp").rename(two / sharded.UNFINISHED)
+    (two / sharded.UNFINISHED / "__1_0.distcp").touch()  # of a run with more ranks
     (two / "snapshot-5.dcp").mkdir()  # the removal of an old one was interrupted
     save(two, 11)
     assert names(two) == ["snapshot-11.dcp", "snapshot-9.dcp"]
-    assert names(two / "snapshot-11.dcp") == [".metadata", PART, sharded_snapshot.MANIFEST]
+    assert names(two / "snapshot-11.dcp") == [".metadata", PART, sharded.MANIFEST]
 
 
 def test_remove_leaves_nothing(two: Path) -> None:
-    (two / sharded_snapshot.UNFINISHED).mkdir()
-    sharded_snapshot.remove(two)
+    (two / sharded.UNFINISHED).mkdir()
+    sharded.remove(two)
     assert names(two) == []
 
 
@@ -176,7 +174,7 @@ def is_half_written(draft: Path) -> bool:
 
 
 def is_not_listed(draft: Path) -> bool:
-    return (draft / ".metadata").exists() and not (draft / sharded_snapshot.MANIFEST).exists()
+    return (draft / ".metadata").exists() and not (draft / sharded.MANIFEST).exists()
 
 
 def test_ranks_killed_during_a_write_leave_a_valid_snapshot(tmp_path: Path) -> None:
@@ -194,14 +192,14 @@ def test_ranks_killed_during_a_write_leave_a_valid_snapshot(tmp_path: Path) -> N
 
 
 def check_left_by_killed_writers(folder: Path) -> None:
-    assert sharded_snapshot.UNFINISHED in names(folder)
-    facts = sharded_snapshot.find_newest(folder, SINGLE)
+    assert sharded.UNFINISHED in names(folder)
+    facts = sharded.find_newest(folder, SINGLE)
     assert facts is not None
     model = {name: torch.zeros(1_000_000) for name in ("one", "other")}
-    sharded_snapshot.read(facts["path"], (model, {}))
+    sharded.read(facts["path"], (model, {}, {}))
     assert all(bool((value == facts["step"]).all()) for value in model.values())
     save(folder, facts["step"] + 1)
-    assert sharded_snapshot.UNFINISHED not in names(folder)
+    assert sharded.UNFINISHED not in names(folder)
 
 
 def signal_all(writers: list[launch.Run], number: signal.Signals) -> None:
@@ -224,7 +222,7 @@ def stop_at(condition: Callable[[Path], bool], folder: Path, writers: list[launc
 
 def is_met(condition: Callable[[Path], bool], folder: Path) -> bool:
     try:
-        finished = any(folder.glob(sharded_snapshot.PATTERN))
-        return finished and condition(folder / sharded_snapshot.UNFINISHED)
+        finished = any(folder.glob(sharded.PATTERN))
+        return finished and condition(folder / sharded.UNFINISHED)
     except FileNotFoundError:
         return False  # a rename came between

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import stat
@@ -14,15 +15,16 @@ pytest.importorskip("torch")
 
 import torch
 from support.training import launch
+from support.training.damage import MakesFolder
 from support.training.output import stop_during_snapshot
 
-from train import snapshot
+from train.checkpoint import full
 
 pytestmark = pytest.mark.torch
 WRITER = launch.CHECKS / "write_snapshots.py"
 
 
-def state(step: int) -> snapshot.State:
+def state(step: int) -> full.State:
     return {
         "step": step,
         "payload": torch.full((1000,), float(step)),
@@ -33,13 +35,13 @@ def state(step: int) -> snapshot.State:
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
     """A folder with snapshots of steps 1 (the previous one) and 2 (the newest)."""
-    snapshot.save(tmp_path, state(1))
-    snapshot.save(tmp_path, state(2))
+    full.save(tmp_path, state(1))
+    full.save(tmp_path, state(2))
     return tmp_path
 
 
 def test_saved_state_is_loaded(two: Path) -> None:
-    loaded = snapshot.load_local(two)
+    loaded = full.load_local(two)
     assert loaded is not None
     assert loaded["step"] == 2
     assert torch.equal(loaded["payload"], state(2)["payload"])
@@ -53,7 +55,7 @@ def test_snapshot_is_synced_before_it_is_renamed_and_the_folder_after(
 
     def sync(descriptor: int) -> None:
         info = os.fstat(descriptor)
-        loaded = snapshot.load_local(two)
+        loaded = full.load_local(two)
         assert loaded is not None
         synced.append(
             ("folder", 0, loaded["step"])
@@ -62,38 +64,38 @@ def test_snapshot_is_synced_before_it_is_renamed_and_the_folder_after(
         )
 
     monkeypatch.setattr(os, "fsync", sync)
-    snapshot.save(two, state(3))
-    assert synced == [("file", (two / snapshot.NAME).stat().st_size, 2), ("folder", 0, 3)]
+    full.save(two, state(3))
+    assert synced == [("file", (two / full.NAME).stat().st_size, 2), ("folder", 0, 3)]
 
 
 def test_only_two_snapshots_are_kept(two: Path) -> None:
-    assert sorted(path.name for path in two.iterdir()) == [snapshot.PREVIOUS, snapshot.NAME]
+    assert sorted(path.name for path in two.iterdir()) == [full.PREVIOUS, full.NAME]
 
 
 def test_empty_folder_has_no_snapshot(tmp_path: Path) -> None:
-    assert snapshot.load_local(tmp_path) is None
+    assert full.load_local(tmp_path) is None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_truncated_snapshot_is_reported_and_the_previous_one_is_used(
     two: Path, share: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = two / snapshot.NAME
+    path = two / full.NAME
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
-    loaded = snapshot.load_local(two)
+    loaded = full.load_local(two)
     assert loaded is not None
     assert loaded["step"] == 1
     assert str(path) in capsys.readouterr().err
 
 
 def test_flipped_bits_in_the_weights_are_detected(two: Path) -> None:
-    path = two / snapshot.NAME
+    path = two / full.NAME
     payload = state(2)["payload"].numpy().tobytes()
     whole = path.read_bytes()
     assert whole.count(payload) == 1
     path.write_bytes(whole.replace(payload, payload[:40] + bytes([payload[40] ^ 1]) + payload[41:]))
-    loaded = snapshot.load_local(two)
+    loaded = full.load_local(two)
     assert loaded is not None
     assert loaded["step"] == 1
 
@@ -101,58 +103,58 @@ def test_flipped_bits_in_the_weights_are_detected(two: Path) -> None:
 def test_snapshot_of_an_older_format_is_reported_and_skipped(
     two: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.save({**state(99), "format": 1}, two / snapshot.NAME)
-    loaded = snapshot.load_local(two)
+    torch.save({**state(99), "format": 1}, two / full.NAME)
+    loaded = full.load_local(two)
     assert loaded is not None
     assert loaded["step"] == 1
-    assert f"format 1, but this trainer reads format {snapshot.FORMAT}" in capsys.readouterr().err
+    assert f"format 1, but this trainer reads format {full.FORMAT}" in capsys.readouterr().err
 
 
 def test_last_written_snapshot_is_loaded_even_if_its_step_is_lower(two: Path) -> None:
-    snapshot.save(two, state(1))
-    loaded = snapshot.load_local(two)
+    full.save(two, state(1))
+    loaded = full.load_local(two)
     assert loaded is not None
     assert loaded["step"] == 1
 
 
 def test_only_temporary_files_of_killed_writers_are_removed(two: Path) -> None:
     for writer in (0, 3):
-        (two / snapshot.TEMPORARY.format(writer)).write_bytes(b"half")
-    snapshot.remove_temporary_files(two)
-    assert sorted(path.name for path in two.iterdir()) == [snapshot.PREVIOUS, snapshot.NAME]
+        (two / full.TEMPORARY.format(writer)).write_bytes(b"half")
+    full.remove_temporary_files(two)
+    assert sorted(path.name for path in two.iterdir()) == [full.PREVIOUS, full.NAME]
 
 
 def test_file_that_is_no_snapshot_is_skipped(two: Path) -> None:
-    torch.save({"step": 99, "weights": torch.zeros(3)}, two / snapshot.NAME)
-    loaded = snapshot.load_local(two)
+    torch.save({"step": 99, "weights": torch.zeros(3)}, two / full.NAME)
+    loaded = full.load_local(two)
     assert loaded is not None
     assert loaded["step"] == 1
 
 
-class MakesFolder:
-    """Creates a folder when it is unpickled: an example of code in a pickle."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.folder),)
+@pytest.mark.parametrize("step", [math.nan, 3.0, -1, 2**60, 10**30, True, "3", None])
+def test_snapshot_with_an_impossible_step_is_reported_and_the_previous_one_is_used(
+    two: Path, step: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({**state(2), "step": step, "format": full.FORMAT}, two / full.NAME)
+    assert full.newest_step(two) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"skipping snapshot {two / full.NAME}: ValueError: its step is {step}"
 
 
 def test_snapshot_with_code_in_its_pickle_is_skipped_and_not_executed(
     two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "executed"
-    torch.save({**state(99), "format": snapshot.FORMAT, "more": MakesFolder(folder)}, two / snapshot.NAME)
-    loaded = snapshot.load_local(two)
+    torch.save({**state(99), "format": full.FORMAT, "more": MakesFolder(folder)}, two / full.NAME)
+    loaded = full.load_local(two)
     assert loaded is not None
     assert loaded["step"] == 1
     assert not folder.exists()
-    assert f"skipping snapshot {two / snapshot.NAME}" in capsys.readouterr().err
+    assert f"skipping snapshot {two / full.NAME}" in capsys.readouterr().err
 
 
 def test_snapshot_from_a_missing_gpu_is_loaded(two: Path) -> None:
-    path = two / snapshot.NAME
+    path = two / full.NAME
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     (index,) = (name for name in members if name.endswith("/data.pkl"))
@@ -162,15 +164,15 @@ def test_snapshot_from_a_missing_gpu_is_loaded(two: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    loaded = snapshot.load_local(two)
+    loaded = full.load_local(two)
     assert loaded is not None
     assert loaded["step"] == 2
     assert torch.equal(loaded["payload"], state(2)["payload"])
 
 
 def test_crash_between_the_two_renames_leaves_the_previous_snapshot(two: Path) -> None:
-    (two / snapshot.NAME).replace(two / snapshot.PREVIOUS)
-    loaded = snapshot.load_local(two)
+    (two / full.NAME).replace(two / full.PREVIOUS)
+    loaded = full.load_local(two)
     assert loaded is not None
     assert loaded["step"] == 2
 
@@ -181,7 +183,7 @@ def test_writer_killed_during_a_write_leaves_a_valid_snapshot(tmp_path: Path, at
     stop_during_snapshot(tmp_path, writer.pid)
     writer.kill_session()
     assert writer.wait() == -signal.SIGKILL
-    loaded = snapshot.load_local(tmp_path)
+    loaded = full.load_local(tmp_path)
     assert loaded is not None
     assert bool((loaded["payload"] == loaded["step"]).all())
 
@@ -190,6 +192,6 @@ def test_full_disk_is_a_clear_error_and_keeps_the_old_snapshots(two: Path) -> No
     before = {path.name: path.read_bytes() for path in two.iterdir()}
     run = launch.run(WRITER, two, 100_000, 1_000_000)
     assert run.code == 1
-    assert "cannot write the snapshot" in run.stderr
+    assert f"cannot write {two / full.NAME}" in run.stderr
     assert "Traceback" not in run.stderr
     assert {path.name: path.read_bytes() for path in two.iterdir()} == before

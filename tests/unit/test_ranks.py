@@ -142,6 +142,19 @@ def test_module_is_run_with_m(rendezvous: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rendezvous", "expected"), [("c10d", "$$$$x-$${local_rank}"), ("static", "$$$$x-$${local_rank}"), ("direct", "$$x-${local_rank}")]
+)  # fmt: skip
+def test_arguments_survive_the_substitution_by_torchrun(rendezvous: Any, expected: str) -> None:
+    """torchrun replaces $$ by $, and ${local_rank}, in the arguments of ranks."""
+    job = JobSpec(nproc_per_node=1, rendezvous=rendezvous)
+    (plan,) = make_plans(job, [host(0)], Script("train.py", ("$$x-${local_rank}",)))
+    assert plan.processes[0].rank[-1] == expected
+    if plan.processes[0].launcher:
+        macros = pytest.importorskip("torch.distributed.elastic.utils.api").macros
+        assert macros.substitute(list(plan.processes[0].rank), "0")[-1] == "$$x-${local_rank}"
+
+
+@pytest.mark.parametrize(
     ("setting", "gpus", "counts"),
     [
         ("gpu", (4, 4), [4, 4]),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import difflib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from cloudddp import payload
@@ -15,18 +16,27 @@ from cloudddp.errors import Command, UsageError
 from cloudddp.safe_files import resolved
 from cloudddp.text import one_line
 
+_DEFAULT = "ddp"
+_SYNONYMS = {"digits": _DEFAULT}  # an earlier name
+_LAUNCH = {"ddp": "train.py", "trainer": "-m train.main --dataset digits"}
+_REQUIREMENTS = "requirements.txt"
+# Only where something is missing: an image has its own build of torch, and a simulated node has no network.
+_INSTALL = f"python3 -c 'import sklearn, torch' 2>/dev/null || pip install -r {_REQUIREMENTS}"
+_SETUP = {("setup", "run"): (_INSTALL,), ("setup", "inputs"): (_REQUIREMENTS,)}
 
-def init(console: Console, _: GlobalOptions, *, folder: Path, example: str | None) -> None:
-    config, code = folder / CONFIG_NAME, folder / "train"
+
+def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: str | None) -> None:
+    example, folder = _example_and_folder(example, folder)
+    files = payload.example(example) if example else {}
     written: list[str] = []
     failed: UsageError | None = None
     try:
-        existing = [path for path in (config, *([code] if example else [])) if path.exists()]
+        existing = [path for path in (folder / name for name in (CONFIG_NAME, *files)) if path.exists()]
         if existing:
             raise UsageError(
                 f"{existing[0]} already exists; nothing was written", hint="choose another folder, or remove it"
             )  # fmt: skip
-        _write_project(folder, config, code if example else None, written)
+        _write_project(folder, files, written)
     except OSError as error:
         failed = UsageError(
             f"cannot write {error.filename or folder}: {one_line(str(error.strerror or error), 200)}",
@@ -43,18 +53,41 @@ def init(console: Console, _: GlobalOptions, *, folder: Path, example: str | Non
         )  # fmt: skip
     else:
         there = "" if resolved(folder) == resolved(Path.cwd()) else f"cd {folder} && "
-        console.log(f"next: {there}cloudddp --sim up && cloudddp --sim launch -m train.main --dataset digits")
+        console.log(f"next: {there}cloudddp --sim up && cloudddp --sim launch {_LAUNCH[example]}")
 
 
-def _write_project(folder: Path, config: Path, code: Path | None, written: list[str]) -> None:
-    """Write the files, and append each to `written`."""
+def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str | None, Path]:
+    """Return the name of an example, or None, and the folder. In `--example my-project` the value, which the option may
+    lack, is the folder. Raises UsageError."""
+    name = _SYNONYMS.get(example, example) if example else None
+    if name is None or name in payload.EXAMPLES:
+        return name, folder or Path()
+    if folder is None and not difflib.get_close_matches(name, payload.EXAMPLES):
+        return _DEFAULT, Path(name)
+    raise UsageError(
+        f"--example: no example {name!r}",
+        hint=(
+            f"available: {', '.join(payload.EXAMPLES)}; for a folder of that name: ",
+            Command("init", f"--example={_DEFAULT}", "FOLDER"),
+        ),
+    )
+
+
+def _write_project(folder: Path, files: Mapping[str, Path], written: list[str]) -> None:
+    """Write the files, and append each to `written`; of an example's folder only its name."""
     folder.mkdir(parents=True, exist_ok=True)
-    config.write_text(examples.toml(examples.name_for(folder)))
+    config = folder / CONFIG_NAME
+    given = _SETUP if _REQUIREMENTS in files else {}
+    config.write_text(examples.toml(examples.name_for(folder), given))
     written.append(str(config))
     ignored = folder / ".gitignore"
     if not ignored.exists():
         ignored.write_text("/runs/\n/results/\n")
         written.append(str(ignored))
-    if code is not None:
-        shutil.copytree(payload.example(), code, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-        written.append(f"{code}{os.sep}")
+    for name, source in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+        top, deeper, _ = name.partition("/")
+        if (shown := f"{folder / top}{deeper}") not in written:
+            written.append(shown)

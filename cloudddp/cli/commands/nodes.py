@@ -15,14 +15,24 @@ init = Verb(
     "init",
     "cloudddp.cli.actions.init:init",
     params=[
-        click.Argument(["folder"], required=False, default=".", type=_FOLDER),
-        click.Option(["--example"], type=click.Choice(["digits"]), help="Copy a training project, too."),
+        click.Argument(["folder"], required=False, type=_FOLDER),
+        click.Option(
+            ["--example"],
+            is_flag=False,
+            flag_value="ddp",
+            metavar="[ddp|trainer]",
+            help="Copy an example project, too: one training script (ddp, the default), or the reference trainer with its "
+            "docs and tests.",
+        ),
     ],
     help="""Write a commented cloudddp.toml into FOLDER.
 
+    FOLDER is by default the current one.
+
     \b
-    Example:
-      cloudddp init --example digits my-project
+    Examples:
+      cloudddp init --example my-project
+      cloudddp init --example trainer my-project
     """,
 )
 

@@ -25,17 +25,11 @@ _NOLOGIN_TEXT = (
 )
 DPKG_LOCK = Path("/var/lib/dpkg/lock-frontend")
 _reached_sysinit = threading.Event()
-_node_ends = threading.Event()
 
 
 def has_bus() -> bool:
     """Return whether D-Bus and logind are up."""
     return _reached_sysinit.is_set()
-
-
-def expect_end() -> None:
-    """Take what fails from now on for a consequence of the shutdown that begins, and not for an error of the boot."""
-    _node_ends.set()
 
 
 def run(manager: services.Services, ssh: Sshd, report: int, chown_to_user: Callable[..., None]) -> None:
@@ -54,8 +48,6 @@ def run(manager: services.Services, ssh: Sshd, report: int, chown_to_user: Calla
             raise RuntimeError(problem)
         os.close(report)
     except Exception as error:
-        if _node_ends.is_set():
-            return
         os.write(report, str(error).encode(errors="replace")[:2000])
         os._exit(1)
     _later(_end_nologin, wanted.get("nologin_seconds", 0))

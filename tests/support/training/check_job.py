@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from support.training import launch
 
-from train.communicator import Communicator
 from train.config import make
+from train.distributed.communicator import Communicator
+from train.distributed.process_group import join
+from train.distributed.rank_info import find_rank
 from train.process_exit import exit_process
-from train.process_group import join
-from train.rank_info import find_rank
 
 Check = Callable[..., Any]
 Reports = dict[int, list[dict[str, Any]]]  # world size -> what each rank reported

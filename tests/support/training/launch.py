@@ -29,8 +29,8 @@ PRELOADED = (
     "torch.distributed.pipelining",
     "torch.distributed.run",
     "torch.utils.data._utils.worker",
-    "train.rank",
-    "train.spawn",
+    "train.run",
+    "train.distributed.spawn",
 )
 TORCHRUN = ("-m", "torch.distributed.run")
 FORKED_TORCHRUN = CHECKS / "forked_torchrun.py"

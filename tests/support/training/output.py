@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from support.training import launch
 
-from train import snapshot
+from train.checkpoint import full
 
 # Fields of metrics.jsonl that depend on the clock.
 CLOCK_FIELDS = {
@@ -40,7 +40,7 @@ def read_metrics(folder: Path, kind: str = "") -> list[dict[str, Any]]:
     return [line for line in lines if kind in ("", line["kind"])]
 
 
-def read_snapshot(folder: Path, name: str = snapshot.NAME) -> dict[str, Any]:
+def read_snapshot(folder: Path, name: str = full.NAME) -> dict[str, Any]:
     return torch.load(folder / name, weights_only=True)
 
 
@@ -79,7 +79,7 @@ def differing_paths(one: Any, other: Any, path: str = "") -> list[str]:
 
 def stop_during_snapshot(folder: Path, pid: int) -> None:
     """Stop the process with SIGSTOP while its new snapshot is shorter than the newest one."""
-    newest = folder / snapshot.NAME
+    newest = folder / full.NAME
     deadline = time.monotonic() + launch.HANG
     while time.monotonic() < deadline:
         if not _is_writing(folder, newest):
@@ -95,6 +95,6 @@ def stop_during_snapshot(folder: Path, pid: int) -> None:
 def _is_writing(folder: Path, newest: Path) -> bool:
     try:
         size = newest.stat().st_size
-        return any(0 < path.stat().st_size < size for path in folder.glob(snapshot.TEMPORARY.format("*")))
+        return any(0 < path.stat().st_size < size for path in folder.glob(full.TEMPORARY.format("*")))
     except FileNotFoundError:
         return False  # nothing is saved yet, or a rename came between

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from train import models, parallel
-from train.communicator import Communicator
+from train import models
+from train.components import assemble
 from train.config import make
-from train.data import Datasets, InMemoryDataset
-from train.metrics import Metrics
-from train.rank_info import RankInfo
+from train.data.datasets import Datasets, InMemoryDataset
+from train.distributed.communicator import Communicator
+from train.distributed.rank_info import RankInfo
+from train.parallel import select
+from train.record.output import Metrics
 from train.signals import StopRequest
+from train.task import classification
 from train.trainer import Trainer
 
 SAMPLES, TEST_SAMPLES, BATCH = 22, 7, 5  # the last batch has 2 samples: with 3 ranks one of them is idle
@@ -39,9 +43,9 @@ def datasets(
     return Datasets(
         train=images(samples, size, 1, dtype),
         test=images(TEST_SAMPLES, size, test_seed, dtype),
+        task=classification(),
         shape=(1, size, size),
         classes=CLASSES,
-        preprocess=lambda inputs: inputs,
     )
 
 
@@ -55,21 +59,22 @@ def small_trainer(
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float32,
     stop: StopRequest | None = None,
-    enabled: bool = False,
+    metrics: Metrics | None = None,
     **settings: Any,
 ) -> Trainer:
     """Return a Trainer on random images of 8x8, or 12x12 for the mnist model, whose output goes to `out`.
 
-    `module` replaces the model that `model` names. `dropout` adds a layer that draws random numbers. Metrics are
-    written only if `enabled`.
+    `module` replaces the model that `model` names. `dropout` adds a layer that draws random numbers.
     """
     config = make(dataset="synthetic", model=model, out=str(out), **{"batch_size": BATCH, **settings})
     data = data or datasets(12 if model == "mnist" else 8, dtype=dtype)
+    if smoothing := config.optimization.label_smoothing:
+        data = dataclasses.replace(data, task=classification(smoothing=smoothing))
     if module is None:
-        module = models.build(model, shape=data.shape, classes=data.classes, seed=config.seed)
+        module = models.build(model, shape=data.shape, classes=data.classes, seed=config.optimization.seed)
     if dropout:
         module = nn.Sequential(module, nn.Dropout(dropout))
     out.mkdir(parents=True, exist_ok=True)
-    strategy = parallel.build(config, comm, module.to(dtype), shape=data.shape)
-    metrics = Metrics(out, enabled=enabled and comm.is_main, tensorboard=False)
-    return Trainer(config=config, comm=comm, strategy=strategy, datasets=data, metrics=metrics, stop=stop)
+    strategy = select.build(config, comm, module.to(dtype), data.task, data.example)
+    metrics = metrics or Metrics(out, enabled=False)
+    return assemble(config, comm, strategy, data, metrics, stop).trainer

@@ -18,9 +18,10 @@ from support.training.small_trainer import BATCH, CLASSES, SAMPLES, images, smal
 from torch import Tensor, nn
 
 from train import models
-from train.communicator import Communicator
-from train.data import Datasets
-from train.sampler import GlobalBatchSampler
+from train.data.datasets import Datasets
+from train.data.sampler import GlobalBatchSampler
+from train.distributed.communicator import Communicator
+from train.task import classification
 from train.trainer import Trainer
 
 EPOCHS = 2
@@ -30,9 +31,7 @@ SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 
 def data(size: int) -> Datasets:
     both = images(SAMPLES, size, 1, torch.float64)
-    return Datasets(
-        train=both, test=both, shape=(1, size, size), classes=CLASSES, preprocess=lambda inputs: inputs
-    )
+    return Datasets(train=both, test=both, task=classification(), shape=(1, size, size), classes=CLASSES)
 
 
 def trainer(comm: Communicator, model: str, folder: Path, **flags: Any) -> Trainer:
@@ -80,12 +79,12 @@ def clipped_reference(_comm: Communicator, _folder: Path) -> dict[str, Tensor]:
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total - warmup)
     step = 0
     for epoch in range(EPOCHS):
-        for shard in SAMPLER.shards(epoch):
+        for batch in SAMPLER.batches(epoch):
             if step < warmup:
                 optimizer.param_groups[0]["lr"] = 0.05 * (step + 1) / warmup
             optimizer.zero_grad()
-            scores = module(train.inputs[shard.indices])
-            F.cross_entropy(scores, train.labels[shard.indices], label_smoothing=0.1).backward()
+            scores = module(train.inputs[batch.indices])
+            F.cross_entropy(scores, train.labels[batch.indices], label_smoothing=0.1).backward()
             nn.utils.clip_grad_norm_(module.parameters(), 0.1)
             optimizer.step()
             step += 1
@@ -108,18 +107,18 @@ def train_with_ghost_batchnorm(world_size: int, parts: int) -> dict[str, Tensor]
     module, optimizer = reference_model("mnist", 12)
     train = data(12).train
     for epoch in range(EPOCHS):
-        for shard in SAMPLER.shards(epoch):
+        for batch in SAMPLER.batches(epoch):
             optimizer.zero_grad()
             statistics = None
             before = copy.deepcopy(dict(module.named_buffers()))
             for rank in range(world_size):
                 for name, buffer in module.named_buffers():
                     buffer.copy_(before[name])
-                own = shard.indices[rank::world_size]
+                own = batch.indices[rank::world_size]
                 bounds = [len(own) * part // parts for part in range(parts + 1)]
                 for part in filter(None, (own[a:b] for a, b in pairwise(bounds))):
                     loss = F.cross_entropy(module(train.inputs[part]), train.labels[part], reduction="sum")
-                    (loss / shard.global_count).backward()
+                    (loss / batch.global_count).backward()
                 statistics = statistics or copy.deepcopy(dict(module.named_buffers()))
             for name, buffer in module.named_buffers():
                 buffer.copy_(statistics[name])
@@ -131,10 +130,10 @@ def validated(comm: Communicator, folder: Path) -> dict[str, Any]:
     """A model with BatchNorm, trained for an epoch and validated twice."""
     subject = trainer(comm, "mnist", folder)
     subject.train_epoch()
-    figures = [subject.validate()]
+    figures = [subject.evaluate()]
     subject.strategy.sync_buffers()
     before = {name: value.clone() for name, value in subject.strategy.module.state_dict().items()}
-    figures.append(subject.validate())
+    figures.append(subject.evaluate())
     return {"figures": figures, "before": before, "after": subject.strategy.module.state_dict()}
 
 

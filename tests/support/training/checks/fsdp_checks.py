@@ -18,8 +18,9 @@ from support.training.check_job import run_checks
 from support.training.small_trainer import CLASSES, datasets, small_trainer
 from torch import Tensor, nn
 
-from train import models, sharded_snapshot
-from train.communicator import Communicator
+from train import models
+from train.checkpoint import sharded
+from train.distributed.communicator import Communicator
 from train.errors import TrainError
 from train.trainer import Trainer
 
@@ -82,7 +83,7 @@ def train_epoch(
     """One epoch and a validation."""
     subject = trainer(comm, kind, dtype, folder / "epoch", epochs=1, parallel=mode, **{**SGD, **settings})
     subject.train_epoch()
-    return {"test": subject.validate(), "weights": whole_weights(subject)}
+    return {"test": subject.evaluate(), "weights": whole_weights(subject)}
 
 
 def train_in_both_modes(comm: Communicator, folder: Path, _shared: Path) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def compute_in_bf16(comm: Communicator, folder: Path, _shared: Path) -> dict[str
     for name in ("conv1", "norm1"):
         layer = subject.strategy.module.get_submodule(name)
         layer.register_forward_pre_hook(lambda layer, _inputs: used.append(layer.weight.dtype))
-    subject.train_step(*next(subject.train_loader(list(subject.sampler.shards(0)))))
+    subject.train_step(*next(subject.train_reader.batches()))
     gradient = subject.strategy.module.get_parameter("fc1.weight").grad.to_local()
     return {"used": used, "float32 gradients": bool((gradient.bfloat16().float() != gradient).any())}
 
@@ -207,7 +208,7 @@ def fail_together(comm: Communicator, folder: Path, _shared: Path) -> dict[str, 
         comm.any(True)  # rank 0 has removed its draft
     report["left"] = folder_names(out)
     comm.any(True)  # all have read it
-    draft = out / sharded_snapshot.UNFINISHED
+    draft = out / sharded.UNFINISHED
     if comm.is_main:
         draft.touch()  # a file where the folder should be
     report["blocked"] = message_of(subject.save)
@@ -215,7 +216,7 @@ def fail_together(comm: Communicator, folder: Path, _shared: Path) -> dict[str, 
         draft.unlink()
     subject.save()
     damage_part_of_last_rank(comm, out / "snapshot-2.dcp")
-    found = sharded_snapshot.find_newest(out, comm)
+    found = sharded.find_newest(out, comm)
     report["found"] = found and found["step"]
     report["not shared"] = message_of(small(folder / f"alone{comm.rank}").resume)
     report["other kind"] = message_of(small(out, snapshot="full").resume)

@@ -16,12 +16,14 @@ for name in [name for name in sys.modules if name.split(".")[0] == "train"]:
     del sys.modules[name]  # imported before the fork
 
 sigterm = signal.getsignal(signal.SIGTERM)
-names = [f"train.{module.name}" for module in pkgutil.iter_modules([str(ROOT / "train")])]
+names = [module.name for module in pkgutil.walk_packages([str(ROOT / "train")], "train.")]
 modules = {name.removeprefix("train."): importlib.import_module(name) for name in names}
 assert multiprocessing.get_start_method(allow_none=True) is None
 assert signal.getsignal(signal.SIGTERM) is sigterm
 
-config, process_group, rank_info = (modules[name] for name in ("config", "process_group", "rank_info"))
+config, process_group, rank_info = (
+    modules[name] for name in ("config", "distributed.process_group", "distributed.rank_info")
+)
 main = modules["main"].main
 try:
     with process_group.join(config.make(parallel="fsdp"), rank_info.RankInfo()):

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from train.data import InMemoryDataset
+from train.data.datasets import InMemoryDataset
+from train.data.loader import Loader
+from train.data.sampler import GlobalBatchSampler, RankBatch
 from train.errors import TrainError
-from train.loader import Loader
-from train.sampler import GlobalBatchSampler, Shard
 
 SAMPLES = 23
 RECEIVED_SIGNALS: list[int] = []
@@ -44,8 +44,8 @@ class ReaderPids(Dataset[tuple[int, int]]):
         return index, os.getpid()
 
 
-def shards(epoch: int, first_step: int = 0) -> list[Shard]:
-    return list(GlobalBatchSampler(samples=SAMPLES, batch_size=4, seed=1).shards(epoch, first_step))
+def batches(epoch: int, first_step: int = 0) -> list[RankBatch]:
+    return list(GlobalBatchSampler(samples=SAMPLES, batch_size=4, seed=1).batches(epoch, first_step))
 
 
 def have_exited(pids: set[int], seconds: float = 30.0) -> bool:
@@ -56,11 +56,11 @@ def have_exited(pids: set[int], seconds: float = 30.0) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def read(loader: Loader, shards: list[Shard]) -> tuple[bool, set[int]]:
-    """Return whether every batch is the one of its shard, and the processes that read them."""
+def read(loader: Loader, wanted: list[RankBatch]) -> tuple[bool, set[int]]:
+    """Return whether every batch is the one of its one, and the processes that read them."""
     correct, readers = True, set()
-    for inputs, pids, shard in loader(shards):
-        correct = correct and inputs.tolist() == shard.indices
+    for (inputs, pids), one in loader(wanted):
+        correct = correct and inputs.tolist() == one.indices
         readers |= set(pids.tolist())
     return correct, readers
 
@@ -77,7 +77,7 @@ def start_under_signals() -> tuple[Loader, dict[str, Any]]:
     thread = threading.Thread(target=send_signals)
     thread.start()
     loader = Loader(ReaderPids(), workers=2)
-    correct, readers = read(loader, shards(0))
+    correct, readers = read(loader, batches(0))
     stop.set()
     thread.join()
     return loader, {"correct": correct, "readers": len(readers), "signalled": bool(RECEIVED_SIGNALS)}
@@ -85,21 +85,21 @@ def start_under_signals() -> tuple[Loader, dict[str, Any]]:
 
 def read_many_epochs(loader: Loader) -> dict[str, Any]:
     """Later epochs: one started in the middle, one left early, one left by an exception, one never started."""
-    first = read(loader, shards(1))
-    from_the_middle = read(loader, shards(2, first_step=3))
-    for _batch in loader(shards(3)):
+    first = read(loader, batches(1))
+    from_the_middle = read(loader, batches(2, first_step=3))
+    for _batch in loader(batches(3)):
         break
-    after_break = read(loader, shards(4))
+    after_break = read(loader, batches(4))
     try:
-        for _batch in loader(shards(5)):
+        for _batch in loader(batches(5)):
             raise ValueError("a bad loss")
     except ValueError:
         pass
-    loader(shards(6))
-    after_error = read(loader, shards(7))
-    unfinished = loader(shards(8))
+    loader(batches(6))
+    after_error = read(loader, batches(7))
+    unfinished = loader(batches(8))
     next(unfinished)
-    overtaking = read(loader, shards(9))
+    overtaking = read(loader, batches(9))
     left = len(list(unfinished))
     epochs = (first, from_the_middle, after_break, after_error, overtaking)
     readers = set().union(*(pids for _correct, pids in epochs))
@@ -115,7 +115,7 @@ def read_many_epochs(loader: Loader) -> dict[str, Any]:
 
 def close_in_the_middle() -> dict[str, Any]:
     loader = Loader(ReaderPids(), workers=2)
-    _inputs, pids, _shard = next(loader(shards(0)))
+    (_inputs, pids), _ = next(loader(batches(0)))
     loader.close()
     return {"exited": have_exited(set(pids.tolist()))}
 
@@ -124,20 +124,20 @@ def read_bad_sample() -> dict[str, Any]:
     loader = Loader(ReaderPids(bad=7), workers=2)
     message = ""
     try:
-        read(loader, shards(0))
+        read(loader, batches(0))
     except RuntimeError as error:
         message = str(error)
-    others = [shard for shard in shards(0) if 7 not in shard.indices]
+    others = [one for one in batches(0) if 7 not in one.indices]
     correct, _readers = read(loader, others)
     loader.close()
     return {"raised": "sample 7" in message, "correct afterwards": correct}
 
 
 def lose_a_worker() -> dict[str, Any]:
-    loader = Loader(ReaderPids(hang=shards(0)[2].indices[0]), workers=1)
+    loader = Loader(ReaderPids(hang=batches(0)[2].indices[0]), workers=1)
     message = ""
     try:
-        for _inputs, pids, _shard in loader(shards(0)):
+        for (_inputs, pids), _ in loader(batches(0)):
             os.kill(pids[0].item(), signal.SIGKILL)
     except TrainError as error:
         message = str(error)
@@ -148,8 +148,8 @@ def lose_a_worker() -> dict[str, Any]:
 def close_during_hanging_read() -> dict[str, Any]:
     # How long torch waits for a worker to exit; it is 5 s.
     torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
-    loader = Loader(ReaderPids(hang=shards(0)[1].indices[0]), workers=1)
-    _inputs, pids, _shard = next(loader(shards(0)))
+    loader = Loader(ReaderPids(hang=batches(0)[1].indices[0]), workers=1)
+    (_inputs, pids), _ = next(loader(batches(0)))
     loader.close()
     return {"exited": have_exited(set(pids.tolist()))}
 
@@ -158,9 +158,9 @@ def share_memory() -> dict[str, Any]:
     """Workers read the tensors of this process and not copies: a later change here is visible to them."""
     dataset = InMemoryDataset(torch.zeros(SAMPLES, 2), torch.arange(SAMPLES))
     loader = Loader(dataset, workers=1)
-    before = sum(inputs.sum().item() for inputs, _labels, _shard in loader(shards(0)))
+    before = sum(inputs.sum().item() for (inputs, _labels), _ in loader(batches(0)))
     dataset.inputs.fill_(1.0)
-    after = sum(inputs.sum().item() for inputs, _labels, _shard in loader(shards(1)))
+    after = sum(inputs.sum().item() for (inputs, _labels), _ in loader(batches(1)))
     loader.close()
     return {"sums": [before, after]}
 
@@ -170,7 +170,7 @@ def refuse_unpicklable_dataset() -> dict[str, Any]:
         pass
 
     try:
-        next(Loader(Local(), workers=1)(shards(0)))
+        next(Loader(Local(), workers=1)(batches(0)))
     except TrainError as error:
         return {"message": str(error)}
     return {"message": ""}
@@ -198,8 +198,8 @@ def main() -> None:
 
 def wait() -> None:
     loader = Loader(ReaderPids(), workers=2)
-    _correct, readers = read(loader, shards(0))
-    reading = loader(shards(1))
+    _correct, readers = read(loader, batches(0))
+    reading = loader(batches(1))
     next(reading)
     parents = {int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]) for pid in readers}
     print(json.dumps(sorted(readers | parents - {os.getpid()})), flush=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from support.training.check_job import run_checks
 from support.training.small_trainer import small_trainer
 from torch import Tensor
 
-from train import snapshot
-from train.communicator import Communicator
+from train.checkpoint import full
+from train.distributed.communicator import Communicator
 from train.errors import TrainError
 from train.trainer import Trainer
 
@@ -33,7 +33,7 @@ def train_in_double_precision(comm: Communicator, folder: Path) -> dict[str, Any
     trainer = small_trainer(comm, folder / "double", dtype=torch.float64, **settings)
     figures = trainer.train_epoch()
     trainer.fit()
-    return {"weights": trainer.strategy.module.state_dict(), "epoch": figures, "test": trainer.validate()}
+    return {"weights": trainer.strategy.module.state_dict(), "epoch": figures, "test": trainer.evaluate()}
 
 
 def interrupt_and_resume(comm: Communicator, folder: Path) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def interrupt_and_resume(comm: Communicator, folder: Path) -> dict[str, Any]:
     second.resume()
     resumed_at = second.step
     second.fit()
-    states = [snapshot.load_newest(one.config.folder, comm) for one in (whole, second)]
+    states = [full.load_newest(one.config.folder, comm) for one in (whole, second)]
     compared = ("step", "model", "optimizer")
     whole_state, parts_state = ({name: state[name] for name in compared} for state in states if state)
     return {"resumed_at": resumed_at, "whole": whole_state, "parts": parts_state}
@@ -62,19 +62,19 @@ def elect_snapshot(comm: Communicator, folder: Path) -> dict[str, Any]:
     """Each rank has a disk of its own. Rank 1 holds step 30; rank 2, if there is one, a truncated step 40."""
     disk = folder / f"disk{comm.rank}"
     disk.mkdir()
-    from_nothing = snapshot.load_newest(disk, comm)
+    from_nothing = full.load_newest(disk, comm)
     step = (10, 30, 40)[comm.rank]
-    snapshot.save(disk, {"step": step, "payload": torch.full((3,), float(step))})
+    full.save(disk, {"step": step, "payload": torch.full((3,), float(step))})
     if comm.rank == 2:
-        whole = (disk / snapshot.NAME).read_bytes()
-        (disk / snapshot.NAME).write_bytes(whole[: len(whole) // 2])
-    return {"from nothing": from_nothing, "elected": snapshot.load_newest(disk, comm)}
+        whole = (disk / full.NAME).read_bytes()
+        (disk / full.NAME).write_bytes(whole[: len(whole) // 2])
+    return {"from nothing": from_nothing, "elected": full.load_newest(disk, comm)}
 
 
 def train_on_nan(comm: Communicator, folder: Path) -> dict[str, Any]:
     """One sample, which the last rank takes in the first step, is NaN."""
     trainer = small_trainer(comm, folder / "nan", optimizer="sgd", lr=0.1, epochs=3)
-    poisoned = trainer.sampler.permutation(0)[comm.world_size - 1]
+    poisoned = trainer.train_reader.sampler.order(0)[comm.world_size - 1]
     trainer.datasets.train.inputs[poisoned] = float("nan")
     before = state_copy(trainer)
     try:
@@ -89,12 +89,12 @@ def overflow_in_half_precision(comm: Communicator, folder: Path) -> dict[str, An
     settings = {"optimizer": "sgd", "lr": 0.1, "amp": "fp16", "epochs": 3}
     first = small_trainer(comm, folder / "overflow", **settings)
     first.strategy.scaler = torch.amp.GradScaler(comm.device.type, init_scale=2.0**-6)
-    first.criterion = with_infinite_gradients(first, {1, 2})
+    with_infinite_gradients(first, {1, 2})
     figures = first.train_epoch()
     first.save()
     second = small_trainer(comm, folder / "overflow", **settings)
     second.resume()
-    second.criterion = with_infinite_gradients(second, set(range(15)))
+    with_infinite_gradients(second, set(range(15)))
     before = state_copy(second)
     try:
         second.fit()
@@ -108,15 +108,15 @@ def overflow_in_half_precision(comm: Communicator, folder: Path) -> dict[str, An
     }
 
 
-def with_infinite_gradients(trainer: Trainer, steps: set[int]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the criterion, with the gradient of a square root at 0 in these steps."""
-    criterion = trainer.criterion
+def with_infinite_gradients(trainer: Trainer, steps: set[int]) -> None:
+    """Change the loss so that its gradient in these steps is that of a square root at 0."""
+    task = trainer.strategy.task
 
-    def changed(scores: Tensor, labels: Tensor) -> Tensor:
+    def changed(scores: Tensor, batch: Any) -> Tensor:
         infinite = scores + (scores * 0).abs().sqrt() if trainer.step in steps else scores
-        return criterion(infinite, labels)
+        return task.loss(infinite, batch)
 
-    return changed
+    trainer.strategy.task = dataclasses.replace(task, loss=changed)
 
 
 def run_collectives(comm: Communicator, folder: Path) -> dict[str, Any]:

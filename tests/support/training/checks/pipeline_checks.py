@@ -15,10 +15,12 @@ from support.training.check_job import run_checks
 from support.training.small_trainer import datasets, images, single_process, small_trainer
 from torch import Tensor
 
-from train import losses, models, parallel
-from train.communicator import Communicator
+from train import models
 from train.config import make
+from train.distributed.communicator import Communicator
 from train.errors import TrainError
+from train.parallel import select
+from train.task import classification
 from train.trainer import Trainer
 
 BATCH = 12
@@ -49,10 +51,9 @@ def weights(subject: Trainer) -> dict[str, Tensor]:
 def train(comm: Communicator, folder: Path, **settings: Any) -> dict[str, Any]:
     """Two epochs: the weights at the end, and the figures of the last one in training and validation."""
     subject = trainer(comm, folder / f"rank{comm.rank}", epochs=2, **settings)
-    subject.resume()  # no snapshot, but DDP's buckets to warm up
     subject.train_epoch()
     figures = subject.train_epoch()
-    return {"weights": weights(subject), "train": figures, "test": subject.validate()}
+    return {"weights": weights(subject), "train": figures, "test": subject.evaluate()}
 
 
 def train_on_two_ranks(comm: Communicator, folder: Path) -> dict[str, Any]:
@@ -112,15 +113,15 @@ def train_one_batch(comm: Communicator, _folder: Path) -> dict[str, Any]:
     def reference(sizes: list[int], *, training: bool) -> dict[str, Tensor]:
         module = model().train(training)
         for chunk, answers in zip(inputs.split(sizes), labels.split(sizes), strict=True):
-            (losses.classification(module(chunk), answers)[0] / 10).backward()
+            (classification().sums(module(chunk), (chunk, answers))[0] / 10).backward()
         return state(module)
 
     def pipelined(comm: Communicator, mode: str, *, training: bool) -> dict[str, Tensor]:
         split = {"split_size": 3} if mode == "pipeline" else {}
         config = make(dataset="synthetic", batch_size=12, parallel=mode, cuts="norm2", **split)
-        strategy = parallel.build(config, comm, model(), shape=(1, 12, 12))
+        strategy = select.build(config, comm, model(), classification(), lambda: (inputs[:2], labels[:2]))
         strategy.module.train(training)
-        strategy.train_batch([(inputs, labels, 10)], losses.classification, global_count=10)
+        strategy.train_batch([((inputs, labels), 10)], global_count=10)
         return state(strategy.module)
 
     return {

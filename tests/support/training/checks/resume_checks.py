@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,14 +18,16 @@ import torch
 from support.training.small_trainer import BATCH, SAMPLES, small_trainer
 from torch import Tensor
 
-from train.communicator import Communicator
 from train.config import make
-from train.data import Datasets, InMemoryDataset
+from train.data.datasets import Datasets, InMemoryDataset
+from train.distributed.communicator import Communicator
+from train.distributed.process_group import join
+from train.distributed.rank_info import find_rank
 from train.errors import Preempted
 from train.process_exit import exit_process
-from train.process_group import join
-from train.rank_info import find_rank
+from train.record.output import Metrics
 from train.signals import StopRequest, handle_stop_signals
+from train.task import classification
 from train.trainer import Trainer
 
 EPOCHS, SIZE = 3, 12
@@ -57,34 +60,46 @@ def run(task: Task, name: str, comm: Communicator) -> dict[str, Any]:
     """Return what this rank saw of the run `name`."""
     disk = f"disk{(comm.rank + task.shift) % task.disks}" if task.disks else "shared"
     with handle_stop_signals() as stop:
-        subject = trainer(task, name, comm, Path(task.out, name, disk), stop)
+        out = Path(task.out, name, disk)
+        metrics = Metrics(out, enabled=comm.is_main)
+        subject = trainer(task, name, comm, out, stop, metrics)
         used = record_samples(subject)
         subject.resume()
         resumed_at = subject.step
-        subject.metrics.open(subject.step, epochs=subject.validated_epochs)
+        metrics.open(subject.step, evaluated=subject.evaluated_step)
         try:
             subject.fit()
         except Preempted:
             pass
-        subject.metrics.close()
-    return {"resumed_at": resumed_at, "step": subject.step, "used": used, "test_loss": subject.test_loss}
+        metrics.close()
+    return {
+        "resumed_at": resumed_at,
+        "step": subject.step,
+        "used": used,
+        "test_loss": subject.result.get("test_loss"),
+    }
 
 
-def trainer(task: Task, name: str, comm: Communicator, out: Path, stop: StopRequest) -> Trainer:
-    def preprocess(inputs: Tensor) -> Tensor:
+def trainer(
+    task: Task, name: str, comm: Communicator, out: Path, stop: StopRequest, metrics: Metrics
+) -> Trainer:
+    def preprocess(batch: Any) -> Any:
         if subject.step == task.stop and comm.rank == comm.world_size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return inputs
+        return batch
 
     data = Datasets(
         train=images(SAMPLES),
         test=images(7),
+        task=classification(),
         shape=(1, SIZE, SIZE),
         classes=SAMPLES,
         preprocess=preprocess,
     )
     settings = {"model": "mnist", "batch_size": BATCH, "epochs": EPOCHS, "log_every": 2, **task.runs[name]}
-    subject = small_trainer(comm, out, data=data, dropout=task.dropout, stop=stop, enabled=True, **settings)
+    subject = small_trainer(
+        comm, out, data=data, dropout=task.dropout, stop=stop, metrics=metrics, **settings
+    )
     return subject
 
 
@@ -98,14 +113,14 @@ def images(samples: int) -> InMemoryDataset:
 def record_samples(subject: Trainer) -> dict[int, list[int]]:
     """Return a dictionary step -> samples that this rank trains on, filled in during the run."""
     used: dict[int, list[int]] = {}
-    criterion = subject.criterion
+    task = subject.strategy.task
 
-    def recorded(scores: Tensor, labels: Tensor) -> Tensor:
+    def recorded(scores: Tensor, batch: Any) -> Tensor:
         if subject.strategy.module.training:
-            used.setdefault(subject.step, []).extend(labels.tolist())
-        return criterion(scores, labels)
+            used[subject.step] = batch[1].tolist()  # in the first step DDP's buckets warm up, too
+        return task.loss(scores, batch)
 
-    subject.criterion = recorded
+    subject.strategy.task = dataclasses.replace(task, loss=recorded)
     return used
 
 

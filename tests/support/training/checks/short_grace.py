@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from train import peer_monitor
+from train.distributed import peer_monitor
 from train.main import main
 from train.process_exit import exit_process
 

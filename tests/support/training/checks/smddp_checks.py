@@ -1,5 +1,5 @@
 """Checks for test_train_smddp.py: every call of the interface. `smddp_checks.py FOLDER` runs on each rank, with
-`train/smddp` on the path, and saves its report as FOLDER/rank<r>.pt.
+`smddp` on the path, and saves its report as FOLDER/rank<r>.pt.
 """
 
 from __future__ import annotations

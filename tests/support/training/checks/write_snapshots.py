@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from train import snapshot
+from train.checkpoint import full
 from train.errors import TrainError
 
 folder, limit, elements = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -19,6 +19,6 @@ if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 for step in range(1, 10_000):
     try:
-        snapshot.save(folder, {"step": step, "payload": torch.full((elements,), float(step))})
+        full.save(folder, {"step": step, "payload": torch.full((elements,), float(step))})
     except TrainError as error:
         sys.exit(str(error))

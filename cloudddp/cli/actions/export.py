@@ -1,0 +1,139 @@
+"""`export`: the job as a script for another launcher. Calls nothing: neither AWS nor a node."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from cloudddp.cli import session as sessions
+from cloudddp.cli.console import Console
+from cloudddp.cli.session import Session
+from cloudddp.config import env_file
+from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.settings import RESERVED_ENVIRONMENT
+from cloudddp.errors import Command, UsageError, command_line
+from cloudddp.job import project_files, scripts
+from cloudddp.job import slurm as renderer
+from cloudddp.job.new_job import Script
+from cloudddp.safe_files import Folder, resolved
+from cloudddp.text import one_line
+
+
+def slurm(
+    console: Console,
+    options: GlobalOptions,
+    *,
+    flags: Sequence[Flag],
+    module: bool,
+    nproc_per_node: str | None,
+    save_minutes: str | None,
+    rendezvous: str | None,
+    gpus_per_node: str | None,
+    cpus_per_task: int | None,
+    mem: str | None,
+    time: str | None,
+    partition: str | None,
+    account: str | None,
+    job_name: str | None,
+    max_requeues: int,
+    setup: Sequence[str],
+    extra: Sequence[str],
+    output: str | None,
+    variables: Sequence[str],
+    env_files: Sequence[str],
+    script: str,
+    args: Sequence[str],
+) -> None:
+    required = _required(variables)
+    assigned = [one for one in variables if "=" in one]
+    given = {"nproc_per_node": nproc_per_node, "save_minutes": save_minutes, "rendezvous": rendezvous}
+    flags = [
+        *flags,
+        *(
+            Flag(f"--{key.replace('_', '-')}", "job", key, value)
+            for key, value in given.items()
+            if value is not None
+        ),
+        *env_file.flags(assigned, env_files, os.environ),
+    ]
+    session = sessions.start(console, options, flags=flags, dry_run=True)
+    chosen = renderer.SlurmOptions(
+        gpus_per_node=gpus_per_node,
+        cpus_per_task=cpus_per_task,
+        mem=mem,
+        time=time,
+        partition=partition,
+        account=account,
+        job_name=job_name,
+        max_requeues=max_requeues,
+        required=required,
+        setup=tuple(setup),
+        extra=tuple(extra),
+    )
+    config = session.settings
+    env = {name: value for name, value in config.job.env.items() if name not in required}
+    config = msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, env=env))
+    found = _find(session, Script(script, tuple(args), module))
+    text = renderer.render(config, found, chosen)
+    if output is None:
+        console.print(text.removesuffix("\n"))
+        return
+    _write(Path(output), text, private=bool(env))
+    console.print(f"wrote {one_line(output)}")
+    console.log(f"next: {one_line(_submission(session.root, Path(output)))}")
+
+
+def _submission(root: Path, script: Path) -> str:
+    """Return the command that submits the script in the project's folder."""
+    if resolved(root) == resolved(Path.cwd()):
+        return shlex.join(["sbatch", str(script)])
+    return f"cd {shlex.quote(str(root))} && {shlex.join(['sbatch', os.path.relpath(resolved(script), resolved(root))])}"
+
+
+def _required(variables: Sequence[str]) -> tuple[str, ...]:
+    """Return the variables whose values the script takes from where it is submitted. Raises UsageError."""
+    names = tuple(dict.fromkeys(one for one in variables if "=" not in one))
+    env_file.flags([f"{name}=" for name in names], (), {})  # checks the names
+    for name in names:
+        if name in RESERVED_ENVIRONMENT:
+            raise UsageError(f"--env {name}: torchrun sets it for each rank", hint="remove it")
+    return names
+
+
+def _find(session: Session, script: Script) -> Script:
+    """Return the script by its path in the project, in whose folder the job is submitted."""
+    config = session.settings
+    listed = project_files.of_config(session.root, config).manifest if script.module else ()
+    found, _ = scripts.find(session.root, Path.cwd(), script, listed, config.job.env)
+    return found
+
+
+def _write(path: Path, text: str, *, private: bool) -> None:
+    """Write the script; `private`: it holds values of variables, which may be secret, so that only this user may read it.
+    Raises UsageError rather than replacing a file that is not such a script."""
+    shown = one_line(str(path), 200)
+    try:
+        if path.exists():
+            _check_replaceable(path, shown)
+        with Folder.at(path.parent) as folder:
+            folder.replace(path.name, text.encode(), 0o700 if private else 0o755)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {shown}: {error.strerror}", hint="give another file with -o"
+        ) from None
+
+
+def _check_replaceable(path: Path, shown: str) -> None:
+    if not path.is_file():
+        raise UsageError(f"{shown} is not a regular file", hint="give another file with -o")
+    with path.open("rb") as file:
+        head = file.read(1 << 16)
+    if renderer.MARK.encode() not in head:
+        raise UsageError(
+            f"{shown} already exists and was not written by {command_line(Command('export', 'slurm'))}; it was not changed",
+            hint="choose another file, or remove it",
+        )

@@ -1,0 +1,138 @@
+"""`init`: what it writes, which example it copies, and that the copies work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.harness import ROOT, CommandLine, clean_environment
+
+from cloudddp import payload
+from cloudddp.config import settings
+
+
+@pytest.fixture
+def line(tmp_path: Path, project: Path) -> Iterator[CommandLine]:
+    """The command line without any endpoint."""
+    made = CommandLine(project, "none", clean_environment(CLOUDDDP_HOME=str(tmp_path / "home")))
+    yield made
+    made.end()
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def expected(example: str) -> set[str]:
+    return {"cloudddp.toml", ".gitignore", *payload.example(example)}
+
+
+@pytest.mark.parametrize(
+    ("words", "example", "folder"),
+    [
+        (["--example"], "ddp", "."),
+        (["--example", "ddp"], "ddp", "."),
+        (["--example=ddp", "new"], "ddp", "new"),
+        (["--example", "new"], "ddp", "new"),
+        (["--example", "new/deep"], "ddp", "new/deep"),
+        (["new", "--example"], "ddp", "new"),
+        (["--example", "ddp", "new"], "ddp", "new"),
+        (["--example", "digits", "new"], "ddp", "new"),
+        (["--example", "trainer", "new"], "trainer", "new"),
+        (["new", "--example", "trainer"], "trainer", "new"),
+    ],
+    ids=" ".join,
+)
+def test_example_is_copied_into_the_folder(
+    line: CommandLine, words: list[str], example: str, folder: str
+) -> None:
+    done = line("init", *words)
+    assert done.returncode == 0, done.stderr
+    made = line.cwd / folder
+    assert files(made) == expected(example)
+    for name, source in payload.example(example).items():
+        assert (made / name).read_bytes() == source.read_bytes()
+    launch = {"ddp": "train.py", "trainer": "-m train.main --dataset digits"}[example]
+    there = "" if folder == "." else f"cd {folder} && "
+    assert f"next: {there}cloudddp --sim up && cloudddp --sim launch {launch}\n" in done.stderr
+
+
+def test_every_file_that_is_written_is_named_or_its_folder(line: CommandLine) -> None:
+    done = line("init", "--example", "trainer", "new")
+    named = [row.removeprefix("wrote ") for row in done.stdout.splitlines()]
+    assert len(named) == len(set(named))
+    for name in expected("trainer"):
+        top, deeper, _ = name.partition("/")
+        assert f"new/{top}{deeper}" in named
+
+
+def test_nodes_install_the_requirements_of_an_example(line: CommandLine) -> None:
+    line("init", "--example", "new")
+    config = settings.resolve([settings.read_toml(line.cwd / "new" / "cloudddp.toml")])
+    (command,) = config.setup.run
+    assert command.endswith(" || pip install -r requirements.txt")
+    assert config.setup.inputs == ("requirements.txt",)
+    assert config.cluster.name == "new"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--example", "trainr"], ["--example", "none", "new"], ["new", "--example", "digit"]],
+    ids=" ".join,
+)
+def test_unknown_example_is_refused(line: CommandLine, words: list[str]) -> None:
+    done = line("init", *words)
+    assert done.returncode == 2
+    assert "--example: no example" in done.stderr
+    assert (
+        "available: ddp, trainer; for a folder of that name: `cloudddp init --example=ddp FOLDER`"
+        in done.stderr
+    )
+    assert files(line.cwd) == set()
+
+
+@pytest.mark.parametrize("name", ["cloudddp.toml", "train.py", "README.md"])
+def test_no_existing_file_is_replaced(line: CommandLine, name: str) -> None:
+    line.write(name, "mine")
+    done = line("init", "--example")
+    assert done.returncode == 2
+    assert f"{name} already exists; nothing was written" in done.stderr
+    assert files(line.cwd) == {name}
+
+
+def test_requirements_of_the_trainer_are_those_of_the_extra() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]
+    listed = (ROOT / "examples" / "trainer" / "requirements.txt").read_text().splitlines()
+    assert sorted(listed) == sorted(extra)
+
+
+def run_tests(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words],
+        cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_tests_of_the_example_pass_in_a_copy(line: CommandLine) -> None:
+    pytest.importorskip("sklearn")
+    line("init", "--example", "new")
+    assert "3 passed" in run_tests(line.cwd / "new")
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_tests_of_the_trainer_pass_in_a_copy(line: CommandLine) -> None:
+    """All can be collected, which imports everything that they need. Some are run: they take minutes."""
+    pytest.importorskip("torchvision")
+    line("init", "--example", "trainer", "new")
+    collected = run_tests(line.cwd / "new", "--collect-only")
+    assert "tests/train/test_train_run.py::" in collected
+    run_tests(line.cwd / "new", "tests/train/test_train_sampler.py", "tests/train/test_train_step_reports.py")

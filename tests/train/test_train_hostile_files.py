@@ -1,0 +1,167 @@
+"""Files that a run reads and that something else has written, or damaged: each is refused with one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from support.training import launch
+from support.training.damage import MakesFolder, change, truncate
+from support.training.small_trainer import single_process, small_trainer
+
+from train.checkpoint import full
+from train.errors import UsageError
+from train.trainer import Trainer
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_options")]
+TINY = (
+    "--dataset", "synthetic", "--synthetic-size", 40, "--image-size", 8, "--batch-size", 8, "--epochs", 2,
+    "--no-tensorboard",
+)  # fmt: skip
+
+
+def refused(*flags: object) -> list[str]:
+    """Return the lines on stderr of a run that must end with exit code 2."""
+    run = launch.start_train(*TINY, *flags)
+    assert run.wait() == 2, run.stdout + run.stderr
+    return run.stderr.splitlines()
+
+
+def with_code(path: Path) -> None:
+    torch.save({"model": {"fc1.bias": torch.zeros(3)}, "more": MakesFolder(path.with_name("executed"))}, path)
+
+
+def cut(path: Path) -> None:
+    torch.save({"fc1.bias": torch.zeros(3)}, path)
+    truncate(path)
+
+
+UNREAD = [
+    (
+        with_code,
+        "cannot be read (it is damaged, or holds objects other than tensors, which could execute code",
+    ),
+    (cut, "cannot be read ("),
+    (Path.mkdir, "cannot be read ("),
+    (Path.touch, "cannot be read ("),
+    (lambda path: torch.save([1, 2], path), "holds no weights, only list"),
+    (lambda path: torch.save({"model": {"fc1.bias": 3}}, path), "holds no weights, only dict"),
+]
+
+
+@pytest.mark.parametrize(
+    ("write", "message"), UNREAD, ids=["code", "cut", "folder", "empty", "list", "number"]
+)
+def test_weights_that_are_no_weights_are_refused(
+    tmp_path: Path, write: Callable[[Path], object], message: str
+) -> None:
+    path = tmp_path / "weights.pt"
+    write(path)
+    (line,) = refused("--out", tmp_path / "out", "--weights", path)
+    assert line.startswith(f"train: rank 0: --weights {path}: {message}")
+    assert "weights_only" not in line
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate, "--evaluate: no rank has a valid {path}; give --weights FILE, or another --out"),
+        (lambda path: change(path, model=...), "--evaluate: no rank has a valid {path}; give --weights FILE"),
+        (
+            lambda path: change(path, step=math.nan),
+            "--evaluate: no rank has a valid {path}; give --weights FILE",
+        ),
+        (
+            lambda path: change(path, model={"fc1.bias": torch.zeros(3)}),
+            "{path} does not fit this model (Missing key",
+        ),
+    ],
+    ids=["cut", "without a model", "step", "other model"],
+)
+def test_damaged_best_weights_are_not_evaluated(
+    tmp_path: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    path = tmp_path / "best.pt"
+    torch.save({"format": full.FORMAT, "step": 3, "model": {"fc1.bias": torch.zeros(3)}}, path)
+    damage(path)
+    *notes, line = refused("--out", tmp_path, "--evaluate")
+    assert line.startswith(f"train: rank 0: {message.format(path=path)}")
+    assert all(note.startswith(f"skipping snapshot {path}: ") for note in notes)
+    assert len(notes) <= 1
+
+
+def trainer(folder: Path) -> Trainer:
+    return small_trainer(single_process(), folder, epochs=2, optimizer="sgd")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that has saved a snapshot after its first epoch, of 5 steps."""
+    folder = tmp_path_factory.mktemp("saved")
+    subject = trainer(folder)
+    subject.train_epoch()
+    subject.save()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"steps_per_epoch": 0},
+        {"steps_per_epoch": math.nan},
+        {"evaluated": -1},
+        {"evaluated": 10**30},
+        {"skipped": "many"},
+        {"epoch_sums": [math.nan]},
+        {"line_sums": None},
+        {"hooks": []},
+        {"hooks": {"BestWeights": {"metric": "accuracy", "entries": [[0.5, math.nan, 1]]}}},
+        {"hooks": {"BestWeights": {"metric": "accuracy", "entries": [[0.5, 3]]}}},
+        {"hooks": ...},
+        {"settings": ...},
+        {"settings": 3},
+        {"model": ...},
+        {"model": []},
+        {"optimizer": {"state": {}}},
+        {"optimizer": None},
+    ],
+    ids=str,
+)
+def test_snapshot_with_impossible_values_is_refused(
+    tmp_path: Path, saved: Path, values: dict[str, Any]
+) -> None:
+    path = tmp_path / full.NAME
+    path.write_bytes((saved / full.NAME).read_bytes())
+    change(path, **values)
+    with pytest.raises(UsageError, match=rf"^the snapshot in {tmp_path} .*--fresh") as refusal:
+        trainer(tmp_path).resume()
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_step_beyond_the_run_is_refused(tmp_path: Path, saved: Path) -> None:
+    path = tmp_path / full.NAME
+    path.write_bytes((saved / full.NAME).read_bytes())
+    change(path, step=2**50)
+    with pytest.raises(UsageError, match=f"has done {2**50} steps, and the flags ask for 10"):
+        trainer(tmp_path).resume()
+
+
+def test_snapshot_in_the_background_is_not_promised(tmp_path: Path) -> None:
+    subject = small_trainer(single_process(), tmp_path, snapshot_async=True)
+    assert subject.snapshots.kept == "there is no snapshot yet"
+    subject.save()
+    assert subject.snapshots.kept == "there is no snapshot yet, unless that of step 0 was saved"
+    subject.snapshots.finish()
+    assert subject.snapshots.kept == "the snapshot of step 0 is kept"
+    subject.train_epoch()
+    subject.save()
+    assert subject.snapshots.kept == "the snapshot of step 0 is kept, and that of step 5 if it was saved"
+    subject.snapshots.finish()

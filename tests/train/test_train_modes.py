@@ -1,0 +1,145 @@
+"""Ways to spread a transformer, activation checkpointing, averages of weights and snapshots in the background: the same numbers
+as without."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from support.training import launch
+from support.training.check_job import Reports, run_check_job
+from support.training.output import differing_paths, max_difference, read_snapshot, read_status
+from support.training.small_trainer import single_process, small_trainer
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_modes")]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The folder of the job with that many ranks."""
+    return {world: tmp_path_factory.mktemp(f"world{world}") for world in (1, 2, 4)}
+
+
+@pytest.fixture(scope="module")
+def reports(folders: dict[int, Path]) -> Reports:
+    return {world: run_check_job(world, "modes_checks.py", folder) for world, folder in folders.items()}
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp", "hsdp", "tensor"])
+def test_transformer_is_the_same_in_every_mode(reports: Reports, world: int, mode: str) -> None:
+    expected = reports[1][0]["transformer"]["ddp"]
+    for rank in reports[world]:
+        found = rank["transformer"].get(mode)
+        if found is None:
+            assert world == 1  # one rank forms no groups
+            continue
+        assert max_difference(expected["weights"], found["weights"]) < 1e-12
+        assert found["test"] == pytest.approx(expected["test"], abs=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_activations_computed_again_change_nothing(reports: Reports, mode: str) -> None:
+    for rank in reports[2]:
+        found = rank["recomputed"]
+        assert max_difference(found[f"{mode} False"], found[f"{mode} True"]) < 1e-12
+
+
+@pytest.mark.parametrize("how", ["ddp full", "fsdp full", "fsdp sharded"])
+def test_average_of_weights_continues_over_an_interruption(reports: Reports, how: str) -> None:
+    expected = reports[2][0]["averaged"]["ddp full"][0]
+    for rank in reports[2]:
+        whole, parts = rank["averaged"][how]
+        assert differing_paths(whole, parts) == []
+        assert max_difference(expected, whole) < 1e-12
+        one, other = rank["averaged"][f"{how} test"]
+        assert one == other == pytest.approx(rank["averaged"]["ddp full test"][0], abs=1e-12)
+
+
+BEST_FILES = [
+    ("ddp", ["node0", "node1"]),
+    ("fsdp", ["shared"]),
+    ("fsdp per node", ["node0", "node1"]),
+    ("fsdp sharded", ["shared"]),
+    ("pipeline", ["shared"]),
+    ("gpipe", ["shared"]),
+]
+
+
+@pytest.mark.parametrize(("how", "written"), BEST_FILES)
+def test_best_weights_of_every_mode_are_those_of_the_whole_model(
+    reports: Reports, folders: dict[int, Path], how: str, written: list[str]
+) -> None:
+    """Whichever rank writes them; a plain model and the same mode load them."""
+    folder = folders[2] / "best"
+    assert (
+        sorted(str(path.parent.relative_to(folder / how)) for path in folder.glob(f"{how}/*/best.pt"))
+        == written
+    )
+    expected = torch.load(folder / "ddp" / "node0" / "best.pt", weights_only=True)
+    for name in written:
+        kept = torch.load(folder / how / name / "best.pt", weights_only=True)
+        assert (kept["metric"], kept["step"]) == ("loss", expected["step"])
+        assert max_difference(kept["model"], expected["model"]) < 1e-12
+        subject = small_trainer(single_process(), folder / "plain", dtype=torch.float64)
+        subject.strategy.module.load_state_dict(kept["model"])
+        loss = subject.evaluate()["test_loss"]
+        for rank in reports[2]:
+            assert rank["best"][how]["status"]["best_loss"] == pytest.approx(loss, abs=1e-12)
+            assert rank["best"][how]["again"]["test_loss"] == pytest.approx(loss, abs=1e-12)
+
+
+def test_best_weights_of_sharded_ranks_are_evaluated_by_one_process(tmp_path: Path) -> None:
+    flags = (
+        "--dataset",
+        "synthetic",
+        "--synthetic-size",
+        40,
+        "--image-size",
+        8,
+        "--batch-size",
+        8,
+        "--out",
+        tmp_path,
+    )
+    more = (
+        "--epochs",
+        2,
+        "--parallel",
+        "fsdp",
+        "--snapshot",
+        "sharded",
+        "--best-metric",
+        "loss",
+        "--no-tensorboard",
+    )
+    launch.succeeded(launch.train_ranks(2, *flags, *more))
+    (shown,) = launch.succeeded([launch.start_train(*flags, "--evaluate")])
+    loss = re.search(r"test loss (\S+)", shown.stdout)
+    assert loss
+    assert float(loss[1]) == pytest.approx(read_status(tmp_path)["best_loss"], rel=1e-5)
+
+
+def test_files_of_background_snapshots_are_complete(tmp_path: Path) -> None:
+    flags = [
+        "--dataset",
+        "synthetic",
+        "--synthetic-size",
+        40,
+        "--image-size",
+        8,
+        "--batch-size",
+        8,
+        "--epochs",
+        3,
+    ]
+    run = launch.start_train(
+        *flags, "--no-tensorboard", "--snapshot-async", "--save-every", 2, "--out", tmp_path
+    )
+    launch.succeeded([run])
+    assert read_snapshot(tmp_path)["step"] == 15

@@ -1,0 +1,68 @@
+"""A script with data and a model of its own trains on any number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from support.training import launch
+from support.training.output import max_difference, read_metrics, read_status, read_weights
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_own_script")]
+SCRIPT = launch.CHECKS / "own_script.py"
+UNUSED = "--find-unused-parameters"
+STREAM = ("--steps-per-epoch", 4)
+
+
+def trained(ranks: int, out: Path, *flags: object) -> dict[str, Any]:
+    words = (SCRIPT, "--out", out, "--no-tensorboard", *flags)
+    if ranks == 1:
+        launch.succeeded([launch.start(*words)])
+    else:
+        launch.run_ranks(ranks, *words)
+    return read_weights(out)
+
+
+@pytest.mark.parametrize("flags", [(), STREAM], ids=["map-style", "stream"])
+def test_weights_do_not_depend_on_the_number_of_ranks(tmp_path: Path, flags: tuple[object, ...]) -> None:
+    single = trained(1, tmp_path / "1", *flags)
+    for ranks in (2, 3):
+        weights = trained(ranks, tmp_path / f"{ranks}", UNUSED, *flags)
+        assert max_difference(single, weights) < 1e-12
+        lines = [read_metrics(tmp_path / str(number), "epoch") for number in (1, ranks)]
+        for one, other in zip(*lines, strict=True):
+            assert other["correct"] == one["correct"] <= 1
+            assert other["test_loss"] == pytest.approx(one["test_loss"], abs=1e-12)
+            assert other["samples"] == (20 if flags else 23)
+    assert read_status(tmp_path / "1")["best_correct"] == max(line["test_correct"] for line in lines[0])
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_unused_parameters_are_named_with_the_flag(tmp_path: Path, ranks: int) -> None:
+    runs = launch.wait(*launch.start_ranks(ranks, SCRIPT, "--out", tmp_path, "--no-tensorboard"))
+    assert {run.code for run in runs} == {1}
+    advice = f"give {UNUSED} if that differs from step to step, else remove these layers or --freeze them"
+    for rank, run in enumerate(runs):
+        message = f"the loss does not depend on long.weight, long.bias: {advice}"
+        assert run.stderr == f"train: rank {rank}: {message}\n"
+    assert read_status(tmp_path)["error"] == message
+
+
+def test_stream_that_ends_early_is_explained(tmp_path: Path) -> None:
+    run = launch.start(SCRIPT, "--out", tmp_path, "--no-tensorboard", "--steps-per-epoch", 9)
+    assert run.wait() == 1
+    assert "the stream of samples ended after 5 of 9 batches of epoch 1" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_stream_is_resumed_at_its_step(tmp_path: Path, optimizer: str) -> None:
+    """Also where a parameter has no state in the optimizer, because no step has used it."""
+    flags = (*STREAM, "--optimizer", optimizer)
+    whole = trained(1, tmp_path / "whole", *flags)
+    trained(1, tmp_path / "parts", *flags, "--max-steps", 3)
+    assert max_difference(whole, trained(1, tmp_path / "parts", *flags)) == 0

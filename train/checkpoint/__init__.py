@@ -1,0 +1,1 @@
+"""Snapshots: the state of a run at a step, on disk."""

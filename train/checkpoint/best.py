@@ -1,0 +1,144 @@
+"""--keep-best: the weights of the best evaluations, apart from the snapshots, of which only the newest two are kept."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from train.checkpoint import full
+from train.config import Config
+from train.distributed.communicator import Communicator
+from train.errors import UsageError
+from train.hooks import Hook, Run
+from train.task import Task
+
+NAME = "best.pt"
+NUMBERED = "best-step-{}.pt"
+Entry = list[float]  # value, step, epoch
+
+
+class BestWeights(Hook):
+    """Keeps the weights of the best evaluations: those of the best one in best.pt, and with a number above 1 also those of
+    the others, in best-step-N.pt.
+
+    They are written before the snapshot of the same step: after a crash between the two, the same evaluation comes again and
+    writes the same files. Raises `UsageError` where the task has no such metric.
+    """
+
+    def __init__(self, config: Config, task: Task) -> None:
+        self.metric = config.snapshots.best_metric or task.best
+        if self.metric not in task.names:
+            raise UsageError(f"--best-metric {self.metric}: must be one of {', '.join(task.names)}")
+        self.larger = task.larger if self.metric == task.best else self.metric != "loss"
+        self.entries: list[Entry] = []  # the best first
+        self._keep = config.snapshots.keep_best
+
+    @property
+    def best(self) -> Entry | None:
+        """The best evaluation so far: its value, step and epoch. Of equal ones the first."""
+        return self.entries[0] if self.entries else None
+
+    def after_evaluation(self, run: Run, figures: dict[str, float]) -> None:
+        value = figures[f"test_{self.metric}"]
+        if not math.isfinite(value) or any(entry[1] == run.step for entry in self.entries):
+            return
+        # Sorting is stable: of equal values the earlier step comes first.
+        ranked = sorted(
+            [*self.entries, [value, run.step, run.epoch]],
+            key=lambda entry: -entry[0] if self.larger else entry[0],
+        )
+        self.entries = ranked[: max(1, self._keep)]
+        if self._keep and any(entry[1] == run.step for entry in self.entries):
+            self._write(run, value)
+        if self._keep and _is_writer(run):
+            self._prune(run.config.folder)
+
+    def _write(self, run: Run, value: float) -> None:
+        state = {
+            "step": run.step,
+            "epoch": run.epoch,
+            "metric": self.metric,
+            "value": value,
+            "model": run.strategy.model_state(),
+        }
+        write = partial(self._write_files, run.config.folder, state, run.comm.rank)
+        run.comm.run_together(write if _is_writer(run) else _nothing, what="write the best weights")
+
+    def _write_files(self, folder: Path, state: full.State, writer: int) -> None:
+        own = folder / (NUMBERED.format(state["step"]) if self._keep > 1 else NAME)
+        full.write(own, state, writer=writer)
+        if self._keep > 1 and self.entries[0][1] == state["step"]:
+            _link(own, folder / NAME)
+
+    def _prune(self, folder: Path) -> None:
+        """Remove the files of evaluations that are not among the best, perhaps of a run with a larger --keep-best."""
+        kept = {NUMBERED.format(int(entry[1])) for entry in self.entries} if self._keep > 1 else set()
+        for path in folder.glob(NUMBERED.format("*")):
+            if path.name not in kept:
+                with suppress(OSError):  # too many files do no harm
+                    path.unlink()
+
+    def status(self) -> dict[str, Any]:
+        best = self.best
+        return {} if best is None else {f"best_{self.metric}": best[0], "best_epoch": int(best[2])}
+
+    def state(self) -> dict[str, Any]:
+        return {"metric": self.metric, "entries": self.entries}
+
+    def load(self, state: dict[str, Any]) -> None:
+        # Values of another metric cannot be compared.
+        entries = [list(entry) for entry in state["entries"]] if state["metric"] == self.metric else []
+        for entry in entries:
+            value, step, epoch = entry
+            if not (isinstance(value, float) and full.is_count(step) and full.is_count(epoch)):
+                raise ValueError(f"an entry of the best evaluations is {entry}")
+        self.entries = entries[: max(1, self._keep)]
+
+
+def read_best(folder: Path, comm: Communicator) -> dict[str, Any] | None:
+    """Return on every rank the newest best.pt that any rank has in its `folder`; None if no rank has one."""
+    return full.elect(full.read(folder / NAME), comm)
+
+
+def remove(folder: Path) -> None:
+    """Remove the best weights of an earlier run."""
+    for path in [folder / NAME, *folder.glob(NUMBERED.format("*"))]:
+        path.unlink(missing_ok=True)
+
+
+def weights_of(state: Any) -> dict[str, Tensor] | None:
+    """Return the weights in what a file holds: best.pt, a snapshot, or a state dictionary of a model; None if it is none of
+    these."""
+    if isinstance(state, dict) and isinstance(state.get("model"), dict):
+        state = state["model"]
+    if not isinstance(state, dict) or not state or not all(isinstance(one, Tensor) for one in state.values()):
+        return None
+    return state
+
+
+def _link(source: Path, target: Path) -> None:
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # not every file system has links
+        shutil.copyfile(source, temporary)
+    temporary.replace(target)
+    with suppress(OSError):
+        full.sync(target.parent)
+
+
+def _is_writer(run: Run) -> bool:
+    info = run.comm.info
+    return info.local_rank == 0 if run.config.snapshots.snapshot_per_node else info.rank == 0
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,80 @@
+"""The command line of the trainer, made from the records of config.py by tyro.
+
+torch is not imported: `--help` and all checks of flags run before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import tyro
+
+from train.config import Config, make
+from train.errors import UsageError
+from train.flags import DATASETS
+
+R = TypeVar("R")
+DESCRIPTION = "Train a model on one process, one node or many nodes."
+
+
+def parse(
+    argv: Sequence[str], *, prog: str = "train/main.py", defaults: Mapping[str, Any] | None = None
+) -> Config:
+    """Return the Config that the command line describes; `defaults` are flags by name, before those of the dataset's
+    recipe. Exits 0 after --help; raises `UsageError` for bad flags."""
+    given = dict(defaults or {})
+    default = make(**{**given, "dataset": _dataset(argv, given.get("dataset", "digits"))})
+    return parse_record(Config, argv, prog=prog, description=DESCRIPTION, default=default)
+
+
+def parse_record(
+    kind: type[R], argv: Sequence[str], *, prog: str, description: str, default: R | None = None
+) -> R:
+    """Return the record that the command line describes: a flag for each field. Exits 0 after --help; raises `UsageError`
+    for bad flags."""
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                kind,
+                args=list(argv),
+                default=kind() if default is None else default,
+                prog=prog,
+                description=description,
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        raise UsageError(_sentence(errors.getvalue())) from None
+
+
+def _dataset(argv: Sequence[str], default: str) -> str:
+    """Return the dataset that the flags name: its recipe determines their defaults. A wrong one is reported later."""
+    found = default
+    for number, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name == "--dataset":
+            found = value if equals else next(iter(argv[number + 1 : number + 2]), "")
+    return found if found in DATASETS else default
+
+
+def _sentence(box: str) -> str:
+    """Return tyro's report of a wrong command line as one sentence: a title, the message and hints, separated by rules, in a
+    box or, where the output has no such characters, without one."""
+    lines = [line.strip(" │|") for line in box.splitlines()]
+    body = [line for line in lines[1:] if line and not line.startswith("╰")]
+    if body and _RULE.fullmatch(body[0]):
+        del body[0]
+    end = next((number for number, line in enumerate(body) if _RULE.fullmatch(line)), len(body))
+    message = " ".join(body[:end])
+    similar = next((line.split()[0].rstrip(",") for line in body[end:] if line.startswith("--")), "")
+    advice = f"did you mean {similar}?" if similar and "nrecognized" in message else "see --help"
+    return f"{message.rstrip('.')} ({advice})"
+
+
+_RULE = re.compile("[-─]{5,}")

@@ -1,0 +1,55 @@
+"""The hooks of a run, as the flags say, in the order in which they are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from train.checkpoint.best import BestWeights
+from train.config import Config
+from train.data.datasets import Datasets
+from train.distributed.communicator import Communicator
+from train.ema import WeightAverage
+from train.hooks import EverySteps, FaultInjection, Hook, StopOnRequest
+from train.parallel.ddp import DDPStrategy
+from train.record.output import Metrics
+from train.record.profile import Profiler
+from train.record.report import Report
+from train.record.step_reports import StepReports
+from train.signals import StopRequest
+from train.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """A trainer with its hooks, and what writes its lines."""
+
+    trainer: Trainer
+    report: Report
+
+
+def assemble(
+    config: Config,
+    comm: Communicator,
+    strategy: DDPStrategy,
+    datasets: Datasets,
+    metrics: Metrics,
+    stop: StopRequest | None = None,
+) -> Components:
+    """Return the Trainer of a run. Raises `UsageError` for flags that do not fit the task or the data."""
+    best = BestWeights(config, strategy.task)
+    report = Report(config, strategy.task, metrics, best)
+    hooks: list[Hook] = [FaultInjection()]
+    if config.model.ema:
+        hooks.append(WeightAverage(strategy.module, config.model.ema))
+    if config.output.profile:
+        hooks.append(Profiler(config))
+    trainer = Trainer(config=config, comm=comm, strategy=strategy, datasets=datasets, stop=stop)
+    hooks += [report, best, StopOnRequest()]
+    if config.evaluation.eval_every:
+        hooks.append(EverySteps(config.evaluation.eval_every, trainer.evaluate_within_epoch))
+    if config.snapshots.save_every:
+        hooks.append(EverySteps(config.snapshots.save_every, trainer.save))
+    # Last: a step begins when all that belongs to the one before is done.
+    hooks.append(StepReports(strategy.model, comm.device, compiled=config.precision.compile))
+    trainer.hooks += hooks
+    return Components(trainer=trainer, report=report)

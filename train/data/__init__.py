@@ -1,0 +1,1 @@
+"""Data: the datasets, which samples each rank takes, reading them in batches, and augmentation."""

@@ -1,0 +1,51 @@
+"""Prints the table of flags in docs/training.md: `python -m train.manual`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any, get_args, get_type_hints
+
+from train.config import Config, flag, make
+
+
+def flag_rows() -> list[str]:
+    """Return a row for each flag: its name, its default, and what it does."""
+    rows = []
+    for group, kind in get_type_hints(Config).items():
+        if not dataclasses.is_dataclass(kind):
+            continue
+        texts = _docstrings(kind)
+        for one in dataclasses.fields(kind):
+            default = getattr(getattr(make(), group), one.name) if one.name not in _RECIPE else one.default
+            rows.append(
+                f"| `{flag(one.name)}` | {_shown(default)} | {texts[one.name]}{_choices(kind, one.name)} |"
+            )
+    return rows
+
+
+# Their defaults are those of the dataset's recipe.
+_RECIPE = ("model", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "scheduler")
+
+
+def _docstrings(kind: Any) -> dict[str, str]:
+    """Return the text below each field, in one line."""
+    source = inspect.getsource(kind)
+    found = re.findall(r"^    (\w+): [^\n]*\n    \"\"\"(.*?)\"\"\"", source, re.DOTALL | re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def _choices(kind: Any, name: str) -> str:
+    choices = [one for one in get_args(get_type_hints(kind)[name]) if isinstance(one, str)]
+    return f" One of {', '.join(choices)}." if choices else ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+if __name__ == "__main__":
+    print("\n".join(flag_rows()))
