@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import tyro
 
-from train.config import Config, make
+from train.config import Config, flag, make
 from train.errors import UsageError
 from train.flags import DATASETS
 
@@ -25,10 +28,24 @@ def parse(
     argv: Sequence[str], *, prog: str = "train/main.py", defaults: Mapping[str, Any] | None = None
 ) -> Config:
     """Return the Config that the command line describes; `defaults` are flags by name, before those of the dataset's
-    recipe. Exits 0 after --help; raises `UsageError` for bad flags."""
+    recipe. Where these say that the dataset or the model is `own`, it cannot be another one. Exits 0 after --help; raises
+    `UsageError` for bad flags."""
     given = dict(defaults or {})
-    default = make(**{**given, "dataset": _dataset(argv, given.get("dataset", "digits"))})
-    return parse_record(Config, argv, prog=prog, description=DESCRIPTION, default=default)
+    dataset = _dataset(argv, _dataset(_typed(given), "digits"))
+    read = partial(parse_record, Config, prog=prog, description=DESCRIPTION)
+    default = make(dataset=dataset)
+    if given:
+        try:
+            default = read(_typed({**given, "dataset": dataset}), default=default)
+        except UsageError as error:
+            raise UsageError(f"defaults of this script: {error}") from None
+    config = read(argv, default=default)
+    for name in ("dataset", "model"):
+        if given.get(name) == "own" != config.flags()[name]:
+            raise UsageError(
+                f"{flag(name)} {config.flags()[name]}: this script has a {name} of its own; remove the flag"
+            )
+    return config
 
 
 def parse_record(
@@ -47,10 +64,26 @@ def parse_record(
                 description=description,
                 config=(tyro.conf.OmitArgPrefixes,),
             )
+    except BrokenPipeError:  # of --help
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written at the exit
+        raise SystemExit(0) from None
     except SystemExit as end:
         if not end.code:
             raise
         raise UsageError(_sentence(errors.getvalue())) from None
+
+
+def _typed(flags: Mapping[str, Any]) -> list[str]:
+    """Return flags as they are typed: the parser checks their names and values."""
+    words = []
+    for name, value in flags.items():
+        if isinstance(value, bool):
+            words.append(flag(name) if value else flag(f"no_{name}"))
+        elif isinstance(value, (tuple, list)):
+            words += [flag(name), *map(str, value)]
+        else:
+            words.append(f"{flag(name)}={value}")
+    return words
 
 
 def _dataset(argv: Sequence[str], default: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from train.checkpoint.best import BestWeights
-from train.config import Config
+from train.config import Config, profiled_steps
 from train.data.datasets import Datasets
 from train.distributed.communicator import Communicator
 from train.ema import WeightAverage
+from train.errors import UsageError
 from train.hooks import EverySteps, FaultInjection, Hook, StopOnRequest
 from train.parallel.ddp import DDPStrategy
 from train.record.output import Metrics
@@ -44,6 +45,8 @@ def assemble(
     if config.output.profile:
         hooks.append(Profiler(config))
     trainer = Trainer(config=config, comm=comm, strategy=strategy, datasets=datasets, stop=stop)
+    if config.output.profile and profiled_steps(config).start > trainer.total_steps:
+        raise UsageError(f"--profile {config.output.profile}: the run has only {trainer.total_steps} steps")
     hooks += [report, best, StopOnRequest()]
     if config.evaluation.eval_every:
         hooks.append(EverySteps(config.evaluation.eval_every, trainer.evaluate_within_epoch))

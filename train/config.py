@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
@@ -55,32 +55,25 @@ RECIPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+_POSITION = tyro.conf.arg(metavar="[RANK LOCAL_RANK]", help_behavior_hint="")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """One training run. Raises `UsageError` on construction for a value or a combination that cannot work."""
 
     data: DataFlags = field(default_factory=DataFlags)
-    """Data"""
     model: ModelFlags = field(default_factory=ModelFlags)
-    """Model"""
     optimization: OptimizationFlags = field(default_factory=OptimizationFlags)
-    """Optimization"""
     parallel: ParallelFlags = field(default_factory=ParallelFlags)
-    """Parallelism"""
     precision: PrecisionFlags = field(default_factory=PrecisionFlags)
-    """Precision and speed"""
     evaluation: EvaluationFlags = field(default_factory=EvaluationFlags)
-    """Evaluation"""
     snapshots: SnapshotFlags = field(default_factory=SnapshotFlags)
-    """Snapshots"""
     output: OutputFlags = field(default_factory=OutputFlags)
-    """Output"""
     rendezvous: RendezvousFlags = field(default_factory=RendezvousFlags)
-    """Rendezvous"""
     faults: FaultFlags = field(default_factory=FaultFlags)
-    """Fault injection"""
-    position: tyro.conf.Positional[tuple[int, ...]] = ()
-    """RANK LOCAL_RANK of this process, for starts without torchrun."""
+    position: Annotated[tuple[int, ...], tyro.conf.Positional, _POSITION] = ()
+    """Of this process, for starts without torchrun."""
 
     def __post_init__(self) -> None:
         for name, value, notes in _flags(self):
@@ -157,6 +150,12 @@ def _notes(kind: Any) -> dict[str, tuple[Any, ...]]:
     return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
 
 
+@cache
+def _defaults() -> dict[str, Any]:
+    """Return the default of each flag where no recipe has another one."""
+    return {one.name: one.default for kind in _groups().values() for one in dataclasses.fields(kind)}
+
+
 def _flags(config: Config) -> list[tuple[str, Any, tuple[Any, ...]]]:
     """Return (name, value, notes) of every flag."""
     return [
@@ -168,28 +167,46 @@ def _flags(config: Config) -> list[tuple[str, Any, tuple[Any, ...]]]:
 
 # -- combinations that cannot work -------------------------------------------------------------------------
 
-# Flags that take effect only with these values of another flag: (flag, other flag, values).
+_IMAGES = ("digits", "mnist", "stl10", "folder", "synthetic")
+
+# Flags that take effect only with these values of another flag: (flag, other flag, values). A script of your own reads
+# what it needs of the flags of data.
 _ONLY_WITH = (
     ("cuts", "parallel", ("pipeline", "gpipe", "1f1b")),
     ("static_graph", "parallel", ("ddp", "pipeline")),
     ("find_unused_parameters", "parallel", ("ddp", "pipeline")),
+    ("bucket_mb", "parallel", ("ddp", "pipeline")),
+    ("sync_bn", "parallel", ("ddp", "fsdp", "hsdp")),
     ("split_size", "parallel", ("pipeline",)),
+    ("copy_stream", "parallel", ("pipeline",)),
+    ("microbatches", "parallel", ("gpipe", "1f1b")),
     ("group_size", "parallel", ("hsdp", "tensor")),
-    ("image_size", "dataset", ("stl10", "folder", "synthetic")),
-    ("label_smoothing", "dataset", ("digits", "mnist", "stl10", "folder", "synthetic", "text")),
+    ("data", "dataset", ("mnist", "stl10", "folder", "own")),
+    ("download", "dataset", ("mnist", "stl10", "own")),
+    ("image_size", "dataset", ("stl10", "folder", "synthetic", "own")),
+    ("synthetic_size", "dataset", ("synthetic", "text")),
+    ("steps_per_epoch", "dataset", ("own",)),
+    ("augment", "dataset", (*_IMAGES, "own")),
+    ("label_smoothing", "dataset", (*_IMAGES, "text", "own")),
     ("min_lr", "scheduler", ("cosine",)),
+    ("lr_epochs", "scheduler", ("step",)),
+    ("momentum", "optimizer", ("sgd",)),
+    ("betas", "optimizer", ("adamw",)),
+    ("eps", "optimizer", ("adamw",)),
 )
 
 
 def _check_unused(config: Config) -> None:
-    values = config.flags()
+    values, defaults = config.flags(), _defaults()
     for name, other, allowed in _ONLY_WITH:
-        if values[name] and values[other] not in allowed:
+        if values[name] != defaults[name] and values[other] not in allowed:
             raise UsageError(
                 f"{flag(name)} has no effect with {flag(other)} {values[other]}, only with {', '.join(allowed)}: remove it"
             )
     if config.data.on_device and config.data.workers:
         raise UsageError("--workers has no effect with --on-device: remove one of them")
+    if values["prefetch"] != defaults["prefetch"] and not config.data.workers:
+        raise UsageError("--prefetch has no effect without --workers: remove it, or give both")
 
 
 def _check_rendezvous(config: Config) -> None:

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias, get_args
 
+import tyro
+
 Dataset: TypeAlias = Literal["digits", "mnist", "stl10", "folder", "text", "toy", "synthetic", "own"]
 Model: TypeAlias = Literal["small", "mnist", "resnet18", "resnet50", "linear", "transformer", "own"]
 Optimizer: TypeAlias = Literal["sgd", "adadelta", "adamw"]
@@ -47,6 +49,12 @@ class Free:
     """Marks a flag that does not change what is trained: it may be another one whenever a run is resumed."""
 
 
+def _shown_default(default: str) -> str:
+    """Return how --help shows a default: not at all where it is empty."""
+    return "" if default in ("", "''") else f"(default: {default})"
+
+
+_HIDDEN_IF_EMPTY = tyro.conf.arg(help_behavior_hint=_shown_default)
 Count: TypeAlias = Annotated[int, Limit(at_least=0)]
 Positive: TypeAlias = Annotated[int, Limit(at_least=1)]
 Share: TypeAlias = Annotated[float, Limit(at_least=0, below=1)]
@@ -55,7 +63,7 @@ NotNegative: TypeAlias = Annotated[float, Limit(at_least=0, below=1e38)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFlags:
-    """Data"""
+    """What is trained on, and how it is read."""
 
     dataset: Annotated[Dataset, Fixed] = "digits"
     """Dataset to train on; folder: images in DATA/train/CLASS and DATA/val/CLASS; own: that of a script of your own."""
@@ -81,13 +89,13 @@ class DataFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlags:
-    """Model"""
+    """What is trained, and from which weights."""
 
     model: Annotated[Model, Fixed] = "small"
     """Model to train; own: that of a script of your own."""
-    weights: str = ""
+    weights: Annotated[str, _HIDDEN_IF_EMPTY] = ""
     """File with weights to begin with: best.pt of another run, or a state dictionary; layers of other shapes stay new."""
-    freeze: str = ""
+    freeze: Annotated[str, _HIDDEN_IF_EMPTY] = ""
     """Layers whose weights do not change, for example conv1,layer1."""
     activation_checkpointing: Annotated[bool, Free] = False
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more work."""
@@ -97,7 +105,7 @@ class ModelFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizationFlags:
-    """Optimization"""
+    """How long and how the weights are changed."""
 
     epochs: Positive = 1
     """Passes over the training set."""
@@ -141,7 +149,7 @@ class OptimizationFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelFlags:
-    """Parallelism"""
+    """How the work is divided among ranks and devices."""
 
     parallel: Annotated[Parallel, Free] = "ddp"
     """ddp: replicas; fsdp: sharded parameters; hsdp: sharded in groups of --group-size, replicas of those; tensor: layers
@@ -163,13 +171,13 @@ class ParallelFlags:
     """pipeline on GPUs: copy between the devices on a separate stream."""
     microbatches: Positive = 4
     """gpipe, 1f1b: microbatches per batch; must divide the batch size."""
-    cuts: Annotated[str, Free] = ""
+    cuts: Annotated[str, Free, _HIDDEN_IF_EMPTY] = ""
     """Pipelines: layers that begin the later stages, for example layer2,layer3; default: balance the stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionFlags:
-    """Precision and speed"""
+    """Number formats, kernels and devices."""
 
     amp: Literal["none", "bf16", "fp16"] = "none"
     """Automatic mixed precision."""
@@ -191,7 +199,7 @@ class PrecisionFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationFlags:
-    """Evaluation"""
+    """When and how the test set is evaluated."""
 
     evaluate: Annotated[bool, Free] = False
     """Only evaluate: the best weights in --out, or those of --weights."""
@@ -203,7 +211,7 @@ class EvaluationFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFlags:
-    """Snapshots"""
+    """What is kept of a run, and how it is resumed."""
 
     save_every: Annotated[Count, Free] = 0
     """Steps between extra snapshots; 0: only after each epoch."""
@@ -215,7 +223,7 @@ class SnapshotFlags:
     """Write snapshots while the training continues, from a copy in memory."""
     keep_best: Annotated[Count, Free] = 1
     """Keep the weights of this many best evaluations."""
-    best_metric: Annotated[str, Free] = ""
+    best_metric: Annotated[str, Free, _HIDDEN_IF_EMPTY] = ""
     """Metric of the best weights, such as accuracy or loss; default: the task's own."""
     fresh: Annotated[bool, Free] = False
     """Remove the snapshots of an earlier run in --out and start from scratch."""
@@ -227,9 +235,9 @@ class SnapshotFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFlags:
-    """Output"""
+    """What a run reports, and where."""
 
-    out: Annotated[str, Free] = ""
+    out: Annotated[str, Free, _HIDDEN_IF_EMPTY] = ""
     """Folder for snapshots and metrics; default: runs/DATASET."""
     log_every: Annotated[Count, Free] = 10
     """Steps between `train` lines in metrics.jsonl; 0: none."""
@@ -237,9 +245,9 @@ class OutputFlags:
     """Also print the `train` lines."""
     tensorboard: Annotated[bool, Free] = True
     """Write TensorBoard events if tensorboard is installed."""
-    wandb: Annotated[str, Free] = ""
+    wandb: Annotated[str, Free, _HIDDEN_IF_EMPTY] = ""
     """Project of Weights & Biases to log to, if wandb is installed."""
-    profile: Annotated[str, Free] = ""
+    profile: Annotated[str, Free, _HIDDEN_IF_EMPTY] = ""
     """FIRST:LAST steps (from 1) of which each rank writes a Chrome trace to OUT/trace-rankN.json."""
     peak_tflops: Annotated[NotNegative, Free] = 0.0
     """Peak TFLOP/s of one device, for MFU; 0: known GPUs only."""
@@ -247,7 +255,7 @@ class OutputFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousFlags:
-    """Rendezvous"""
+    """How the ranks find one another."""
 
     spawn: Annotated[Count, Free] = 0
     """Start this many ranks on this machine, without torchrun."""
@@ -261,7 +269,7 @@ class RendezvousFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultFlags:
-    """Fault injection"""
+    """A failure on purpose, to test recovery."""
 
     fail_rank: Annotated[int, Limit(at_least=-1), Free] = -1
     """Rank that exits, to test recovery; -1: none."""

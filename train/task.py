@@ -18,6 +18,8 @@ import torch.nn.functional as F  # noqa: N812  (the name that PyTorch code uses)
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from train.errors import UsageError
+
 Batch = Any
 Outputs = Any
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -53,14 +55,14 @@ class Task:
         """Return [2 + 2 m]: the summed loss, which carries the gradient, the samples, and each metric's sum and count."""
         losses = self.loss(outputs, batch)
         if losses.dim() != 1:
-            raise ValueError(
+            raise UsageError(
                 f"the loss must be one number per sample, but has the shape {tuple(losses.shape)}"
             )
         loss = losses.sum()
         counts = [loss.new_full((1,), len(losses))]
         with torch.no_grad():
-            figures = [metric(outputs, batch).to(loss) for metric in self.metrics.values()]
-        return torch.cat([loss[None], *counts, *figures])
+            figures = [_sum_and_count(name, metric(outputs, batch)) for name, metric in self.metrics.items()]
+        return torch.cat([loss[None], *counts, *(figure.to(loss) for figure in figures)])
 
     def figures(self, sums: Tensor) -> dict[str, float]:
         """Return the means that `sums`, added up over steps and ranks, stand for, by name."""
@@ -92,6 +94,14 @@ def next_token(*, smoothing: float = 0.0) -> Task:
         metrics={"accuracy": _token_accuracy},
         best="loss",
     )
+
+
+def _sum_and_count(name: str, figure: Any) -> Tensor:
+    """Return what a metric has returned, if that can be added up. Raises `UsageError`."""
+    if not isinstance(figure, Tensor) or figure.shape != (2,):
+        found = f"one of the shape {tuple(figure.shape)}" if isinstance(figure, Tensor) else f"{figure!r:.40}"
+        raise UsageError(f"the metric {name} must return a tensor [sum, count], but returned {found}")
+    return figure
 
 
 def _exact(outputs: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 RANK, WORLD_SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # `cloudddp cancel` or a spot interruption; Ctrl-C
 
 
 def build_model() -> nn.Module:
@@ -87,9 +88,10 @@ def newest(path: str) -> Any:
     return elected[0]
 
 
-def ignore_sigterm(_worker: int) -> None:
+def ignore_signals(_worker: int) -> None:
     """Keep a loading process alive when a launcher signals every process: its rank decides when to stop."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -99,25 +101,32 @@ def main(args: argparse.Namespace) -> None:
         torch.cuda.set_device(device)
     store = None if "RANK" in os.environ else dist.HashStore()  # alone: a group of one
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=RANK, world_size=WORLD_SIZE)
-    stop = torch.zeros(())
-    signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))  # `cloudddp cancel`, a spot interruption
+    stop = torch.zeros((), dtype=torch.int64)  # the number of the signal that asks for it
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, _frame: stop.fill_(number))
 
     torch.manual_seed(args.seed)
     train_set, test_set = build_data()
     model = build_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), args.lr)
-    run = {"samples": len(train_set), "batch_size": args.batch_size, "seed": args.seed}
-    epoch_steps = len(global_batches(**run, epoch=0))
+    order = {"samples": len(train_set), "batch_size": args.batch_size, "seed": args.seed}
+    run = {**order, "parameters": sum(parameter.numel() for parameter in model.parameters())}
+    epoch_steps = len(global_batches(**order, epoch=0))
     step, steps, best = 0, args.epochs * epoch_steps, 0.0
 
-    os.makedirs(args.out, exist_ok=True)
     latest, best_yet = newest(f"{args.out}/latest.pt"), newest(f"{args.out}/best.pt")
     if snapshot := max(filter(None, (latest, best_yet)), key=lambda one: one["step"], default=None):
-        if snapshot["run"] != run:
-            raise SystemExit(f"{args.out} has snapshots of {snapshot['run']}: use these, or another --out")
+        step, best = snapshot["step"], snapshot["best"]
+        if snapshot["run"] != run or step > steps:
+            raise SystemExit(
+                f"{args.out} is at step {step} of {snapshot['run']}: use these, more epochs, or another --out"
+            )
         model.load_state_dict(snapshot["model"])
         optimizer.load_state_dict(snapshot["optimizer"])
-        step, best = snapshot["step"], snapshot["best"]
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr  # it may change on the way
+        if RANK == 0:
+            print(f"{args.out}: continuing after step {step}, with --lr {args.lr}", flush=True)
     if best_yet and LOCAL_RANK == 0:
         write(f"{args.out}/best.pt", best_yet)  # this node may be new
     ddp = DistributedDataParallel(model)
@@ -132,12 +141,12 @@ def main(args: argparse.Namespace) -> None:
             if RANK == 0 and path:
                 write(path, {"state": state, "step": step, "steps": steps, "best_accuracy": best or None})
 
-    stopping, reported = False, 0.0
+    stopping, reported = 0, 0.0
     while step < steps and not stopping:
         epoch, done = divmod(step, epoch_steps)
-        batches = global_batches(**run, epoch=epoch)[done:]
+        batches = global_batches(**order, epoch=epoch)[done:]
         own = [batch[RANK::WORLD_SIZE] or batch[:1] for batch in batches]  # an idle rank loads one, unused
-        options = {"num_workers": args.workers, "worker_init_fn": ignore_sigterm, "pin_memory": on_gpu}
+        options = {"num_workers": args.workers, "worker_init_fn": ignore_signals, "pin_memory": on_gpu}
         for batch, (inputs, labels) in zip(batches, DataLoader(train_set, batch_sampler=own, **options)):
             torch.manual_seed(hash((args.seed, step, RANK)))  # dropout is the same after a resume
             count = len(batch[RANK::WORLD_SIZE])  # 0 on an idle rank: its loss and gradients are 0
@@ -148,8 +157,8 @@ def main(args: argparse.Namespace) -> None:
             optimizer.step()
             step += 1
             flag = stop.to(device, copy=True)
-            dist.all_reduce(flag)
-            stopping = flag.item() > 0  # on all ranks after the same step
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+            stopping = int(flag)  # on all ranks after the same step
             if stopping:
                 break
             if args.save_every and step % args.save_every == 0 and step % epoch_steps:
@@ -165,7 +174,7 @@ def main(args: argparse.Namespace) -> None:
             if RANK == 0:
                 print(f"epoch {epoch + 1}: test accuracy {accuracy:.4f}", flush=True)
         save("latest.pt")
-    state, code = ("finished", 0) if step >= steps else ("preempted", 143)
+    state, code = ("finished", 0) if step >= steps else ("preempted", 128 + stopping)
     report(state)
     if RANK == 0:
         print(f"{state} after step {step} of {steps}, best test accuracy {best:.4f}", flush=True)
@@ -184,4 +193,11 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=0, help="processes per rank that load data")
     parser.add_argument("--save-every", type=int, default=0, help="steps between snapshots within an epoch")
     parser.add_argument("--out", default="runs", help="folder for snapshots and status.json")
-    main(parser.parse_args())
+    args = parser.parse_args()
+    if min(args.epochs, args.batch_size) < 1 or not args.lr > 0:
+        parser.error("--epochs, --batch-size and --lr must be above 0")
+    try:
+        os.makedirs(args.out, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out: {error}")
+    main(args)

@@ -359,24 +359,81 @@ def test_best_snapshot_is_that_of_the_best_evaluation(example: ModuleType, tmp_p
     assert correct / len(labels) == best["best"]
 
 
-@pytest.mark.parametrize("epochs", [2, 1])
 def test_a_finished_run_is_reported_again_without_training(
-    trained: Callable[..., Path], tmp_path: Path, epochs: int
+    trained: Callable[..., Path], tmp_path: Path
 ) -> None:
     out = copied(trained(1, "--epochs", 2), tmp_path / "out")
-    (run,) = run_ranks([out], "--epochs", epochs)
+    (run,) = run_ranks([out], "--epochs", 2)
     best = load(out / "best.pt")["best"]
-    assert run.stdout == f"finished after step 46 of {23 * epochs}, best test accuracy {best:.4f}\n"
-    assert status(out) == {"state": "finished", "step": 46, "steps": 23 * epochs, "best_accuracy": best}
+    assert run.stdout.splitlines() == [
+        f"{out}: continuing after step 46, with --lr 0.006",
+        f"finished after step 46 of 46, best test accuracy {best:.4f}",
+    ]
+    assert status(out) == {"state": "finished", "step": 46, "steps": 46, "best_accuracy": best}
 
 
-def test_snapshot_of_another_batch_size_is_refused(trained: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [["--epochs", 3, "--batch-size", 32], ["--epochs", 1]])
+def test_snapshot_of_another_run_is_refused(
+    trained: Callable[..., Path], tmp_path: Path, options: list[object]
+) -> None:
     out = copied(trained(1, "--epochs", 2), tmp_path / "out")
-    (run,) = launch.wait(*start_ranks([out], "--epochs", 3, "--batch-size", 32))
+    (run,) = launch.wait(*start_ranks([out], *options))
     assert run.code == 1
-    assert run.stderr.startswith(f"{out} has snapshots of ")
+    assert run.stderr.startswith(f"{out} is at step 46 of ")
     assert "'batch_size': 64" in run.stderr
+    assert "Traceback" not in run.stderr
     assert load(out / "latest.pt")["step"] == 46
+
+
+def test_snapshot_of_another_model_is_refused(trained: Callable[..., Path], tmp_path: Path) -> None:
+    out = copied(trained(1, "--epochs", 2), tmp_path / "out")
+    script = tmp_path / "train.py"
+    script.write_text(
+        SCRIPT.read_text(encoding="utf-8").replace("nn.Conv2d(1, 64, 3)", "nn.Conv2d(1, 64, 3, bias=False)")
+    )
+    (run,) = launch.wait(*start_ranks([out], "--epochs", 3, script=script))
+    assert run.code == 1
+    assert run.stderr.startswith(f"{out} is at step 46 of ")
+    assert "Traceback" not in run.stderr
+
+
+def test_learning_rate_may_change_on_the_way(trained: Callable[..., Path], tmp_path: Path) -> None:
+    """The optimizer's state in a snapshot holds the old one."""
+    out = copied(trained(1, "--epochs", 2), tmp_path / "out")
+    (run,) = run_ranks([out], "--epochs", 3, "--lr", 1e-30)
+    assert f"{out}: continuing after step 46, with --lr 1e-30\n" in run.stdout
+    before, after = (load(folder / "latest.pt") for folder in (trained(1, "--epochs", 2), out))
+    assert after["step"] == 69
+    assert max_difference(before["model"], after["model"]) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--batch-size", 0], "--batch-size"),
+        (["--epochs", -1], "--epochs"),
+        (["--lr", "nan"], "--lr"),
+        (["--out", "/dev/null/runs"], "--out"),
+    ],
+)
+def test_wrong_flags_are_usage_errors(options: list[object], named: str) -> None:
+    (run,) = launch.wait(start(SCRIPT, *options))
+    assert run.code == 2
+    assert named in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_ctrl_c_stops_all_ranks_at_one_step_with_a_snapshot(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to the whole group: here to the ranks and the processes that load data for them."""
+    runs = start_ranks([tmp_path] * 2, *ENDLESS, "--save-every", 1, "--workers", 1)
+    wait_for_snapshot(tmp_path, runs)
+    for run in runs:
+        run.signal_session(signal.SIGINT)
+    launch.wait(*runs)
+    assert [run.code for run in runs] == [130] * 2, "".join(run.stderr for run in runs)
+    assert "Traceback" not in "".join(run.stderr for run in runs)
+    assert status(tmp_path)["state"] == "preempted"
+    assert load(tmp_path / "latest.pt")["step"] == status(tmp_path)["step"] > 0
 
 
 def test_handlers_of_atexit_run_and_their_output_appears(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from support.training import launch
@@ -58,6 +61,20 @@ def test_rank_and_local_rank_may_come_before_or_after_flags(argv: list[str]) -> 
         (["--no-such"], "see --help"),
         (["--resume", "snapshot.pt"], "--resume"),
         (["--label-smoothing", "0.1", "--dataset", "toy"], "has no effect with --dataset toy"),
+        (["--augment", "--dataset", "text"], "has no effect with --dataset text"),
+        (["--data", "here"], "has no effect with --dataset digits, only with mnist, stl10, folder, own"),
+        (["--download", "--dataset", "folder"], "has no effect with --dataset folder"),
+        (["--synthetic-size", "9"], "has no effect with --dataset digits"),
+        (["--steps-per-epoch", "9"], "has no effect with --dataset digits, only with own"),
+        (["--momentum", "0.5"], "has no effect with --optimizer adamw, only with sgd"),
+        (["--betas", "0.5", "0.6", "--optimizer", "sgd"], "has no effect with --optimizer sgd"),
+        (["--eps", "1e-3", "--dataset", "mnist"], "has no effect with --optimizer adadelta"),
+        (["--lr-epochs", "3"], "has no effect with --scheduler cosine, only with step"),
+        (["--bucket-mb", "50", "--parallel", "fsdp"], "has no effect with --parallel fsdp"),
+        (["--microbatches", "2"], "has no effect with --parallel ddp, only with gpipe, 1f1b"),
+        (["--no-copy-stream"], "has no effect with --parallel ddp, only with pipeline"),
+        (["--sync-bn", "--parallel", "gpipe"], "has no effect with --parallel gpipe"),
+        (["--prefetch", "4"], "has no effect without --workers"),
         (["--static-graph", "--accumulate", "2"], "remove one of them"),
         (["--fused", "--optimizer", "sgd", "--parallel", "fsdp"], "use adamw"),
         (["--timeout", "1e15"], "below 1000000"),
@@ -75,7 +92,8 @@ def test_rank_and_local_rank_may_come_before_or_after_flags(argv: list[str]) -> 
         (["--init-method", "udp://x"], "env://, tcp:// or file://"),
         (["--epoch", "3"], "--epoch"),
         (["3"], "RANK LOCAL_RANK"),
-        (["3", "x"], "x"),
+        (["3", "x"], "RANK LOCAL_RANK"),
+        (["digits"], "RANK LOCAL_RANK"),
         (["--min-lr", "0.1"], "must not be above --lr"),
         (["--min-lr", "0.001", "--scheduler", "none"], "has no effect with --scheduler none"),
         (["--betas", "0.9", "1.0"], "below 1"),
@@ -89,6 +107,43 @@ def test_bad_flags_are_refused_with_advice(argv: list[str], message: str) -> Non
     with pytest.raises(UsageError) as refused:
         parse(argv)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "argv", "message"),
+    [
+        ({"epoch": 3}, [], "defaults of this script: .*--epoch.*did you mean --epochs"),
+        ({"epochs": "three"}, [], "defaults of this script: .*--epochs.*three"),
+        ({"scheduler": "linear"}, [], "defaults of this script: .*linear"),
+        ({"momentum": 0.5, "optimizer": "adamw"}, [], "defaults of this script: --momentum has no effect"),
+        (
+            {},
+            ["--dataset", "digits"],
+            "--dataset digits: this script has a dataset of its own; remove the flag",
+        ),
+        ({}, ["--model", "small"], "--model small: this script has a model of its own; remove the flag"),
+        ({}, ["--parallel", "tensor", "--model", "transformer"], "this script has a model of its own"),
+    ],
+)
+def test_defaults_of_a_script_are_checked(defaults: dict[str, object], argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse(argv, defaults={"dataset": "own", "model": "own", **defaults})
+
+
+def test_defaults_of_a_script_come_after_the_command_line_and_before_the_recipe() -> None:
+    defaults = {"dataset": "text", "lr": 0.5, "epochs": 7, "betas": (0.5, 0.6), "decay_all": False}
+    config = parse(["--epochs", "2"], defaults=defaults).flags()
+    assert [config[name] for name in (*defaults, "optimizer")] == ["text", 0.5, 2, (0.5, 0.6), False, "adamw"]
+
+
+def test_help_that_nobody_reads_to_its_end_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run(
+        [sys.executable, launch.MAIN, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_refusal_is_one_line_with_exit_code_2_before_torch_is_imported() -> None:
@@ -110,6 +165,7 @@ def test_only_one_rank_of_a_node_reports_a_bad_flag() -> None:
 def test_help_names_every_flag() -> None:
     run = launch.start_cold(launch.MAIN, "--help", COLUMNS=100)
     assert run.wait() == 0
+    assert "default: )" not in run.stdout.replace("'", "")
     for name in Config().flags():
         assert flag(name) in run.stdout
     assert run.stdout.startswith("usage: train/main.py")

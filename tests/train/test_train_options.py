@@ -110,6 +110,7 @@ def test_run_ends_after_the_largest_number_of_steps(tmp_path: Path) -> None:
         (("--freeze", "conv9"), "choose from conv1, conv2, fc1, fc2"),
         (("--freeze", ","), "--freeze : no layer with parameters has this name"),
         (("--profile", "12:10"), "train: --profile 12:10: must be FIRST:LAST, for example 10:12"),
+        (("--profile", "21:30"), "train: rank 0: --profile 21:30: the run has only 20 steps"),
         (("--freeze", "conv1,conv2,fc1,fc2"), "nothing would be left to train"),
         (("--wandb", "project"), "--wandb needs the package wandb"),
     ],

@@ -66,3 +66,12 @@ def test_stream_is_resumed_at_its_step(tmp_path: Path, optimizer: str) -> None:
     whole = trained(1, tmp_path / "whole", *flags)
     trained(1, tmp_path / "parts", *flags, "--max-steps", 3)
     assert max_difference(whole, trained(1, tmp_path / "parts", *flags)) == 0
+
+
+@pytest.mark.parametrize("mode", [("fsdp",), ("hsdp", "--group-size", 1)], ids=["fsdp", "hsdp"])
+def test_first_weights_are_those_of_rank_0(tmp_path: Path, mode: tuple[object, ...]) -> None:
+    """Here each rank builds a model with other weights. DDP copies those of rank 0 itself."""
+    expected = trained(2, tmp_path / "1", UNUSED)
+    words = (SCRIPT, "--out", tmp_path / "2", "--no-tensorboard", "--parallel", *mode)
+    launch.run_ranks(2, *words, SHIFT_BY_RANK=1)
+    assert max_difference(expected, read_weights(tmp_path / "2")) < 1e-12

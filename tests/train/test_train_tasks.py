@@ -9,6 +9,11 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from train.checkpoint.best import BestWeights
+from train.config import make
+from train.data.readers import open_reader
+from train.errors import UsageError
+from train.flags import DataFlags
 from train.task import Task, classification, first_part, next_token, regression
 
 pytestmark = pytest.mark.torch
@@ -149,5 +154,30 @@ def test_accuracy_of_tokens_is_a_share_of_tokens_and_the_loss_one_of_samples() -
 
 def test_loss_that_is_no_number_per_sample_is_explained() -> None:
     task = Task(loss=lambda outputs, _batch: outputs.sum(), metrics={}, forward=first_part)
-    with pytest.raises(ValueError, match="one number per sample"):
+    with pytest.raises(UsageError, match="one number per sample"):
         sums(task, torch.zeros(3, 2), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"), [(torch.zeros(()), r"one of the shape \(\)"), ((3, 4), r"\(3, 4\)"), (0.5, "0.5")]
+)
+def test_metric_that_is_no_sum_and_count_is_explained(returned: object, found: str) -> None:
+    task = Task(loss=lambda outputs, _batch: outputs.sum(1), metrics={"hits": lambda *_: returned})
+    with pytest.raises(
+        UsageError, match=rf"the metric hits must return a tensor \[sum, count\], but returned {found}"
+    ):
+        sums(task, torch.zeros(3, 2), torch.zeros(3))
+
+
+def test_best_metric_that_does_not_exist_is_that_of_the_flag_or_of_the_task() -> None:
+    task = Task(loss=lambda outputs, _batch: outputs.sum(1), metrics={}, best="acc")
+    with pytest.raises(UsageError, match=r"^the best metric of the task, acc: must be one of loss$"):
+        BestWeights(make(), task)
+    with pytest.raises(UsageError, match=r"^--best-metric top5: must be one of loss$"):
+        BestWeights(make(best_metric="top5"), task)
+
+
+def test_steps_per_epoch_of_data_with_a_length_are_refused() -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(8))
+    with pytest.raises(UsageError, match="--steps-per-epoch has no effect on TensorDataset"):
+        open_reader(data, DataFlags(steps_per_epoch=3), batch_size=2, seed=0, rank=0, world_size=1)

@@ -35,7 +35,8 @@ class BestWeights(Hook):
     def __init__(self, config: Config, task: Task) -> None:
         self.metric = config.snapshots.best_metric or task.best
         if self.metric not in task.names:
-            raise UsageError(f"--best-metric {self.metric}: must be one of {', '.join(task.names)}")
+            what = "--best-metric" if config.snapshots.best_metric else "the best metric of the task,"
+            raise UsageError(f"{what} {self.metric}: must be one of {', '.join(task.names)}")
         self.larger = task.larger if self.metric == task.best else self.metric != "loss"
         self.entries: list[Entry] = []  # the best first
         self._keep = config.snapshots.keep_best

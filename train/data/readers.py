@@ -64,6 +64,10 @@ def open_reader(
             world_size=world_size,
             steps=flags.steps_per_epoch if shuffle else 0,
         )
+    if flags.steps_per_epoch and shuffle:
+        raise UsageError(
+            f"--steps-per-epoch has no effect on {type(dataset).__name__}, which is no stream of samples: remove it"
+        )
     if not isinstance(dataset, Sized):
         raise UsageError(
             f"{type(dataset).__name__} has no __len__: write a map-style dataset with one, or an IterableDataset"

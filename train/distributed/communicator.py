@@ -5,13 +5,13 @@ All of them work alike with one process and no process group: then a sum is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from train.distributed.peer_monitor import PeerMonitor
 from train.distributed.rank_info import RankInfo
@@ -105,16 +105,11 @@ class Communicator:
         dist.broadcast(payload, src=source, group=self.group)
         return payload.cpu().numpy().tobytes()
 
-    def broadcast_buffers(self, module: nn.Module) -> None:
-        """Copy the buffers of rank 0 to every rank.
-
-        DDP does so only at the start of a forward pass, so after a training step BatchNorm's running statistics
-        differ between the ranks.
-        """
-        if not self.info.distributed:
-            return
-        for buffer in module.buffers():
-            dist.broadcast(buffer, src=0, group=self.group)
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Replace the values of tensors, which are on this rank's device, by those of rank 0."""
+        if self.info.distributed:
+            for tensor in tensors:
+                dist.broadcast(tensor.detach(), src=0, group=self.group)
 
     def local_rank_0_first(self, work: Callable[[], T], *, what: str) -> T:
         """Run `work` on local rank 0 of each node, then on the other ranks, and return its result.

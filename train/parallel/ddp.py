@@ -195,7 +195,8 @@ class DDPStrategy:
 
     def sync_buffers(self) -> None:
         """Copy the buffers of rank 0 to every rank."""
-        self.comm.broadcast_buffers(self.module)
+        # DDP copies them only at the start of a forward pass: after a step BatchNorm's running statistics differ.
+        self.comm.broadcast(self.module.buffers())
 
     def state(self, optimizer: torch.optim.Optimizer, *, whole: bool = True) -> States:
         """Return the state of the model and its optimizer, by parameter name. Called by every rank.

@@ -34,6 +34,10 @@ class FSDPStrategy(DDPStrategy):
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32) if half else exact
         # fully_shard takes contiguous parameters only; channels_last inputs alone decide how convolutions compute.
         module = super()._place(module).to(memory_format=torch.contiguous_format)
+        # Parts of one model, also where each rank has built it with other random numbers. Those of --parallel tensor are
+        # parts already: its model is seeded.
+        values = (*module.parameters(), *module.buffers())
+        self.comm.broadcast(one for one in values if not isinstance(one, DTensor))
         self.layers = list(layers_of(module))
         for layer in self.layers:
             norms: list[nn.Module] = [part for part in layer.modules() if isinstance(part, _BatchNorm)]

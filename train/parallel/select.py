@@ -8,7 +8,6 @@ from torch import nn
 
 from train.config import Config
 from train.distributed.communicator import Communicator
-from train.errors import UsageError
 from train.parallel.ddp import DDPStrategy
 from train.parallel.fsdp import FSDPStrategy, HSDPStrategy
 from train.parallel.two_devices import TwoDeviceStrategy
@@ -50,8 +49,6 @@ def _strategy_class(config: Config) -> type[DDPStrategy]:
         return FSDPStrategy
     if mode == "hsdp":
         return HSDPStrategy
-    if config.parallel.sync_bn:
-        raise UsageError(f"--sync-bn works only with --parallel ddp, fsdp and hsdp, not {mode}: remove it")
     # Imported only where needed: torch.distributed.pipelining and tensor.parallel take half a second each.
     if mode == "tensor":
         from train.parallel.tensor import TensorStrategy
