@@ -26,8 +26,8 @@ _EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     ],
 }
 EXAMPLES = tuple(_EXAMPLES)
-# What running an example leaves in a checkout, and the repository's tests of other examples.
-_NOT_COPIED = ("__pycache__", "runs", "results", "test_example_*", "test_tutorials*", ".*")
+# What running an example leaves in a checkout.
+_NOT_COPIED = ("__pycache__", "runs", "results", ".*")
 
 
 def root() -> Path:

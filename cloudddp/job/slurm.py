@@ -286,9 +286,13 @@ def _checks(script: Script, required: Sequence[str]) -> Iterable[str]:
 
 def _setup(commands: Sequence[str], shell: Sequence[str]) -> Iterable[str]:
     """Yield the lines that prepare the job: in the script's own shell, as for `module load`; and [setup] run, as on EC2."""
+    if shell:
+        yield "# --setup of cloudddp export slurm"
     for command in shell:
         message = f"this --setup command failed: {one_line(command, 200)}"
         yield f"eval {quote(command)} || fail {quote(message)}"
+    if commands:
+        yield "# run of [setup] in cloudddp.toml: once per attempt, on the first node"
     for command in commands:
         message = f"this command of [setup] run failed: {one_line(command, 200)}"
         yield f"(job_environment; exec bash -c {quote(command)}) </dev/null || fail {quote(message)}"

@@ -58,7 +58,12 @@ def load(options: argparse.Namespace, train: bool) -> Dataset[Any]:
     if DISTRIBUTED:
         dist.barrier()
     steps = [transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))]
-    mnist: Dataset[Any] = datasets.MNIST(options.data, train=train, transform=transforms.Compose(steps))
+    try:
+        mnist: Dataset[Any] = datasets.MNIST(options.data, train=train, transform=transforms.Compose(steps))
+    except RuntimeError:
+        raise SystemExit(
+            f"no MNIST in {options.data}: add --download, or --fake for made-up images"
+        ) from None
     return mnist
 
 

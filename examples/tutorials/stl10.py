@@ -93,7 +93,12 @@ def load(options: argparse.Namespace) -> tuple[Dataset[Any], Dataset[Any]]:
     if options.download and options.local_rank == 0:
         datasets.STL10(options.data, "train", download=True)
     dist.barrier()
-    return tuple(datasets.STL10(options.data, split, transform=transform) for split in ("train", "test"))
+    try:
+        return tuple(datasets.STL10(options.data, split, transform=transform) for split in ("train", "test"))
+    except RuntimeError:
+        raise SystemExit(
+            f"no STL-10 in {options.data}: add --download, or --fake for made-up images"
+        ) from None
 
 
 def train(

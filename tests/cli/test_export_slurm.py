@@ -285,7 +285,12 @@ def shellcheck(script: str) -> None:
 )  # fmt: skip
 def test_script_passes_shellcheck(line: CommandLine, words: tuple[str, ...]) -> None:
     line.write("cloudddp.toml", '[setup]\nrun = ["echo \'x\' \\"$y\\""]\n')
-    shellcheck(line.ok("export", "slurm", *words))
+    script = line.ok("export", "slurm", *words)
+    shellcheck(script)
+    assert (
+        "# run of [setup] in cloudddp.toml: once per attempt, on the first node\n(job_environment; " in script
+    )
+    assert ("# --setup of cloudddp export slurm\neval 'module load" in script) == ("--setup" in words)
 
 
 def bash(text: str, *arguments: str) -> str:

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
-import pytest
 from support.training import launch
+from support.training.fixtures import no_process_is_left  # noqa: F401
 
 if str(launch.ROOT) not in sys.path:
     sys.path.insert(0, str(launch.ROOT))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    yield
-    launch.kill_all()

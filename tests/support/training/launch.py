@@ -120,7 +120,7 @@ def start(*argv: object, cwd: Path = ROOT, **env: object) -> Run:
         env = {**env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     own = environment(**env)
     ours = Path(words[0]).is_relative_to(ROOT) or (
-        words[0] == "-m" and (words[1].startswith("train.") or words[1] == TORCHRUN[1])
+        words[0] == "-m" and (words[1].startswith(("train.", "bench.")) or words[1] == TORCHRUN[1])
     )
     if ours and _zygote().can_fork(words, own):
         return Run(_zygote().start(words, cwd, own, session=True))

@@ -194,6 +194,14 @@ def test_mnist_is_read_from_files(tmp_path: Path) -> None:
     assert "of 100 images" in output
 
 
+@pytest.mark.parametrize("script", ["mnist.py", "sagemaker_ddp.py", "stl10.py 0 0"])
+def test_missing_dataset_is_explained(tmp_path: Path, script: str) -> None:
+    run = start(f"python {script}", tmp_path)
+    assert run.wait() == 1
+    assert "in data: add --download, or --fake for made-up images\n" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
 METER = r"\d+\.\d{3} \(\d+\.\d{3}\)"
 FIGURES = "\t".join(rf"{name} \d+\.\d{{4}} \(\d+\.\d{{4}}\)" for name in ("Loss", "Prec@1", "Prec@5"))
 
@@ -378,7 +386,7 @@ def test_sagemaker_script_gives_the_same_with_and_without_the_library(tmp_path: 
 
 def test_commands_of_the_readme_are_those_that_run_here() -> None:
     shown = {command for command in commands() if program(command) in ("python", "torchrun")}
-    ours = {command for command in shown if "-m train." not in command}
+    ours = {command for command in shown if "-m train." not in command and "-m bench." not in command}
     assert ours - NOT_RUN == set(RUN_HERE)
     assert ours >= NOT_RUN
     assert RESNET50_SMALL in README
