@@ -10,9 +10,10 @@ from train.data.datasets import Datasets
 from train.distributed.communicator import Communicator
 from train.ema import WeightAverage
 from train.errors import UsageError
-from train.hooks import EverySteps, FaultInjection, Hook, StopOnRequest
+from train.fault_injection import FaultInjection
+from train.hooks import EvaluateWithinEpoch, EverySteps, Hook, StopOnRequest
 from train.parallel.ddp import DDPStrategy
-from train.record.output import Metrics
+from train.record.output import RunOutput
 from train.record.profile import Profiler
 from train.record.report import Report
 from train.record.step_reports import StepReports
@@ -33,12 +34,12 @@ def assemble(
     comm: Communicator,
     strategy: DDPStrategy,
     datasets: Datasets,
-    metrics: Metrics,
+    output: RunOutput,
     stop: StopRequest | None = None,
 ) -> Components:
     """Return the Trainer of a run. Raises `UsageError` for flags that do not fit the task or the data."""
     best = BestWeights(config, strategy.task)
-    report = Report(config, strategy.task, metrics, best)
+    report = Report(config, strategy.task, output, best)
     hooks: list[Hook] = [FaultInjection()]
     if config.model.ema:
         hooks.append(WeightAverage(strategy.module, config.model.ema))
@@ -49,7 +50,7 @@ def assemble(
         raise UsageError(f"--profile {config.output.profile}: the run has only {trainer.total_steps} steps")
     hooks += [report, best, StopOnRequest()]
     if config.evaluation.eval_every:
-        hooks.append(EverySteps(config.evaluation.eval_every, trainer.evaluate_within_epoch))
+        hooks.append(EvaluateWithinEpoch(config.evaluation.eval_every))
     if config.snapshots.save_every:
         hooks.append(EverySteps(config.snapshots.save_every, trainer.save))
     # Last: a step begins when all that belongs to the one before is done.

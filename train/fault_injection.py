@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 
-from train.flags import FaultFlags
+from train.hooks import Hook, Run
 
 
-def exit_if_requested(flags: FaultFlags, *, rank: int, step: int) -> None:
-    """End the process without clean-up if `flags` ask this rank to exit before this step (from 1)."""
-    if rank != flags.fail_rank or step != flags.fail_step:
-        return
-    message = f"rank {rank} exits with code {flags.fail_code} (--fail-rank)"
-    print(message, file=sys.stderr, flush=True)
-    os._exit(flags.fail_code)
+class FaultInjection(Hook):
+    """Ends this rank before a step, without clean-up, as --fail-rank says; not in a run that was resumed."""
+
+    def before_step(self, run: Run) -> None:
+        flags, rank = run.config.faults, run.comm.rank
+        if run.resumed or rank != flags.fail_rank or run.step + 1 != flags.fail_step:
+            return
+        print(f"rank {rank} exits with code {flags.fail_code} (--fail-rank)", file=sys.stderr, flush=True)
+        os._exit(flags.fail_code)

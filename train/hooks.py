@@ -14,9 +14,8 @@ from torch import Tensor
 
 from train.config import Config
 from train.distributed.communicator import Communicator
-from train.fault_injection import exit_if_requested
+from train.metrics.running_stats import RunningStats
 from train.parallel.ddp import DDPStrategy
-from train.record.running_stats import RunningStats
 
 
 class Run(Protocol):
@@ -29,6 +28,8 @@ class Run(Protocol):
     stats: RunningStats
     step: int
     """Steps done."""
+    evaluated_step: int
+    """Of the last evaluation that was reported."""
     resumed: bool
     stopping: bool
     """Whether a rank has received SIGTERM."""
@@ -57,6 +58,10 @@ class Run(Protocol):
         """Return the progress of the run, for status.json."""
         ...
 
+    def evaluate(self) -> dict[str, float]:
+        """Return the loss and the metrics on the test set."""
+        ...
+
     def save_and_stop(self) -> None:
         """Save a snapshot and raise `Preempted`."""
         ...
@@ -65,7 +70,7 @@ class Run(Protocol):
 class Hook:
     """Does nothing; the base class of hooks."""
 
-    def begin_epoch(self, _run: Run) -> None:
+    def begin_epoch(self, run: Run) -> None:
         """The first batch of the epoch, or of the rest of it, is about to be loaded."""
 
     def before_step(self, run: Run) -> None:
@@ -115,12 +120,24 @@ class EverySteps(Hook):
                 self.work()
 
 
-class FaultInjection(Hook):
-    """Ends this rank before a step, as --fail-rank says; not in a run that was resumed."""
+class EvaluateWithinEpoch(Hook):
+    """--eval-every: evaluates after every so many steps, but not after the last one of an epoch, which is evaluated anyway."""
 
-    def before_step(self, run: Run) -> None:
-        if not run.resumed:
-            exit_if_requested(run.config.faults, rank=run.comm.rank, step=run.step + 1)
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def begin_epoch(self, run: Run) -> None:
+        self._evaluate(run)  # in a resumed run whose snapshot was saved between the step and its evaluation
+
+    def after_step(self, run: Run) -> None:
+        self._evaluate(run)
+
+    def _evaluate(self, run: Run) -> None:
+        due = run.step > 0 and run.step % self.every == 0 and not run.at_end_of_epoch
+        if due and run.evaluated_step < run.step:
+            with run.stats.timer.paused():
+                run.evaluate()
+            run.evaluated_step = run.step
 
 
 class StopOnRequest(Hook):

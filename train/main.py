@@ -24,7 +24,7 @@ from train.errors import TrainError, UsageError
 from train.process_exit import exit_process
 
 if TYPE_CHECKING:
-    from train.run import Parts
+    from train.run import Builders
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(
     argv: list[str],
     started: float,
-    parts: Parts | None = None,
+    parts: Builders | None = None,
     *,
     prog: str = "train/main.py",
     defaults: dict[str, Any] | None = None,

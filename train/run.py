@@ -32,8 +32,8 @@ from train.failures import describe_failure
 from train.parallel import select
 from train.parallel.ddp import DDPStrategy
 from train.process_exit import exit_process, keep_until_exit
-from train.record.loggers import loggers_of
-from train.record.output import Metrics, make_output_folder
+from train.record.loggers import open_loggers
+from train.record.output import RunOutput, make_output_folder
 from train.record.report import result
 from train.signals import StopRequest, handle_stop_signals
 
@@ -50,19 +50,19 @@ def build_named(config: Config, datasets: Datasets) -> nn.Module:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Builders:
     """What is trained, and on what: two functions at the top of a module, since --spawn sends them to other processes."""
 
     load: Callable[..., Datasets] = load_named
     build: Callable[[Config, Datasets], nn.Module] = build_named
 
 
-def run_rank(config: Config, started: float, parts: Parts | None = None) -> int:
+def run_rank(config: Config, started: float, parts: Builders | None = None) -> int:
     """Train as one rank of the job. `started` is when the process began, on time.perf_counter's clock.
 
     Returns the exit code.
     """
-    return run_and_report(config, partial(join_and_train, config, started, parts or Parts()))
+    return run_and_report(config, partial(join_and_train, config, started, parts or Builders()))
 
 
 def run_and_report(config: Config, work: Callable[[], object]) -> int:
@@ -83,7 +83,7 @@ def run_and_report(config: Config, work: Callable[[], object]) -> int:
     return 0
 
 
-def join_and_train(config: Config, started: float, parts: Parts) -> None:
+def join_and_train(config: Config, started: float, parts: Builders) -> None:
     """Join the process group and train with the other ranks."""
     info = find_rank(config, os.environ)
     on_lost = partial(report_and_exit, config, raise_connection_lost)
@@ -95,7 +95,7 @@ def join_and_train(config: Config, started: float, parts: Parts) -> None:
         train(config, comm, stop, started, parts)
 
 
-def train(config: Config, comm: Communicator, stop: StopRequest, started: float, parts: Parts) -> None:
+def train(config: Config, comm: Communicator, stop: StopRequest, started: float, parts: Builders) -> None:
     """Load the data, build the model, train it or only evaluate it, and print the result."""
     device.set_numerics(config)
     if comm.device.type == "cpu":
@@ -106,36 +106,36 @@ def train(config: Config, comm: Communicator, stop: StopRequest, started: float,
     notes = pretrained.prepare(config, module)
     strategy = select.build(config, comm, module, datasets.task, datasets.example)
     keep_until_exit(strategy)
-    metrics = Metrics(config.folder, enabled=comm.is_main, loggers=loggers_of(config))
+    output = RunOutput(config.folder, enabled=comm.is_main, loggers=partial(open_loggers, config))
     for note in notes:
-        metrics.print_line(note)
-    components = assemble(config, comm, strategy, datasets, metrics, stop)
+        output.print_line(note)
+    components = assemble(config, comm, strategy, datasets, output, stop)
     if config.evaluation.evaluate:
-        evaluate(config, comm, strategy, components, metrics)
+        evaluate(config, comm, strategy, components, output)
         return
-    comm.run_together(metrics.lock, what="use the folder of --out")
+    comm.run_together(output.lock, what="use the folder of --out")
     trainer = components.trainer
     if config.optimization.batch_size < strategy.data_world_size:
-        metrics.print_line(
+        output.print_line(
             f"--batch-size {config.optimization.batch_size} is shared by {strategy.data_world_size} ranks: some ranks are "
             "idle in every step"
         )
     for note in trainer.resume():
-        metrics.print_line(note)
+        output.print_line(note)
     comm.run_together(
-        partial(metrics.open, trainer.step, evaluated=trainer.evaluated_step), what="open the metrics"
+        partial(output.open, trainer.step, evaluated=trainer.evaluated_step), what="open the output files"
     )
-    metrics.write_status("running", **trainer.status())
-    fit(config, comm, components, metrics)
-    metrics.write_status("finished", **trainer.status(), **result(trainer.result))
-    metrics.print_line(
+    output.write_status("running", **trainer.status())
+    fit(config, comm, components, output)
+    output.write_status("finished", **trainer.status(), **result(trainer.result))
+    output.print_line(
         f"{components.report.summary(trainer.result)} after {trainer.epoch} epochs, "
         f"{time.perf_counter() - started:.1f} s"
     )
 
 
 def evaluate(
-    config: Config, comm: Communicator, strategy: DDPStrategy, components: Components, metrics: Metrics
+    config: Config, comm: Communicator, strategy: DDPStrategy, components: Components, output: RunOutput
 ) -> None:
     """--evaluate: print the figures of the weights that --weights names, or of the best ones in --out."""
     where = config.model.weights
@@ -155,10 +155,10 @@ def evaluate(
     finally:
         components.trainer.close()
     shown = "  ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in figures.items())
-    metrics.print_line(f"{shown}  ({where})")
+    output.print_line(f"{shown}  ({where})")
 
 
-def load_datasets(config: Config, comm: Communicator, parts: Parts) -> Datasets:
+def load_datasets(config: Config, comm: Communicator, parts: Builders) -> Datasets:
     """Load the datasets, local rank 0 of each node first, and make the output folder."""
 
     def load_here() -> Datasets:
@@ -170,7 +170,7 @@ def load_datasets(config: Config, comm: Communicator, parts: Parts) -> Datasets:
     return move_to_device(datasets, comm.device) if config.data.on_device else datasets
 
 
-def fit(config: Config, comm: Communicator, components: Components, metrics: Metrics) -> None:
+def fit(config: Config, comm: Communicator, components: Components, output: RunOutput) -> None:
     """Run the training loop, and record in status.json how it ended if it did not finish."""
     trainer = components.trainer
 
@@ -179,7 +179,7 @@ def fit(config: Config, comm: Communicator, components: Components, metrics: Met
             trainer.raise_connection_lost(error)
         except TrainError as problem:
             with suppress(OSError):
-                metrics.write_status("failed", **trainer.status(), error=str(problem))
+                output.write_status("failed", **trainer.status(), error=str(problem))
             raise
 
     exit_code = TrainError.exit_code
@@ -189,15 +189,15 @@ def fit(config: Config, comm: Communicator, components: Components, metrics: Met
         exit_code = 0
     except Preempted as stop:
         exit_code = stop.exit_code
-        metrics.write_status("preempted", **trainer.status())
+        output.write_status("preempted", **trainer.status())
         raise
     except BaseException as error:
         with suppress(OSError):  # the disk may be what failed
-            metrics.write_status("failed", **trainer.status(), error=str(error) or type(error).__name__)
+            output.write_status("failed", **trainer.status(), error=str(error) or type(error).__name__)
         raise
     finally:
         trainer.close()
-        metrics.close(exit_code)
+        output.close(exit_code)
 
 
 def report_and_exit(

@@ -14,7 +14,7 @@ from train.config import Config
 from train.data.datasets import Datasets
 from train.main import run
 from train.process_exit import exit_process
-from train.run import Parts
+from train.run import Builders
 
 
 def start(
@@ -29,5 +29,5 @@ def start(
     signals.exit_silently_on_sigint()
     defaults = {"dataset": "own", "model": "own", **defaults}
     exit_process(
-        run(sys.argv[1:], time.perf_counter(), Parts(load, build), prog=sys.argv[0], defaults=defaults)
+        run(sys.argv[1:], time.perf_counter(), Builders(load, build), prog=sys.argv[0], defaults=defaults)
     )

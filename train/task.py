@@ -14,15 +14,15 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name that PyTorch code uses)
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from train import loss
 from train.errors import UsageError
+from train.metrics import accuracy
 
 Batch = Any
 Outputs = Any
-HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def first_part(model: nn.Module, batch: Batch) -> Outputs:
@@ -58,11 +58,11 @@ class Task:
             raise UsageError(
                 f"the loss must be one number per sample, but has the shape {tuple(losses.shape)}"
             )
-        loss = losses.sum()
-        counts = [loss.new_full((1,), len(losses))]
+        total = losses.sum()
+        count = total.new_full((1,), len(losses))
         with torch.no_grad():
             figures = [_sum_and_count(name, metric(outputs, batch)) for name, metric in self.metrics.items()]
-        return torch.cat([loss[None], *counts, *(figure.to(loss) for figure in figures)])
+        return torch.cat([total[None], count, *(figure.to(total) for figure in figures)])
 
     def figures(self, sums: Tensor) -> dict[str, float]:
         """Return the means that `sums`, added up over steps and ranks, stand for, by name."""
@@ -74,8 +74,8 @@ def classification(*, smoothing: float = 0.0) -> Task:
     """Return the task of predicting int64 labels [n] by scores [n, classes]. A sample with the label -100 has no loss and is
     not correct."""
     return Task(
-        loss=partial(_cross_entropy, smoothing=smoothing),
-        metrics={"accuracy": partial(_top, k=1), "top5": partial(_top, k=5)},
+        loss=partial(loss.cross_entropy, smoothing=smoothing),
+        metrics={"accuracy": partial(accuracy.top, k=1), "top5": partial(accuracy.top, k=5)},
         best="accuracy",
         larger=True,
     )
@@ -83,15 +83,15 @@ def classification(*, smoothing: float = 0.0) -> Task:
 
 def regression() -> Task:
     """Return the task of predicting targets by outputs with the same number of elements: the summed squared error."""
-    return Task(loss=_squared_error, metrics={})
+    return Task(loss=loss.squared_error, metrics={})
 
 
 def next_token(*, smoothing: float = 0.0) -> Task:
     """Return the task of predicting the tokens [n, length] of (inputs, targets) by scores [n, length, tokens]; the loss of a
     sample is the mean over its tokens."""
     return Task(
-        loss=partial(_token_loss, smoothing=smoothing),
-        metrics={"accuracy": _token_accuracy},
+        loss=partial(loss.token_loss, smoothing=smoothing),
+        metrics={"accuracy": accuracy.of_tokens},
         best="loss",
     )
 
@@ -102,41 +102,6 @@ def _sum_and_count(name: str, figure: Any) -> Tensor:
         found = f"one of the shape {tuple(figure.shape)}" if isinstance(figure, Tensor) else f"{figure!r:.40}"
         raise UsageError(f"the metric {name} must return a tensor [sum, count], but returned {found}")
     return figure
-
-
-def _exact(outputs: Tensor) -> Tensor:
-    return outputs.float() if outputs.dtype in HALF_PRECISION else outputs
-
-
-def _cross_entropy(scores: Tensor, batch: Batch, *, smoothing: float) -> Tensor:
-    return F.cross_entropy(_exact(scores), batch[1], reduction="none", label_smoothing=smoothing)
-
-
-def _top(scores: Tensor, batch: Batch, *, k: int) -> Tensor:
-    """Return in how many rows the label is among the k highest scores (with fewer classes: in every row whose label is a
-    class), and the number of rows."""
-    labels = batch[1]
-    hits = scores.topk(min(k, scores.shape[1]), dim=1).indices == labels[:, None]
-    return torch.stack([hits.sum(), hits.new_full((), len(labels), dtype=torch.int64)])
-
-
-def _squared_error(outputs: Tensor, batch: Batch) -> Tensor:
-    outputs = _exact(outputs)
-    # Outputs [n, 1] minus targets [n] would silently broadcast to [n, n].
-    errors: Tensor = outputs - batch[1].reshape(outputs.shape).to(outputs.dtype)
-    return errors.square().flatten(1).sum(1)
-
-
-def _token_loss(scores: Tensor, batch: Batch, *, smoothing: float) -> Tensor:
-    losses = F.cross_entropy(
-        _exact(scores).flatten(0, 1), batch[1].flatten(), reduction="none", label_smoothing=smoothing
-    )
-    return losses.view(batch[1].shape).mean(1)
-
-
-def _token_accuracy(scores: Tensor, batch: Batch) -> Tensor:
-    hits = scores.argmax(-1) == batch[1]
-    return torch.stack([hits.sum(), hits.new_full((), hits.numel(), dtype=torch.int64)])
 
 
 # -- batches -----------------------------------------------------------------------------------------------

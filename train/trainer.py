@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from train import failures, optim
+from train import failures, lr_scheduler, optimizer
 from train.checkpoint.full import is_count
 from train.checkpoint.snapshots import Progress, Snapshots
 from train.config import Config
@@ -30,9 +30,9 @@ from train.distributed.communicator import Communicator
 from train.distributed.process_group import connection_lost
 from train.errors import Preempted, TrainError
 from train.hooks import Hook
+from train.metrics import throughput
+from train.metrics.running_stats import RunningStats
 from train.parallel.ddp import Chunk, DDPStrategy
-from train.record import throughput
-from train.record.running_stats import RunningStats
 from train.signals import StopRequest
 from train.task import Batch, part, to_device
 
@@ -72,8 +72,8 @@ class Trainer:
         self.total_steps = flags.epochs * self.steps_per_epoch
         if flags.max_steps:
             self.total_steps = min(self.total_steps, flags.max_steps)
-        self.optimizer = optim.make_optimizer(config, strategy.module)
-        self.lr = optim.make_schedule(config, self.steps_per_epoch, self.total_steps)
+        self.optimizer = optimizer.make_optimizer(config, strategy.module)
+        self.lr = lr_scheduler.make_schedule(config, self.steps_per_epoch, self.total_steps)
         self.snapshots = Snapshots(config, comm, strategy, self.optimizer, samples=self.train_reader.samples)
         self.stats = RunningStats(comm, width=2 * len(self.task.names))
         self.step = 0
@@ -154,21 +154,7 @@ class Trainer:
                 self._finish_epoch()
             if self.step >= self.total_steps:
                 return
-            if self._within_epoch_due:
-                self.evaluate_within_epoch()
             self.train_epoch()
-
-    @property
-    def _within_epoch_due(self) -> bool:
-        """Whether the snapshot was saved between the step and its evaluation by --eval-every."""
-        every = self.config.evaluation.eval_every
-        at_step = every > 0 and self.step > 0 and self.step % every == 0 and not self.at_end_of_epoch
-        return at_step and self.evaluated_step < self.step
-
-    def evaluate_within_epoch(self) -> None:
-        """Evaluate and report, as --eval-every says."""
-        self.evaluate()
-        self.evaluated_step = self.step
 
     def _finish_epoch(self) -> None:
         """Evaluate, report and save the epoch that has just ended."""
@@ -209,7 +195,7 @@ class Trainer:
         draw = self.step * self.strategy.data_world_size + self.strategy.data_rank
         self.comm.seed(self.config.optimization.seed + 7919 * draw)
         stop_requests = self.comm.count_async(self.stop.received)
-        optim.set_lr(self.optimizer, self.lr(self.step))
+        optimizer.set_lr(self.optimizer, self.lr(self.step))
         self.optimizer.zero_grad()
         sums = self.strategy.train_batch(self._chunks(batch, counts), global_count=counts.global_count)
         self.strategy.scaler.unscale_(self.optimizer)
@@ -345,16 +331,25 @@ class Trainer:
 
     def save(self) -> None:
         """Write a snapshot. Raises `TrainError` on every rank if one of them could not."""
-        states = {type(hook).__name__: hook.state() for hook in self.hooks}
         progress = {
             "step": self.step,
             "steps_per_epoch": self.steps_per_epoch,
             "evaluated": self.evaluated_step,
             "skipped": self.skipped_steps,
-            "hooks": {name: state for name, state in states.items() if state},
+            "hooks": self._hook_states(),
             **self.stats.state(),
         }
         self.snapshots.save(progress, self._tensors())
+
+    def _hook_states(self) -> dict[str, Any]:
+        states: dict[str, Any] = {}
+        for hook in self.hooks:
+            name = type(hook).__name__
+            if state := hook.state():
+                if name in states:
+                    raise ValueError(f"a snapshot can keep the state of one {name} only, but there are two")
+                states[name] = state
+        return states
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for hook in self.hooks for name, value in hook.tensors().items()}

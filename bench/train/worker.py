@@ -47,7 +47,7 @@ from train.distributed.rank_info import RankInfo
 from train.errors import UsageError
 from train.parallel import select
 from train.parallel.ddp import HALF_PRECISION
-from train.record.output import Metrics
+from train.record.output import RunOutput
 from train.task import classification
 from train.trainer import Trainer
 
@@ -184,7 +184,7 @@ def our_trainer(case: Case, config: Config, device: torch.device, module: nn.Mod
     if config.data.on_device:
         datasets = move_to_device(datasets, device)
     config.folder.mkdir()
-    metrics = Metrics(config.folder, enabled=True)
+    metrics = RunOutput(config.folder, enabled=True)
     metrics.open(0)
     strategy = select.build(config, comm, module, datasets.task, datasets.example)
     return assemble(config, comm, strategy, datasets, metrics).trainer

@@ -34,7 +34,7 @@ from train.distributed.rank_info import RankInfo
 from train.errors import TrainError
 from train.flags import DataFlags
 from train.parallel import select
-from train.record.output import METRICS, Metrics
+from train.record.output import METRICS, RunOutput
 from train.trainer import Trainer
 
 pytestmark = pytest.mark.torch
@@ -67,7 +67,7 @@ def make_trainer(
     if hook is not None:
         module.register_forward_hook(lambda model, inputs, outputs: hook(model, inputs[0], outputs))
     strategy = select.build(config, comm, module, datasets.task, datasets.example)
-    metrics = Metrics(out, enabled=True)
+    metrics = RunOutput(out, enabled=True)
     metrics.open(0)
     return assemble(config, comm, strategy, datasets, metrics).trainer
 

@@ -14,8 +14,9 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from train.record import output, throughput
-from train.record.output import Metrics
+from train.metrics import throughput
+from train.record import output
+from train.record.output import RunOutput
 from train.record.report import averages, step_line
 from train.task import classification, first_part, regression
 
@@ -162,7 +163,7 @@ def test_non_finite_numbers_are_null_in_the_files(tmp_path: Path) -> None:
     def strict(text: str) -> object:
         return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
-    record = Metrics(tmp_path, enabled=True)
+    record = RunOutput(tmp_path, enabled=True)
     record.open(0)
     record.record("train", step=1, loss=math.nan, lr=0.5, mfu=math.inf, top=[1.0, -math.inf])
     record.write_status("preempted", step=1, best={"loss": math.nan})
@@ -182,7 +183,7 @@ def test_launcher_gets_a_copy_of_the_status_if_it_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "launcher.json"
-    record = Metrics(tmp_path, enabled=True)
+    record = RunOutput(tmp_path, enabled=True)
     monkeypatch.setenv("CLOUDDDP_STATUS_FILE", str(copy))
     record.write_status("running", step=3, steps=9)
     assert copy.read_text() == (tmp_path / output.STATUS).read_text()
@@ -204,7 +205,7 @@ GARBAGE = [
 def test_lines_damaged_by_a_crash_are_dropped(tmp_path: Path, garbage: bytes) -> None:
     good = b'{"kind": "train", "step": 1}\n'
     (tmp_path / output.METRICS).write_bytes(good + garbage)
-    record = Metrics(tmp_path, enabled=True)
+    record = RunOutput(tmp_path, enabled=True)
     record.open(1)
     record.close()
     assert (tmp_path / output.METRICS).read_bytes() == good

@@ -11,9 +11,10 @@ pytest.importorskip("torch")
 import torch
 from support.training.small_trainer import single_process
 
-from train import optim
 from train.config import make
 from train.errors import UsageError
+from train.lr_scheduler import make_schedule
+from train.optimizer import make_optimizer
 from train.parallel import select
 from train.parallel.ddp import DDPStrategy
 from train.task import regression
@@ -32,7 +33,7 @@ def example() -> tuple[torch.Tensor, torch.Tensor]:
 
 def rates(**flags: Any) -> list[float]:
     config = make(dataset="synthetic", lr=0.4, epochs=4, **flags)
-    lr = optim.make_schedule(config, STEPS, 4 * STEPS)
+    lr = make_schedule(config, STEPS, 4 * STEPS)
     return [lr(step) for step in range(4 * STEPS)]
 
 
@@ -57,7 +58,7 @@ def test_warmup_is_linear_and_cosine_decays_to_0() -> None:
 
 
 def test_cosine_decays_to_the_smallest_rate_and_ends_with_the_last_step() -> None:
-    lr = optim.make_schedule(make(dataset="synthetic", lr=0.4, scheduler="cosine", min_lr=0.1), STEPS, 15)
+    lr = make_schedule(make(dataset="synthetic", lr=0.4, scheduler="cosine", min_lr=0.1), STEPS, 15)
     assert lr(0) == pytest.approx(0.4)
     assert lr(15) == pytest.approx(0.1)
     assert lr(20) == pytest.approx(0.1)
@@ -65,14 +66,14 @@ def test_cosine_decays_to_the_smallest_rate_and_ends_with_the_last_step() -> Non
 
 def test_betas_and_eps_are_those_of_the_flags() -> None:
     config = make(dataset="toy", optimizer="adamw", betas=(0.8, 0.9), eps=1e-4)
-    group = optim.make_optimizer(config, module_of(torch.zeros(1))).param_groups[0]
+    group = make_optimizer(config, module_of(torch.zeros(1))).param_groups[0]
     assert (group["betas"], group["eps"]) == ((0.8, 0.9), 1e-4)
 
 
 def test_biases_and_norms_have_no_decay_if_asked() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2))
     config = make(dataset="toy", weight_decay=0.1, decay_all=False)
-    groups = optim.make_optimizer(config, module).param_groups
+    groups = make_optimizer(config, module).param_groups
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.1), (3, 0.0)]
     assert groups[0]["params"][0] is module[0].weight
 
@@ -94,7 +95,7 @@ def test_optimizer_is_torchs_with_the_given_settings(
 ) -> None:
     given = {"lr": 0.3, "weight_decay": 0.02, **own}
     config = make(dataset="toy", optimizer=name, **given)
-    optimizer = optim.make_optimizer(config, module_of(torch.zeros(1)))
+    optimizer = make_optimizer(config, module_of(torch.zeros(1)))
     assert type(optimizer) is kind
     assert {key: optimizer.param_groups[0][key] for key in given} == given
 
@@ -106,7 +107,7 @@ def test_fused_update_equals_the_plain_one(name: str) -> None:
         module = module_of(torch.linspace(-1, 1, 50, dtype=torch.float64))
         weight = module[0]
         config = make(dataset="synthetic", optimizer=name, lr=0.1, fused=fused)
-        optimizer = optim.make_optimizer(config, module)
+        optimizer = make_optimizer(config, module)
         for step in range(3):
             weight.grad = torch.cos(weight.detach() + step)
             optimizer.step()
@@ -117,7 +118,7 @@ def test_fused_update_equals_the_plain_one(name: str) -> None:
 
 def test_fused_adadelta_is_refused() -> None:
     with pytest.raises(UsageError, match="use --optimizer sgd or adamw"):
-        optim.make_optimizer(make(dataset="mnist", fused=True), module_of(torch.zeros(1)))
+        make_optimizer(make(dataset="mnist", fused=True), module_of(torch.zeros(1)))
 
 
 @pytest.mark.parametrize("other", ["adamw", "adadelta"])
@@ -125,7 +126,7 @@ def test_resumed_run_keeps_its_optimizer_flags_and_refuses_another_optimizer(oth
     def trained(**flags: Any) -> tuple[DDPStrategy, torch.optim.Optimizer]:
         config = make(dataset="toy", **flags)
         strategy = select.build(config, single_process(), torch.nn.Linear(3, 1), regression(), example)
-        optimizer = optim.make_optimizer(config, strategy.module)
+        optimizer = make_optimizer(config, strategy.module)
         strategy.model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
         return strategy, optimizer

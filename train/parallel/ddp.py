@@ -27,8 +27,8 @@ from train.config import Config
 from train.distributed.communicator import Communicator
 from train.distributed.device import move
 from train.errors import TrainError, UsageError
+from train.metrics import throughput
 from train.parallel.recompute import recompute_activations
-from train.record import throughput
 from train.task import Batch, Task, device_of, first, size, to_device
 
 Chunk = tuple[Batch, int]  # a part of this rank's samples, and how many of them count

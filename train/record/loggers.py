@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -97,8 +96,3 @@ class WeightsAndBiases:
         if exit_code == Preempted.exit_code:
             self._run.mark_preempting()
         self._run.finish(exit_code=exit_code)
-
-
-def loggers_of(config: Config) -> partial[list[Logger]]:
-    """Return what opens the loggers at a step."""
-    return partial(open_loggers, config)

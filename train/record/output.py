@@ -23,7 +23,7 @@ STATUS = "status.json"
 LAUNCHER_STATUS_FILE = "CLOUDDDP_STATUS_FILE"  # variable: where a launcher wants a copy of the status
 
 
-class Metrics:
+class RunOutput:
     """The record of one run in `folder`; `loggers` get every line, too. Call `close` at the end."""
 
     def __init__(

@@ -10,17 +10,17 @@ from torch import Tensor
 from train.checkpoint.best import BestWeights
 from train.config import Config
 from train.hooks import Hook, Run
-from train.record.output import Metrics
+from train.record.output import RunOutput
 from train.task import Task
 
 PERCENT = {"accuracy": "Prec@1", "top5": "Prec@5"}  # the names that PyTorch's examples print, in percent
 
 
 class Report(Hook):
-    """Writes to `metrics`; `best` knows the best evaluation."""
+    """Writes to `output`; `best` knows the best evaluation."""
 
-    def __init__(self, config: Config, task: Task, metrics: Metrics, best: BestWeights) -> None:
-        self.config, self.task, self.metrics, self.best = config, task, metrics, best
+    def __init__(self, config: Config, task: Task, output: RunOutput, best: BestWeights) -> None:
+        self.config, self.task, self.output, self.best = config, task, output, best
         self._train: dict[str, float] = {}
 
     def after_step(self, run: Run) -> None:
@@ -30,10 +30,10 @@ class Report(Hook):
             return
         steps = run.stats.steps
         sums = run.stats.finish_line()
-        self.metrics.record("train", step=run.step, **run.figures(sums, steps))
-        self.metrics.write_status("running", **run.status())
+        self.output.record("train", step=run.step, **run.figures(sums, steps))
+        self.output.write_status("running", **run.status())
         if self.config.output.print_steps:
-            self.metrics.print_line(self._step_line(run, sums, steps))
+            self.output.print_line(self._step_line(run, sums, steps))
 
     def _step_line(self, run: Run, sums: Tensor, steps: int) -> str:
         epoch, step = divmod(run.step - 1, run.steps_per_epoch)
@@ -46,19 +46,19 @@ class Report(Hook):
 
     def after_evaluation(self, run: Run, figures: dict[str, float]) -> None:
         if not run.at_end_of_epoch:
-            self.metrics.record("evaluation", step=run.step, **figures)
-            self.metrics.print_line(f"step {run.step}  {self._test(figures)}")
+            self.output.record("evaluation", step=run.step, **figures)
+            self.output.print_line(f"step {run.step}  {self._test(figures)}")
 
     def after_epoch(self, run: Run, figures: dict[str, float]) -> None:
         sums = run.stats.epoch
         steps = (run.step - 1) % run.steps_per_epoch + 1
         seconds = sums[-1].item() / run.comm.world_size
         train = run.figures(sums, steps)
-        self.metrics.record("epoch", step=run.step, epoch=run.epoch, seconds=seconds, **train, **figures)
-        self.metrics.write_status("running", **run.status())
+        self.output.record("epoch", step=run.step, epoch=run.epoch, seconds=seconds, **train, **figures)
+        self.output.write_status("running", **run.status())
         number = train.get("skipped_steps", 0)
         skipped = f"  {number} steps skipped by fp16" if number else ""
-        self.metrics.print_line(
+        self.output.print_line(
             f"epoch {run.epoch}/{self.config.optimization.epochs}  step {run.step}  loss {train['loss']:.4f}  "
             f"{self._test(figures)}  {train['samples_per_second']:.0f} samples/s{skipped}"
         )

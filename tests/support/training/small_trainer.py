@@ -16,7 +16,7 @@ from train.data.datasets import Datasets, InMemoryDataset
 from train.distributed.communicator import Communicator
 from train.distributed.rank_info import RankInfo
 from train.parallel import select
-from train.record.output import Metrics
+from train.record.output import RunOutput
 from train.signals import StopRequest
 from train.task import classification
 from train.trainer import Trainer
@@ -59,7 +59,7 @@ def small_trainer(
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float32,
     stop: StopRequest | None = None,
-    metrics: Metrics | None = None,
+    metrics: RunOutput | None = None,
     **settings: Any,
 ) -> Trainer:
     """Return a Trainer on random images of 8x8, or 12x12 for the mnist model, whose output goes to `out`.
@@ -76,5 +76,5 @@ def small_trainer(
         module = nn.Sequential(module, nn.Dropout(dropout))
     out.mkdir(parents=True, exist_ok=True)
     strategy = select.build(config, comm, module.to(dtype), data.task, data.example)
-    metrics = metrics or Metrics(out, enabled=False)
+    metrics = metrics or RunOutput(out, enabled=False)
     return assemble(config, comm, strategy, data, metrics, stop).trainer

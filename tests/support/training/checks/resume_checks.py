@@ -25,7 +25,7 @@ from train.distributed.process_group import join
 from train.distributed.rank_info import find_rank
 from train.errors import Preempted
 from train.process_exit import exit_process
-from train.record.output import Metrics
+from train.record.output import RunOutput
 from train.signals import StopRequest, handle_stop_signals
 from train.task import classification
 from train.trainer import Trainer
@@ -61,7 +61,7 @@ def run(task: Task, name: str, comm: Communicator) -> dict[str, Any]:
     disk = f"disk{(comm.rank + task.shift) % task.disks}" if task.disks else "shared"
     with handle_stop_signals() as stop:
         out = Path(task.out, name, disk)
-        metrics = Metrics(out, enabled=comm.is_main)
+        metrics = RunOutput(out, enabled=comm.is_main)
         subject = trainer(task, name, comm, out, stop, metrics)
         used = record_samples(subject)
         subject.resume()
@@ -81,7 +81,7 @@ def run(task: Task, name: str, comm: Communicator) -> dict[str, Any]:
 
 
 def trainer(
-    task: Task, name: str, comm: Communicator, out: Path, stop: StopRequest, metrics: Metrics
+    task: Task, name: str, comm: Communicator, out: Path, stop: StopRequest, metrics: RunOutput
 ) -> Trainer:
     def preprocess(batch: Any) -> Any:
         if subject.step == task.stop and comm.rank == comm.world_size - 1:

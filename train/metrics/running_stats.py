@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from train.distributed.communicator import Communicator
-from train.record.throughput import StepTimer
+from train.metrics.throughput import StepTimer
 
 
 class RunningStats:
