@@ -83,7 +83,7 @@ export TMPDIR=$work # what a part leaves when it is killed goes, too; and nothin
 # One machine, perhaps without any other interface.
 export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
 
-# train.config needs one annotation of tyro, and train.cli its name; only a command line of the trainer needs the rest, and
+# train.config needs annotations of tyro, and train.cli its name; only a command line of the trainer needs the rest, and
 # none is parsed here: process_group makes its flags, and the sweep gets a Sweep. So where tyro is not installed, this takes
 # its place. (A copy of tyro would have to bring its own dependencies, and to be updated.)
 if ! "$python" -c 'import tyro' 2>/dev/null; then
@@ -98,6 +98,10 @@ T = TypeVar("T")
 
 class conf:
     Positional = Annotated[T, "positional"]
+
+    @staticmethod
+    def arg(**_options):
+        return None
 END
   export PYTHONPATH=$work/stand-in${PYTHONPATH:+:$PYTHONPATH}
   echo "tyro is not installed: using a stand-in" | tee -a "$log"

@@ -98,7 +98,8 @@ def _dataset(argv: Sequence[str], default: str) -> str:
 
 def _sentence(box: str) -> str:
     """Return tyro's report of a wrong command line as one sentence: a title, the message and hints, separated by rules, in a
-    box or, where the output has no such characters, without one."""
+    box or, where the output has no such characters, without one. Another tyro may draw it in another way: hence the upper
+    limit of its version in requirements.txt."""
     lines = [line.strip(" │|") for line in box.splitlines()]
     body = [line for line in lines[1:] if line and not line.startswith("╰")]
     if body and _RULE.fullmatch(body[0]):

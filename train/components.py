@@ -12,7 +12,7 @@ from train.ema import WeightAverage
 from train.errors import UsageError
 from train.fault_injection import FaultInjection
 from train.hooks import EvaluateWithinEpoch, EverySteps, Hook, StopOnRequest
-from train.parallel.ddp import DDPStrategy
+from train.parallel.strategy import Strategy
 from train.record.output import RunOutput
 from train.record.profile import Profiler
 from train.record.report import Report
@@ -32,7 +32,7 @@ class Components:
 def assemble(
     config: Config,
     comm: Communicator,
-    strategy: DDPStrategy,
+    strategy: Strategy,
     datasets: Datasets,
     output: RunOutput,
     stop: StopRequest | None = None,

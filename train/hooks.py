@@ -15,7 +15,7 @@ from torch import Tensor
 from train.config import Config
 from train.distributed.communicator import Communicator
 from train.metrics.running_stats import RunningStats
-from train.parallel.ddp import DDPStrategy
+from train.parallel.strategy import Strategy
 
 
 class Run(Protocol):
@@ -23,7 +23,7 @@ class Run(Protocol):
 
     config: Config
     comm: Communicator
-    strategy: DDPStrategy
+    strategy: Strategy
     optimizer: torch.optim.Optimizer
     stats: RunningStats
     step: int

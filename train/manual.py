@@ -7,26 +7,20 @@ import inspect
 import re
 from typing import Any, get_args, get_type_hints
 
-from train.config import Config, flag, make
+from train.config import RECIPES, Config, flag
 
 
 def flag_rows() -> list[str]:
     """Return a row for each flag: its name, its default, and what it does."""
-    rows = []
-    for group, kind in get_type_hints(Config).items():
+    rows, recipe = [], set().union(*RECIPES.values())
+    for kind in get_type_hints(Config).values():
         if not dataclasses.is_dataclass(kind):
             continue
         texts = _docstrings(kind)
         for one in dataclasses.fields(kind):
-            default = getattr(getattr(make(), group), one.name) if one.name not in _RECIPE else one.default
-            rows.append(
-                f"| `{flag(one.name)}` | {_shown(default)} | {texts[one.name]}{_choices(kind, one.name)} |"
-            )
+            default = "by dataset" if one.name in recipe else _shown(one.default)
+            rows.append(f"| `{flag(one.name)}` | {default} | {texts[one.name]}{_choices(kind, one.name)} |")
     return rows
-
-
-# Their defaults are those of the dataset's recipe.
-_RECIPE = ("model", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "scheduler")
 
 
 def _docstrings(kind: Any) -> dict[str, str]:

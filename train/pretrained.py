@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from train.checkpoint.best import weights_of
 from train.config import Config
 from train.errors import UsageError
-from train.parallel.ddp import DDPStrategy
+from train.parallel.strategy import Strategy
 
 
 def prepare(config: Config, module: nn.Module) -> list[str]:
@@ -73,7 +73,7 @@ def _load(module: nn.Module, path: Path, *, exactly: bool) -> str:
     return f"--weights {path}: loaded {len(fitting)} of {len(own)} tensors{more}"
 
 
-def load_exactly(strategy: DDPStrategy, weights: dict[str, Tensor], path: Path) -> None:
+def load_exactly(strategy: Strategy, weights: dict[str, Tensor], path: Path) -> None:
     """Load the weights of the whole model. Raises `UsageError` where they do not fit."""
     try:
         strategy.load_model(weights)

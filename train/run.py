@@ -30,7 +30,7 @@ from train.distributed.rank_info import find_rank
 from train.errors import Preempted, TrainError, UsageError
 from train.failures import describe_failure
 from train.parallel import select
-from train.parallel.ddp import DDPStrategy
+from train.parallel.strategy import Strategy
 from train.process_exit import exit_process, keep_until_exit
 from train.record.loggers import open_loggers
 from train.record.output import RunOutput, make_output_folder
@@ -135,7 +135,7 @@ def train(config: Config, comm: Communicator, stop: StopRequest, started: float,
 
 
 def evaluate(
-    config: Config, comm: Communicator, strategy: DDPStrategy, components: Components, output: RunOutput
+    config: Config, comm: Communicator, strategy: Strategy, components: Components, output: RunOutput
 ) -> None:
     """--evaluate: print the figures of the weights that --weights names, or of the best ones in --out."""
     where = config.model.weights

@@ -32,7 +32,7 @@ from train.errors import Preempted, TrainError
 from train.hooks import Hook
 from train.metrics import throughput
 from train.metrics.running_stats import RunningStats
-from train.parallel.ddp import Chunk, DDPStrategy
+from train.parallel.strategy import Chunk, Strategy
 from train.signals import StopRequest
 from train.task import Batch, part, to_device
 
@@ -47,7 +47,7 @@ class Trainer:
         *,
         config: Config,
         comm: Communicator,
-        strategy: DDPStrategy,
+        strategy: Strategy,
         datasets: Datasets,
         hooks: Sequence[Hook] = (),
         stop: StopRequest | None = None,

@@ -15,7 +15,7 @@ from bench.train.sweep_config import Sweep
 from train import models
 from train.distributed.device import move
 from train.errors import UsageError
-from train.parallel.ddp import explained
+from train.parallel.strategy import explained
 from train.parallel.two_devices import TwoDevices, device_pair
 
 CPU_NOTE = (

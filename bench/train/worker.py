@@ -46,7 +46,7 @@ from train.distributed.device import keep_freed_memory, move, select_device, set
 from train.distributed.rank_info import RankInfo
 from train.errors import UsageError
 from train.parallel import select
-from train.parallel.ddp import HALF_PRECISION
+from train.parallel.strategy import AMP_DTYPES
 from train.record.output import RunOutput
 from train.task import classification
 from train.trainer import Trainer
@@ -267,7 +267,7 @@ class AsAUserWould(nn.Module):
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def forward(self, images: Tensor) -> Tensor:
-        dtype = HALF_PRECISION.get(self.amp, torch.bfloat16)
+        dtype = AMP_DTYPES.get(self.amp, torch.bfloat16)
         with torch.autocast(self.device_type, dtype, enabled=self.amp != "none"):
             scores: Tensor = self.module(images.contiguous(memory_format=self.layout))
         return scores.float()

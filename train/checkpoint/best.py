@@ -137,8 +137,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _is_writer(run: Run) -> bool:
-    info = run.comm.info
-    return info.local_rank == 0 if run.config.snapshots.snapshot_per_node else info.rank == 0
+    return run.comm.writes(per_node=run.config.snapshots.snapshot_per_node)
 
 
 def _nothing() -> None:

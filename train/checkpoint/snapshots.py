@@ -19,7 +19,7 @@ from train.checkpoint.background import Background, copied
 from train.config import Config, fixed_flags, flag
 from train.distributed.communicator import Communicator
 from train.errors import UsageError
-from train.parallel.ddp import DDPStrategy
+from train.parallel.strategy import Strategy
 from train.parallel.whole import fill, whole
 
 Progress = dict[str, Any]
@@ -33,7 +33,7 @@ class Snapshots:
         self,
         config: Config,
         comm: Communicator,
-        strategy: DDPStrategy,
+        strategy: Strategy,
         optimizer: torch.optim.Optimizer,
         *,
         samples: int | None,
@@ -96,8 +96,7 @@ class Snapshots:
 
     @property
     def _is_writer(self) -> bool:
-        info = self.comm.info
-        return info.local_rank == 0 if self.config.snapshots.snapshot_per_node else info.rank == 0
+        return self.comm.writes(per_node=self.config.snapshots.snapshot_per_node)
 
     def _whole_state(self, facts: Progress, tensors: Mapping[str, Tensor]) -> full.State:
         model, optimizer = self.strategy.state(self.optimizer)

@@ -46,6 +46,10 @@ class Communicator:
         """Whether this is rank 0, the only one that prints and writes metrics."""
         return self.info.rank == 0
 
+    def writes(self, *, per_node: bool) -> bool:
+        """Whether this rank writes snapshots: rank 0, or local rank 0 of every node."""
+        return self.info.local_rank == 0 if per_node else self.info.rank == 0
+
     def seed(self, number: int) -> None:
         """Seed the random number generators of this rank's devices. Not collective."""
         # Not torch.manual_seed, which walks through every kind of device: half a millisecond where CUDA is built in

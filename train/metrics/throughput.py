@@ -86,12 +86,11 @@ class StepTimer:
 
     def restart(self) -> None:
         """Reset all counters."""
-        self.steps = 0
         self.data_seconds = 0.0
         self._started = time.perf_counter()
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield the same batches. Each counts as a step, and the time to get it as waiting for data."""
+        """Yield the same batches. The time to get one counts as waiting for data."""
         source = iter(batches)
         while True:
             started = time.perf_counter()
@@ -100,7 +99,6 @@ class StepTimer:
             except StopIteration:
                 return
             self.data_seconds += time.perf_counter() - started
-            self.steps += 1
             yield batch
 
     @contextmanager

@@ -20,17 +20,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from train.config import Config
 from train.distributed.communicator import Communicator
 from train.errors import UsageError
-from train.parallel.ddp import HALF_PRECISION, DDPStrategy
 from train.parallel.recompute import layers_of
+from train.parallel.strategy import AMP_DTYPES, Strategy
 
 
-class FSDPStrategy(DDPStrategy):
-    """Every rank holds its part of each parameter, and takes its share of each batch."""
+class FSDPStrategy(Strategy):
+    """Every rank holds its part of each parameter, and takes its share of each batch. Gradients are reduced after every
+    part of --accumulate: unreduced ones would need the memory of the whole gradient."""
 
     def _place(self, module: nn.Module) -> nn.Module:
         mesh = self._mesh()
         exact = MixedPrecisionPolicy(cast_forward_inputs=False)
-        half = HALF_PRECISION.get(self.config.precision.amp)
+        half = AMP_DTYPES.get(self.config.precision.amp)
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32) if half else exact
         # fully_shard takes contiguous parameters only; channels_last inputs alone decide how convolutions compute.
         module = super()._place(module).to(memory_format=torch.contiguous_format)
@@ -64,10 +65,6 @@ class FSDPStrategy(DDPStrategy):
                 layer.forward = torch.compile(layer.forward)
         return module
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Reduce gradients after every chunk: unreduced ones would need the memory of the whole gradient."""
-        return nullcontext()
-
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context that does nothing: the layers themselves compute in half precision."""
         return nullcontext()
@@ -88,12 +85,15 @@ class HSDPStrategy(FSDPStrategy):
     """Every group of ranks holds the parameters once, each rank of it a part; gradients are averaged over the groups."""
 
     def _mesh(self) -> DeviceMesh:
-        group = group_size(self.config, self.comm)
-        return init_device_mesh(
-            self.comm.device.type,
-            (self.comm.world_size // group, group),
-            mesh_dim_names=("groups", "ranks"),
-        )
+        return group_mesh(self.config, self.comm)
+
+
+def group_mesh(config: Config, comm: Communicator) -> DeviceMesh:
+    """Return the ranks as (groups, ranks of a group)."""
+    size = group_size(config, comm)
+    return init_device_mesh(
+        comm.device.type, (comm.world_size // size, size), mesh_dim_names=("groups", "ranks")
+    )
 
 
 def group_size(config: Config, comm: Communicator) -> int:

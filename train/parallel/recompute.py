@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from train.parallel.buffers import buffers_preserved
 
 
 def recompute_activations(module: nn.Module) -> None:
@@ -33,15 +35,5 @@ def layers_of(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _contexts(layer: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    return nullcontext(), _statistics_preserved(layer)
-
-
-@contextmanager
-def _statistics_preserved(layer: nn.Module) -> Iterator[None]:
-    """Restore the buffers at the end: BatchNorm would count a batch twice in its running statistics."""
-    before = [(buffer, buffer.clone()) for buffer in layer.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in before:
-            buffer.copy_(value)
+    # The second time BatchNorm would count a batch again in its running statistics.
+    return nullcontext(), buffers_preserved(layer)

@@ -10,6 +10,7 @@ from train.config import Config
 from train.distributed.communicator import Communicator
 from train.parallel.ddp import DDPStrategy
 from train.parallel.fsdp import FSDPStrategy, HSDPStrategy
+from train.parallel.strategy import Strategy
 from train.parallel.two_devices import TwoDeviceStrategy
 from train.task import Batch, Task
 
@@ -29,7 +30,7 @@ def build(
     module: nn.Module,
     task: Task,
     example: Callable[[], Batch],
-) -> DDPStrategy:
+) -> Strategy:
     """Return `module`, for batches like those of `example`, spread over devices and ranks as --parallel says.
 
     Raises `UsageError` where the model cannot be split, or there are too few devices or ranks.
@@ -41,7 +42,7 @@ def build(
     return strategy
 
 
-def _strategy_class(config: Config) -> type[DDPStrategy]:
+def _strategy_class(config: Config) -> type[Strategy]:
     mode = config.parallel.parallel
     if mode == "ddp":
         return DDPStrategy

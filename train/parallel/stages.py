@@ -21,12 +21,12 @@ from torch.func import functional_call
 from train.config import Config
 from train.distributed.communicator import Communicator
 from train.errors import UsageError
-from train.parallel.ddp import HALF_PRECISION, Chunk, DDPStrategy, States, explained
 from train.parallel.partition import partition
+from train.parallel.strategy import AMP_DTYPES, Chunk, States, Strategy, explained
 from train.task import Batch, Task, first, part
 
 
-class StageStrategy(DDPStrategy):
+class StageStrategy(Strategy):
     """Rank r holds stage r. A batch passes through the ranks in microbatches; those of the last batch of an epoch are
     fewer or smaller, so that no sample is padded, repeated or dropped. The first part of a batch goes into the model; the
     loss and the metrics see the others."""
@@ -52,7 +52,7 @@ class StageStrategy(DDPStrategy):
         rank = self.comm.rank
         stages = partition(module, count=self.comm.world_size, cuts=self.config.parallel.cuts)
         self.whole_shapes = {name: value.shape for name, value in module.state_dict().items()}
-        self.dtype = HALF_PRECISION.get(self.config.precision.amp, next(module.parameters()).dtype)
+        self.dtype = AMP_DTYPES.get(self.config.precision.amp, next(module.parameters()).dtype)
         inputs = _inputs(self.example())
         self.input_shape, self.output_shape = activation_shapes(stages, inputs)[rank : rank + 2]
         return super()._place(stages[rank])

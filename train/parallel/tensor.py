@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -25,8 +25,8 @@ from train.config import Config
 from train.distributed.communicator import Communicator
 from train.errors import UsageError
 from train.models import Attention, Block
-from train.parallel.ddp import Chunk
-from train.parallel.fsdp import FSDPStrategy, group_size
+from train.parallel.fsdp import FSDPStrategy, group_mesh, group_size
+from train.parallel.strategy import Chunk
 from train.task import Batch, Task
 
 
@@ -37,9 +37,7 @@ class TensorStrategy(FSDPStrategy):
         self, config: Config, comm: Communicator, module: nn.Module, task: Task, example: Callable[[], Batch]
     ) -> None:
         group = group_size(config, comm)
-        self.mesh = init_device_mesh(
-            comm.device.type, (comm.world_size // group, group), mesh_dim_names=("groups", "ranks")
-        )
+        self.mesh = group_mesh(config, comm)
         self.member = comm.rank % group
         super().__init__(config, comm, module, task, example)
         self.data_rank, self.data_world_size = comm.rank // group, comm.world_size // group

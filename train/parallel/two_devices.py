@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from train.distributed.device import move
-from train.parallel.ddp import Chunk, DDPStrategy
+from train.parallel.ddp import DDPStrategy
 from train.parallel.partition import partition
+from train.parallel.strategy import Chunk
 from train.task import Batch
 
 
