@@ -124,6 +124,6 @@ def test_refused_logger_ends_every_rank_before_training(
     )
     (first,), (other,) = (rank.stderr.splitlines() for rank in ranks)
     assert first.startswith(f"train: rank 0: {message}")
-    assert other == "train: rank 1: stopped because another rank could not open the metrics"
+    assert other == "train: rank 1: stopped because another rank could not open the output files"
     assert [rank.code for rank in ranks] == [2, 2]
     assert (out / "metrics.jsonl").read_text() == "of an earlier run\n"

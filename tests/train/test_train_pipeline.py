@@ -122,7 +122,6 @@ def test_snapshot_of_another_model_is_refused_by_every_stage(reports: Reports) -
     [
         ("few microbatches", "give --microbatches 2 or more, not 1, or start fewer ranks"),
         ("too many cuts", "4 layers make 5 stages, but there are 2; name 1"),
-        ("sync_bn", "--sync-bn works only with --parallel ddp"),
     ],
 )
 def test_impossible_pipeline_is_refused_on_every_rank(reports: Reports, attempt: str, message: str) -> None:

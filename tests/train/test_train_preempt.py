@@ -315,7 +315,7 @@ def test_rank_that_writes_a_snapshot_survives_the_death_of_another(tmp_path: Pat
     script = [launch.CHECKS / "short_grace.py", grace]
     ranks = launch.start_ranks(2, *script, *flags("--save-every", 4, "--epochs", 9, "--out", tmp_path))
     wait_for_step(tmp_path, MID_EPOCH, *ranks)
-    pipe = tmp_path / full.TEMPORARY.format(0)
+    pipe = full.temporary_file(tmp_path / full.NAME, 0)
     launch.until(lambda: make_pipe(pipe), "no snapshot is being written")
     with pipe.open("rb") as file:  # returns once the rank has opened it, too
         assert file.read(1)
@@ -375,7 +375,7 @@ def test_full_disk_of_one_rank_stops_all_and_keeps_the_old_snapshot(tmp_path: Pa
     assert read_status(tmp_path)["state"] == "failed"
     assert (tmp_path / full.NAME).read_bytes() == before
     assert full.load_local(tmp_path) is not None
-    assert not list(tmp_path.glob(full.TEMPORARY.format("*")))
+    assert not list(tmp_path.glob(full.TEMPORARY_FILES))
 
 
 @linux_only

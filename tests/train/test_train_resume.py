@@ -28,7 +28,7 @@ from support.training.output import (
 )
 from support.training.small_trainer import BATCH, SAMPLES
 
-from train.checkpoint.full import TEMPORARY, load_local
+from train.checkpoint.full import NAME, load_local, temporary_file
 from train.data.sampler import GlobalBatchSampler
 
 pytestmark = pytest.mark.torch
@@ -184,7 +184,7 @@ def test_ranks_killed_together_are_bitwise_equal_after_resuming(tmp_path: Path) 
                 rank.signal_session(number)
         codes = [rank.wait() for rank in ranks]
         assert codes == [-signal.SIGKILL] * 2, "".join(rank.stderr for rank in ranks)
-    leftover = folder / TEMPORARY.format(3)
+    leftover = temporary_file(folder / NAME, 3)
     leftover.write_bytes(b"of a rank that does not write any more")
     launch.succeeded(launch.train_ranks(2, *flags, "--save-every", 5, "--out", folder))
     assert not leftover.exists()

@@ -6,7 +6,9 @@ import math
 import os
 import signal
 import stat
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,32 @@ def test_saved_state_is_loaded(two: Path) -> None:
     assert loaded["step"] == 2
     assert torch.equal(loaded["payload"], state(2)["payload"])
     assert loaded["nested"] == state(2)["nested"]
+
+
+class HeldUp:
+    """Is written only once the other file is complete, like a snapshot that is written in the background for long."""
+
+    def __init__(self, started: threading.Event, done: threading.Event) -> None:
+        self.started, self.done = started, done
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        self.started.set()
+        assert self.done.wait(60)
+        return str, ("held up",)
+
+
+def test_best_weights_may_be_written_while_a_snapshot_is(tmp_path: Path) -> None:
+    started, done = threading.Event(), threading.Event()
+    with ThreadPoolExecutor() as pool:
+        snapshot = pool.submit(full.save, tmp_path, {**state(1), "last": HeldUp(started, done)})
+        assert started.wait(60)
+        full.write(tmp_path / "best.pt", state(2))
+        done.set()
+        snapshot.result()
+    for name, step in (("best.pt", 2), (full.NAME, 1)):
+        loaded = full.read(tmp_path / name)
+        assert loaded is not None
+        assert (loaded["step"], loaded["payload"][0].item()) == (step, step)
 
 
 def test_snapshot_is_synced_before_it_is_renamed_and_the_folder_after(
@@ -119,7 +147,7 @@ def test_last_written_snapshot_is_loaded_even_if_its_step_is_lower(two: Path) ->
 
 def test_only_temporary_files_of_killed_writers_are_removed(two: Path) -> None:
     for writer in (0, 3):
-        (two / full.TEMPORARY.format(writer)).write_bytes(b"half")
+        full.temporary_file(two / full.NAME, writer).write_bytes(b"half")
     full.remove_temporary_files(two)
     assert sorted(path.name for path in two.iterdir()) == [full.PREVIOUS, full.NAME]
 

@@ -22,7 +22,7 @@ from train.errors import TrainError
 
 NAME = "snapshot.pt"
 PREVIOUS = "snapshot.prev.pt"
-TEMPORARY = ".snapshot.{}.tmp"
+TEMPORARY_FILES = ".*.pt.*.tmp"
 FORMAT = 4
 MAX_STEPS = 2**53
 
@@ -44,7 +44,7 @@ def write(path: Path, state: State, *, writer: int = 0, previous: Path | None = 
     Raises `TrainError` if the write fails; existing files stay.
     """
     folder = path.parent
-    temporary = folder / TEMPORARY.format(writer)
+    temporary = temporary_file(path, writer)
     try:
         with temporary.open("wb") as file:
             torch.save({"format": FORMAT, **state}, file)
@@ -61,6 +61,12 @@ def write(path: Path, state: State, *, writer: int = 0, previous: Path | None = 
         raise TrainError(f"cannot write {path} ({error}){kept}") from error
 
 
+def temporary_file(path: Path, writer: int) -> Path:
+    """Return the file that becomes `path`. Each path has its own: the best weights may be written while a thread writes a
+    snapshot."""
+    return path.with_name(f".{path.name}.{writer}.tmp")
+
+
 def remove(folder: Path) -> None:
     """Remove the snapshots of an earlier run, so that none of them is ever newer than one of this run."""
     for name in (NAME, PREVIOUS):
@@ -72,7 +78,7 @@ def remove_temporary_files(folder: Path) -> None:
 
     A writer overwrites its own, but after a restart another rank may be the writer here.
     """
-    for path in folder.glob(TEMPORARY.format("*")):
+    for path in folder.glob(TEMPORARY_FILES):
         path.unlink(missing_ok=True)
 
 

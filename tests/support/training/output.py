@@ -95,6 +95,6 @@ def stop_during_snapshot(folder: Path, pid: int) -> None:
 def _is_writing(folder: Path, newest: Path) -> bool:
     try:
         size = newest.stat().st_size
-        return any(0 < path.stat().st_size < size for path in folder.glob(full.TEMPORARY.format("*")))
+        return any(0 < path.stat().st_size < size for path in folder.glob(full.TEMPORARY_FILES))
     except FileNotFoundError:
         return False  # nothing is saved yet, or a rename came between

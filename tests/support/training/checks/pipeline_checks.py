@@ -167,7 +167,6 @@ def refuse(comm: Communicator, folder: Path) -> dict[str, str]:
     attempts: dict[str, dict[str, Any]] = {
         "few microbatches": {"parallel": "1f1b", "microbatches": comm.world_size - 1},
         "too many cuts": {"parallel": "gpipe", "cuts": "conv2,pool,fc1,fc2"},
-        "sync_bn": {"parallel": "pipeline", "sync_bn": True},
     }
     messages = {}
     for name, settings in attempts.items():
