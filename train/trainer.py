@@ -309,7 +309,7 @@ class Trainer:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def resume(self) -> list[str]:
-        """Continue from the newest snapshot that any rank has, if there is one. Returns what to tell the user.
+        """Continue from the newest snapshot that any rank has, if there is one. Returns the notes to print.
 
         Raises `UsageError` if there is none with --resume require, and if it has other settings without --force.
         """

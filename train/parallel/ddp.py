@@ -115,7 +115,7 @@ class DDPStrategy:
         """Leave the gradient of the global batch's mean loss in the parameters.
 
         Returns this rank's `Task.sums`. `chunks` are the parts of this rank's share, of which the first `count` samples
-        count. No chunk is empty, but where none counts BatchNorm's statistics do not change. The loss is scaled so that
+        count. No part is empty, but where none counts BatchNorm's statistics do not change. The loss is scaled so that
         the average over the ranks is the gradient of the mean over the global batch, however the samples are
         distributed. Raises `TrainError` where the loss does not depend on all parameters, which DDP has to know.
         """
@@ -166,7 +166,7 @@ class DDPStrategy:
             )
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context that does not reduce gradients, for all chunks of a batch but the last."""
+        """Return a context that does not reduce gradients, for all parts of a batch but the last."""
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
     def evaluate(self, batch: Batch, count: int) -> Tensor:
