@@ -235,7 +235,7 @@ def _check_parallel(config: Config) -> None:
         raise UsageError(f"--amp fp16 works only with --parallel ddp, not {mode}: use --amp bf16")
     if optimization.accumulate > optimization.batch_size:
         raise UsageError(
-            f"--accumulate {optimization.accumulate}: more chunks than samples in a batch ({optimization.batch_size})"
+            f"--accumulate {optimization.accumulate}: more parts than samples in a batch ({optimization.batch_size})"
         )
     if flags.static_graph and optimization.accumulate > 1:
         raise UsageError("DDP does not support --static-graph with --accumulate: remove one of them")

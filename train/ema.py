@@ -23,7 +23,7 @@ class WeightAverage(Hook):
         self._begun = False
 
     def begin_epoch(self, _run: Run) -> None:
-        if not self._begun:  # with the weights to begin with, which may have been loaded meanwhile
+        if not self._begun:  # start from the current weights, which may have been loaded after __init__
             self._begun = True
             for name, weight in self._weights.items():
                 self._averages[name].copy_(weight.detach())

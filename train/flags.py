@@ -114,7 +114,7 @@ class OptimizationFlags:
     batch_size: Annotated[Positive, Fixed] = 64
     """GLOBAL batch size: samples per step over all ranks."""
     accumulate: Positive = 1
-    """Gradient accumulation: compute each rank's part of a batch in this many chunks."""
+    """Gradient accumulation: forward and backward passes per step, each on a part of the rank's share."""
     optimizer: Annotated[Optimizer, Fixed] = "sgd"
     """Optimizer."""
     lr: Annotated[float, Limit(above=0, below=1e38)] = 0.1

@@ -15,7 +15,7 @@ from train.parallel.strategy import Strategy
 
 
 def prepare(config: Config, module: nn.Module) -> list[str]:
-    """Load the weights into the module and freeze layers, as the flags say. Returns what to tell the user.
+    """Load the weights into the module and freeze layers, as the flags say. Returns the notes to print.
 
     Raises `UsageError` for a file that cannot be read or does not fit, and for a layer that does not exist.
     """
@@ -86,7 +86,7 @@ def load_exactly(strategy: Strategy, weights: dict[str, Tensor], path: Path) -> 
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, pickle.UnpicklingError):  # torch explains how to load them nevertheless
+    if isinstance(error, pickle.UnpicklingError):  # torch's own message explains how to disable this check
         return (
             "it is damaged, or holds objects other than tensors, which could execute code and are not loaded"
         )

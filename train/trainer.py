@@ -32,7 +32,7 @@ from train.errors import Preempted, TrainError
 from train.hooks import Hook
 from train.metrics import throughput
 from train.metrics.running_stats import RunningStats
-from train.parallel.strategy import Chunk, Strategy
+from train.parallel.strategy import Part, Strategy
 from train.signals import StopRequest
 from train.task import Batch, part, to_device
 
@@ -197,7 +197,7 @@ class Trainer:
         stop_requests = self.comm.count_async(self.stop.received)
         optimizer.set_lr(self.optimizer, self.lr(self.step))
         self.optimizer.zero_grad()
-        sums = self.strategy.train_batch(self._chunks(batch, counts), global_count=counts.global_count)
+        sums = self.strategy.train_batch(self._parts(batch, counts), global_count=counts.global_count)
         self.strategy.scaler.unscale_(self.optimizer)
         norm = self.strategy.gradient_norm()
         # The only place where the host waits for the device.
@@ -231,16 +231,16 @@ class Trainer:
         if scale < MIN_LOSS_SCALE:
             raise failures.scale_too_small(self.step + 1, scale=scale, kept=self.snapshots.kept)
 
-    def _chunks(self, batch: Batch, counts: RankBatch) -> list[Chunk]:
+    def _parts(self, batch: Batch, counts: RankBatch) -> list[Part]:
         """Return this rank's samples on its device, in --accumulate parts.
 
         A part without samples repeats one with count 0, because every rank has to take part in every reduction.
         """
         batch = self._prepare(batch, counts)
-        parts = self.config.optimization.accumulate
-        if parts == 1:
+        number_of_parts = self.config.optimization.accumulate
+        if number_of_parts == 1:
             return [(batch, counts.count)]
-        bounds = [counts.count * number // parts for number in range(parts + 1)]
+        bounds = [counts.count * number // number_of_parts for number in range(number_of_parts + 1)]
         return [(part(batch, a, max(b, a + 1)), b - a) for a, b in pairwise(bounds)]
 
     def _prepare(self, batch: Batch, counts: RankBatch) -> Batch:
@@ -295,7 +295,7 @@ class Trainer:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def resume(self) -> list[str]:
-        """Continue from the newest snapshot that any rank has, if there is one. Returns what to tell the user.
+        """Continue from the newest snapshot that any rank has, if there is one. Returns the notes to print.
 
         Raises `UsageError` if there is none with --resume require, and if it has other settings without --force.
         """

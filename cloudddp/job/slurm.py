@@ -287,7 +287,7 @@ def _checks(script: Script, required: Sequence[str]) -> Iterable[str]:
 def _setup(commands: Sequence[str], shell: Sequence[str]) -> Iterable[str]:
     """Yield the lines that prepare the job: in the script's own shell, as for `module load`; and [setup] run, as on EC2."""
     if shell:
-        yield "# --setup of cloudddp export slurm"
+        yield "# --setup"
     for command in shell:
         message = f"this --setup command failed: {one_line(command, 200)}"
         yield f"eval {quote(command)} || fail {quote(message)}"

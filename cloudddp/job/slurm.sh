@@ -6,7 +6,7 @@
 #
 # Exit code: that of the rank that failed first. Before the time limit each rank gets SIGTERM once, to save a snapshot. If it
 # then exits with 143 (128 + SIGTERM), or if a node is lost, the job is requeued, and the script resumes from its snapshot.
-# A script that never saves would be requeued for ever: max_requeues limits that.
+# A script that never saves would be requeued indefinitely: max_requeues limits that.
 
 # shellcheck disable=SC1003,SC2016,SC2034,SC2153,SC2317,SC2329  # user text; functions that run on the nodes
 python=@@PYTHON@@
@@ -159,7 +159,11 @@ code=$?
 read -r _ failed rank < <(cat "$state"/*.exit 2>/dev/null | LC_ALL=C sort -n | awk 'NF == 3 && $2 != 0' | head -n 1)
 if ((code == 0)) && ((${failed:-0} != 143)); then exit 0; fi
 if [[ ${failed-} ]]; then
-  log "rank $rank ended first, with exit code $failed"
+  if ((failed == 143)); then
+    log "rank $rank stopped after SIGTERM (exit code 143)"
+  else
+    log "rank $rank failed first, with exit code $failed"
+  fi
   code=$failed
 fi
 if [[ $cancelled ]]; then exit "$code"; fi

@@ -15,11 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.harness import ROOT, CommandLine, cannot, clean_environment
 
+from cloudddp.cli.commands import export
 from cloudddp.job import ranks, slurm
 from cloudddp.job.new_job import Script
 from cloudddp.job.rank_template import Fact, bind, template
@@ -290,7 +292,7 @@ def test_script_passes_shellcheck(line: CommandLine, words: tuple[str, ...]) -> 
     assert (
         "# run of [setup] in cloudddp.toml: once per attempt, on the first node\n(job_environment; " in script
     )
-    assert ("# --setup of cloudddp export slurm\neval 'module load" in script) == ("--setup" in words)
+    assert ("# --setup\neval 'module load" in script) == ("--setup" in words)
 
 
 def bash(text: str, *arguments: str) -> str:
@@ -369,7 +371,7 @@ def test_arguments_and_variables_reach_the_ranks_through_torchrun(line: CommandL
     )  # fmt: skip
     done = run_script(line, script, TOKEN="hunter2")
     assert done.returncode == 7, done.stderr
-    assert "sbatch script: rank 1 ended first, with exit code 7" in done.stderr
+    assert "sbatch script: rank 1 failed first, with exit code 7" in done.stderr
     shown = [json.loads((line.cwd / f"shown-{rank}").read_text()) for rank in range(2)]
     for words, env in shown:
         assert words == ["--", *NASTY]
@@ -429,6 +431,13 @@ def test_torchrun_gets_the_same_words_as_on_ec2(rendezvous: Any) -> None:
     assert rendered == [*on_ec2.processes[0].launcher, *on_ec2.processes[0].rank]
     for name, word in planned.env.items():
         assert bash(f"{shell}; printf %s {slurm._shell(word)}") == on_ec2.env[name] == bind(word, facts)
+
+
+def test_default_number_of_requeues_is_that_of_the_renderer() -> None:
+    (option,) = (one for one in export.slurm.params if one.name == "max_requeues")
+    assert isinstance(option, click.Option)
+    assert option.default == slurm.MAX_REQUEUES
+    assert (option.help or "").endswith(f"[default: {slurm.MAX_REQUEUES}]")
 
 
 def test_example_is_the_output_of_the_command(line: CommandLine) -> None:

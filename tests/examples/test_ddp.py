@@ -239,7 +239,7 @@ def test_dropout_continues_with_the_same_bits(tmp_path: Path) -> None:
     assert differing_paths(load(out / "latest.pt"), load(tmp_path / "whole" / "latest.pt")) == []
 
 
-def test_killed_while_it_writes_a_snapshot(trained: Callable[..., Path], tmp_path: Path) -> None:
+def test_run_killed_during_a_snapshot_write_resumes(trained: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     (run,) = start_ranks([out], *ENDLESS, "--save-every", 1)
     latest, partial = out / "latest.pt", out / "latest.pt.0.tmp"

@@ -87,7 +87,7 @@ def test_rank_and_local_rank_may_come_before_or_after_flags(argv: list[str]) -> 
         (["--lr", "nan"], "finite"),
         (["--momentum", "1"], "below 1"),
         (["--lr", "1e200"], "below 1e+38"),
-        (["--accumulate", "65"], "more chunks than samples in a batch (64)"),
+        (["--accumulate", "65"], "more parts than samples in a batch (64)"),
         (["--fail-code", "256"], "below 256"),
         (["--init-method", "udp://x"], "env://, tcp:// or file://"),
         (["--epoch", "3"], "--epoch"),

@@ -59,7 +59,7 @@ UNREAD = [
 @pytest.mark.parametrize(
     ("write", "message"), UNREAD, ids=["code", "cut", "folder", "empty", "list", "number"]
 )
-def test_weights_that_are_no_weights_are_refused(
+def test_invalid_weights_file_is_refused(
     tmp_path: Path, write: Callable[[Path], object], message: str
 ) -> None:
     path = tmp_path / "weights.pt"

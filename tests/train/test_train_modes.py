@@ -44,7 +44,7 @@ def test_transformer_is_the_same_in_every_mode(reports: Reports, world: int, mod
 
 
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_activations_computed_again_change_nothing(reports: Reports, mode: str) -> None:
+def test_activation_checkpointing_does_not_change_weights(reports: Reports, mode: str) -> None:
     for rank in reports[2]:
         found = rank["recomputed"]
         assert max_difference(found[f"{mode} False"], found[f"{mode} True"]) < 1e-12

@@ -26,7 +26,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_weights_equal_those_of_one_process(reports: Reports, world: int) -> None:
-    """Also with uneven and empty shards: the last batch has 2 samples."""
+    """Also with uneven and empty shares: the last batch has 2 samples."""
     single = reports[1][0]["train_in_double_precision"]["weights"]
     for rank in reports[world]:
         assert max_difference(rank["train_in_double_precision"]["weights"], single) < 1e-12

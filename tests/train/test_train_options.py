@@ -66,7 +66,7 @@ def test_best_of_several_evaluations_within_epochs_are_kept(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.glob("best*")] == ["best.pt"]
 
 
-def test_no_best_weights_but_those_of_the_best_evaluations_are_left_after_a_resume(tmp_path: Path) -> None:
+def test_stale_best_weights_are_removed_on_resume(tmp_path: Path) -> None:
     flags = ("--best-metric", "loss", "--eval-every", 2)
     trained(tmp_path / "whole", *flags, "--keep-best", 3)
     trained(tmp_path / "parts", *flags, "--keep-best", 3, "--max-steps", 12)
@@ -95,7 +95,7 @@ def test_best_weights_and_figures_continue_after_a_resume(tmp_path: Path) -> Non
     assert differing_paths(read_weights(tmp_path / "whole"), read_weights(tmp_path / "parts")) == []
 
 
-def test_run_ends_after_the_largest_number_of_steps(tmp_path: Path) -> None:
+def test_run_stops_at_max_steps(tmp_path: Path) -> None:
     trained(tmp_path, "--max-steps", 12)
     assert [line["step"] for line in read_metrics(tmp_path, "epoch")] == [5, 10, 12]
     assert (read_snapshot(tmp_path)["step"], read_status(tmp_path)["steps"]) == (12, 12)

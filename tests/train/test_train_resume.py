@@ -115,7 +115,7 @@ def test_number_of_ranks_may_change_and_any_disk_may_hold_the_snapshot(tmp_path:
         [(10, LAST)] * 2,
     ]
     sampler = GlobalBatchSampler(samples=SAMPLES, batch_size=BATCH, seed=0)
-    order = [sorted(shard.indices) for epoch in range(EPOCHS) for shard in sampler.batches(epoch)]
+    order = [sorted(share.indices) for epoch in range(EPOCHS) for share in sampler.batches(epoch)]
     used: dict[int, list[int]] = {}
     for rank in (rank for job in jobs for rank in job):
         for step, samples in rank["run"]["used"].items():

@@ -18,7 +18,7 @@ grid = pytest.mark.parametrize(("samples", "batch", "world"), GRID)
 def batches_of_ranks(
     samples: int, batch: int, world: int, epoch: int = 0, first_step: int = 0
 ) -> list[list[RankBatch]]:
-    """Return the shards of the epoch for each rank."""
+    """Return the shares of the epoch for each rank."""
     samplers = [
         GlobalBatchSampler(samples=samples, batch_size=batch, seed=5, rank=rank, world_size=world)
         for rank in range(world)

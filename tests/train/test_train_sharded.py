@@ -27,7 +27,7 @@ PART = "__0_0.distcp"
 WRITER = launch.CHECKS / "write_sharded_snapshots.py"
 
 
-def parts(value: float) -> sharded.Parts:
+def parts(value: float) -> sharded.ShardedState:
     weight = torch.full((1000,), value)
     optimizer = {"state": {"weight": {"step": weight[0].clone()}}, "param_groups": [{"lr": value}]}
     return {"weight": weight}, optimizer, {}

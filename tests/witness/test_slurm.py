@@ -147,7 +147,7 @@ def test_exit_code_is_that_of_the_rank_that_failed_first(lab: SlurmLab) -> None:
     facts = lab.wait_for_end(job)
     output = lab.output(job)
     assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("FAILED", "7:0", "0"), output
-    assert "rank 2 ended first, with exit code 7" in output
+    assert "rank 2 failed first, with exit code 7" in output
 
 
 def test_cancelled_job_is_not_requeued(lab: SlurmLab) -> None:
@@ -189,7 +189,7 @@ def test_job_resumes_after_a_node_that_rebooted_before_slurm_noticed_its_loss(pa
     assert "requeue 1 of at most 10" in output
 
 
-def test_job_is_not_requeued_for_ever(lab: SlurmLab) -> None:
+def test_requeues_are_limited(lab: SlurmLab) -> None:
     """`--max-requeues 0`, and ranks that are asked to stop: as at a time limit, but without the wait for it."""
     job = lab.submit(export(lab, "waiting.py", "--max-requeues", "0"))
     wait_for(lambda: lab.output(job).count("waiting") == 4, "4 ranks wait")
@@ -198,6 +198,7 @@ def test_job_is_not_requeued_for_ever(lab: SlurmLab) -> None:
     output = lab.output(job)
     assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("FAILED", "143:0", "0"), output
     assert output.count("saving") == 4
+    assert re.search(r"rank \d stopped after SIGTERM \(exit code 143\)", output)
     assert "not requeued again: max_requeues is 0" in output
 
 

@@ -36,11 +36,11 @@ CHUNK = 2**22  # bytes
 
 T = TypeVar("T")
 Facts = dict[str, Any]
-Parts = tuple[Facts, Facts, Facts]  # of the model, the optimizer, and the tensors of hooks
+ShardedState = tuple[Facts, Facts, Facts]  # of the model, the optimizer, and the tensors of hooks
 Checksums = dict[str, list[int]]  # file name -> [bytes, CRC-32]
 
 
-def save(folder: Path, facts: Facts, parts: Parts, comm: Communicator) -> None:
+def save(folder: Path, facts: Facts, parts: ShardedState, comm: Communicator) -> None:
     """Write a snapshot of `facts["step"]` to `folder` and keep the one before it.
 
     `facts` are small and can be written as JSON; `parts` are those of this rank. Raises
@@ -93,7 +93,7 @@ def find_newest(folder: Path, comm: Communicator) -> Facts | None:
     return None
 
 
-def read(path: Path, parts: Parts) -> None:
+def read(path: Path, parts: ShardedState) -> None:
     """Fill `parts` from the snapshot in `path`. Tensors of hooks that it does not have stay, and the optimizer's state of such
     parameters is removed. Raises `ValueError` on every rank where it does not fit them."""
     reader = dcp.FileSystemReader(path)
@@ -265,7 +265,7 @@ def _first_cause(error: BaseException, own_rank: int | None = None) -> str:
     return f"{where}{str(error).strip() or type(error).__name__}".splitlines()[0]
 
 
-def _as_state(parts: Parts) -> Facts:
+def _as_state(parts: ShardedState) -> Facts:
     return {"model": parts[0], "optimizer": parts[1], "hooks": parts[2]}
 
 

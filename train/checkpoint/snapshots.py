@@ -129,7 +129,7 @@ class Snapshots:
     def resume(self, tensors: Mapping[str, Tensor]) -> tuple[Progress | None, list[str]]:
         """Load the newest snapshot that any rank has, and into `tensors` what it holds of them.
 
-        Returns its progress, or None where there is none, and what to tell the user. With --fresh the old snapshots are
+        Returns its progress, or None where there is none, and the notes to print. With --fresh the old snapshots are
         removed first, except when torchrun has restarted the ranks of this very job.
 
         Raises `UsageError` where there is none with --resume require, and where the snapshot is from a run with other

@@ -13,7 +13,7 @@ from train.config import Config
 from train.distributed.communicator import Communicator
 from train.errors import TrainError
 from train.parallel.buffers import buffers_preserved
-from train.parallel.strategy import Chunk, Strategy, explained
+from train.parallel.strategy import Part, Strategy, explained
 from train.task import Batch, Task, size
 
 
@@ -51,12 +51,12 @@ class DDPStrategy(Strategy):
         device = self.comm.device
         return [device.index] if device.type == "cuda" else None
 
-    def train_batch(self, chunks: Sequence[Chunk], *, global_count: int) -> Tensor:
+    def train_batch(self, parts: Sequence[Part], *, global_count: int) -> Tensor:
         """As in the base class. Raises `TrainError` where the loss does not depend on all parameters, which DDP has to
         know."""
         if not self._warm:
-            self._warm_up_buckets(chunks[-1][0])
-        sums = super().train_batch(chunks, global_count=global_count)
+            self._warm_up_buckets(parts[-1][0])
+        sums = super().train_batch(parts, global_count=global_count)
         self._check_unused()
         return sums
 
@@ -90,5 +90,5 @@ class DDPStrategy(Strategy):
             )
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a context that does not reduce gradients, for all chunks of a batch but the last."""
+        """Return a context that does not reduce gradients, for all parts of a batch but the last."""
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()

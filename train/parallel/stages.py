@@ -22,7 +22,7 @@ from train.config import Config
 from train.distributed.communicator import Communicator
 from train.errors import UsageError
 from train.parallel.partition import partition
-from train.parallel.strategy import AMP_DTYPES, Chunk, States, Strategy, explained
+from train.parallel.strategy import AMP_DTYPES, Part, States, Strategy, explained
 from train.task import Batch, Task, first, part
 
 
@@ -60,7 +60,7 @@ class StageStrategy(Strategy):
     def _wrap(self, module: nn.Module) -> nn.Module:
         return _StageModule(self, self._compile(module) if self.config.precision.compile else module)
 
-    def train_batch(self, chunks: Sequence[Chunk], *, global_count: int) -> Tensor:
+    def train_batch(self, parts: Sequence[Part], *, global_count: int) -> Tensor:
         """Leave the gradient of the global batch's mean loss in the parameters of this stage.
 
         Returns `Task.sums` on the last rank, zeros on the others.
@@ -71,7 +71,7 @@ class StageStrategy(Strategy):
 
         self._loss = loss
         total = self._sums(None, None)
-        for batch, count in chunks:
+        for batch, count in parts:
             for run, microbatches in self._runs(first(batch, count), count):
                 total += self._run(run, microbatches)
         return total

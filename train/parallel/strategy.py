@@ -31,7 +31,7 @@ from train.parallel.buffers import buffers_preserved
 from train.parallel.recompute import recompute_activations
 from train.task import Batch, Task, device_of, first, to_device
 
-Chunk = tuple[Batch, int]  # a part of this rank's samples, and how many of them count
+Part = tuple[Batch, int]  # a part of this rank's samples, and how many of them count
 States = tuple[dict[str, Any], dict[str, Any]]  # of the model and the optimizer, by parameter name
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -86,17 +86,17 @@ class Strategy:
         assert isinstance(compiled, nn.Module)
         return compiled
 
-    def train_batch(self, chunks: Sequence[Chunk], *, global_count: int) -> Tensor:
+    def train_batch(self, parts: Sequence[Part], *, global_count: int) -> Tensor:
         """Leave the gradient of the global batch's mean loss in the parameters.
 
-        Returns this rank's `Task.sums`. `chunks` are the parts of this rank's share, of which the first `count` samples
-        count. No chunk is empty, but where none counts BatchNorm's statistics do not change. The loss is scaled so that
+        Returns this rank's `Task.sums`. `parts` are the parts of this rank's share, of which the first `count` samples
+        count. No part is empty, but where none counts BatchNorm's statistics do not change. The loss is scaled so that
         the average over the ranks is the gradient of the mean over the global batch, however the samples are
         distributed.
         """
         total = None
-        for number, (batch, count) in enumerate(chunks):
-            last = number == len(chunks) - 1
+        for number, (batch, count) in enumerate(parts):
+            last = number == len(parts) - 1
             with (
                 explained(),
                 nullcontext() if last else self.no_sync(),

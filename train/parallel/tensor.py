@@ -26,7 +26,7 @@ from train.distributed.communicator import Communicator
 from train.errors import UsageError
 from train.models import Attention, Block
 from train.parallel.fsdp import FSDPStrategy, group_mesh, group_size
-from train.parallel.strategy import Chunk
+from train.parallel.strategy import Part
 from train.task import Batch, Task
 
 
@@ -49,9 +49,9 @@ class TensorStrategy(FSDPStrategy):
     def _mesh(self) -> DeviceMesh:
         return self.mesh["groups"]
 
-    def train_batch(self, chunks: Sequence[Chunk], *, global_count: int) -> Tensor:
+    def train_batch(self, parts: Sequence[Part], *, global_count: int) -> Tensor:
         """As in the base class. Only the first rank of a group counts what all of them have computed."""
-        return self._counted(super().train_batch(chunks, global_count=global_count))
+        return self._counted(super().train_batch(parts, global_count=global_count))
 
     def evaluate(self, batch: Batch, count: int) -> Tensor:
         """As in the base class, and counted like a training batch."""

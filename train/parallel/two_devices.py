@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from train.distributed.device import move
 from train.parallel.ddp import DDPStrategy
 from train.parallel.partition import partition
-from train.parallel.strategy import Chunk
+from train.parallel.strategy import Part
 from train.task import Batch
 
 
@@ -122,9 +122,9 @@ class TwoDeviceStrategy(DDPStrategy):
     def _device_ids(self) -> list[int] | None:
         return None  # DDP refuses them for a module on more than one device
 
-    def train_batch(self, chunks: Sequence[Chunk], *, global_count: int) -> Tensor:
+    def train_batch(self, parts: Sequence[Part], *, global_count: int) -> Tensor:
         """As in the base class. The loss is computed on the second device; the sums are returned on the first."""
-        return super().train_batch(chunks, global_count=global_count).to(self.comm.device)
+        return super().train_batch(parts, global_count=global_count).to(self.comm.device)
 
     def evaluate(self, batch: Batch, count: int) -> Tensor:
         """As in the base class."""

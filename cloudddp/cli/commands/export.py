@@ -17,19 +17,19 @@ export = LazyGroup(
     help="""\
 Write the same job as a script for another launcher.
 
-Nothing is called and no cluster is needed.
+Contacts no AWS service and needs no cluster.
 """,
 )
 
 
-# Settings of [job] whose help elsewhere is about nodes on EC2: they are settings here, too.
+# [job] settings that also apply to Slurm, with help that does not mention EC2.
 SETTINGS = (
     click.Option(
         ["--nproc-per-node"], metavar="K", help="Ranks per node: a number, or 'gpu': one per GPU.  [default: gpu]"
     ),
     click.Option(
         ["--save-minutes"], metavar="MIN",
-        help="Minutes before the time limit at which the ranks are told to save and end (SIGTERM).  [default: 3]",
+        help="Minutes before the time limit at which ranks get SIGTERM, to save a snapshot and exit.  [default: 3]",
     ),
     click.Option(
         ["--rendezvous"], metavar="HOW", help="How ranks find each other: torchrun's c10d or static.  [default: c10d]"
@@ -57,7 +57,7 @@ slurm = JobVerb(
         click.Option(["--account"], metavar="NAME", help="Account that the job is charged to."),
         click.Option(["--job-name"], metavar="NAME", help="Name of the job. Default: that of the script."),
         click.Option(
-            ["--max-requeues"], type=click.IntRange(0, 1000), default=10, metavar="N",
+            ["--max-requeues"], type=click.IntRange(0, 1000), default=10, metavar="N",  # slurm.MAX_REQUEUES, not imported here
             help="How often the job is requeued at most, after a time limit or a lost node.  [default: 10]",
         ),
         click.Option(

@@ -176,8 +176,8 @@ JOB_PARAMETERS = (
     ),
     SettingOption(
         "job", "save_minutes", "--save-minutes", metavar="MIN", standard="3",
-        description="Minutes before the cluster's deadline, and before a scheduled maintenance of a node, at which the ranks are "
-        "told to save and end (SIGTERM).",
+        description="Minutes before the cluster's deadline, and before a scheduled maintenance of a node, at which ranks get "
+        "SIGTERM, to save a snapshot and exit.",
     ),
     SettingOption(
         "job", "results_s3", "--results-s3", metavar="URL",

@@ -50,8 +50,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     save_minutes: Annotated[
         float,
         limited(
-            "Minutes before the cluster's deadline, and before a scheduled maintenance of a node, at which the ranks are told to "
-            "save and end (SIGTERM).",
+            "Minutes before the cluster's deadline, and before a scheduled maintenance of a node, at which ranks get SIGTERM, to "
+            "save a snapshot and exit.",
             ge=0,
             le=15,
         ),
