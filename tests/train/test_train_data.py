@@ -274,7 +274,7 @@ def test_few_benchmark_pictures_have_as_few_classes(tmp_path: Path) -> None:
     assert (len(loaded.train), len(loaded.test)) == (3, 3)
 
 
-def test_map_style_dataset_is_read_in_the_order_of_the_shards() -> None:
+def test_map_style_dataset_is_read_in_the_order_of_the_shares() -> None:
     wanted = list(GlobalBatchSampler(samples=9, batch_size=4, seed=0, rank=2, world_size=3).batches(0))
     assert wanted[-1].count == 0  # idle, but it gets a sample
     for (inputs, labels), one in Loader(Squares())(wanted):

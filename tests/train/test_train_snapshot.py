@@ -8,6 +8,7 @@ import signal
 import stat
 import threading
 import zipfile
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,10 +57,10 @@ class HeldUp:
     def __init__(self, started: threading.Event, done: threading.Event) -> None:
         self.started, self.done = started, done
 
-    def __reduce__(self) -> tuple[type, tuple[str]]:
+    def __reduce__(self) -> tuple[type, tuple[()]]:
         self.started.set()
         assert self.done.wait(60)
-        return str, ("held up",)
+        return OrderedDict, ()
 
 
 def test_best_weights_may_be_written_while_a_snapshot_is(tmp_path: Path) -> None:
