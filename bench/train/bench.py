@@ -194,7 +194,7 @@ class Worker:
     """One side of a case, in a process that computes an epoch on request."""
 
     def __init__(self, side: str, case: Case, args: argparse.Namespace) -> None:
-        root = str(Path(__file__).resolve().parents[1])
+        root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         task = {"side": side, "case": dataclasses.asdict(case), "device": args.device, "peers": args.peers}
         self._process = subprocess.Popen(

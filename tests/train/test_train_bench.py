@@ -53,7 +53,10 @@ def train(train_loader, model, criterion, optimizer, epoch, device, args):
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has the setting")
 def test_sides_are_timed_in_turns_and_reported(tmp_path: Path, peers: Path) -> None:
     report = tmp_path / "report.json"
-    run = launch.run("-m", "bench.train.bench", *SMALL, "--peers", peers, "--json", report)
+    # From another folder, in which the workers find the same modules.
+    run = launch.run(
+        "-m", "bench.train.bench", *SMALL, "--peers", peers, "--json", report, cwd=tmp_path, PYTHONPATH=launch.ROOT
+    )  # fmt: skip
     assert run.code == 0, run.stderr
     note, machine, header, row = run.stdout.splitlines()
     assert "Ours makes glibc keep freed memory" in note
