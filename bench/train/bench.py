@@ -35,6 +35,7 @@ from train.config import make
 from train.distributed.device import select_device
 from train.distributed.rank_info import RankInfo
 from train.errors import TrainError, UsageError
+from train.process_exit import exit_process
 
 KEPT = "theirs_kept"
 SIDES = {"ours": "ours", "theirs": "theirs", KEPT: "kept"}
@@ -306,4 +307,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_process(main())
