@@ -35,6 +35,7 @@ from train.config import make
 from train.distributed.device import select_device
 from train.distributed.rank_info import RankInfo
 from train.errors import TrainError, UsageError
+from train.process_exit import exit_process
 
 KEPT = "theirs_kept"
 SIDES = {"ours": "ours", "theirs": "theirs", KEPT: "kept"}
@@ -194,7 +195,7 @@ class Worker:
     """One side of a case, in a process that computes an epoch on request."""
 
     def __init__(self, side: str, case: Case, args: argparse.Namespace) -> None:
-        root = str(Path(__file__).resolve().parents[1])
+        root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         task = {"side": side, "case": dataclasses.asdict(case), "device": args.device, "peers": args.peers}
         self._process = subprocess.Popen(
@@ -306,4 +307,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_process(main())

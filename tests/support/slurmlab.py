@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 from support.harness import cannot, wait_for
 
 PROGRAMS = {
@@ -68,10 +67,10 @@ def _program(name: str) -> str | None:
 
 
 def require() -> None:
-    """Skip the test, or fail in CI, where programs are missing or namespaces are refused. Skip it for ordinary users."""
+    """Skip the test where it cannot run; in CI, fail."""
     if os.getuid():
         # Slurm's daemons call setgroups(), which the user namespace of an ordinary user refuses.
-        pytest.skip("Slurm's daemons have to run as root")
+        cannot("Slurm's daemons must run as root")
     missing = sorted({package for program, package in PROGRAMS.items() if _program(program) is None})
     if missing:
         cannot(f"not installed: {', '.join(missing)} (apt-get install {' '.join(missing)})")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torchvision")
+pytest.importorskip("torch")
 
 from support.training import launch
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_bench")]
 SMALL = ["mnist", "--steps", 6, "--batch-size", 64, "--turns", 2]
 # With the signature of `train` in mnist/main.py of github.com/pytorch/examples.
 PEER = """
@@ -53,7 +53,10 @@ def train(train_loader, model, criterion, optimizer, epoch, device, args):
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has the setting")
 def test_sides_are_timed_in_turns_and_reported(tmp_path: Path, peers: Path) -> None:
     report = tmp_path / "report.json"
-    run = launch.run("-m", "bench.train.bench", *SMALL, "--peers", peers, "--json", report)
+    # From another folder, in which the workers find the same modules.
+    run = launch.run(
+        "-m", "bench.train.bench", *SMALL, "--peers", peers, "--json", report, cwd=tmp_path, PYTHONPATH=launch.ROOT
+    )  # fmt: skip
     assert run.code == 0, run.stderr
     note, machine, header, row = run.stdout.splitlines()
     assert "Ours makes glibc keep freed memory" in note
@@ -75,6 +78,7 @@ def test_sides_are_timed_in_turns_and_reported(tmp_path: Path, peers: Path) -> N
 
 
 def test_jpeg_case_times_both_sides_on_the_same_files(tmp_path: Path, peers: Path) -> None:
+    pytest.importorskip("torchvision")
     import torch
 
     from bench.train import bench, worker
@@ -184,10 +188,10 @@ def test_bad_arguments_are_refused(argv: list[object], message: str) -> None:
 # -- bench/gpu.sh ----------------------------------------------------------------------------------------------------
 
 GPU_SCRIPT = launch.ROOT / "bench" / "gpu.sh"
-# Stands in for the interpreter: it has no tyro, and runs only what has no line here.
+# Stands in for the interpreter: it has neither tyro nor matplotlib, and runs only what has no line here.
 PYTHON = """#!/bin/sh
 case "$*" in
-  *"import tyro"*) exit 1 ;;
+  *"import tyro"* | *"import matplotlib"*) exit 1 ;;
   *machine.json) echo '{"Python": "3"}' >"$2" ;;
   *resnet50*compile*) exit 0 ;;                                # claims success and writes nothing
   *"bench.train.bench resnet50"*) echo "an error"; exit 7 ;;
@@ -209,7 +213,10 @@ def gpu_script(out: Path, *argv: object, **env: str) -> subprocess.CompletedProc
 
 @bash_only
 def test_gpu_script_needs_a_gpu(tmp_path: Path) -> None:
-    run = gpu_script(tmp_path / "out")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$*" in *torch.cuda.device_count*) echo 0 ;; esac\n')
+    python.chmod(0o755)
+    run = gpu_script(tmp_path / "out", PYTHON=str(python))
     assert run.returncode == 2
     assert run.stderr.startswith("gpu.sh: torch finds no GPU here")
     assert len(run.stderr.splitlines()) == 1

@@ -22,6 +22,9 @@ STAND_IN = """
 import json, os, pathlib, signal
 from types import SimpleNamespace
 
+if "MISSING" in os.environ:
+    raise ImportError
+
 calls = pathlib.Path(os.environ["CALLS"])
 
 def record(call, **values):
@@ -108,7 +111,7 @@ def test_failed_and_stopped_runs_are_finished_as_such(tmp_path: Path, wandb: dic
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({}, "--wandb needs the package wandb: pip install wandb, or remove it"),
+        ({"MISSING": 1}, "--wandb needs the package wandb: pip install wandb, or remove it"),
         ({"REFUSE": 1}, "--wandb digits-and-more: cannot start a run (api_key not configured (no-tty)); run `wandb login`"),
     ],
     ids=["missing", "refused"],
@@ -119,9 +122,7 @@ def test_refused_logger_ends_every_rank_before_training(
     out = tmp_path / "out"
     out.mkdir()
     (out / "metrics.jsonl").write_text("of an earlier run\n")
-    ranks = launch.wait(
-        *launch.train_ranks(2, *TINY, "--out", out, **({**wandb, **environment} if environment else {}))
-    )
+    ranks = launch.wait(*launch.train_ranks(2, *TINY, "--out", out, **wandb, **environment))
     (first,), (other,) = (rank.stderr.splitlines() for rank in ranks)
     assert first.startswith(f"train: rank 0: {message}")
     assert other == "train: rank 1: stopped because another rank could not open the output files"
