@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NoReturn
 
 import torch
@@ -174,14 +174,13 @@ class Trainer:
         self.stats.timer.restart()
         for hook in self.hooks:
             hook.begin_epoch(self)
-        for batch, counts in self.stats.timer.timed(self.train_reader.batches(epoch, first_step)):
+        batches = islice(self.train_reader.batches(epoch, first_step), self.total_steps - self.step)
+        for batch, counts in self.stats.timer.timed(batches):
             for hook in self.hooks:
                 hook.before_step(self)
             self.stats.add_step(self.train_step(batch, counts))
             for hook in self.hooks:
                 hook.after_step(self)
-            if self.step >= self.total_steps:
-                break
         if self.stats.steps:
             self.stats.finish_line()
         return self.figures(self.stats.epoch, self.step - epoch * self.steps_per_epoch)
