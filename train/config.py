@@ -245,7 +245,7 @@ def _check_parallel(config: Config) -> None:
         )
     if mode == "tensor" and config.model.model != "transformer":
         raise UsageError(
-            f"--parallel tensor splits the layers of a transformer, not of {config.model.model}: use --model transformer"
+            f"--parallel tensor splits the layers of a transformer, not of {config.model.model}: use --dataset text"
         )
     if config.model.ema and mode in ("gpipe", "1f1b"):
         raise UsageError(f"--ema does not work with --parallel {mode}: remove it")

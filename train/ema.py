@@ -13,8 +13,9 @@ from train.hooks import Hook, Run
 
 
 class WeightAverage(Hook):
-    """average = decay * average + (1 - decay) * weights, after each step; buffers, such as BatchNorm's statistics, are
-    those of the model. For sharded parameters each rank averages its parts."""
+    """average = d * average + (1 - d) * weights, after each step n, where d is the smaller of the decay and (1 + n) / (10 + n):
+    at first the average follows the weights, or it would consist of the initial ones for long. Buffers, such as BatchNorm's
+    statistics, are those of the model. For sharded parameters each rank averages its parts."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -29,8 +30,9 @@ class WeightAverage(Hook):
                 self._averages[name].copy_(weight.detach())
 
     @torch.no_grad()
-    def after_step(self, _run: Run) -> None:
-        torch._foreach_lerp_(list(self._averages.values()), list(self._weights.values()), 1 - self.decay)
+    def after_step(self, run: Run) -> None:
+        decay = min(self.decay, (1 + run.step) / (10 + run.step))
+        torch._foreach_lerp_(list(self._averages.values()), list(self._weights.values()), 1 - decay)
 
     def evaluation(self, _run: Run) -> AbstractContextManager[object]:
         return self._in_place()

@@ -100,7 +100,8 @@ class ModelFlags:
     activation_checkpointing: Annotated[bool, Free] = False
     """Compute activations again in the backward pass instead of keeping them: less memory, a third more work."""
     ema: Share = 0.0
-    """Decay of an exponential moving average of the weights, with which the model is evaluated; 0: none."""
+    """Decay of an exponential moving average of the weights, with which the model is evaluated, lower in the first steps; 0:
+    none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

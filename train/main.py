@@ -46,6 +46,8 @@ def run(
     """The same for data and a model of your own; see script.py."""
     try:
         config = parse(argv, prog=prog, defaults=defaults)
+        if parts is not None:
+            parts.check()
         if config.rendezvous.spawn and "TORCHELASTIC_RUN_ID" in os.environ:
             # Each rank of torchrun would start a job of its own, all in the same folder.
             raise UsageError("--spawn starts the ranks without torchrun: use one of the two")

@@ -5,6 +5,7 @@ Every failure ends here as an exit code, and as one sentence wherever a user can
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
@@ -56,6 +57,17 @@ class Builders:
     load: Callable[..., Datasets] = load_named
     build: Callable[[Config, Datasets], nn.Module] = build_named
 
+    def check(self) -> None:
+        """Raise `UsageError` for functions that cannot be called as they are going to be."""
+        for name, function, call in (
+            ("load(config, *, download)", self.load, ((None,), {"download": False})),
+            ("build(config, datasets)", self.build, ((None, None), {})),
+        ):
+            try:
+                inspect.signature(function).bind(*call[0], **call[1])
+            except TypeError as error:
+                raise UsageError(f"start() needs a function {name}: {error}") from None
+
 
 def run_rank(config: Config, started: float, parts: Builders | None = None) -> int:
     """Train as one rank of the job. `started` is when the process began, on time.perf_counter's clock.
@@ -103,6 +115,8 @@ def train(config: Config, comm: Communicator, stop: StopRequest, started: float,
     datasets = load_datasets(config, comm, parts)
     comm.seed(config.optimization.seed)  # every rank has to begin with the same weights
     module = parts.build(config, datasets)
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"`build` must return a model, an nn.Module, not {type(module).__name__}")
     notes = pretrained.prepare(config, module)
     strategy = select.build(config, comm, module, datasets.task, datasets.example)
     keep_until_exit(strategy)
@@ -129,7 +143,7 @@ def train(config: Config, comm: Communicator, stop: StopRequest, started: float,
     fit(config, comm, components, output)
     output.write_status("finished", **trainer.status(), **result(trainer.result))
     output.print_line(
-        f"{components.report.summary(trainer.result)} after {trainer.epoch} epochs, "
+        f"{components.report.summary(trainer.result)} after {trainer.epoch} epoch{'s' * (trainer.epoch != 1)}, "
         f"{time.perf_counter() - started:.1f} s"
     )
 
@@ -163,6 +177,10 @@ def load_datasets(config: Config, comm: Communicator, parts: Builders) -> Datase
 
     def load_here() -> Datasets:
         loaded = parts.load(config, download=config.data.download and comm.local_rank == 0)
+        if not isinstance(loaded, Datasets):
+            raise UsageError(
+                f"`load` must return Datasets(train=..., test=..., task=...), not {type(loaded).__name__}"
+            )
         make_output_folder(config.folder)
         return loaded
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import nn
@@ -24,10 +25,10 @@ def start(
 
     `load(config, download=...)` returns the datasets with their task, and `build(config, datasets)` the model; both are
     functions at the top of the script, which calls this below `if __name__ == "__main__":`. `defaults` are flags by name,
-    where the command line does not give them.
+    where the command line does not give them; --out is runs/ and the name of the script.
     """
     signals.exit_silently_on_sigint()
-    defaults = {"dataset": "own", "model": "own", **defaults}
+    defaults = {"dataset": "own", "model": "own", "out": f"runs/{Path(sys.argv[0]).stem}", **defaults}
     exit_process(
         run(sys.argv[1:], time.perf_counter(), Builders(load, build), prog=sys.argv[0], defaults=defaults)
     )

@@ -9,7 +9,7 @@ both. Nothing here waits for the device; `new_tensor` would, to copy its number 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,11 @@ Outputs = Any
 
 
 def first_part(model: nn.Module, batch: Batch) -> Outputs:
-    """Apply the model to the first part of the batch: the inputs of (inputs, labels)."""
+    """Apply the model to the first part of the batch: the inputs of (inputs, labels). Raises `UsageError` for a dictionary."""
+    if isinstance(batch, Mapping):
+        raise UsageError(
+            f"batches are dictionaries ({', '.join(map(str, batch))}): give the task a function `forward`"
+        )
     return model(batch[0])
 
 
@@ -41,7 +45,7 @@ class Task:
     """
 
     loss: Callable[[Outputs, Batch], Tensor]
-    metrics: Mapping[str, Callable[[Outputs, Batch], Tensor]]
+    metrics: Mapping[str, Callable[[Outputs, Batch], Tensor]] = field(default_factory=dict)
     best: str = "loss"
     larger: bool = False
     forward: Callable[[nn.Module, Batch], Outputs] = first_part
@@ -83,7 +87,7 @@ def classification(*, smoothing: float = 0.0) -> Task:
 
 def regression() -> Task:
     """Return the task of predicting targets by outputs with the same number of elements: the summed squared error."""
-    return Task(loss=loss.squared_error, metrics={})
+    return Task(loss=loss.squared_error)
 
 
 def next_token(*, smoothing: float = 0.0) -> Task:

@@ -45,8 +45,8 @@ def alone(tmp_path_factory) -> Path:
 
 def test_it_learns_and_reports(alone: Path) -> None:
     status = json.loads((alone / "status.json").read_text())
-    assert (status["state"], status["step"], status["steps"]) == ("finished", 8, 8)
-    assert status["best_accuracy"] == load(alone / "best.pt")["best"] > 0.5
+    assert (status["state"], status["step"]) == ("finished", status["steps"])
+    assert status["best_accuracy"] == load(alone / "best.pt")["best"] > 0.5  # with other data, another number
 
 
 def test_two_ranks_train_the_same_weights(alone: Path, tmp_path: Path) -> None:

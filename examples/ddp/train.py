@@ -110,21 +110,22 @@ def main(args: argparse.Namespace) -> None:
     model = build_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), args.lr)
     order = {"samples": len(train_set), "batch_size": args.batch_size, "seed": args.seed}
-    run = {**order, "parameters": sum(parameter.numel() for parameter in model.parameters())}
+    run = {**order, "parameters": sum(parameter.numel() for parameter in model.parameters()), "lr": args.lr}
     epoch_steps = len(global_batches(**order, epoch=0))
     step, steps, best = 0, args.epochs * epoch_steps, 0.0
 
     latest, best_yet = newest(f"{args.out}/latest.pt"), newest(f"{args.out}/best.pt")
     if snapshot := max(filter(None, (latest, best_yet)), key=lambda one: one["step"], default=None):
         step, best = snapshot["step"], snapshot["best"]
-        if snapshot["run"] != run or step > steps:
-            raise SystemExit(
-                f"{args.out} is at step {step} of {snapshot['run']}: use these, more epochs, or another --out"
-            )
+        other = {name: old for name, old in snapshot["run"].items() if run[name] != old}
+        if step < steps:
+            other.pop("lr", None)  # it may change on the way
+        if other or step > steps:
+            sys.exit(f"{args.out}: step {step} of {steps}, trained with {other}; use that, or another --out")
         model.load_state_dict(snapshot["model"])
         optimizer.load_state_dict(snapshot["optimizer"])
         for group in optimizer.param_groups:
-            group["lr"] = args.lr  # it may change on the way
+            group["lr"] = args.lr
         if RANK == 0:
             print(f"{args.out}: continuing after step {step}, with --lr {args.lr}", flush=True)
     if best_yet and LOCAL_RANK == 0:
@@ -156,9 +157,11 @@ def main(args: argparse.Namespace) -> None:
             (loss * WORLD_SIZE).backward()  # DDP averages over ranks: the gradient is that of the global mean
             optimizer.step()
             step += 1
-            flag = stop.to(device, copy=True)
+            flag = torch.where(loss.isfinite(), stop.to(device), 127)
             dist.all_reduce(flag, op=dist.ReduceOp.MAX)
             stopping = int(flag)  # on all ranks after the same step
+            if stopping == 127:
+                sys.exit(f"step {step}: the loss is not finite, try a lower --lr")
             if stopping:
                 break
             if args.save_every and step % args.save_every == 0 and step % epoch_steps:
@@ -185,17 +188,18 @@ def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=8)
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(allow_abbrev=False, formatter_class=formatter)
+    parser.add_argument("--epochs", type=int, default=8, help="passes over the training set")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per step, over all ranks")
     parser.add_argument("--lr", type=float, default=0.006, help="learning rate")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order")
     parser.add_argument("--workers", type=int, default=0, help="processes per rank that load data")
     parser.add_argument("--save-every", type=int, default=0, help="steps between snapshots within an epoch")
     parser.add_argument("--out", default="runs", help="folder for snapshots and status.json")
     args = parser.parse_args()
-    if min(args.epochs, args.batch_size) < 1 or not args.lr > 0:
-        parser.error("--epochs, --batch-size and --lr must be above 0")
+    if min(args.epochs, args.batch_size) < 1 or not args.lr > 0 or min(args.workers, args.save_every) < 0:
+        parser.error("--epochs, --batch-size and --lr must be above 0, --workers and --save-every not below")
     try:
         os.makedirs(args.out, exist_ok=True)
     except OSError as error:

@@ -56,7 +56,7 @@ def test_example_is_copied_into_the_folder(
     assert files(made) == expected(example)
     for name, source in payload.example(example).items():
         assert (made / name).read_bytes() == source.read_bytes()
-    launch = {"ddp": "train.py", "trainer": "-m train.main --dataset digits"}[example]
+    launch = {"ddp": "train.py", "trainer": "train/main.py"}[example]
     there = "" if folder == "." else f"cd {folder} && "
     assert f"next: {there}cloudddp --sim up && cloudddp --sim launch {launch}\n" in done.stderr
 

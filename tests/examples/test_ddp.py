@@ -372,15 +372,25 @@ def test_a_finished_run_is_reported_again_without_training(
     assert status(out) == {"state": "finished", "step": 46, "steps": 46, "best_accuracy": best}
 
 
-@pytest.mark.parametrize("options", [["--epochs", 3, "--batch-size", 32], ["--epochs", 1]])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            ["--epochs", 3, "--batch-size", 32],
+            "of 135, trained with {'batch_size': 64}; use that, or another --out",
+        ),
+        (["--epochs", 1], "of 23, trained with {}; use that, or another --out"),
+        (["--epochs", 2, "--lr", 5], "of 46, trained with {'lr': 0.006}; use that, or another --out"),
+    ],
+)
 def test_snapshot_of_another_run_is_refused(
-    trained: Callable[..., Path], tmp_path: Path, options: list[object]
+    trained: Callable[..., Path], tmp_path: Path, options: list[object], expected: str
 ) -> None:
     out = copied(trained(1, "--epochs", 2), tmp_path / "out")
     (run,) = launch.wait(*start_ranks([out], *options))
     assert run.code == 1
-    assert run.stderr.startswith(f"{out} is at step 46 of ")
-    assert "'batch_size': 64" in run.stderr
+    assert run.stderr.startswith(f"{out}: step 46 of ")
+    assert expected in run.stderr
     assert "Traceback" not in run.stderr
     assert load(out / "latest.pt")["step"] == 46
 
@@ -393,7 +403,7 @@ def test_snapshot_of_another_model_is_refused(trained: Callable[..., Path], tmp_
     )
     (run,) = launch.wait(*start_ranks([out], "--epochs", 3, script=script))
     assert run.code == 1
-    assert run.stderr.startswith(f"{out} is at step 46 of ")
+    assert run.stderr.startswith(f"{out}: step 46 of 69, trained with {{'parameters': ")
     assert "Traceback" not in run.stderr
 
 
@@ -407,11 +417,21 @@ def test_learning_rate_may_change_on_the_way(trained: Callable[..., Path], tmp_p
     assert max_difference(before["model"], after["model"]) < 1e-12
 
 
+def test_loss_that_is_not_finite_ends_all_ranks(tmp_path: Path) -> None:
+    runs = launch.wait(*start_ranks([tmp_path] * 2, "--lr", 1e300, "--epochs", 2))
+    assert [run.code for run in runs] == [1] * 2
+    for run in runs:
+        assert re.search(r"^step \d+: the loss is not finite, try a lower --lr$", run.stderr, re.MULTILINE)
+        assert "Traceback" not in run.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         (["--batch-size", 0], "--batch-size"),
         (["--epochs", -1], "--epochs"),
+        (["--epoch", 3], "--epoch"),
+        (["--workers", -1], "--workers"),
         (["--lr", "nan"], "--lr"),
         (["--out", "/dev/null/runs"], "--out"),
     ],

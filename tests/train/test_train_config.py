@@ -42,7 +42,7 @@ def test_rank_and_local_rank_may_come_before_or_after_flags(argv: list[str]) -> 
         (["--dataset", "cifar"], "cifar"),
         (["--model", "vgg"], "vgg"),
         (["--optimizer", "lion"], "lion"),
-        (["--parallel", "tensor"], "use --model transformer"),
+        (["--parallel", "tensor"], "use --dataset text"),
         (["--parallel", "zero"], "zero"),
         (["--parallel", "gpipe", "--batch-size", "30"], "cannot be divided into 4 equal microbatches"),
         (["--parallel", "1f1b", "--accumulate", "3"], "cannot be divided into 12 equal microbatches"),

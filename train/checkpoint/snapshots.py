@@ -230,7 +230,7 @@ class Snapshots:
                 self.strategy.load(self.optimizer, (model, optimizer), whole=False)
         except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
             raise UsageError(
-                f"the snapshot in {self.config.folder} does not fit this model and optimizer ({error}); "
+                f"the snapshot in {self.config.folder} does not fit this model and optimizer ({' '.join(str(error).split())}); "
                 "give another --out, or --fresh"
             ) from error
         if state["scaler"] and self.strategy.scaler.is_enabled():

@@ -171,8 +171,8 @@ class StreamReader:
                 return
             if not batch:
                 raise TrainError(
-                    f"the stream of samples ended after {step} of {known} batches of epoch {epoch + 1}: correct its "
-                    "__len__, or give a smaller --steps-per-epoch"
+                    f"the stream of samples ended after {step} of {known} batches of epoch {epoch + 1}: "
+                    + ("give a smaller --steps-per-epoch" if self._steps else "correct its __len__")
                 )
             if step >= first_step:
                 own = batch[self.rank :: self.world_size]

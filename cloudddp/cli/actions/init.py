@@ -18,11 +18,10 @@ from cloudddp.text import one_line
 
 _DEFAULT = "ddp"
 _SYNONYMS = {"digits": _DEFAULT}  # an earlier name
-_LAUNCH = {"ddp": "train.py", "trainer": "-m train.main --dataset digits"}
+_LAUNCH = {"ddp": "train.py", "trainer": "train/main.py"}
 _REQUIREMENTS = "requirements.txt"
-# Only where something is missing: an image has its own build of torch, and a simulated node has no network.
-_INSTALL = f"python3 -c 'import sklearn, torch' 2>/dev/null || pip install -r {_REQUIREMENTS}"
-_SETUP = {("setup", "run"): (_INSTALL,), ("setup", "inputs"): (_REQUIREMENTS,)}
+# What the requirements are for.
+_MODULES = {"ddp": "sklearn, torch", "trainer": "sklearn, tensorboard, torch, torchvision, tyro"}
 
 
 def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: str | None) -> None:
@@ -36,7 +35,7 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
             raise UsageError(
                 f"{existing[0]} already exists; nothing was written", hint="choose another folder, or remove it"
             )  # fmt: skip
-        _write_project(folder, files, written)
+        _write_project(folder, example, files, written)
     except OSError as error:
         failed = UsageError(
             f"cannot write {error.filename or folder}: {one_line(str(error.strerror or error), 200)}",
@@ -73,12 +72,20 @@ def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str |
     )
 
 
-def _write_project(folder: Path, files: Mapping[str, Path], written: list[str]) -> None:
+def _setup(example: str | None) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return the settings that install what an example requires, only where something is missing: an image has its own build
+    of torch, and a simulated node has no network."""
+    if example is None:
+        return {}
+    install = f"python3 -c 'import {_MODULES[example]}' 2>/dev/null || pip install -r {_REQUIREMENTS}"
+    return {("setup", "run"): (install,), ("setup", "inputs"): (_REQUIREMENTS,)}
+
+
+def _write_project(folder: Path, example: str | None, files: Mapping[str, Path], written: list[str]) -> None:
     """Write the files, and append each to `written`; of an example's folder only its name."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / CONFIG_NAME
-    given = _SETUP if _REQUIREMENTS in files else {}
-    config.write_text(examples.toml(examples.name_for(folder), given))
+    config.write_text(examples.toml(examples.name_for(folder), _setup(example)))
     written.append(str(config))
     ignored = folder / ".gitignore"
     if not ignored.exists():
