@@ -55,7 +55,8 @@ def test_unused_parameters_are_named_with_the_flag(tmp_path: Path, ranks: int) -
 def test_stream_that_ends_early_is_explained(tmp_path: Path) -> None:
     run = launch.start(SCRIPT, "--out", tmp_path, "--no-tensorboard", "--steps-per-epoch", 9)
     assert run.wait() == 1
-    assert "the stream of samples ended after 5 of 9 batches of epoch 1" in run.stderr
+    message = "the stream of samples ended after 5 of 9 batches of epoch 1: give a smaller --steps-per-epoch"
+    assert run.stderr == f"train: rank 0: {message}\n"
     assert "Traceback" not in run.stderr
 
 
@@ -75,3 +76,52 @@ def test_first_weights_are_those_of_rank_0(tmp_path: Path, mode: tuple[object, .
     words = (SCRIPT, "--out", tmp_path / "2", "--no-tensorboard", "--parallel", *mode)
     launch.run_ranks(2, *words, SHIFT_BY_RANK=1)
     assert max_difference(expected, read_weights(tmp_path / "2")) < 1e-12
+
+
+MISTAKES = """
+import sys
+from torch import nn
+sys.path[:0] = [{root!r}, {checks!r}]
+from own_script import Network, Sentences, TASK
+from train.data.datasets import Datasets
+from train.script import start
+from train.task import Task
+
+def load(config, *, download):
+    return Datasets(train=Sentences(), test=Sentences(), task=TASK)
+
+def build(config, datasets):
+    return Network()
+
+def start_with(load=load, build=build, **defaults):
+    start(load, build, batch_size=5, **defaults)
+
+{mistake}
+"""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("start_with(load=lambda config: None)", "start() needs a function load(config, *, download): "),
+        ("start_with(build=Network)", "start() needs a function build(config, datasets): too many positional"),
+        ("start_with(load=lambda config, download: [1])", "`load` must return Datasets(train=..., test=..., task=...), not list"),
+        ("start_with(build=lambda config, datasets: None)", "`build` must return a model, an nn.Module, not NoneType"),
+        ("TASK = Task(loss=TASK.loss)\nstart_with()", "batches are dictionaries (tokens, answer): give the task a function `forward`"),
+        ("start_with(learning_rate=0.1)", "defaults of this script: Unrecognized options: --learning-rate"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_a_script_are_explained(tmp_path: Path, mistake: str, message: str) -> None:
+    script = tmp_path / "mistaken.py"
+    checks = str(SCRIPT.parent)
+    script.write_text(MISTAKES.format(root=str(launch.ROOT), checks=checks, mistake=mistake))
+    run = launch.start_cold(script, "--no-tensorboard", cwd=tmp_path)
+    assert run.wait() == 2, run.stderr
+    (line,) = run.stderr.splitlines()
+    assert message in line
+
+
+def test_output_folder_has_the_name_of_the_script(tmp_path: Path) -> None:
+    path = f"{launch.ROOT}:{launch.ROOT / 'tests'}"
+    launch.succeeded([launch.start(SCRIPT, "--no-tensorboard", "--epochs", 1, cwd=tmp_path, PYTHONPATH=path)])
+    assert read_status(tmp_path / "runs" / "own_script")["state"] == "finished"
