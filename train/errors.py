@@ -10,12 +10,21 @@ class TrainError(Exception):
     """Training cannot continue. The message names what failed and what to do; exit code 1."""
 
     exit_code = 1
+    follows = False
+    """Whether the cause is on another rank, which reports it."""
 
 
 class UsageError(TrainError):
     """Bad flags, a missing library or missing data, found before the first step; exit code 2."""
 
     exit_code = 2
+
+
+def following(kind: type[TrainError], what: str) -> TrainError:
+    """Return the error of a rank that ends because another one could not do something."""
+    error = kind(f"stopped because another rank could not {what}")
+    error.follows = True
+    return error
 
 
 class Preempted(TrainError):

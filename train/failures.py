@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
+import os
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,18 +21,32 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What to print and which code to exit with. What fails in the same way on all ranks is reported by rank 0."""
+    """What to print and which code to exit with. What fails in the same way on all ranks is reported by rank 0; the cause of
+    a rank that `follows` another one by that."""
 
     message: str
     exit_code: int
     same_on_all_ranks: bool = False
+    follows: bool = False
+
+    def record(self) -> None:
+        """Leave the message where torchrun looks for the cause of a failed job, without a traceback, which it would show for
+        every rank. It names the earliest: a rank that follows is later, also within the same second."""
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if not path:
+            return
+        details = {"py_callstack": self.message, "timestamp": str(int(time.time()) + self.follows)}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": self.message, "extraInfo": details}}))
 
 
 def describe_failure(error: BaseException, config: Config) -> Failure | None:
     """Describe why a rank that raised `error` ends. None for what only a change of the program can fix."""
     if isinstance(error, TrainError):
         stopped = isinstance(error, Preempted)
-        return Failure(message=str(error), exit_code=error.exit_code, same_on_all_ranks=stopped)
+        return Failure(
+            message=str(error), exit_code=error.exit_code, same_on_all_ranks=stopped, follows=error.follows
+        )
     if isinstance(error, KeyboardInterrupt):
         message = "interrupted; run the same command to resume from the newest snapshot, if there is one"
         return Failure(message=message, exit_code=130, same_on_all_ranks=True)

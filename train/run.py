@@ -16,7 +16,7 @@ from functools import partial
 from typing import NoReturn
 
 from torch import nn
-from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from train import models, pretrained
 from train.checkpoint.best import NAME as BEST
@@ -79,15 +79,18 @@ def run_rank(config: Config, started: float, parts: Builders | None = None) -> i
 
 def run_and_report(config: Config, work: Callable[[], object]) -> int:
     """Run `work` and print why it failed, if it did. Returns the exit code of the rank."""
+    handler = get_error_handler()
+    handler.initialize()
     try:
-        # torchrun shows the exception that `record` leaves in its error file as the cause of a failed job.
-        record(work)()
+        work()
     except (Exception, KeyboardInterrupt) as error:
         keep_until_exit(error)  # its traceback references the model
         failure = describe_failure(error, config)
         if failure is None:
+            handler.record_exception(error)  # torchrun shows its traceback as the cause of the failed job
             sys.excepthook(*sys.exc_info())
             return 1
+        failure.record()
         rank = str(config.position[0]) if config.position else os.environ.get("RANK", "0")
         if rank == "0" or not failure.same_on_all_ranks:
             print(f"train: rank {rank}: {failure.message}\n", end="", file=sys.stderr, flush=True)

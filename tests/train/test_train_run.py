@@ -380,3 +380,16 @@ def test_status_is_copied_for_the_launcher(tmp_path: Path) -> None:
     run = launch.start_train(*TINY, "--epochs", 1, "--out", tmp_path / "out", CLOUDDDP_STATUS_FILE=copy)
     assert run.wait() == 0, run.stderr
     assert json.loads(copy.read_text())["state"] == "finished"
+
+
+def test_torchrun_shows_one_sentence_of_the_rank_that_failed_first(tmp_path: Path) -> None:
+    """Only local rank 0 looks for the data at first; the other one ends because of it."""
+    torchrun = (*launch.TORCHRUN, "--standalone", "--nproc-per-node=2")
+    flags = ["--dataset", "folder", "--data", tmp_path / "missing", "--out", tmp_path / "out"]
+    run = launch.start(*torchrun, launch.MAIN, *flags, cwd=tmp_path)
+    assert run.wait() == 1
+    _, root_cause = run.stderr.split("Root Cause (first observed failure):")
+    assert re.search(r"^  rank +: 0 ", root_cause, re.MULTILINE)
+    (shown,) = re.findall(r"^  traceback : (.*)\n", root_cause, re.MULTILINE)
+    assert str(tmp_path / "missing") in shown
+    assert "train/run.py" not in run.stderr

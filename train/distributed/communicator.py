@@ -15,7 +15,7 @@ from torch import Tensor
 
 from train.distributed.peer_monitor import PeerMonitor
 from train.distributed.rank_info import RankInfo
-from train.errors import TrainError, UsageError
+from train.errors import TrainError, UsageError, following
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ class Communicator:
                 except Exception as problem:
                     error = problem
             if self.any(error is not None):
-                raise error or UsageError(f"stopped because another rank could not {what}")
+                raise error or following(UsageError, what)
         return results[0]
 
     def run_together(self, work: Callable[[], object], *, what: str) -> None:
@@ -145,4 +145,4 @@ class Communicator:
         code = max(self.gather(problem.exit_code if problem is not None else 0))
         if code:
             kind = UsageError if code == UsageError.exit_code else TrainError
-            raise problem or kind(f"stopped because another rank could not {what}")
+            raise problem or following(kind, what)
