@@ -224,7 +224,7 @@ class SnapshotFlags:
     """Write snapshots while the training continues, from a copy in memory."""
     keep_best: Annotated[Count, Free] = 1
     """Keep the weights of this many best evaluations."""
-    best_metric: Annotated[str, Free, _HIDDEN_IF_EMPTY] = ""
+    best_metric: Annotated[str, _HIDDEN_IF_EMPTY] = ""
     """Metric of the best weights, such as accuracy or loss; default: the task's own."""
     fresh: Annotated[bool, Free] = False
     """Remove the snapshots of an earlier run in --out and start from scratch."""

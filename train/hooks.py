@@ -100,6 +100,9 @@ class Hook:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned. Not called where the snapshot has nothing of this hook."""
 
+    def after_resume(self, run: Run) -> None:
+        """The run has continued from a snapshot. Collective."""
+
     def tensors(self) -> dict[str, Tensor]:
         """Return tensors that a snapshot keeps, and into which it is loaded."""
         return {}

@@ -168,7 +168,7 @@ def evaluate(
     # Nothing of the run in the folder changes.
     components.trainer.hooks.clear()
     try:
-        figures = components.trainer.evaluate()
+        figures = components.trainer.evaluate(save_on_stop=False)
     finally:
         components.trainer.close()
     shown = "  ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in figures.items())

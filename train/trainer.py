@@ -255,10 +255,10 @@ class Trainer:
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, *, save_on_stop: bool = True) -> dict[str, float]:
         """Return the loss and the metrics on the whole test set, each sample counted once, the same on every rank.
 
-        Raises `Preempted` on every rank if one of them received SIGTERM.
+        Raises `Preempted` on every rank if one of them received SIGTERM, with a snapshot saved if `save_on_stop`.
         """
         self.strategy.sync_buffers()
         with ExitStack() as stack:
@@ -274,6 +274,8 @@ class Trainer:
                 for hook in self.hooks:
                     hook.after_evaluation(self, self.result)
         self.strategy.module.train()
+        if self.stopping and not save_on_stop:
+            raise Preempted("received SIGTERM: the evaluation was stopped")
         if self.stopping:
             self.save_and_stop()
         return self.result
@@ -304,6 +306,8 @@ class Trainer:
                 self._load_progress(progress)
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise self.snapshots.invalid(error) from error
+            for hook in self.hooks:
+                hook.after_resume(self)
             done = self.step >= self.total_steps
             self.snapshots.refuse_changes_of_finished_run(self.step, self.total_steps)
             note = ": training is already complete; --fresh starts again" if done else ""

@@ -87,6 +87,72 @@ def test_stale_best_weights_are_removed_on_resume(tmp_path: Path) -> None:
     assert differing_paths(best(tmp_path / "parts"), before) == []
 
 
+CRASH = ("--fail-rank", 0, "--fail-step")
+STILL = ("--lr", "1e-30")  # so small that no evaluation is better
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_best_weights_of_which_no_snapshot_knows_are_adopted(tmp_path: Path, keep: int) -> None:
+    """The run is killed after an evaluation, before its next snapshot, and resumed on another path."""
+    flags = ("--best-metric", "loss", "--keep-best", keep)
+    crashed = run(tmp_path, *flags, "--eval-every", 2, *CRASH, 10)
+    assert crashed.code == 1
+    written = best(tmp_path)
+    assert (written["step"], read_snapshot(tmp_path)["step"]) == (8, 5)
+    trained(tmp_path, *flags, *STILL)
+    assert differing_paths(best(tmp_path), written) == []
+    status = read_status(tmp_path)
+    assert (status["best_loss"], status["best_epoch"]) == (written["value"], written["epoch"])
+    assert len({*tmp_path.glob("best-step-*.pt")}) == (0 if keep == 1 else keep)
+
+
+def test_more_best_weights_may_be_kept_from_a_resume_on(tmp_path: Path) -> None:
+    flags = ("--best-metric", "loss")
+    trained(tmp_path, *flags, "--max-steps", 10)
+    first = best(tmp_path)
+    trained(tmp_path, *flags, *STILL, "--keep-best", 2)
+    assert differing_paths(best(tmp_path, f"best-step-{first['step']}.pt"), first) == []
+    assert len({*tmp_path.glob("best-step-*.pt")}) == 2
+
+
+def test_best_weights_that_are_gone_are_no_longer_reported(tmp_path: Path) -> None:
+    trained(tmp_path, "--best-metric", "loss", "--max-steps", 10)
+    (tmp_path / "best.pt").unlink()
+    trained(tmp_path, "--best-metric", "loss")
+    assert best(tmp_path)["value"] == read_status(tmp_path)["best_loss"]
+    assert best(tmp_path)["step"] > 10
+
+
+def test_complete_run_is_not_evaluated_by_another_metric(tmp_path: Path) -> None:
+    trained(tmp_path, "--best-metric", "loss", "--keep-best", 3)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("best*")}
+    refused = run(tmp_path, "--best-metric", "accuracy", "--keep-best", 3)
+    assert refused.code == 2
+    assert "--best-metric" in refused.stderr
+    trained(tmp_path, "--best-metric", "loss", "--keep-best", 3)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("best*")} == before
+
+
+def test_nodes_with_one_folder_keep_the_best_weights(tmp_path: Path) -> None:
+    """Each node writes its own, at the same time: --snapshot-per-node is meant for disks of their own."""
+    shared = launch.rendezvous(2)
+    flags = (
+        "--snapshot-per-node",
+        "--eval-every",
+        1,
+        "--keep-best",
+        20,
+        "--best-metric",
+        "loss",
+        "--out",
+        tmp_path,
+    )
+    runs = [launch.start_train(*TINY, *flags, **shared, RANK=rank, LOCAL_RANK=0) for rank in (0, 1)]
+    launch.succeeded(runs)
+    assert len({*tmp_path.glob("best-step-*.pt")}) == 20
+    assert not [*tmp_path.glob(".*.tmp")]
+
+
 def test_best_weights_and_figures_continue_after_a_resume(tmp_path: Path) -> None:
     trained(tmp_path / "whole")
     trained(tmp_path / "parts", "--max-steps", 12)

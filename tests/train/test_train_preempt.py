@@ -135,6 +135,20 @@ def test_sigterm_during_validation_stops_there_and_the_epoch_is_validated_once(t
     assert differing_paths(read_weights(tmp_path / "whole"), read_weights(folder)) == []
 
 
+def test_sigterm_during_evaluate_changes_nothing(tmp_path: Path) -> None:
+    own, folder = flags("--epochs", 1, samples=16), tmp_path / "trained"
+    launch.succeeded([launch.start_train(*own, "--out", folder)])
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    check = (launch.CHECKS / "wait_in_validation.py", tmp_path)
+    run = launch.start(*check, *own, "--out", folder, "--evaluate", "--eval-batch-size", 1)
+    launch.until(lambda: (tmp_path / "validating").exists() or run.ended(), "validation starts")
+    run.signal(signal.SIGTERM)
+    (tmp_path / "continue").touch()
+    assert run.wait() == 143, run.stdout + run.stderr
+    assert run.stderr == "train: rank 0: received SIGTERM: the evaluation was stopped\n"
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
 def test_sigterm_during_an_evaluation_within_an_epoch_saves_the_weights_that_are_trained(
     tmp_path: Path,
 ) -> None:
