@@ -34,7 +34,7 @@ from train.parallel import select
 from train.parallel.strategy import Strategy
 from train.process_exit import exit_process, keep_until_exit
 from train.record.loggers import open_loggers
-from train.record.output import RunOutput, make_output_folder
+from train.record.output import RunOutput, make_output_folder, print_line
 from train.record.report import result
 from train.signals import StopRequest, handle_stop_signals
 
@@ -106,7 +106,7 @@ def join_and_train(config: Config, started: float, parts: Builders) -> None:
     # waits for the others in C++ would not notice the request.
     with join(config, info, on_lost=on_lost) as comm, handle_stop_signals() as stop:
         if comm.world_size > 1:  # the only line that every rank prints
-            print(f"rank {comm.rank} of {comm.world_size} joined on {comm.device}\n", end="", flush=True)
+            print_line(f"rank {comm.rank} of {comm.world_size} joined on {comm.device}")
         train(config, comm, stop, started, parts)
 
 

@@ -26,6 +26,14 @@ _TEMPLATE = Path(__file__).with_name("slurm.sh")
 _LONGEST_SIGNAL = 65535  # seconds of sbatch --signal
 _UNSAFE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Variables of slurm.sh. The ranks' environment is set in the same shell, so their variables need other names.
+SCRIPT_VARIABLES = frozenset({
+    "BASHPID", "PWD", "address", "asked", "attempt", "cancelled", "child", "code", "ended", "failed", "first", "head", "host",
+    "hosts", "interface", "is_head", "lost", "mark", "max_requeues", "node_rank", "nodes", "on_nodes", "one", "peer", "port",
+    "program", "python", "rank", "ranks", "rendezvous", "route", "second", "state", "step", "stopping", "threads",
+})  # fmt: skip
+# bash does not let anyone assign these.
+_READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 _TIME = re.compile(r"(?:(?P<days>\d{1,5})-)?(?P<fields>\d{1,7}(?::\d{1,2}){0,2})", re.ASCII)
 # Slurm ignores the rest of a line after '#', splits it at spaces and removes quotes and backslashes.
 _EXTRA = re.compile(r"--[a-z][a-z0-9-]*(?:=[A-Za-z0-9_.,:;@%+=/*&|()\[\]!~^<>-]+)?", re.ASCII)
@@ -123,6 +131,7 @@ def render(config: Config, script: Script, options: SlurmOptions) -> str:
     _check_time(options.time, job.save_minutes)
     for word in (*script.argv, job.python, *config.setup.run, *options.setup):
         _check_utf8(word)
+    _check_variables((*job.env, *options.required))
     planned = template(job, script, ranks=ranks)
     quoted_env = {name: quote(value) for name, value in job.env.items()}
     parts = {
@@ -274,6 +283,20 @@ def _check_utf8(word: str) -> None:
             f"{one_line(repr(word), 100)} is not UTF-8, so it cannot be written to the script",
             hint="rename the file, or pass the value in a file",
         ) from None
+
+
+def is_own_variable(name: str) -> bool:
+    """Whether the ranks cannot have a variable of this name, because the script, Slurm or bash uses it."""
+    return name in SCRIPT_VARIABLES | _READ_ONLY or name.startswith(("SLURM_", "SLURMD_"))
+
+
+def _check_variables(names: Iterable[str]) -> None:
+    """Raise UsageError for variables of the ranks that would change those of the script."""
+    if own := [name for name in dict.fromkeys(names) if is_own_variable(name)]:
+        raise UsageError(
+            f"--env {own[0]}: the Slurm script uses {' and '.join(own)} itself",
+            hint="choose another name in --env, --env-file or [job] env, and in the training script",
+        )
 
 
 def _checks(script: Script, required: Sequence[str]) -> Iterable[str]:

@@ -76,9 +76,10 @@ def newest(path: str) -> Any:
     share a disk, and after a restart rank 0 may be on a node that has no snapshot."""
     own = None
     try:
-        if zipfile.ZipFile(path).testzip():  # torch.load does not verify checksums
-            raise ValueError("wrong checksum")
-        own = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)  # does not verify checksums
+        if zipfile.ZipFile(path).testzip() or {"step", "best", "run", "model", "optimizer"} - loaded.keys():
+            raise ValueError("wrong checksum, or not a snapshot")
+        own = loaded
     except Exception as error:  # torch and zipfile raise many types
         if os.path.exists(path):
             print(f"rank {RANK}: skipping the damaged {path}: {error}", flush=True)
@@ -116,7 +117,7 @@ def main(args: argparse.Namespace) -> None:
 
     latest, best_yet = newest(f"{args.out}/latest.pt"), newest(f"{args.out}/best.pt")
     if snapshot := max(filter(None, (latest, best_yet)), key=lambda one: one["step"], default=None):
-        step, best = snapshot["step"], snapshot["best"]
+        step, best = snapshot["step"], best_yet["best"] if best_yet else 0.0
         other = {name: old for name, old in snapshot["run"].items() if run[name] != old}
         if step < steps:
             other.pop("lr", None)  # it may change on the way
@@ -142,6 +143,9 @@ def main(args: argparse.Namespace) -> None:
             if RANK == 0 and path:
                 write(path, {"state": state, "step": step, "steps": steps, "best_accuracy": best or None})
 
+    if step and step % epoch_steps == 0 and not best_yet:  # it is lost
+        best = evaluate(model, test_set, device)
+        save("best.pt")
     stopping, reported = 0, 0.0
     while step < steps and not stopping:
         epoch, done = divmod(step, epoch_steps)
@@ -198,8 +202,10 @@ if __name__ == "__main__":
     parser.add_argument("--save-every", type=int, default=0, help="steps between snapshots within an epoch")
     parser.add_argument("--out", default="runs", help="folder for snapshots and status.json")
     args = parser.parse_args()
-    if min(args.epochs, args.batch_size) < 1 or not args.lr > 0 or min(args.workers, args.save_every) < 0:
-        parser.error("--epochs, --batch-size and --lr must be above 0, --workers and --save-every not below")
+    if min(args.epochs, args.batch_size) < 1 or min(args.workers, args.save_every) < 0:
+        parser.error("--epochs and --batch-size must be above 0, --workers and --save-every not below")
+    if not 0 < args.lr < float("inf") or not -(2**63) <= args.seed < 2**64:
+        parser.error("--lr must be above 0 and finite, --seed an integer from -2**63 to 2**64 - 1")
     try:
         os.makedirs(args.out, exist_ok=True)
     except OSError as error:

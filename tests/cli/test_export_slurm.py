@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from support.harness import ROOT, CommandLine, cannot, clean_environment
 
 from cloudddp.cli.commands import export
+from cloudddp.config.settings import RESERVED_ENVIRONMENT
 from cloudddp.job import ranks, slurm
 from cloudddp.job.new_job import Script
 from cloudddp.job.rank_template import Fact, bind, template
@@ -187,6 +188,11 @@ def test_value_that_would_leave_its_directive_is_refused(option: str, value: str
         (("-n", "0"), "cluster.nodes = '0' is not allowed", "allowed:"),
         (("-e", "RANK"), "torchrun sets it", "remove it"),
         (("-e", "1x"), "is not the name of a variable", "allowed: letters"),
+        (("-e", "state=CA", "-e", "MY=1"), "uses state itself", "choose another name"),
+        (("-e", "python"), "uses python itself", "choose another name"),
+        (("-e", "UID=5", "-e", "nodes=7"), "uses UID and nodes itself", "choose another name"),
+        (("-e", "SLURMD_NODENAME=a"), "uses SLURMD_NODENAME itself", "choose another name"),
+        (("--env-file", "names.env"), "uses rank itself", "choose another name"),
         (("--tiem", "3"), "export slurm has no option --tiem", "did you mean --time?"),
         (("--spot",), "--spot is an option of doctor, run and up, not of export slurm", "export slurm --help"),
     ],
@@ -194,6 +200,7 @@ def test_value_that_would_leave_its_directive_is_refused(option: str, value: str
 def test_bad_usage_exits_2_and_says_what_to_type(
     line: CommandLine, words: tuple[str, ...], message: str, hint: str
 ) -> None:
+    line.write("names.env", "A=1\nrank=2\n")
     done = line("export", "slurm", *words, "train.py")
     assert (done.returncode, done.stdout) == (2, ""), done
     text = " ".join(done.stderr.split())
@@ -218,6 +225,30 @@ def test_bad_script_exits_2(line: CommandLine, words: tuple[str, ...], message: 
     done = line("export", "slurm", *words)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert message in done.stderr
+
+
+def test_variables_of_the_script_are_refused_in_the_project_settings(line: CommandLine) -> None:
+    line.write("cloudddp.toml", '[job]\nenv = { code = "1" }\n')
+    done = line("export", "slurm", "train.py")
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert "uses code itself" in " ".join(done.stderr.split())
+
+
+def test_every_variable_of_the_template_is_refused_as_a_variable_of_the_ranks() -> None:
+    """Those it reads as $NAME, those it assigns, and those it declares or compares without a `$`."""
+    text = re.sub(r"^ *#.*|@@[A-Z_]+@@", "", slurm._TEMPLATE.read_text(), flags=re.MULTILINE)
+    name = "[A-Za-z_][A-Za-z0-9_]*"
+    found = set(re.findall(rf"\$\{{?[#!]?({name})", text))
+    found |= set(re.findall(rf"(?<![\w$-])({name})(?:\[[^]]*\])?\+?=(?!=)", text))
+    for words in re.findall(r"\b(?:local|declare -p|read -r|mapfile -t|for) ([^;<>()\n]*)", text):
+        found |= set(re.findall(rf"(?:^| )({name})(?= |=|$)", words.partition(" in ")[0]))
+    for expression in re.findall(r"\(\((.*?)\)\)", text):
+        found |= set(re.findall(rf"(?<![\w$-])({name})", expression))
+    # of programs that the script starts, and what torchrun sets
+    found -= {"_", "nproc", "env", "u", "LC_ALL", "NodeAddr", "OMP_NUM_THREADS"} | RESERVED_ENVIRONMENT
+    assert {"state", "route", "hosts", "failed", "max_requeues", "one"} <= found  # the patterns work
+    assert {one for one in found if not slurm.is_own_variable(one)} == set()
+    assert found >= slurm.SCRIPT_VARIABLES
 
 
 def test_argument_that_is_not_utf8_is_refused(line: CommandLine) -> None:

@@ -330,6 +330,36 @@ def test_damaged_newest_snapshot_is_skipped(
     assert differing_paths(load(out / "latest.pt"), load(trained(1, "--epochs", 3) / "latest.pt")) == []
 
 
+def keep_only_the_weights(path: Path) -> None:
+    torch.save(load(path)["model"], path)
+
+
+@pytest.mark.parametrize("damage", [truncate, keep_only_the_weights])
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_damaged_best_snapshot_is_replaced_by_the_latest(
+    trained: Callable[..., Path], tmp_path: Path, damage: Callable[[Path], None], epochs: int
+) -> None:
+    """Also where the run is finished, or no later evaluation is better: here all are the same."""
+    out = copied(trained(1, "--epochs", 2), tmp_path / "out")
+    damage(out / "best.pt")
+    (run,) = run_ranks([out], "--epochs", epochs, *([] if epochs == 2 else ["--lr", 1e-30]))
+    assert f"rank 0: skipping the damaged {out}/best.pt: " in run.stdout
+    best = load(out / "best.pt")
+    assert best["step"] == 46
+    assert 0 < best["best"] == status(out)["best_accuracy"]
+    assert differing_paths(best["model"], load(trained(1, "--epochs", 2) / "latest.pt")["model"]) == []
+
+
+def test_lost_best_snapshot_is_replaced_at_the_next_evaluation(preempted: Path, tmp_path: Path) -> None:
+    """A run that continues within an epoch has no evaluation of its snapshot."""
+    out = copied(preempted, tmp_path / "out")
+    (out / "best.pt").unlink(missing_ok=True)
+    snapshot = load(out / "latest.pt")
+    torch.save({**snapshot, "best": 1.0}, out / "latest.pt")
+    run_ranks([out] * 2, "--epochs", epochs_beyond(snapshot))
+    assert 0 < load(out / "best.pt")["best"] < 1
+
+
 def test_snapshot_that_is_damaged_on_one_node_comes_from_another(
     trained: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -433,6 +463,9 @@ def test_loss_that_is_not_finite_ends_all_ranks(tmp_path: Path) -> None:
         (["--epoch", 3], "--epoch"),
         (["--workers", -1], "--workers"),
         (["--lr", "nan"], "--lr"),
+        (["--lr", "inf", "--epochs", 1], "--lr"),
+        (["--seed", 2**64, "--epochs", 1], "--seed"),
+        (["--seed", -(2**63) - 1, "--epochs", 1], "--seed"),
         (["--out", "/dev/null/runs"], "--out"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ pytest.importorskip("torch")
 
 from support.training import launch
 from support.training.output import read_metrics, read_status
+
+from train.record.output import RunOutput
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_options")]
 TINY = (
@@ -31,17 +34,24 @@ def record(call, **values):
     with calls.open("a") as file:
         file.write(json.dumps({"call": call, "rank": os.environ.get("RANK", "0"), **values}) + "\\n")
 
+def fail(call):
+    if call in os.environ.get("RAISE", "").split():
+        raise RuntimeError(f"no answer to {call}\\nmore")
+
 class Run:
     def log(self, numbers, step):
         record("log", step=step, numbers=numbers)
         if os.environ.get("STOP_AT") == str(step):
             os.kill(os.getpid(), signal.SIGTERM)
+        fail("log")
 
     def mark_preempting(self):
         record("mark_preempting")
+        fail("mark_preempting")
 
     def finish(self, exit_code=None):
         record("finish", exit_code=exit_code)
+        fail("finish")
 
 def init(**values):
     if "REFUSE" in os.environ:
@@ -106,6 +116,62 @@ def test_failed_and_stopped_runs_are_finished_as_such(tmp_path: Path, wandb: dic
     again = launch.start_train(*TINY, "--out", tmp_path / "stopped", **wandb)
     launch.succeeded([again])
     assert read_status(tmp_path / "stopped")["state"] == "finished"
+
+
+def test_service_that_fails_changes_neither_the_training_nor_how_it_ends(
+    tmp_path: Path, wandb: dict[str, object]
+) -> None:
+    run = launch.start_train(*TINY, "--out", tmp_path / "finished", **wandb, RAISE="log finish")
+    assert run.wait() == 0, run.stderr
+    assert run.stderr.splitlines() == [
+        "train: wandb: cannot log: no answer to log; the run continues without it",
+        "train: wandb: cannot end the run: no answer to finish",
+    ]
+    assert [call["call"] for call in calls(wandb)] == ["init", "log", "finish"]
+    assert read_status(tmp_path / "finished")["state"] == "finished"
+    assert [line["step"] for line in read_metrics(tmp_path / "finished", "train")] == [2, 4, 5, 6, 8, 10]
+
+    stopped = launch.start_train(
+        *TINY, "--out", tmp_path / "stopped", **wandb, STOP_AT=2, RAISE="mark_preempting"
+    )
+    assert stopped.wait() == 143, stopped.stderr
+    assert "train: wandb: cannot end the run: no answer to mark_preempting\n" in stopped.stderr
+    assert [call["call"] for call in calls(wandb)][-2:] == ["mark_preempting", "finish"]
+    assert read_status(tmp_path / "stopped")["state"] == "preempted"
+
+
+def test_every_logger_is_closed_though_the_first_one_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Service:
+        name = "service"
+
+        def __init__(self, *, fails: bool) -> None:
+            self.fails = fails
+            self.calls: list[str] = []
+
+        def log(self, _kind: str, _step: int, _numbers: Mapping[str, float]) -> None:
+            self._called("log")
+
+        def close(self, _exit_code: int) -> None:
+            self._called("close")
+
+        def _called(self, call: str) -> None:
+            self.calls.append(call)
+            if self.fails:
+                raise OSError
+
+    services = [Service(fails=True), Service(fails=False)]
+    output = RunOutput(tmp_path, enabled=True, loggers=lambda _step: services)
+    output.open(0)
+    for step in (1, 2):
+        output.record("train", step=step, loss=0.5)
+    output.close()
+    assert [one.calls for one in services] == [["log", "close"], ["log", "log", "close"]]
+    assert capsys.readouterr().err.splitlines() == [
+        "train: service: cannot log: OSError; the run continues without it",
+        "train: service: cannot end the run: OSError",
+    ]
 
 
 @pytest.mark.parametrize(

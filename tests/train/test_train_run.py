@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -363,6 +364,34 @@ def test_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in second.stderr
     third = launch.start_train(*TINY, "--fresh", "--out", out)
     assert third.wait() == 0, third.stderr  # a killed run leaves no lock
+
+
+def test_links_in_the_folder_do_not_change_files_elsewhere(tmp_path: Path) -> None:
+    out, precious = tmp_path / "out", tmp_path / "precious"
+    out.mkdir()
+    precious.write_text("precious")
+    for name in (".status.json.tmp", ".metrics.jsonl.tmp"):
+        (out / name).symlink_to(precious)
+    launch.succeeded([launch.start_train(*TINY, "--epochs", 1, "--out", out)])
+    assert precious.read_text() == "precious"
+    (out / ".lock").unlink()
+    (out / ".lock").symlink_to(precious)
+    run = launch.start_train(*TINY, "--epochs", 1, "--out", out)
+    assert run.wait() == 2, run.stderr
+    assert f"--out {out}: .lock is a symbolic link; remove it, or give another --out" in run.stderr
+    assert precious.read_text() == "precious"
+
+
+def test_run_continues_when_nobody_reads_its_output(tmp_path: Path) -> None:
+    command = '"$@" | head -n 1; exit "${PIPESTATUS[0]}"'
+    words = [sys.executable, launch.MAIN, *TINY, "--epochs", 3, "--out", tmp_path]
+    done = subprocess.run(
+        ["bash", "-c", command, "bash", *map(str, words)],
+        env=launch.environment(), capture_output=True, text=True, timeout=launch.HANG, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
+    assert read_status(tmp_path)["state"] == "finished"
 
 
 @pytest.mark.parametrize(("how", "lr", "code"), [("success", 0.1, 0), ("failure", 1e30, 1), ("bug", 0.1, 1)])

@@ -12,7 +12,12 @@ from train.errors import Preempted, UsageError
 
 
 class Logger(Protocol):
-    """Gets the numbers of each line of metrics.jsonl, on rank 0."""
+    """Gets the numbers of each line of metrics.jsonl, on rank 0.
+
+    An exception does not end the run: it is reported under `name`, and the logger gets no more lines.
+    """
+
+    name: str
 
     def log(self, kind: str, step: int, numbers: Mapping[str, float]) -> None:
         """Show the numbers of one line; `kind` is train, evaluation or epoch."""
@@ -41,8 +46,15 @@ def open_loggers(config: Config, step: int) -> list[Logger]:
     return loggers
 
 
+def reason(error: Exception) -> str:
+    """Return the first line of the message of an exception, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class TensorBoard:
     """Writes TensorBoard events: a scalar KIND/NAME for each number."""
+
+    name = "tensorboard"
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -67,6 +79,8 @@ def _tensorboard(folder: Path, step: int) -> TensorBoard | None:
 class WeightsAndBiases:
     """Logs to a project of Weights & Biases. A resumed run continues under the same id, which is kept in the folder."""
 
+    name = "wandb"
+
     def __init__(self, config: Config, step: int) -> None:
         try:
             import wandb  # type: ignore[import-not-found, unused-ignore]
@@ -83,9 +97,8 @@ class WeightsAndBiases:
                 config=config.recorded(),
             )
         except Exception as error:  # it has many kinds: no key, no connection, no such project
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UsageError(
-                f"--wandb {project}: cannot start a run ({reason}); run `wandb login`, set WANDB_MODE=offline, or remove it"
+                f"--wandb {project}: cannot start a run ({reason(error)}); run `wandb login`, set WANDB_MODE=offline, or remove it"
             ) from error
         kept.write_text(name + "\n")
 
@@ -93,6 +106,8 @@ class WeightsAndBiases:
         self._run.log({f"{kind}/{name}": value for name, value in numbers.items()}, step=step)
 
     def close(self, exit_code: int) -> None:
-        if exit_code == Preempted.exit_code:
-            self._run.mark_preempting()
-        self._run.finish(exit_code=exit_code)
+        try:
+            if exit_code == Preempted.exit_code:
+                self._run.mark_preempting()
+        finally:
+            self._run.finish(exit_code=exit_code)

@@ -5,18 +5,20 @@ Only rank 0 writes; on the other ranks every call does nothing.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from train.errors import UsageError
-from train.record.loggers import Logger, no_loggers
+from train.record.loggers import Logger, no_loggers, reason
 
 METRICS = "metrics.jsonl"
 STATUS = "status.json"
@@ -33,14 +35,23 @@ class RunOutput:
         self.enabled = enabled
         self._open_loggers = loggers
         self._loggers: Sequence[Logger] = ()
+        self._failed: list[Logger] = []  # get no more lines
         self._file: TextIO | None = None
-        self._lock: TextIO | None = None
+        self._lock: BinaryIO | None = None
 
     def lock(self) -> None:
         """Lock the folder until the process exits. Raises `UsageError` if another run has locked it."""
         if not self.enabled:
             return
-        self._lock = (self.folder / ".lock").open("w", encoding="utf-8")
+        try:
+            lock = os.open(self.folder / ".lock", os.O_CREAT | os.O_NOFOLLOW | os.O_RDWR, 0o666)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise UsageError(
+                f"--out {self.folder}: .lock is a symbolic link; remove it, or give another --out"
+            ) from error
+        self._lock = os.fdopen(lock, "rb")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -75,13 +86,18 @@ class RunOutput:
         self._file.flush()
         numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
         for logger in self._loggers:
-            logger.log(kind, step, numbers)
+            if logger in self._failed:
+                continue
+            try:
+                logger.log(kind, step, numbers)
+            except Exception as error:  # no reason to fail a training run
+                self._failed.append(logger)
+                _warn(f"{logger.name}: cannot log: {reason(error)}; the run continues without it")
 
     def print_line(self, text: str) -> None:
-        """Print one line on stdout."""
+        """Print one line on stdout, if anybody reads it."""
         if self.enabled:
-            # With its newline in one write: another rank may print at the same moment.
-            print(f"{text}\n", end="", flush=True)
+            print_line(text)
 
     def write_status(self, state: str, **values: Any) -> None:
         """Replace status.json and the launcher's copy.
@@ -99,12 +115,32 @@ class RunOutput:
                 _write_atomically(Path(launcher_path), text, synced=False)
 
     def close(self, exit_code: int = 0) -> None:
-        """Flush and close the files. The loggers learn how the run has ended."""
+        """Flush and close the files. The loggers learn how the run has ended; one that fails does not change that."""
+        for logger in self._loggers:
+            try:
+                logger.close(exit_code)
+            except Exception as error:
+                _warn(f"{logger.name}: cannot end the run: {reason(error)}")
+        self._loggers = ()
         if self._file is not None:
             self._file.close()
-        for logger in self._loggers:
-            logger.close(exit_code)
-        self._loggers = ()
+
+
+def print_line(text: str) -> None:
+    """Print one line on stdout. Where its reader has gone, as after `| head`, this and all later lines are discarded."""
+    try:
+        # With its newline in one write: another rank may print at the same moment.
+        print(f"{text}\n", end="", flush=True)
+    except BrokenPipeError:
+        # The line is still in the buffer, and flushing that at exit would fail again.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def _warn(text: str) -> None:
+    with suppress(OSError):
+        print(f"train: {text}\n", end="", file=sys.stderr, flush=True)
 
 
 def make_output_folder(folder: Path) -> None:
@@ -149,7 +185,8 @@ def _lines_up_to(path: Path, step: int, evaluated: int) -> list[str]:
 
 def _write_atomically(path: Path, text: str, *, synced: bool = True) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)  # of a killed run, or a link to a file elsewhere
+    with temporary.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         if synced:
