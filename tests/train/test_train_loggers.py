@@ -140,6 +140,18 @@ def test_service_that_fails_changes_neither_the_training_nor_how_it_ends(
     assert read_status(tmp_path / "stopped")["state"] == "preempted"
 
 
+def test_link_in_the_place_of_the_id_does_not_change_a_file_elsewhere(
+    tmp_path: Path, wandb: dict[str, object]
+) -> None:
+    out, precious = tmp_path / "out", tmp_path / "precious"
+    out.mkdir()
+    precious.write_text("precious")
+    (out / "wandb-id.txt").symlink_to(precious)
+    launch.succeeded([launch.start_train(*TINY, "--epochs", 1, "--out", out, **wandb)])
+    assert precious.read_text() == "precious"
+    assert (out / "wandb-id.txt").read_text() == calls(wandb)[0]["id"] + "\n"
+
+
 def test_every_logger_is_closed_though_the_first_one_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

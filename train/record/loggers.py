@@ -100,6 +100,7 @@ class WeightsAndBiases:
             raise UsageError(
                 f"--wandb {project}: cannot start a run ({reason(error)}); run `wandb login`, set WANDB_MODE=offline, or remove it"
             ) from error
+        kept.unlink(missing_ok=True)  # may be a link to a file elsewhere
         kept.write_text(name + "\n")
 
     def log(self, kind: str, step: int, numbers: Mapping[str, float]) -> None:
