@@ -78,9 +78,9 @@ class SeededDataset(Dataset[Any]):
             return read[0]
         name = type(self.dataset).__name__
         raise UsageError(
-            f"{name}.__getitems__ returns a {type(read).__name__}, not a list with one sample per index: if the dataset "
-            f"draws no random numbers, give it the attribute draws_random_numbers = False and a `collate` for such batches; otherwise return "
-            "a list"
+            f"{name}.__getitems__ returns a {type(read).__name__}, not a list with one sample per index: return such a list, "
+            "or, if the dataset draws no random numbers, give it draws_random_numbers = False and a `collate` for what it "
+            "returns"
         )
 
 
