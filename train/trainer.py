@@ -302,7 +302,7 @@ class Trainer:
         if progress is not None:
             try:
                 self._load_progress(progress)
-            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
                 raise self.snapshots.invalid(error) from error
             done = self.step >= self.total_steps
             self.snapshots.refuse_changes_of_finished_run(self.step, self.total_steps)

@@ -121,6 +121,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"evaluated": 10**30},
         {"skipped": "many"},
         {"epoch_sums": [math.nan]},
+        {"epoch_sums": [10**400]},
         {"line_sums": None},
         {"hooks": []},
         {"hooks": {"BestWeights": {"metric": "accuracy", "entries": [[0.5, math.nan, 1]]}}},
