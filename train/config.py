@@ -15,6 +15,7 @@ import tyro
 
 from train.errors import UsageError
 from train.flags import (
+    MAX_LR,
     DataFlags,
     EvaluationFlags,
     FaultFlags,
@@ -269,6 +270,11 @@ def _check_steps(config: Config) -> None:
     if config.optimization.min_lr > config.optimization.lr:
         raise UsageError(
             f"--min-lr {config.optimization.min_lr}: must not be above --lr {config.optimization.lr}"
+        )
+    if config.scaled_lr >= MAX_LR:
+        raise UsageError(
+            f"--lr-batch {config.optimization.lr_batch}: the learning rate becomes {config.scaled_lr:g}, and must be below "
+            f"{MAX_LR:g}"
         )
     if not all(0 <= beta < 1 for beta in config.optimization.betas):
         raise UsageError(

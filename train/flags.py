@@ -19,6 +19,10 @@ Parallel: TypeAlias = Literal["ddp", "fsdp", "hsdp", "tensor", "pipeline", "gpip
 DATASETS: tuple[str, ...] = get_args(Dataset)
 
 
+MAX_LR = 1e38  # of float32
+MAX_COUNT = 2**53  # up to here a float64, with which rates are computed, holds every integer
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """What a number must be; given in the annotation of its field."""
@@ -29,14 +33,14 @@ class Limit:
 
     def problem(self, value: float) -> str | None:
         """Return what a value must be instead, or None if it is within the limit."""
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             return "must be a finite number"
         if self.at_least is not None and value < self.at_least:
             return f"must be at least {self.at_least:g}"
         if self.above is not None and value <= self.above:
             return f"must be above {self.above:g}"
         if self.below is not None and value >= self.below:
-            whole = self.below >= 1 and self.below < 1e15
+            whole = 1 <= self.below <= MAX_COUNT
             return f"must be below {int(self.below) if whole else f'{self.below:g}'}"
         return None
 
@@ -55,8 +59,9 @@ def _shown_default(default: str) -> str:
 
 
 _HIDDEN_IF_EMPTY = tyro.conf.arg(help_behavior_hint=_shown_default)
-Count: TypeAlias = Annotated[int, Limit(at_least=0)]
-Positive: TypeAlias = Annotated[int, Limit(at_least=1)]
+Count: TypeAlias = Annotated[int, Limit(at_least=0, below=MAX_COUNT)]
+Positive: TypeAlias = Annotated[int, Limit(at_least=1, below=MAX_COUNT)]
+Processes: TypeAlias = Annotated[int, Limit(at_least=0, below=1025)]
 Share: TypeAlias = Annotated[float, Limit(at_least=0, below=1)]
 NotNegative: TypeAlias = Annotated[float, Limit(at_least=0, below=1e38)]
 
@@ -71,7 +76,7 @@ class DataFlags:
     """Folder with the files of mnist, stl10 and folder."""
     download: Annotated[bool, Free] = False
     """Download missing files of mnist or stl10 (local rank 0 of each node)."""
-    image_size: Count = 0
+    image_size: Annotated[int, Limit(at_least=0, below=65537)] = 0
     """Image side in pixels, for stl10, folder and synthetic; 0: 224, for synthetic 32."""
     steps_per_epoch: Count = 0
     """Steps of an epoch, for a stream of samples without a length."""
@@ -79,9 +84,9 @@ class DataFlags:
     """Number of training samples of synthetic and text."""
     augment: bool = False
     """Random crops and flips, a function of (seed, epoch, sample)."""
-    workers: Annotated[Count, Free] = 0
+    workers: Annotated[Processes, Free] = 0
     """Data-loading processes per rank."""
-    prefetch: Annotated[Positive, Free] = 2
+    prefetch: Annotated[int, Limit(at_least=1, below=1025), Free] = 2
     """Batches that each data-loading process prepares ahead."""
     on_device: Annotated[bool, Free] = False
     """Keep the whole dataset in device memory."""
@@ -118,7 +123,7 @@ class OptimizationFlags:
     """Gradient accumulation: forward and backward passes per step, each on a part of the rank's share."""
     optimizer: Annotated[Optimizer, Fixed] = "sgd"
     """Optimizer."""
-    lr: Annotated[float, Limit(above=0, below=1e38)] = 0.1
+    lr: Annotated[float, Limit(above=0, below=MAX_LR)] = 0.1
     """Learning rate."""
     lr_batch: Count = 0
     """Batch size that --lr is meant for; scales lr in proportion; 0: no scaling."""
@@ -258,7 +263,7 @@ class OutputFlags:
 class RendezvousFlags:
     """How the ranks find one another."""
 
-    spawn: Annotated[Count, Free] = 0
+    spawn: Annotated[Processes, Free] = 0
     """Start this many ranks on this machine, without torchrun."""
     init_method: Annotated[str, Free] = "env://"
     """env://, tcp://HOST:PORT or file:///PATH."""
@@ -272,7 +277,7 @@ class RendezvousFlags:
 class FaultFlags:
     """A failure on purpose, to test recovery."""
 
-    fail_rank: Annotated[int, Limit(at_least=-1), Free] = -1
+    fail_rank: Annotated[int, Limit(at_least=-1, below=MAX_COUNT), Free] = -1
     """Rank that exits, to test recovery; -1: none."""
     fail_code: Annotated[int, Limit(at_least=0, below=256), Free] = 1
     """Exit code of --fail-rank."""

@@ -304,7 +304,7 @@ class Trainer:
         if progress is not None:
             try:
                 self._load_progress(progress)
-            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
                 raise self.snapshots.invalid(error) from error
             for hook in self.hooks:
                 hook.after_resume(self)

@@ -80,6 +80,17 @@ def test_rank_and_local_rank_may_come_before_or_after_flags(argv: list[str]) -> 
         (["--timeout", "1e15"], "below 1000000"),
         (["--warmup-epochs", "1e308"], "below 1000000"),
         (["--bucket-mb", "1000000000000000"], "below 1048576"),
+        (["--workers", "1025"], "--workers 1025: must be below 1025"),
+        (["--workers", "2", "--prefetch", "99999999999"], "--prefetch 99999999999: must be below 1025"),
+        (["--spawn", "1025"], "must be below 1025"),
+        (["--image-size", "65537", "--dataset", "synthetic"], "must be below 65537"),
+        (["--epochs", str(2**53)], "must be below 9007199254740992"),
+        (["--max-steps", "9" * 400], "must be below 9007199254740992"),
+        (["--lr-batch", "1", "--batch-size", "1" + "0" * 330], "must be below 9007199254740992"),
+        (
+            ["--lr-batch", "1", "--lr", "1e30", "--batch-size", "1000000000"],
+            "--lr-batch 1: the learning rate becomes 1e+39, and must be below 1e+38",
+        ),
         (["--epochs", "0"], "at least 1"),
         (["--epochs", "many"], "--epochs"),
         (["--batch-size", "-4"], "at least 1"),
@@ -193,3 +204,8 @@ def test_manual_shows_the_recipes() -> None:
 def test_value_out_of_its_limits_is_refused_without_the_command_line_too() -> None:
     with pytest.raises(UsageError, match="--timeout"):
         make(dataset="digits", timeout=0.0)
+
+
+def test_largest_numbers_are_accepted() -> None:
+    config = make(dataset="synthetic", workers=1024, prefetch=1024, epochs=2**53 - 1, image_size=65536)
+    assert (config.data.prefetch, config.optimization.epochs) == (1024, 2**53 - 1)

@@ -15,8 +15,9 @@ import torch
 from train import models
 from train.config import make
 from train.data import datasets, files
-from train.data.datasets import load, move_to_device
+from train.data.datasets import Datasets, load, move_to_device
 from train.data.loader import Loader
+from train.data.readers import open_reader
 from train.data.sampler import GlobalBatchSampler
 from train.errors import UsageError
 from train.task import classification, regression
@@ -280,6 +281,60 @@ def test_map_style_dataset_is_read_in_the_order_of_the_shares() -> None:
     for (inputs, labels), one in Loader(Squares())(wanted):
         assert labels.tolist() == one.indices
         assert inputs.flatten().tolist() == [index**2 for index in one.indices]
+
+
+class BulkSquares(Squares):
+    """Reads the tensors of a whole batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.tensor(indices)
+        return chosen[:, None].float() ** 2, chosen
+
+    def collate(self, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return batch
+
+
+class BulkSquaresWithoutRandomNumbers(BulkSquares):
+    draws_random_numbers = False
+
+
+def squares(dataset: torch.utils.data.Dataset) -> Datasets:
+    return Datasets(train=dataset, test=dataset, task=regression())
+
+
+def first_batch(dataset: torch.utils.data.Dataset) -> tuple[torch.Tensor, torch.Tensor]:
+    reader = open_reader(dataset, make().data, batch_size=9, seed=0, rank=0, world_size=1, shuffle=False)
+    ((batch, _),) = reader.batches()
+    return batch
+
+
+def test_whole_batches_are_read_of_a_dataset_that_draws_no_random_numbers() -> None:
+    dataset = BulkSquaresWithoutRandomNumbers()
+    inputs, labels = first_batch(dataset)
+    assert inputs.flatten().tolist() == [index**2 for index in range(9)]
+    assert labels.tolist() == list(range(9))
+    assert squares(dataset).example()[1].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (BulkSquares(), "BulkSquares.__getitems__ returns a tuple, not a list with one sample per index"),
+        (torch.utils.data.Subset(BulkSquares(), [3, 4]), "Subset.__getitems__ returns a tuple, not a list"),
+    ],
+    ids=["dataset", "subset"],
+)
+def test_bulk_reader_that_may_draw_random_numbers_must_return_samples(
+    dataset: torch.utils.data.Dataset, message: str
+) -> None:
+    for read in (first_batch, lambda dataset: squares(dataset).example()):
+        with pytest.raises(UsageError, match=f"{message}.*draws_random_numbers = False"):
+            read(dataset)
+
+
+def test_example_of_a_subset_has_two_samples() -> None:
+    inputs, labels = squares(torch.utils.data.Subset(Squares(), [3, 4])).example()
+    assert (inputs.tolist(), labels.tolist()) == ([[9.0], [9.0]], [3, 3])
 
 
 @pytest.mark.parametrize(

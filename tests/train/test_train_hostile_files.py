@@ -121,6 +121,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"evaluated": 10**30},
         {"skipped": "many"},
         {"epoch_sums": [math.nan]},
+        {"epoch_sums": [10**400]},
         {"line_sums": None},
         {"hooks": []},
         {"hooks": {"BestWeights": {"metric": "accuracy", "entries": [[0.5, math.nan, 1]]}}},
@@ -132,6 +133,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"model": []},
         {"optimizer": {"state": {}}},
         {"optimizer": None},
+        {"scaler": ...},
+        {"scaler": 3},
+        {"scaler": {"scale": "large"}},
+        {"settings": {"lr": torch.zeros(3)}},
+        {"hook_tensors": 3},
     ],
     ids=str,
 )
@@ -144,6 +150,30 @@ def test_snapshot_with_impossible_values_is_refused(
     with pytest.raises(UsageError, match=rf"^the snapshot in {tmp_path} .*--fresh") as refusal:
         trainer(tmp_path).resume()
     assert len(str(refusal.value).splitlines()) == 1
+
+
+def with_other_shape(optimizer: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of an optimizer whose first momentum has a row too many."""
+    (name, state), *others = optimizer["state"].items()
+    momentum = torch.cat([state["momentum_buffer"]] * 2)
+    return {**optimizer, "state": {name: {**state, "momentum_buffer": momentum}, **dict(others)}}
+
+
+def test_optimizer_state_of_another_shape_is_refused(tmp_path: Path, saved: Path) -> None:
+    path = tmp_path / full.NAME
+    path.write_bytes((saved / full.NAME).read_bytes())
+    change(path, optimizer=with_other_shape(torch.load(path, weights_only=True)["optimizer"]))
+    with pytest.raises(UsageError, match=r"momentum_buffer of .* has the shape .*, the parameter .*--fresh"):
+        trainer(tmp_path).resume()
+
+
+@pytest.mark.parametrize("amp", ["none", "fp16"])
+def test_snapshot_without_a_scaler_is_refused(tmp_path: Path, amp: str) -> None:
+    subject = small_trainer(single_process(), tmp_path, amp=amp)
+    subject.save()
+    change(tmp_path / full.NAME, scaler=...)
+    with pytest.raises(UsageError, match=r"has written \(KeyError: 'scaler'\); .*--fresh"):
+        small_trainer(single_process(), tmp_path, amp=amp).resume()
 
 
 def test_step_beyond_the_run_is_refused(tmp_path: Path, saved: Path) -> None:

@@ -220,13 +220,18 @@ class RandomSamples(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 3)])
+@pytest.mark.parametrize(
+    "dataset",
+    [RandomSamples(), torch.utils.data.Subset(RandomSamples(), range(SAMPLES))],
+    ids=["dataset", "subset"],
+)
 def test_what_a_dataset_draws_depends_on_seed_epoch_and_sample_only(
-    workers: int, rank: int, world_size: int
+    dataset: torch.utils.data.Dataset[Any], workers: int, rank: int, world_size: int
 ) -> None:
     def draws(epoch: int, first_step: int, **reading: int) -> dict[int, tuple[float, float]]:
         given = {"batch_size": BATCH, "seed": 3, "rank": 0, "world_size": 1, **reading}
         flags = DataFlags(workers=given.pop("workers", 0))
-        reader = open_reader(RandomSamples(), flags, **given)
+        reader = open_reader(dataset, flags, **given)
         found = {}
         for (one, other, indices), counts in reader.batches(epoch, first_step):
             rows = zip(indices.tolist(), one.tolist(), other.tolist(), strict=True)

@@ -168,6 +168,26 @@ def test_remove_leaves_nothing(two: Path) -> None:
     assert names(two) == []
 
 
+def save_twice(folder: Path) -> None:
+    save(folder, 11)
+    save(folder, 12)
+
+
+@pytest.mark.parametrize("remove", [sharded.remove, save_twice])
+def test_link_to_a_snapshot_elsewhere_is_removed_and_its_target_stays(
+    tmp_path: Path, remove: Callable[[Path], None]
+) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "out"
+    elsewhere.mkdir()
+    folder.mkdir()
+    save(elsewhere, 3)
+    link = folder / "snapshot-3.dcp"
+    link.symlink_to(elsewhere / link.name)
+    remove(folder)
+    assert load(elsewhere) == (3, 3.0)
+    assert link.name not in names(folder)
+
+
 def is_half_written(draft: Path) -> bool:
     sizes = [path.stat().st_size for path in draft.glob("*.distcp")]
     return bool(sizes) and min(sizes) < 4_000_000

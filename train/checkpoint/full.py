@@ -58,7 +58,16 @@ def write(path: Path, state: State, *, writer: int = 0, previous: Path | None = 
     except (OSError, RuntimeError) as error:  # RuntimeError: how torch's writer reports a short write
         temporary.unlink(missing_ok=True)
         kept = "; the one before it is kept" if any(one and one.exists() for one in (path, previous)) else ""
-        raise TrainError(f"cannot write {path} ({error}){kept}") from error
+        raise TrainError(f"cannot write {path} ({_failed_write(error)}){kept}") from error
+
+
+def _failed_write(error: BaseException) -> BaseException:
+    """Return the error of the operating system, such as a full disk. torch's writer goes on after it, and then raises one
+    about the position in the file."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    return cause or error
 
 
 def temporary_file(path: Path, writer: int) -> Path:

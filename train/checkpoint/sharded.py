@@ -180,6 +180,9 @@ def _prune(newest: Path) -> None:
 
 
 def _remove(path: Path) -> None:
+    if path.is_symlink():  # what it points to may be a snapshot of another run
+        path.unlink(missing_ok=True)
+        return
     # Without its manifest it is no longer valid, even if the rest cannot be removed or the removal is interrupted.
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)

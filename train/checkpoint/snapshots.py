@@ -7,6 +7,7 @@ on disk. Every method is called by all ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -24,6 +25,8 @@ from train.parallel.whole import fill, whole
 
 Progress = dict[str, Any]
 SAMPLES = "training samples"
+# What Python and PyTorch raise for content that this trainer does not write.
+INVALID = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
 
 
 class Snapshots:
@@ -149,7 +152,8 @@ class Snapshots:
             return None, []
         try:
             notes = self._compare(state["settings"])
-        except (KeyError, TypeError, AttributeError) as error:
+            self._load_scaler(state["scaler"])
+        except INVALID as error:
             raise self.invalid(error) from error
         self._load(state, tensors)
         self.newest_step = state["step"]
@@ -157,7 +161,7 @@ class Snapshots:
 
     def invalid(self, error: Exception) -> UsageError:
         """Return the error of a snapshot whose files are intact, but do not hold what this trainer writes."""
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return UsageError(
             f"the snapshot in {self.config.folder} is not one that this trainer has written ({reason}); give another "
             "--out, or --fresh to start again"
@@ -228,13 +232,18 @@ class Snapshots:
                 model, optimizer = self.strategy.state(self.optimizer, whole=False)
                 sharded.read(state["path"], (model, optimizer, dict(tensors)))
                 self.strategy.load(self.optimizer, (model, optimizer), whole=False)
-        except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        except INVALID as error:
             raise UsageError(
                 f"the snapshot in {self.config.folder} does not fit this model and optimizer ({' '.join(str(error).split())}); "
                 "give another --out, or --fresh"
             ) from error
-        if state["scaler"] and self.strategy.scaler.is_enabled():
-            self.strategy.scaler.load_state_dict(state["scaler"])
+
+    def _load_scaler(self, saved: Mapping[str, Any]) -> None:
+        """Load the loss scale of fp16. A snapshot of a run without it holds none."""
+        if wrong := [name for name, value in saved.items() if not math.isfinite(value)]:
+            raise ValueError(f"{wrong[0]} of the scaler is {saved[wrong[0]]}")
+        if saved and self.strategy.scaler.is_enabled():
+            self.strategy.scaler.load_state_dict(dict(saved))
 
 
 def _change(name: str, before: Any, now: Any) -> str:

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from train.config import Config
 from train.data import files
 from train.data.augment import Augment
-from train.data.random_state import preserved
+from train.data.random_state import SampleIndices, SeededDataset, preserved
 from train.errors import UsageError
 from train.task import Batch, Task, classification, next_token, on_inputs, regression
 
@@ -92,15 +92,14 @@ class Datasets:
     augment: Augmentation | None = None
 
     def example(self) -> Batch:
-        """Return a batch of two samples on the CPU, as the model gets them."""
+        """Return a batch of two samples on the CPU, as the model gets them. Raises `UsageError` where a dataset of an own
+        script reads whole batches, and does not say that it draws no random numbers."""
         dataset, collate = self.train, getattr(self.train, "collate", default_collate)
-        with preserved():
-            if isinstance(dataset, IterableDataset):
+        if isinstance(dataset, IterableDataset):
+            with preserved():
                 samples: Any = list(islice(dataset, 2))
-            elif hasattr(dataset, "__getitems__"):
-                samples = dataset.__getitems__([0, 0])
-            else:
-                samples = [dataset[0], dataset[0]]
+        else:
+            samples = SeededDataset(dataset, preserve=True).__getitems__(SampleIndices([0, 0], key=0))
         batch: Batch = pytree.tree_map(
             lambda value: value.cpu() if isinstance(value, Tensor) else value, collate(samples)
         )

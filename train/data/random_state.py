@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from train.errors import UsageError
+
 
 class SampleIndices(list[int]):
     """Indices of the samples of a batch, with the key of their random numbers."""
@@ -27,7 +29,11 @@ class SampleIndices(list[int]):
 
 
 class SeededDataset(Dataset[Any]):
-    """A map-style dataset whose random numbers are those of (key, index). `preserve`: those of the process do not change."""
+    """A map-style dataset whose random numbers are those of (key, index). `preserve`: those of the process do not change.
+
+    A dataset that reads many samples at once (`__getitems__`) does so only if it says that it draws nothing, by
+    `draws_random_numbers = False`: which samples share a batch depends on the number of ranks.
+    """
 
     def __init__(self, dataset: Any, *, preserve: bool) -> None:
         self.dataset = dataset
@@ -39,24 +45,43 @@ class SeededDataset(Dataset[Any]):
         if not self._draws:
             return self._read(indices)
         if not self.preserve:
-            return self._read(indices, indices.key)
+            return self._draw(indices)
         with preserved():
-            return self._read(indices, indices.key)
+            return self._draw(indices)
 
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]
 
-    def _read(self, indices: Sequence[int], key: int | None = None) -> Any:
+    def check(self) -> None:
+        """Raise `UsageError` if the samples have to be read one by one, and what the dataset reads is a whole batch."""
+        if self._draws and self._read_many is not None:
+            with preserved():
+                self._read_one(0)
+
+    def _read(self, indices: Sequence[int]) -> Any:
         if self._read_many is not None:
-            if key is not None:
-                seed_all(key, indices[0])
             return self._read_many(list(indices))
+        return [self.dataset[index] for index in indices]
+
+    def _draw(self, indices: SampleIndices) -> list[Any]:
         samples = []
         for index in indices:
-            if key is not None:
-                seed_all(key, index)
-            samples.append(self.dataset[index])
+            seed_all(indices.key, index)
+            samples.append(self._read_one(index))
         return samples
+
+    def _read_one(self, index: int) -> Any:
+        if self._read_many is None:
+            return self.dataset[index]
+        read = self._read_many([index])
+        if isinstance(read, list) and len(read) == 1:
+            return read[0]
+        name = type(self.dataset).__name__
+        raise UsageError(
+            f"{name}.__getitems__ returns a {type(read).__name__}, not a list with one sample per index: return such a list, "
+            "or, if the dataset draws no random numbers, give it draws_random_numbers = False and a `collate` for what it "
+            "returns"
+        )
 
 
 def seed_all(key: int, index: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from train.data.loader import Loader
-from train.data.random_state import preserved, seed_all
+from train.data.random_state import SeededDataset, preserved, seed_all
 from train.data.sampler import GlobalBatchSampler, RankBatch, epoch_key
 from train.errors import TrainError, UsageError
 from train.flags import DataFlags
@@ -74,6 +74,7 @@ def open_reader(
         )
     if not len(dataset):
         raise UsageError(f"the dataset ({type(dataset).__name__}) has no samples")
+    SeededDataset(dataset, preserve=True).check()
     sampler = GlobalBatchSampler(
         samples=len(dataset),
         batch_size=batch_size,

@@ -22,7 +22,7 @@ from train.config import Config
 from train.distributed.communicator import Communicator
 from train.errors import UsageError
 from train.parallel.partition import partition
-from train.parallel.strategy import AMP_DTYPES, Part, States, Strategy, explained
+from train.parallel.strategy import AMP_DTYPES, Part, States, Strategy, check_shapes, explained
 from train.task import Batch, Task, first, part
 
 
@@ -185,12 +185,14 @@ class StageStrategy(Strategy):
         return model, optim
 
     def load(self, optimizer: torch.optim.Optimizer, states: States, *, whole: bool = True) -> None:
-        """Load this stage's part of a state. Raises `KeyError` on every rank where the state is of another model."""
+        """Load this stage's part of a state. Raises `KeyError` or `ValueError` on every rank where the state is of another
+        model."""
         if not whole:
             super().load(optimizer, states, whole=False)
             return
         model, optim = states
         own_model = self._own_part(model)
+        check_shapes(optim["state"], self.whole_shapes)
         own = own_model.keys()
         groups = [
             {**group, "params": [name for name in group["params"] if name in own]}

@@ -8,7 +8,7 @@ batch, and how the state of the whole model is collected for a snapshot.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -153,9 +153,10 @@ class Strategy:
         """Load a whole state that `state` of any strategy and any number of ranks returned, or this rank's part.
 
         Settings of the optimizer that this run's flags determine (--momentum, --weight-decay, --fused) stay. Raises
-        `ValueError` where the optimizer is another one.
+        `ValueError` where the optimizer is another one, or its state does not have the shapes of the parameters.
         """
         model, optim = states
+        check_shapes(optim["state"], {name: one.shape for name, one in self.module.named_parameters()})
         groups = []
         for loaded, current in zip(optim["param_groups"], optimizer.param_groups, strict=True):
             if unknown := loaded.keys() - current.keys():
@@ -185,6 +186,17 @@ class Strategy:
 
     def _state_options(self, _whole: bool) -> StateDictOptions:
         return StateDictOptions()
+
+
+def check_shapes(state: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, torch.Size]) -> None:
+    """Raise `ValueError` if a tensor in the state of an optimizer does not have the shape of its parameter: PyTorch loads
+    it all the same, and fails in the first step."""
+    for name in state.keys() & shapes:
+        for key, value in state[name].items():
+            if isinstance(value, Tensor) and key != "step" and value.shape != shapes[name]:
+                raise ValueError(
+                    f"the {key} of {name} has the shape {list(value.shape)}, the parameter {list(shapes[name])}"
+                )
 
 
 @contextmanager
