@@ -42,8 +42,8 @@ MNIST_RANKS = f"{RANKS} mnist.py --fake --lr 1 --checkpoint mnist.pt"
 MNIST_FILES = "python mnist.py"
 MNIST_NODES = [
     f"torchrun --nnodes=2 --nproc-per-node={ranks} --rdzv-backend=c10d --rdzv-id=1 --rdzv-endpoint=127.0.0.1:29400"
-    " --local-addr=127.0.0.1 mnist.py --fake --lr 1 --checkpoint mnist.pt --checkpoint-per-node"
-    for ranks in (2, 1)
+    f" --local-addr=127.0.0.1 mnist.py --fake --lr 1 --checkpoint node{node}.pt --checkpoint-per-node"
+    for node, ranks in enumerate((2, 1))
 ]
 STL10 = "python stl10.py 0 0 $FAKE --decay-every 1"
 STL10_RANKS = f"{RANKS} stl10.py $FAKE"
@@ -170,18 +170,12 @@ def test_mnist_checkpoint_fits_a_single_process(folder: Path) -> None:
 
 
 def test_mnist_on_nodes_of_different_size_writes_a_checkpoint_on_each(tmp_path: Path) -> None:
-    folders, port = [tmp_path / "node0", tmp_path / "node1"], launch.free_port()
-    for node in folders:
-        node.mkdir()
-    nodes = [
-        start(command, node, "--epochs=1", port=port)
-        for command, node in zip(MNIST_NODES, folders, strict=True)
-    ]
-    output = "".join(outputs(*nodes))
+    port = launch.free_port()
+    output = "".join(outputs(*(start(command, tmp_path, "--epochs=1", port=port) for command in MNIST_NODES)))
     hashes = re.findall(r"weights of each rank: (.*)", output)[0].split()
     assert len(hashes) == 3
     assert len(set(hashes)) == 1
-    first, second = (read(node / "mnist.pt")["model_state_dict"] for node in folders)
+    first, second = (read(tmp_path / f"node{node}.pt")["model_state_dict"] for node in (0, 1))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
