@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import time
 from typing import Any
 
@@ -235,5 +234,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads can abort Python's own shutdown

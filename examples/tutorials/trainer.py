@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,5 +160,3 @@ def main() -> None:
 
 if __name__ == "__main__":  # spawned processes import this file again
     main()
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads can abort Python's own shutdown
