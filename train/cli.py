@@ -41,10 +41,9 @@ def parse(
             raise UsageError(f"defaults of this script: {error}") from None
     config = read(argv, default=default)
     for name in ("dataset", "model"):
-        if given.get(name) == "own" != config.flags()[name]:
-            raise UsageError(
-                f"{flag(name)} {config.flags()[name]}: this script has a {name} of its own; remove the flag"
-            )
+        chosen = config.flags()[name]
+        if given.get(name) == "own" and chosen != "own":
+            raise UsageError(f"{flag(name)} {chosen}: this script has a {name} of its own; remove the flag")
     return config
 
 

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(
     argv: list[str],
     started: float,
-    parts: Builders | None = None,
+    builders: Builders | None = None,
     *,
     prog: str = "train/main.py",
     defaults: dict[str, Any] | None = None,
@@ -46,8 +46,8 @@ def run(
     """The same for data and a model of your own; see script.py."""
     try:
         config = parse(argv, prog=prog, defaults=defaults)
-        if parts is not None:
-            parts.check()
+        if builders is not None:
+            builders.check()
         if config.rendezvous.spawn and "TORCHELASTIC_RUN_ID" in os.environ:
             # Each rank of torchrun would start a job of its own, all in the same folder.
             raise UsageError("--spawn starts the ranks without torchrun: use one of the two")
@@ -62,10 +62,10 @@ def run(
         from train.distributed.spawn import spawn
         from train.run import run_rank
 
-        return spawn(config, partial(run_rank, started=started, parts=parts))
+        return spawn(config, partial(run_rank, started=started, builders=builders))
     from train.run import run_rank
 
-    return run_rank(config, started, parts)
+    return run_rank(config, started, builders)
 
 
 if __name__ == "__main__":

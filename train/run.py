@@ -69,12 +69,12 @@ class Builders:
                 raise UsageError(f"start() needs a function {name}: {error}") from None
 
 
-def run_rank(config: Config, started: float, parts: Builders | None = None) -> int:
+def run_rank(config: Config, started: float, builders: Builders | None = None) -> int:
     """Train as one rank of the job. `started` is when the process began, on time.perf_counter's clock.
 
     Returns the exit code.
     """
-    return run_and_report(config, partial(join_and_train, config, started, parts or Builders()))
+    return run_and_report(config, partial(join_and_train, config, started, builders or Builders()))
 
 
 def run_and_report(config: Config, work: Callable[[], object]) -> int:
@@ -98,7 +98,7 @@ def run_and_report(config: Config, work: Callable[[], object]) -> int:
     return 0
 
 
-def join_and_train(config: Config, started: float, parts: Builders) -> None:
+def join_and_train(config: Config, started: float, builders: Builders) -> None:
     """Join the process group and train with the other ranks."""
     info = find_rank(config, os.environ)
     on_lost = partial(report_and_exit, config, raise_connection_lost)
@@ -107,17 +107,17 @@ def join_and_train(config: Config, started: float, parts: Builders) -> None:
     with join(config, info, on_lost=on_lost) as comm, handle_stop_signals() as stop:
         if comm.world_size > 1:  # the only line that every rank prints
             print_line(f"rank {comm.rank} of {comm.world_size} joined on {comm.device}")
-        train(config, comm, stop, started, parts)
+        train(config, comm, stop, started, builders)
 
 
-def train(config: Config, comm: Communicator, stop: StopRequest, started: float, parts: Builders) -> None:
+def train(config: Config, comm: Communicator, stop: StopRequest, started: float, builders: Builders) -> None:
     """Load the data, build the model, train it or only evaluate it, and print the result."""
     device.set_numerics(config)
     if comm.device.type == "cpu":
         device.keep_freed_memory()
-    datasets = load_datasets(config, comm, parts)
+    datasets = load_datasets(config, comm, builders)
     comm.seed(config.optimization.seed)  # every rank has to begin with the same weights
-    module = parts.build(config, datasets)
+    module = builders.build(config, datasets)
     if not isinstance(module, nn.Module):
         raise UsageError(f"`build` must return a model, an nn.Module, not {type(module).__name__}")
     notes = pretrained.prepare(config, module)
@@ -175,11 +175,11 @@ def evaluate(
     output.print_line(f"{shown}  ({where})")
 
 
-def load_datasets(config: Config, comm: Communicator, parts: Builders) -> Datasets:
+def load_datasets(config: Config, comm: Communicator, builders: Builders) -> Datasets:
     """Load the datasets, local rank 0 of each node first, and make the output folder."""
 
     def load_here() -> Datasets:
-        loaded = parts.load(config, download=config.data.download and comm.local_rank == 0)
+        loaded = builders.load(config, download=config.data.download and comm.local_rank == 0)
         if not isinstance(loaded, Datasets):
             raise UsageError(
                 f"`load` must return Datasets(train=..., test=..., task=...), not {type(loaded).__name__}"

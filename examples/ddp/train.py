@@ -122,7 +122,9 @@ def main(args: argparse.Namespace) -> None:
         if step < steps:
             other.pop("lr", None)  # it may change on the way
         if other or step > steps:
-            sys.exit(f"{args.out}: step {step} of {steps}, trained with {other}; use that, or another --out")
+            sys.exit(
+                f"{args.out}: step {step} of {steps}, trained with {other or 'more epochs'}; use that, or another --out"
+            )
         model.load_state_dict(snapshot["model"])
         optimizer.load_state_dict(snapshot["optimizer"])
         for group in optimizer.param_groups:

@@ -409,7 +409,7 @@ def test_a_finished_run_is_reported_again_without_training(
             ["--epochs", 3, "--batch-size", 32],
             "of 135, trained with {'batch_size': 64}; use that, or another --out",
         ),
-        (["--epochs", 1], "of 23, trained with {}; use that, or another --out"),
+        (["--epochs", 1], "of 23, trained with more epochs; use that, or another --out"),
         (["--epochs", 2, "--lr", 5], "of 46, trained with {'lr': 0.006}; use that, or another --out"),
     ],
 )

@@ -1,11 +1,3 @@
-"""Makes `train` importable for the tests in this folder, from this checkout only."""
+"""What the tests in this folder need to start training processes."""
 
-from __future__ import annotations
-
-import sys
-
-from support.training import launch
 from support.training.fixtures import no_process_is_left  # noqa: F401
-
-if str(launch.ROOT) not in sys.path:
-    sys.path.insert(0, str(launch.ROOT))

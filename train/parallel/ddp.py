@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from train.config import Config
-from train.distributed.communicator import Communicator
 from train.errors import TrainError
 from train.parallel.buffers import buffers_preserved
 from train.parallel.strategy import Part, Strategy, explained
-from train.task import Batch, Task, size
+from train.task import Batch, size
 
 
 class DDPStrategy(Strategy):
     """Every rank holds the whole model and takes its share of each batch."""
 
-    def __init__(
-        self,
-        config: Config,
-        comm: Communicator,
-        module: nn.Module,
-        task: Task,
-        example: Callable[[], Batch],
-    ) -> None:
-        super().__init__(config, comm, module, task, example)
-        self._warm = comm.world_size < 3
+    _warm = False
 
     def _wrap(self, module: nn.Module) -> nn.Module:
         """Return the module with its gradients averaged over all ranks after each backward pass."""
@@ -54,7 +43,7 @@ class DDPStrategy(Strategy):
     def train_batch(self, parts: Sequence[Part], *, global_count: int) -> Tensor:
         """As in the base class. Raises `TrainError` where the loss does not depend on all parameters, which DDP has to
         know."""
-        if not self._warm:
+        if self.comm.world_size > 2 and not self._warm:
             self._warm_up_buckets(parts[-1][0])
         sums = super().train_batch(parts, global_count=global_count)
         self._check_unused()
