@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 WITNESS := .venv-witness
 MUTANTS := .venv-mutants
+LOWEST := .venv-lowest
 PROCESSORS := $(shell nproc 2>/dev/null || echo 2)
 # Three more than there are processors: many tests wait for a node, a timeout or a boot.
 WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 3 )))
@@ -17,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONUNBUFFERED
 
 .DEFAULT_GOAL := help
-.PHONY: help environment environments demo test coverage witness check lint types docs bench mutants clean
+.PHONY: help environment environments demo test coverage lowest witness check lint types docs bench mutants clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -41,11 +42,20 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 demo: $(VENV)/.installed  ## the whole job on this computer: 2 simulated nodes, real training, teardown
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash docs/demo.sh
 
-test: $(VENV)/.installed  ## every test but those of `make witness`
-	@$(BIN)/python -m pytest --ignore=tests/witness -n $(WORKERS) --dist loadgroup $(PYTEST)
+test: $(VENV)/.installed  ## every test but those of `make witness` and `make lowest`
+	@$(BIN)/python -m pytest --ignore=tests/witness --ignore=tests/lowest -n $(WORKERS) --dist loadgroup $(PYTEST)
 
 coverage: PYTEST = --cov --cov-report=term
 coverage: test  ## the same, and which lines it ran; half as slow again
+
+$(LOWEST)/.installed: pyproject.toml $(VENV)/.installed
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
+	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --resolution lowest-direct -e '.[sim,fast,stacks]' \
+	  'hypothesis>=6.100' 'pytest>=8.3,<9.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6'
+	@touch $@
+
+lowest: $(LOWEST)/.installed  ## up, launch, pull and down with the lowest versions that pyproject.toml allows
+	@$(LOWEST)/bin/python -m pytest tests/lowest tests/cli/test_dependencies.py tests/cli/test_mfa.py
 
 # Programs by other authors, each in its own environment: their dependencies may conflict with ours.
 $(WITNESS)/%/.installed: tests/witness/requirements-%.txt $(VENV)/.installed
@@ -89,4 +99,4 @@ mutants: $(VENV)/.installed $(MUTANTS)/.installed  ## change the code that must 
 	@$(MUTANTS)/bin/python bench/mutants.py $(ARGS)
 
 clean:  ## remove the environments and caches
-	rm -rf $(VENV) $(WITNESS) $(MUTANTS) build dist .mypy_cache .ruff_cache .pytest_cache .coverage* .import_linter_cache
+	rm -rf $(VENV) $(WITNESS) $(MUTANTS) $(LOWEST) build dist .mypy_cache .ruff_cache .pytest_cache .coverage* .import_linter_cache

@@ -50,9 +50,9 @@ class AWS:
         ask: Callable[[str], str | None] = lambda _: None,
         finishing: bool = False,
     ) -> None:
-        with timings.span("imports: botocore"):
-            # 0.1 s, which commands that call no AWS do not need; likewise below. boto3 would add a fifth, for nothing.
-            import botocore.client
+        with timings.span("imports: boto3"):
+            # 0.1 s, which commands that call no AWS do not need; likewise below.
+            import boto3.session
             import botocore.session
             from botocore.exceptions import BotoCoreError, ProfileNotFound
 
@@ -81,7 +81,7 @@ class AWS:
             )
         require_region(self.region, core)
         core.set_config_variable("region", self.region)  # also for the clients that load credentials
-        self._session = core
+        self._session = boto3.session.Session(botocore_session=core)
         outputs = [partition["outputs"] for partition in core.get_data("partitions")["partitions"]]
         self._suffixes = tuple(
             f".{found[kind]}" for found in outputs for kind in ("dnsSuffix", "dualStackDnsSuffix")
@@ -99,14 +99,14 @@ class AWS:
         return str(self._session.get_partition_for_region(self.region))
 
     def client(self, service: str) -> Any:
-        """Return the botocore client of a service, created on first use. Raises UsageError."""
+        """Return the boto3 client of a service, created on first use. Raises UsageError."""
         if service not in self._clients:
             from botocore.exceptions import BotoCoreError
 
             try:
                 where = _REGION_OF.get(service, self.region)
                 with timings.span(f"AWS client: {service}"):
-                    client = self._session.create_client(service, region_name=where, config=_config())
+                    client = self._session.client(service, region_name=where, config=_config())
             except (ValueError, BotoCoreError, OSError) as error:  # for example an endpoint that is not a URL
                 raise UsageError(
                     f"AWS configuration: {error}",

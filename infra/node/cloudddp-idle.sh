@@ -38,8 +38,12 @@ ssh_age() {
 
 in_use() {
     job_runs && return
-    pgrep -x 'cloudddp-wait|ssm-session-worker' > /dev/null && return
-    who | grep -qv '(.*)' # on a console: logins over SSH name their host
+    # A job that ends its node, a session of AWS's Session Manager, a login on a console. The kernel keeps 15 characters of
+    # a name (this one is ssm-session-worker), and `who` is empty on systems without utmp.
+    for name in cloudddp-wait ssm-session-wor login; do
+        pgrep -x "$name" > /dev/null && return
+    done
+    return 1
 }
 
 planned=$(plan | tr -d '\0')

@@ -64,9 +64,9 @@ def test_help_of_every_verb_imports_nothing_heavy() -> None:
     assert not {name for name in modules if name.startswith("cloudddp.cli.actions")}
 
 
-def test_init_and_bad_settings_import_neither_botocore_nor_paramiko(tmp_path: Path) -> None:
+def test_init_and_bad_settings_import_neither_boto3_nor_paramiko(tmp_path: Path) -> None:
     modules = imported(("init", str(tmp_path / "p")), ("up", "-n", "0"))
-    assert not modules & {"botocore", "paramiko", "moto", "rich", "torch"}
+    assert not modules & {"boto3", "botocore", "paramiko", "moto", "rich", "torch"}
 
 
 def sources(*folders: str) -> Iterator[tuple[Path, str, ast.Module]]:

@@ -10,7 +10,7 @@ from cloudddp.cli.main import VERBS
 
 # Spans of every verb that connects to the nodes.
 START = {"total", "start of Python", "imports: command line", "settings"}
-AWS = START | {"imports: botocore", "AWS client: ec2", "AWS ec2 describe_instances"}
+AWS = START | {"imports: boto3", "AWS client: ec2", "AWS ec2 describe_instances"}
 NODES = AWS | {"imports: connections", "connections", "SSH connect"}
 # Verb -> the words after it, and its spans, in the order in which they can be run.
 STEPS: dict[str, tuple[list[str], set[str]]] = {
@@ -79,15 +79,15 @@ def test_every_verb_shows_its_steps(cli: Any) -> None:
 def test_one_connection_to_aws_is_made_for_a_cluster_that_was_created_here(cli: Any) -> None:
     direct(cli)
     found = spans(cli("exec", "--timings", "--", "true").stderr)
-    assert [found.count(name) for name in ("imports: botocore", "AWS client: ec2")] == [1, 1]
+    assert [found.count(name) for name in ("imports: boto3", "AWS client: ec2")] == [1, 1]
 
 
 def test_paramiko_is_imported_while_aws_answers(cli: Any) -> None:
-    """Not while botocore is imported: the two would compete, and the request would be sent later."""
+    """Not while boto3 is imported: the two would compete, and the request would be sent later."""
     direct(cli)
     _, errors = cli.start("exec", "--timings", "--", "true", cold=True).communicate(timeout=60)
     found = spans(errors)
-    steps = ["imports: botocore", "AWS client: ec2", "imports: paramiko", "SSH connect"]
+    steps = ["imports: boto3", "AWS client: ec2", "imports: paramiko", "SSH connect"]
     assert [name for name in found if name in steps] == steps
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+import boto3.session  # noqa: F401
 import botocore.endpoint
 import botocore.handlers
 import botocore.parsers

@@ -1,0 +1,132 @@
+"""What cloudddp uses of other packages beyond their public interfaces exists in the installed versions.
+
+`make lowest` runs this file with the lowest versions that pyproject.toml allows.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import botocore.loaders
+import botocore.session
+import pytest
+from botocore.exceptions import DataNotFoundError, UnknownServiceError
+from support.harness import ROOT
+
+from cloudddp.aws import client
+from cloudddp.ssh import paramiko_fixes
+
+# Our folder -> the packages whose private names it may use.
+OTHERS = {
+    "ssh": ("paramiko",),
+    "sim": ("moto", "werkzeug", "asyncssh"),
+    "aws": ("boto3", "botocore", "http.client"),
+}
+MARKS = {
+    "_capacity",
+    "_deep_learning",
+    "_left_reservation",
+    "_status_code",
+}  # our own attributes of moto's objects
+PRIVATE = re.compile(r"_[a-z]\w*")
+
+
+@cache
+def parsed(folder: Path) -> list[list[ast.AST]]:
+    """Return the nodes of each module in a folder, or of one module."""
+    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
+    return [list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in paths]
+
+
+def attributes(nodes: list[ast.AST], *, others: bool) -> Iterator[str]:
+    """Yield the attributes that code defines: in classes, on `self`, and with `others` on any object."""
+    for node in nodes:
+        match node:
+            case ast.ClassDef():
+                for child in node.body:
+                    match child:
+                        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                            yield name
+                        case ast.AnnAssign(target=ast.Name(id=name)):
+                            yield name
+                        case ast.Assign(targets=targets):
+                            yield from (target.id for target in targets if isinstance(target, ast.Name))
+            case ast.Attribute(attr=name, value=ast.Name(id=owner), ctx=ast.Store()):
+                if others or owner in ("self", "cls"):
+                    yield name
+
+
+def of_others(folder: str) -> set[str]:
+    """Return the private names of other packages that a folder of ours uses: attributes that the module does not define;
+    what it reads of `super()`; and what it defines or sets and never reads, so that the other package does."""
+    modules = parsed(ROOT / "cloudddp" / folder)
+    read = {
+        node.attr
+        for nodes in modules
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    } | {node.id for nodes in modules for node in nodes if isinstance(node, ast.Name)}
+    found: set[str] = set()
+    for nodes in modules:
+        own = set(attributes(nodes, others=False))
+        found |= own - read
+        for node in nodes:
+            match node:
+                case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
+                    found.add(node.attr)
+                case ast.Attribute(value=ast.Attribute(value=ast.Name(id=name))) if name in OTHERS[folder]:
+                    found.add(node.attr)
+                case ast.Attribute() if node.attr not in own:
+                    found.add(node.attr)
+    return {name for name in found if PRIVATE.fullmatch(name)} - {"_asdict", "_exit"}  # of Python
+
+
+@pytest.mark.parametrize("folder", OTHERS)
+def test_private_names_of_other_packages_exist(folder: str) -> None:
+    theirs: set[str] = set()
+    for package in OTHERS[folder]:
+        path = Path(str(importlib.import_module(package).__file__))
+        for nodes in parsed(path.parent if path.name == "__init__.py" else path):
+            theirs |= set(attributes(nodes, others=True))
+    used = of_others(folder)
+    assert used & theirs
+    missing = used - theirs - MARKS
+    assert not missing, f"no longer in {', '.join(OTHERS[folder])}: {sorted(missing)}"
+
+
+def test_imported_names_exist() -> None:
+    """In functions, too, where a missing one would show only when it is needed."""
+    packages = {package.partition(".")[0] for names in OTHERS.values() for package in names} - {"http"}
+    missing = []
+    paramiko_fixes.load()
+    for nodes in parsed(ROOT / "cloudddp"):
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in packages:
+                for alias in node.names:
+                    try:
+                        if not hasattr(importlib.import_module(str(node.module)), alias.name):
+                            importlib.import_module(f"{node.module}.{alias.name}")
+                    except ImportError:
+                        missing.append(f"{node.module}.{alias.name}")
+    assert missing == []
+
+
+def test_models_equal_those_of_botocores_loader() -> None:
+    session = botocore.session.Session()
+    ours, theirs = client.model_loader(session), botocore.loaders.Loader()
+    for service in ("ec2", "sts", "ssm"):
+        for kind in ("service-2", "endpoint-rule-set-1"):
+            assert ours.load_service_model(service, kind) == theirs.load_service_model(service, kind)
+            assert ours.list_api_versions(service, kind) == theirs.list_api_versions(service, kind)
+    available = set(ours.list_available_services("service-2"))
+    assert set(theirs.list_available_services("service-2")) <= available
+    with pytest.raises(UnknownServiceError):
+        ours.load_service_model("nonexistent", "service-2")
+    assert ours.load_data("partitions") == theirs.load_data("partitions")
+    with pytest.raises(DataNotFoundError):
+        ours.load_data("nonexistent")
