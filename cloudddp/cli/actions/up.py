@@ -60,4 +60,8 @@ def bring_up(
             console.print_text(lifecycle.plans(plans, info, spec, clouds[0].credentials_end()), err=True)
             console.must_confirm("Start these nodes?", yes=yes)
 
-        return creating.up(clouds, spec, progress=progress, confirm=agree, on_ready=on_ready)
+        return creating.up(
+            clouds, spec, progress=progress, confirm=agree, on_ready=on_ready,
+            looked_in=session.looked_in(),
+            on_others=lambda others: [console.log(line) for line in lifecycle.others(others)],
+        )  # fmt: skip
