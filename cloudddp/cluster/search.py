@@ -8,7 +8,7 @@ and then in every region that is enabled in the account.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cloudddp.aws import denials, regions
@@ -40,20 +40,21 @@ class Search:
     @property
     def every(self) -> list[Cluster]:
         """The live clusters."""
-        return [one for clusters in self.answers.values() for one in clusters if one.live]
+        return [one for aws in self.answers for one in self.live(aws)]
 
-    def live(self, name: str) -> dict[AWS, list[Cluster]]:
+    def live(self, aws: AWS) -> list[Cluster]:
+        """Return the live clusters of one region that has answered."""
+        return [one for one in self.answers[aws] if one.live]
+
+    def of(self, name: str) -> dict[AWS, list[Cluster]]:
         """Return the live clusters of that name, for the regions that have any."""
-        found = {
-            aws: [one for one in clusters if one.live and one.name == name]
-            for aws, clusters in self.answers.items()
-        }
+        found = {aws: [one for one in self.live(aws) if one.name == name] for aws in self.answers}
         return {aws: clusters for aws, clusters in found.items() if clusters}
 
     def own(self, name: str, *, anyone: bool = False) -> dict[AWS, list[Cluster]]:
-        """Return those of `live` that have an instance of the caller's."""
+        """Return those of that name that have an instance of the caller's."""
         found = {}
-        for aws, clusters in self.live(name).items():
+        for aws, clusters in self.of(name).items():
             ownership = Ownership(aws, anyone=anyone)
             if own := [one for one in clusters if any(map(ownership.mine, one.live))]:
                 found[aws] = own
@@ -63,10 +64,10 @@ class Search:
         """Return the caller's live clusters of other names."""
         return [
             one
-            for aws, clusters in self.answers.items()
+            for aws in self.answers
             for ownership in [Ownership(aws)]
-            for one in clusters
-            if one.live and one.name != name and ownership.owns(one)
+            for one in self.live(aws)
+            if one.name != name and ownership.owns(one)
         ]
 
     def and_(self, more: Search) -> Search:
@@ -110,16 +111,24 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     known = recorded(asked.endpoint, name)
     likely = [one for one in dict.fromkeys([*configured, *known]) if one != asked.region]
     first = ask([asked.at(region) for region in likely], name)
-    if first.live(name):
+    if first.of(name):
         return first
+    others = rest(asked, (asked.region, *first.regions), name)
+    # A region that the account has not enabled has no cluster, unless it was enabled when this computer created it.
+    enabled = (*others.failed, *known)
+    failed = {
+        region: error for region, error in first.failed.items() if region in enabled or _NOT_LISTED in enabled
+    }
+    return Search(first.answers, failed).and_(others)
+
+
+def rest(asked: AWS, regions_asked: Collection[str], name: str | None = None) -> Search:
+    """Ask the other regions that are enabled in the account."""
     try:
         enabled = regions.enabled(asked)
     except CloudDDPError as error:
-        return first.and_(Search(failed={_NOT_LISTED: error}))
-    rest = ask([asked.at(region) for region in enabled if region not in (asked.region, *likely)], name)
-    # A region that the account has not enabled has no cluster, unless it was enabled when this computer created it.
-    failed = {region: error for region, error in first.failed.items() if region in (*enabled, *known)}
-    return Search(first.answers, failed).and_(rest)
+        return Search(failed={_NOT_LISTED: error})
+    return ask([asked.at(region) for region in enabled if region not in regions_asked], name)
 
 
 def in_regions(clouds: Sequence[AWS], name: str, progress: ProgressCallback) -> Search:

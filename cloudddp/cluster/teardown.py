@@ -233,7 +233,7 @@ class _Teardown:
         seen_live = [instance for instance in self._seen.values() if instance.live]
         if not left and not self.reasons:
             ids = {one.cluster_id for one in self._seen.values()}
-            _forget(self._aws, (ids | {one.cluster_id for one in self._deleted.values()}) - {""})
+            forget(self._aws, (ids | {one.cluster_id for one in self._deleted.values()}) - {""})
         return DownReport(
             terminated=tuple(instance for instance in seen_live if instance.id not in left),
             deleted=tuple(resource for resource in self._deleted.values() if resource.id not in left),
@@ -255,7 +255,7 @@ def _journal_termination(live: Sequence[Instance]) -> None:
                 folder.journal("terminate", ids=[i.id for i in live if i.cluster_id == one])
 
 
-def _forget(aws: AWS, cluster_ids: set[str]) -> None:
+def forget(aws: AWS, cluster_ids: set[str]) -> None:
     """Remove this computer's keys of clusters that are gone.
 
     An id may come from the tag of any removed resource, so the cluster itself is checked: it must be of this region,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cloudddp.aws import quotas
 from cloudddp.aws.client import AWS
@@ -69,7 +70,7 @@ def up(
     preconditions.check(clouds, spec)
     looked = in_regions(looked_in or clouds, spec.name, progress)
     on_others(looked.others(spec.name))
-    for aws, existing in looked.live(spec.name).items():
+    for aws, existing in looked.of(spec.name).items():
         cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
         return UpResult(cluster, None)
     if spec.proxy_jump is not None:
@@ -83,10 +84,11 @@ def up(
         """Plan, for a lifetime that begins now (the user may have taken an hour to answer), and create."""
         identity, private_key = new_identity()
         the_plan = offer.plan(spec, identity)
-        folder = ClusterFolder(identity.cluster_id)
-        record = _record(offer.aws, spec, the_plan)
-        folder.create(record, private_key=private_key, host_public=identity.host_public)
-        return _create(offer, spec, the_plan, folder, progress, on_ready, dial), the_plan
+        files = partial(
+            ClusterFolder(identity.cluster_id).create, _record(offer.aws, spec, the_plan),
+            private_key=private_key, host_public=identity.host_public,
+        )  # fmt: skip
+        return _create(offer, spec, the_plan, files, progress, on_ready, dial), the_plan
 
     try:
         return UpResult(*create_in_any(offers.look, spec, create, progress))
@@ -101,19 +103,20 @@ def _create(
     offer: Offer,
     spec: ClusterSpec,
     the_plan: Plan,
-    folder: ClusterFolder,
+    write_files: Callable[[], None],
     progress: ProgressCallback,
     on_ready: Callable[[Cluster], None],
     dial: Dial,
 ) -> Cluster:
-    """Execute the plan and return the cluster when it is ready, or remove what was created.
+    """Write the local state, execute the plan and return the cluster when it is ready, or remove what was created.
 
     Raises NotLaunched if other zones may have the capacity that was short here.
     """
-    aws = offer.aws
+    aws, folder = offer.aws, ClusterFolder(the_plan.cluster_id)
     created = CreatedResources(aws, spec.name, the_plan, folder, progress)
     with folder.being_created():
         try:
+            write_files()  # inside: `down` takes a record without this mark for that of a killed `up`
             created.create()
             cluster = _wait_running(offer, spec, the_plan, created, progress)
             make_ready(aws, cluster, spec, progress, dial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,63 @@ def test_down_with_a_broken_configuration_does_not_choose_a_region(
     assert done.returncode == 3, done.stderr
     assert len(remains().instances) == 1
     assert len(remaining(other_region, alone.cluster).instances) == 1
+
+
+# -- other running clusters ------------------------------------------------------------------------------------
+
+
+def test_up_and_down_name_the_other_clusters_with_their_price(alone: CommandLine, tmp_path: Path) -> None:
+    """Also from another computer of the same user."""
+    first, second = f"{alone.cluster}-a", f"{alone.cluster}-b"
+    try:
+        alone.ok("-c", first, "up", "-n", "1")
+        shown = alone("-c", second, "up", "-n", "1", CLOUDDDP_HOME=str(tmp_path / "other"))
+        line = f"your cluster {first} in us-east-1 also runs: 1 node, $1."
+        assert line in shown.stderr
+        assert f"cloudddp down -c {first} --region us-east-1" in shown.stderr
+        assert line in alone("-c", second, "down", "-y").stderr
+        (row,) = [one for one in alone.ok("ls").splitlines() if one.startswith(first)]
+        assert "$1." in row
+    finally:
+        for name in (first, second):
+            alone("-c", name, "down", "-y")
+
+
+@pytest.mark.parametrize(
+    ("option", "code"), [("--max-cost=1", 1), ("--max-hours=1", 1), ("--max-cost=20", 0)]
+)
+def test_up_of_a_cluster_beyond_the_limits_fails(alone: CommandLine, option: str, code: int) -> None:
+    alone.ok("up", "-n", "1", "--max-hours", "2")
+    again = alone("up", "-n", "1", option)
+    assert again.returncode == code, again.stderr
+    assert (option.replace("=", " ") in again.stderr) == bool(code)
+    assert len(json.loads(alone.ok("status", "--json"))[0]["nodes"]) == 1
+
+
+# -- local state -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("file", ["cluster.json", "id_ed25519", "host_key.pub", "journal.jsonl"])
+def test_interrupted_up_leaves_no_private_key(
+    alone: CommandLine, remains: Any, signal_name: str, file: str
+) -> None:
+    """Wherever it ends while it writes its state; `down` removes what a killed one has left."""
+    code = (
+        "import os, signal\nfrom cloudddp.safe_files import Folder\n"
+        "def ending(original):\n"
+        "    def write(self, name, *more):\n"
+        f"        if name == {file!r}:\n            os.kill(os.getpid(), signal.{signal_name})\n"
+        "        return original(self, name, *more)\n"
+        "    return write\n"
+        "Folder.replace, Folder.append = ending(Folder.replace), ending(Folder.append)\n"
+        "from cloudddp.__main__ import main\nmain()"
+    )
+    process = alone.start_code(code, "up", "-n", "1")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGKILL), err
+    keys = Path(alone.env["CLOUDDDP_HOME"]) / "clusters"
+    assert signal_name == "SIGKILL" or not list(keys.glob("*/id_ed25519"))
+    alone.ok("down", "-y")
+    assert not list(keys.glob("*/id_ed25519"))
+    assert remains().nothing

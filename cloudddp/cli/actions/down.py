@@ -25,6 +25,7 @@ from cloudddp.cluster.search import Search
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, CredentialsError, Leftovers, Part, renewal_first
+from cloudddp.local_state import ClusterRecord
 
 
 def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: bool, yes: bool) -> None:
@@ -63,14 +64,14 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
     if beyond.failed and not live:
         _report_unanswered(console, session, name, [aws.region, *beyond.regions], beyond)
     if nothing:
-        console.print(lifecycle.nothing(name, [aws.region, *beyond.regions]))
+        console.print_text(lifecycle.nothing(name, [aws.region, *beyond.regions]))
 
 
 def _confirm(console: Console, session: Session, live: list[Cluster], *, yes: bool) -> None:
     for warning in (text for c in live for text in c.warnings):
         console.warn(warning)
     if live:
-        console.print("\n".join(lifecycle.summary(c) for c in live), err=True)
+        console.print_text("\n".join(lifecycle.summary(c) for c in live), err=True)
         for line in (line for c in live for line in at_stake(c, session.settings)):
             console.log("  warning: ", *line)
         console.must_confirm("Terminate these nodes?", yes=yes)
@@ -91,7 +92,7 @@ def _report(
     removed = {region: report for region, report in reports.items() if not report.nothing}
     for region, report in removed.items():
         shown = region if created_elsewhere or len(reports) > 1 else ""
-        console.print(lifecycle.down(report, name, simulated=session.options.sim, region=shown))
+        console.print_text(lifecycle.down(report, name, simulated=session.options.sim, region=shown))
     for text in others:
         console.log(f"not removed, because it is not yours: {text} (--anyone removes it)")
     for region in created_elsewhere:
@@ -151,14 +152,20 @@ def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
             )  # fmt: skip
     if report.left or report.reasons:
         raise teardown.leftovers(report)
+    if not cluster_id:  # what AWS does not list any more, or never did
+        teardown.forget(aws, {one.id for one in _records(aws, session.settings.cluster.name)})
     return report
+
+
+def _records(aws: AWS, name: str) -> list[ClusterRecord]:
+    """Return what this computer has created under that name in the region."""
+    where = (name, aws.region, aws.endpoint)
+    return [one for one in local_state.known_clusters() if (one.name, one.region, one.endpoint) == where]
 
 
 def _own_journals(aws: AWS, name: str) -> Iterator[Known]:
     """Yield what this computer knows about clusters of that name, unless an `up` is creating them."""
-    for record in local_state.known_clusters():
-        if (record.name, record.region, record.endpoint) != (name, aws.region, aws.endpoint):
-            continue
+    for record in _records(aws, name):
         with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
             folder = local_state.ClusterFolder(record.id)
             if not folder.is_being_created():

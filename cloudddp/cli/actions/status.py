@@ -68,17 +68,15 @@ def _elsewhere(
 def ls(console: Console, options: GlobalOptions, *, as_json: bool, all_regions: bool) -> None:
     session = sessions.start(console, options, tolerant_verb="ls")
     found = search.ask(session.listed_in(all_regions=all_regions))
-    if found.answers and not found.every and not options.region and not all_regions:
-        more = session.listed_in(all_regions=True)
-        found = found.and_(search.ask([aws for aws in more if aws.region not in found.regions]))
-    by_region = {aws: [c for c in clusters if c.live] for aws, clusters in found.answers.items()}
-    listed = in_parallel([partial(_remains, console, *one) for one in by_region.items()])
-    left = dict(zip(by_region, listed, strict=True))
-    without_nodes = [one for remains in listed for one in remains]
+    left = _all_remains(console, found)
+    if found.answers and not found.every and not any(left.values()) and not (all_regions or options.region):
+        rest = search.rest(next(iter(found.answers)), found.regions)
+        found, left = found.and_(rest), left | _all_remains(console, rest)
+    without_nodes = [one for remains in left.values() for one in remains]
     _warn(console, found.every)
     if as_json:
         console.print_json(
-            [entry for aws, live in by_region.items() for entry in _json(session, aws, live, left[aws])]
+            [entry for aws in left for entry in _json(session, aws, found.live(aws), left[aws])]
         )
     else:
         if found.every:
@@ -88,6 +86,12 @@ def ls(console: Console, options: GlobalOptions, *, as_json: bool, all_regions: 
         if found.answers and not found.every and not without_nodes:
             console.log(f"no clusters in {', '.join(found.regions)}")
     _report_unanswered(console, session, found)
+
+
+def _all_remains(console: Console, found: Search) -> dict[AWS, list[Remains]]:
+    """Return what is left of clusters without nodes, for each region that has answered."""
+    calls = [partial(_remains, console, aws, found.live(aws)) for aws in found.answers]
+    return dict(zip(found.answers, in_parallel(calls), strict=True))
 
 
 def _report_unanswered(console: Console, session: Session, found: Search) -> None:
