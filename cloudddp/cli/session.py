@@ -370,7 +370,7 @@ def _layers(
     layers += [settings.read_toml(path) for path in files]
     if not options.sim:
         return layers
-    region = options.region or os.environ.get("AWS_REGION", "us-east-1")
+    region = options.region or (os.environ.get("AWS_REGION") or "us-east-1")
     origin = "--region" if options.region else "the simulator"
     regions = {} if any(flag.key == "regions" for flag in flags) else {"regions": ""}
     simulated = Layer(origin, {"cluster": {"region": region, **regions}}, textual=True)

@@ -105,10 +105,20 @@ def _require_nodes_that_end() -> None:
     from cloudddp.sim import control
 
     found = control.find(local_state.home())
-    if found is not None and found.nodes == "process" and found.endpoint == os.environ.get("AWS_ENDPOINT_URL"):
+    if (
+        found is not None
+        and found.nodes == "process"
+        and found.endpoint == os.environ.get("AWS_ENDPOINT_URL")
+    ):
         raise UsageError(
             "--down has no effect on the simulator's process nodes: they cannot power off by themselves",
-            hint=("leave it out, and ", Command("down"), " when the job has ended; or ", Command("run"), " does all of it"),
+            hint=(
+                "leave it out, and ",
+                Command("down"),
+                " when the job has ended; or ",
+                Command("run"),
+                " does all of it",
+            ),
         )
 
 
