@@ -210,11 +210,11 @@ class ClusterFolder:
         return self.path / "known_hosts"
 
     def create(self, record: ClusterRecord, *, private_key: str, host_public: str) -> None:
-        """Write everything that must exist before the first AWS call."""
+        """Write everything that must exist before the first AWS call: the record first, by which `down` finds the key."""
         with self._open() as folder:
+            folder.replace("cluster.json", f"{json.dumps(asdict(record), indent=2)}\n".encode())
             folder.replace(self.private_key.name, private_key.encode())
             folder.replace(self.host_key.name, f"{host_public}\n".encode(), 0o644)
-            folder.replace("cluster.json", f"{json.dumps(asdict(record), indent=2)}\n".encode())
 
     def login_key_text(self) -> str:
         """Return the private login key. Raises CloudDDPError if this computer does not have it."""

@@ -6,6 +6,7 @@ AWS_ENDPOINT_URL decides where calls go: AWS, the simulator, or any other endpoi
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import gzip
 import os
@@ -33,6 +34,10 @@ T = TypeVar("T")
 _MOST_PAGES = 500  # of one listing; EC2's default is 1,000 items a page
 
 Observer = Callable[[str, str, Mapping[str, Any], Any], None]
+
+
+class RegionError(UsageError):
+    """There is no region, or none of that name."""
 
 
 class AWS:
@@ -75,7 +80,7 @@ class AWS:
                 f"AWS configuration: {error}", hint="fix ~/.aws/config or ~/.aws/credentials"
             ) from None
         if not self.region:
-            raise UsageError(
+            raise RegionError(
                 "no AWS region is set",
                 hint="give --region us-east-1, or set AWS_REGION; to try cloudddp without an account: --sim",
             )
@@ -86,6 +91,16 @@ class AWS:
         self._suffixes = tuple(
             f".{found[kind]}" for found in outputs for kind in ("dnsSuffix", "dualStackDnsSuffix")
         )
+
+    def has_region(self, name: str) -> bool:
+        """Return whether EC2 has a region of that name, as far as botocore knows."""
+        return name in regions(self._session)
+
+    def at(self, region: str) -> AWS:
+        """Return a connection to another region with the same credentials."""
+        other = copy.copy(self)
+        other.region, other._clients = region, {}
+        return other
 
     @property
     def endpoint(self) -> str:
@@ -248,7 +263,7 @@ def require_region(name: str, session: Any = None) -> None:
         core.register_component("data_loader", model_loader(core))
     known = regions(core)
     if name not in known:
-        raise UsageError(f"unknown AWS region {name!r}", hint=nearest(name, known))
+        raise RegionError(f"unknown AWS region {name!r}", hint=nearest(name, known))
 
 
 def regions(core: Any) -> list[str]:

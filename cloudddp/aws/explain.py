@@ -71,6 +71,8 @@ _NOT_ACCEPTED = (
     "SignatureDoesNotMatch",
     "AuthFailure",
 )
+REGION_REFUSED = ("AuthFailure", "OptInRequired")
+"""The codes of a region that refuses credentials which other regions accept."""
 _SHOWN = 600  # characters of a message of AWS, which names roles and resources, and can be long
 _SHOWN_CODE = 100
 _THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled")

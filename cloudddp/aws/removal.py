@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable
 
 from cloudddp import timings
+from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.config import timing
-from cloudddp.errors import AWSError
+from cloudddp.errors import AWSError, CloudDDPError
+from cloudddp.text import one_line
 
 POLL_SECONDS = 2.0
 REFUSED = ("OperationNotPermitted", "UnauthorizedOperation")  # for one instance
@@ -128,6 +130,27 @@ def delete(aws: AWS, resource: Resource, *, new: bool = False) -> AWSError | Non
     except AWSError as error:
         return None if _not_found(error) and not new else error
     return None
+
+
+class _Interface(Record, frozen=True):
+    network_interface_id: Id
+    description: str = ""
+    status: str = ""
+
+
+def users(aws: AWS, group_id: str) -> str:
+    """Return the network interfaces that use a security group, in words; '' if there are none, or AWS does not say."""
+    filters = [{"Name": "group-id", "Values": [group_id]}]
+    try:
+        found = aws.listed(
+            "ec2", "describe_network_interfaces", "NetworkInterfaces", _Interface, Filters=filters
+        )
+    except CloudDDPError:
+        return ""
+    shown = [
+        f"{one.network_interface_id} ({one_line(one.description or one.status, 100)})" for one in found[:10]
+    ]
+    return f"{group_id} is used by network interface {', '.join(shown)}" if shown else ""
 
 
 def _not_found(error: AWSError) -> bool:

@@ -45,7 +45,8 @@ class Console:
         """
         try:
             text = tuple(part for one in texts for part in parts(one))
-            click.secho(wrapped(self.render(text), sys.stderr), err=True, dim=sys.stderr.isatty())
+            dim = sys.stderr.isatty() and colour() is not False
+            self._write_error(click.style(wrapped(self.render(text), sys.stderr), dim=dim or None))
         except (OSError, ValueError, RuntimeError):
             pass
 
@@ -69,7 +70,14 @@ class Console:
 
     def print(self, text: str, *, err: bool = False) -> None:
         """Write data to stdout (or, with `err`, what belongs to a question or an error to stderr)."""
-        click.echo(text, err=err)
+        if err:
+            self._write_error(text)
+        else:
+            click.echo(text)
+
+    def _write_error(self, text: str) -> None:
+        if self._progress is None or not self._progress.above(text):
+            click.echo(text, err=True)
 
     def print_text(self, text: str, *, err: bool = False) -> None:
         """Write sentences for people: as `print`, but on a terminal lines break at words."""

@@ -4,6 +4,7 @@ powered off."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,10 +35,10 @@ def planned(cluster: Cluster) -> PlannedEnd | None:
     return PlannedEnd(record.job, record.poweroff)
 
 
-def explanation(name: str, endpoint: str, last: Cluster | None) -> str:
+def explanation(name: str, endpoint: str, last: Cluster | None, regions: Collection[str]) -> str:
     """Return how the last cluster of a name ended, why as far as it is known, and what is lost; '' if nothing is known.
-    `last`: the newest one that AWS lists."""
-    cluster_id = last.id if last is not None else _not_removed(name, endpoint)
+    `last`: the newest one that AWS lists; `regions`: those that have answered, none with a live one."""
+    cluster_id = last.id if last is not None else _not_removed(name, endpoint, regions)
     if not cluster_id:
         return ""
     how = inspect.how_ended(last) if last is not None else "has no nodes any more"
@@ -75,11 +76,11 @@ def _newest(cluster_id: str) -> LaunchRecord | None:
         return None
 
 
-def _not_removed(name: str, endpoint: str) -> str:
-    """Return the newest cluster of that name that this computer created and no `down` has removed, or ''."""
+def _not_removed(name: str, endpoint: str, regions: Collection[str]) -> str:
+    """Return the newest cluster of that name that this computer created there and no `down` has removed, or ''."""
     known = [
         (record.expires, record.id)
         for record in local_state.known_clusters()
-        if (record.name, record.endpoint) == (name, endpoint)
+        if (record.name, record.endpoint) == (name, endpoint) and record.region in regions
     ]
     return max(known, default=("", ""))[1]

@@ -10,7 +10,9 @@ from typing import Any
 
 from cloudddp.cli import streams
 from cloudddp.errors import Text
-from cloudddp.text import one_line
+from cloudddp.text import one_line, visible_in_colour
+
+_SHOWN_SECONDS = 1.0  # a step that took less has no time
 
 
 class Progress:
@@ -50,6 +52,16 @@ class Progress:
         """Whether the steps are shown on a terminal."""
         return self._live
 
+    def above(self, text: str) -> bool:
+        """Write lines above the spinner, which would be left in front of them; return whether there is one."""
+        if self._status is None:
+            return False
+        # Imported where a terminal needs it, as above.
+        from rich.text import Text as RichText
+
+        self._console.print(RichText.from_ansi(visible_in_colour(text)), soft_wrap=True)
+        return True
+
     def update(self, text: str) -> None:
         """Report how far the current step is: on a terminal in its place, elsewhere on a line. It never fails."""
         if self._live and self._status is not None:
@@ -87,7 +99,9 @@ class Progress:
     def _finish_step(self) -> None:
         """Print the step on a line of its own above the spinner, which would otherwise overwrite it."""
         if self._step and self._console is not None:
-            self._console.print(f"{self._step}  ({time.monotonic() - self._since:.1f} s)", style="dim")
+            seconds = time.monotonic() - self._since
+            took = f"  ({seconds:.1f} s)" if seconds >= _SHOWN_SECONDS else ""
+            self._console.print(f"{self._step}{took}", style="dim")
 
     def stop(self) -> None:
         """End the last step; the next output starts on a new line."""

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudddp import local_state, timings
-from cloudddp.aws.client import AWS, require_region
+from cloudddp.aws import regions
+from cloudddp.aws.client import AWS, RegionError, require_region
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
-from cloudddp.cluster import inspect
+from cloudddp.cluster import inspect, search
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
-from cloudddp.config import project, settings
+from cloudddp.cluster.search import Search
+from cloudddp.config import project, settings, tolerant
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
-from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, UsageError
+from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, Part, UsageError
 from cloudddp.tags import iso
 
 if TYPE_CHECKING:
@@ -43,9 +45,14 @@ class Session:
     anyone: bool = False
     region: str | None = None  # of the cluster, where a verb has created it
     _reported: set[str] = field(default_factory=set)  # what has been logged once
+    _located: dict[str, str] = field(
+        default_factory=dict
+    )  # name -> region where a search has found the cluster
     files: tuple[Path, ...] = ()  # configuration files, by precedence
     variables: tuple[str, ...] = ()  # -e, as it was given
     env_files: tuple[str, ...] = ()
+    tolerant: bool = False  # of a region that does not exist
+    _broken: list[bool] = field(default_factory=list)
 
     def aws(self, *, finishing: bool = False) -> AWS:
         """Return a new connection to AWS in the cluster's region, with the credentials as they are now.
@@ -55,40 +62,99 @@ class Session:
         """
         if self.region or self.options.region:
             return self._connect(self.region or self.options.region, finishing=finishing)
-        found = self._connect(self._regions[0], finishing=finishing)
-        created = self._created_in(found, finishing=finishing)
-        if created is None or created is found:
+        found = self._connections(self.configured[:1], finishing=finishing)[0]
+        name = self.settings.cluster.name
+        region = self._located.get(name) or self._created_in(found)
+        if region in (None, found.region):
             return found
-        text = f"using region {created.region}, where cluster {self.settings.cluster.name} was created"
+        text = (
+            f"using region {region}, where cluster {name} {'is' if name in self._located else 'was created'}"
+        )
         if text not in self._reported:
             self._reported.add(text)
             self.console.log(text)
-        return created
+        return found.at(region)
 
     def clouds(self) -> list[AWS]:
         """Return a new connection to AWS per region in which `up` looks for capacity, in order."""
-        return [self._connect(region) for region in self._regions]
+        return self._connections(self.configured)
 
-    def recorded_clouds(self, asked: Sequence[AWS]) -> list[AWS]:
-        """Return a connection per other region with a cluster that this computer has created and that is not known to be
-        gone. None with --region."""
+    def looked_in(self) -> list[AWS]:
+        """Return `clouds`, and without --region those in which this computer has created a cluster of that name: `up` must not
+        create a second one."""
+        clouds = self.clouds()
         if self.options.region:
-            return []
-        records = local_state.known_clusters()
-        others = sorted({record.region for record in records} - {aws.region for aws in asked})
-        return [
-            aws
-            for aws in map(self._connect, others)
-            if any((one.region, one.endpoint) == (aws.region, aws.endpoint) for one in records)
+            return clouds
+        known = search.recorded(clouds[0].endpoint, self.settings.cluster.name)
+        return clouds + [
+            clouds[0].at(region) for region in known if region not in [one.region for one in clouds]
         ]
 
+    def listed_in(self, *, all_regions: bool) -> list[AWS]:
+        """Return the regions that `ls` lists: with --region that one, else the configured ones and those in which this computer
+        has created clusters; or all that are enabled in the account."""
+        clouds = self.clouds()
+        more = [] if self.options.region else search.recorded(clouds[0].endpoint)
+        more += regions.enabled(clouds[0]) if all_regions else []
+        known = [one.region for one in clouds]
+        return clouds + [clouds[0].at(region) for region in dict.fromkeys(more) if region not in known]
+
+    def look_beyond(self, asked: AWS) -> Search:
+        """Look for the cluster wherever it may be other than in the region of `asked`."""
+        configured = [region for region in self.configured if region and asked.has_region(region)]
+        return search.beyond(asked, self.settings.cluster.name, configured)
+
     @property
-    def _regions(self) -> Sequence[str | None]:
+    def broken(self) -> bool:
+        """Whether a part of the configuration could not be used."""
+        return any(self._broken)
+
+    def relocated(self, asked: AWS, error: inspect.NoCluster) -> AWS:
+        """Return a connection to the region where the cluster is, since it is not in that of `asked`.
+
+        Raises CloudDDPError if it is in several, or in another one than --region says; `error`, with the regions that were
+        asked, if it is in none.
+        """
+        name, found = self.settings.cluster.name, self.look_beyond(asked)
+        places = found.own(name, anyone=self.anyone)
+        if not places:
+            raise self._explained(error, asked, found)
+        if len(places) > 1 or self.options.region:
+            raise is_elsewhere(name, asked, places)
+        self._located[name] = next(iter(places)).region
+        return self.aws()
+
+    @property
+    def configured(self) -> Sequence[str | None]:
         """The configured regions, at least one; None for that of the AWS profile."""
         spec = self.settings.cluster
         if spec.regions and not self.options.region:
             return spec.regions
-        return [self.options.region or spec.region or os.environ.get("AWS_REGION")]
+        return [self.options.region or spec.region or os.environ.get("AWS_REGION") or None]
+
+    def _connections(self, regions: Sequence[str | None], *, finishing: bool = False) -> list[AWS]:
+        """Return a connection for each region. Where `tolerant`, without those that do not exist, and if none is left, in that of
+        the AWS profile, or where this computer has created a cluster of that name."""
+        if not self.tolerant:
+            return [self._connect(region, finishing=finishing) for region in regions]
+        found: list[AWS] = []
+        wrong: RegionError | None = None
+        known = [one.region for one in local_state.known_clusters() if one.name == self.settings.cluster.name]
+        for region in (*regions, None, *known):
+            if found and region not in regions:
+                break
+            try:
+                found.append(self._connect(region, finishing=finishing))
+            except RegionError as error:
+                wrong = wrong or error
+        if wrong is not None:
+            if not found:
+                raise wrong
+            self._broken.append(True)
+            if wrong.message not in self._reported:
+                self._reported.add(wrong.message)
+                self.console.warn(f"{wrong.message}; using {found[0].region}")
+        return found
 
     def _connect(self, region: str | None, *, finishing: bool = False) -> AWS:
         return AWS(
@@ -98,16 +164,15 @@ class Session:
             finishing=finishing,
         )
 
-    def _created_in(self, asked: AWS, *, finishing: bool) -> AWS | None:
-        """Return a connection to the region in which this computer created the cluster of that name: `asked`, if it is that
-        one; None if the region is not known or not one. A connection more takes 25 ms."""
+    def _created_in(self, asked: AWS) -> str | None:
+        """Return the region in which this computer created the cluster of that name; None if it is not known or not one."""
         now, name = iso(datetime.now(UTC)), self.settings.cluster.name
-        records = [one for one in local_state.known_clusters() if one.name == name and one.expires > now]
-        connections = {asked.region: asked}
-        for region in {one.region for one in records} - {asked.region}:
-            connections[region] = self._connect(region, finishing=finishing)
-        created = {one.region for one in records if one.endpoint == connections[one.region].endpoint}
-        return connections[created.pop()] if len(created) == 1 else None
+        created = {
+            one.region
+            for one in local_state.known_clusters()
+            if (one.name, one.endpoint) == (name, asked.endpoint) and one.expires > now
+        }
+        return created.pop() if len(created) == 1 else None
 
     def ownership(self, aws: AWS) -> Ownership:
         return Ownership(aws, anyone=self.anyone)
@@ -122,7 +187,9 @@ class Session:
             with meanwhile():
                 found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
         except inspect.NoCluster as error:
-            raise self._explained(error) from None
+            with meanwhile():
+                aws = self.relocated(aws, error)
+                found = inspect.get(aws, self.settings.cluster.name, self.ownership(aws))
         for warning in found.warnings:
             self.console.warn(warning)
         return found
@@ -136,14 +203,17 @@ class Session:
         folders = local_state.folders_of(self.settings.cluster.name, self.aws().endpoint)
         return launch_record.in_s3(folders, wanted)
 
-    def _explained(self, error: inspect.NoCluster) -> inspect.NoCluster:
-        """Return the error with how the last cluster of that name ended, what is lost, and what its nodes have copied to S3."""
+    def _explained(self, error: inspect.NoCluster, asked: AWS, others: Search) -> inspect.NoCluster:
+        """Return the error with the regions that were asked, how the last cluster of that name ended, what is lost, and what its
+        nodes have copied to S3."""
         # As above.
         from cloudddp.cli import ends
 
-        told = "reached its deadline" in error.message
-        text = "" if told else ends.explanation(self.settings.cluster.name, self.aws().endpoint, error.last)
-        message = "; ".join(part for part in (error.message, text) if part)
+        text = ""
+        if "reached its deadline" not in error.message:
+            answered = [asked.region, *others.regions]
+            text = ends.explanation(self.settings.cluster.name, asked.endpoint, error.last, answered)
+        message = "; ".join(part for part in (error.message, *nor_elsewhere(others), text) if part)
         # As above.
         from cloudddp.job.results.s3_place import place_of
 
@@ -214,32 +284,63 @@ def start(
     dry_run: bool = False,
     variables: Sequence[str] = (),
     env_files: Sequence[str] = (),
+    tolerant_verb: str = "",
 ) -> Session:
     """Return a session. Raises UsageError before anything is called.
 
-    With --sim the simulator is started, unless it runs, and this process is pointed at it. Not for a dry run.
+    `tolerant_verb` is the verb, if it works with a broken configuration as long as the name of the cluster is certain. With --sim the simulator is started, unless it runs, and this process is pointed at it. Not for a dry run.
     """
     where = project.find(options.config)
     if where.from_parent:
         console.log(f"using {where.from_parent}")
     if options.region and any(flag.key == "regions" for flag in flags):
         raise UsageError("--region and --regions exclude each other", hint="give only one of them")
-    layers = _layers(options, flags, where.files)
-    checked = settings.resolve(layers)
-    _report_other_region(console, options, checked, layers)
+    broken = False
+    try:
+        layers = _layers(options, flags, where.files)
+        checked = settings.resolve(layers)
+        _report_other_region(console, options, checked, layers)
+    except UsageError as error:
+        if not tolerant_verb:
+            raise
+        checked, broken = _tolerated(console, options, where.files, tolerant_verb, error), True
     if not dry_run:
         local_state.check_home()
         if options.sim:
             if options.region:
                 require_region(options.region)  # before anything is started
             _enter_simulator(console)
-            checked = settings.resolve(_layers(options, flags, where.files))  # its SSH port is a setting
+            if not broken:
+                checked = settings.resolve(_layers(options, flags, where.files))  # its SSH port is a setting
     if options.profile and not options.sim:
         os.environ["AWS_PROFILE"] = options.profile  # for a proxy command that calls AWS, such as `aws ssm`
     return Session(
         console, options, checked, where.root, anyone,
         files=where.files, variables=tuple(variables), env_files=tuple(env_files),
+        tolerant=bool(tolerant_verb), _broken=[broken],
     )  # fmt: skip
+
+
+def _tolerated(
+    console: Console, options: GlobalOptions, files: Sequence[Path], verb: str, error: UsageError
+) -> Config:
+    """Return the settings without what is wrong with them, after a warning for each part. Raises UsageError if the name of the
+    cluster may be in such a part, and `verb` needs it."""
+    given = _layers(options, (), (), {})
+    settings.resolve(given)  # options have to be valid
+    messages: list[str] = []
+    try:
+        found = tolerant.resolve(
+            given, os.environ, files, lambda one: messages.append(one.message), named=verb != "ls"
+        )
+    except UsageError as doubt:
+        raise UsageError(
+            f"{doubt.message}. It may be about the cluster's name",
+            hint=("fix it, or give the name: ", Command(verb, "-c", "NAME")),
+        ) from None
+    for message in dict.fromkeys(messages or [error.message]):
+        console.warn(message)
+    return found
 
 
 def named_cluster(options: GlobalOptions) -> str | None:
@@ -249,7 +350,12 @@ def named_cluster(options: GlobalOptions) -> str | None:
     return settings.resolve(layers).cluster.name if named else None
 
 
-def _layers(options: GlobalOptions, flags: Sequence[Flag], files: Sequence[Path]) -> list[Layer]:
+def _layers(
+    options: GlobalOptions,
+    flags: Sequence[Flag],
+    files: Sequence[Path],
+    environ: Mapping[str, str] = os.environ,
+) -> list[Layer]:
     """Return every source of settings, by precedence, the highest first.
 
     The simulator has its own region and SSH port, which override those of files and the environment; `--region` is kept,
@@ -260,11 +366,11 @@ def _layers(options: GlobalOptions, flags: Sequence[Flag], files: Sequence[Path]
         *([Flag("--cluster", "cluster", "name", options.cluster)] if options.cluster is not None else []),
         *([Flag("--region", "cluster", "region", options.region)] if options.region is not None else []),
     ]
-    layers = [settings.from_flags(given), *settings.environment_layers(os.environ)]
+    layers = [settings.from_flags(given), *settings.environment_layers(environ)]
     layers += [settings.read_toml(path) for path in files]
     if not options.sim:
         return layers
-    region = options.region or os.environ.get("AWS_REGION", "us-east-1")
+    region = options.region or (os.environ.get("AWS_REGION") or "us-east-1")
     origin = "--region" if options.region else "the simulator"
     regions = {} if any(flag.key == "regions" for flag in flags) else {"regions": ""}
     simulated = Layer(origin, {"cluster": {"region": region, **regions}}, textual=True)
@@ -317,6 +423,28 @@ def _report_missing(console: Console, found: Cluster, *, refuse: bool) -> None:
         )  # fmt: skip
         raise CloudDDPError(gone, hint=hint)
     console.warn(gone)
+
+
+def is_elsewhere(
+    name: str, asked: AWS, places: Mapping[AWS, Sequence[Cluster]], verb: str = "status"
+) -> CloudDDPError:
+    """Return the error for a cluster that is in other regions than the one that was asked."""
+    where = [aws.region for aws in places]
+    hint: list[Part] = []
+    for region in where:
+        hint += [
+            "; or " if hint else "repeat the command with that region: ",
+            Command(verb, "--region", region),
+        ]
+    return CloudDDPError(
+        f"cluster {name!r} is in {' and '.join(where)}, not in {asked.region}", hint=tuple(hint)
+    )
+
+
+def nor_elsewhere(others: Search) -> list[str]:
+    """Return the other regions without the cluster, and those that could not be asked, as parts of a sentence."""
+    found = [f"nor in {', '.join(sorted(others.regions))}"] if others.regions else []
+    return found + ([f"could not be asked: {others.unanswered()}"] if others.failed else [])
 
 
 def _boots(cluster: Cluster, node: int, error: Exception) -> bool:

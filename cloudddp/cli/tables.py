@@ -21,7 +21,7 @@ def table(
 ) -> str:
     """Return aligned columns in plain text.
 
-    On a terminal that is too narrow the `redundant` columns are left out, then the `elastic` ones cut, the widest first,
+    On a terminal that is too narrow the `redundant` columns are left out, then the `elastic` ones cut, in that order,
     then the `spare` ones left out, in that order. In a pipe or a file every column is whole.
     """
     everything = [[one_line(cell) for cell in row] for row in (header, *rows)]
@@ -53,24 +53,13 @@ def _fitted(
                 rows = [row[:at] + row[at + 1 :] for row in rows]
 
     leave_out(redundant)
-    if overflow() > 0:
-        widths = _widths(rows)
-        most = _shares([widths[rows[0].index(name)] for name in elastic], overflow())
-        for name, share in zip(elastic, most, strict=True):
+    for name in elastic:
+        if (excess := overflow()) > 0:
             at = rows[0].index(name)
-            limit = max(share, len(name))
+            limit = max(_widths(rows)[at] - excess, LEAST_CELL, len(name))
             rows = [[_cut(cell, limit) if i == at else cell for i, cell in enumerate(row)] for row in rows]
     leave_out(spare)
     return rows
-
-
-def _shares(widths: Sequence[int], excess: int) -> list[int]:
-    """Return the widths reduced by `excess` in all, always the widest one first; each keeps LEAST_CELL. Pure."""
-    shares = list(widths)
-    while excess > 0 and shares and max(shares) > LEAST_CELL:
-        shares[shares.index(max(shares))] -= 1
-        excess -= 1
-    return shares
 
 
 def _cut(cell: str, most: int) -> str:

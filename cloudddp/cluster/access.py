@@ -7,6 +7,7 @@ from typing import Any
 
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
+from cloudddp.cluster import inspect
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.plan import CALLER_RULE, ssh_rule
 from cloudddp.cluster.reach import current_source, remembered
@@ -49,7 +50,7 @@ def _own_groups(aws: AWS, name: str, ownership: Ownership) -> list[dict[str, Any
     """Return the caller's security groups of clusters of that name. Raises CloudDDPError if there are none."""
     found = inventory.security_groups(aws, inventory.named(name))
     if not found:
-        raise CloudDDPError(
+        raise inspect.NoCluster(
             f"there is no cluster {name!r} in {aws.region}", hint=("create one: ", Command("up"))
         )
     described = [(group, inventory.resource(aws, "security group", group)) for group in found]

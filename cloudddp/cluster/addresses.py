@@ -112,7 +112,7 @@ def in_parallel(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Make every call, a few at a time; return their results in order. Raises the first error after all have ended."""
     if not calls:
         return []
-    with ThreadPoolExecutor(min(_PARALLEL, len(calls)), "elastic-ips") as pool:
+    with ThreadPoolExecutor(min(_PARALLEL, len(calls)), "aws") as pool:
         futures = [pool.submit(call) for call in calls]
     return [future.result() for future in futures]
 

@@ -5,20 +5,19 @@ Only AWS is queried for what exists; local state is not used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from cloudddp.aws import denials, inventory
+from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.prices import PUBLIC_IPV4_HOUR
-from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.errors import AWSError, CloudDDPError, Command, Text
-from cloudddp.local_state import ClusterFolder, known_clusters
-from cloudddp.tags import Tags, iso
+from cloudddp.errors import CloudDDPError, Command, Text
+from cloudddp.local_state import ClusterFolder
+from cloudddp.tags import Tags
 
 
 def find(aws: AWS, name: str | None = None) -> list[Cluster]:
@@ -31,39 +30,6 @@ def find(aws: AWS, name: str | None = None) -> list[Cluster]:
         for (cluster_name, cluster_id), members in groups.items()
     ]
     return sorted(clusters, key=lambda c: (c.name, not c.live, c.id))
-
-
-def find_in(clouds: Sequence[AWS], name: str, progress: ProgressCallback) -> list[tuple[AWS, list[Cluster]]]:
-    """Return the live clusters of a name per region. One AWS call per region.
-
-    A region that a policy denies is left out, with a message: nothing can be launched there. Raises its AWSError if no
-    other region is left, or if this computer has created a cluster of that name there, which may still be running.
-    """
-    found: list[tuple[AWS, list[Cluster]]] = []
-    denied: list[AWSError] = []
-    for aws in clouds:
-        try:
-            found.append((aws, [cluster for cluster in find(aws, name) if cluster.live]))
-        except AWSError as error:
-            if len(clouds) == 1 or error.code not in denials.CODES or _recorded(aws, name):
-                raise
-            denied.append(error)
-            progress(
-                f"warning: {aws.region} is left out: {error.message}. A cluster {name!r} that another computer has created "
-                "there would not be noticed"
-            )
-    if denied and not found:
-        raise denied[0]
-    return found
-
-
-def _recorded(aws: AWS, name: str) -> bool:
-    """Return whether this computer has created a cluster of that name in the region, before its deadline."""
-    now = iso(datetime.now(UTC))
-    return any(
-        (one.name, one.region, one.endpoint) == (name, aws.region, aws.endpoint) and one.expires > now
-        for one in known_clusters()
-    )
 
 
 POWERED_OFF = "ended: its nodes powered off by themselves"

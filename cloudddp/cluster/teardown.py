@@ -198,7 +198,8 @@ class _Teardown:
             over = not self.left or permanent or time.monotonic() > began + patience
             if over and not settling:
                 # If nothing is left, what was in use has been deleted by EC2 or by another command.
-                self.reasons += [error.message for error in (errors if self.left else permanent)]
+                reasons = [self._with_users(error, present) for error in (errors if self.left else permanent)]
+                self.reasons += dict.fromkeys(reasons)
                 return
             if instances:  # an `up` that runs at the same time has started them
                 self.terminate(instances)
@@ -207,6 +208,15 @@ class _Teardown:
                 self._progress("waiting until they are no longer in use")
             with timings.span("wait: resources are no longer in use"):
                 time.sleep(removal.POLL_SECONDS)
+
+    def _with_users(self, error: AWSError, present: Sequence[Resource]) -> str:
+        """Return the message of an error, with what uses the security groups that are left."""
+        if error.code != "DependencyViolation":
+            return error.message
+        groups = [one.id for one in present if one.kind == "security group"]
+        return "; ".join(
+            filter(None, [error.message, *(removal.users(self._aws, group) for group in groups)])
+        )
 
     def _delete(self, present: Sequence[Resource]) -> list[AWSError]:
         """Try once to delete these, the key pair last and only if nothing else is left; return the errors."""
@@ -233,7 +243,7 @@ class _Teardown:
         seen_live = [instance for instance in self._seen.values() if instance.live]
         if not left and not self.reasons:
             ids = {one.cluster_id for one in self._seen.values()}
-            _forget(self._aws, (ids | {one.cluster_id for one in self._deleted.values()}) - {""})
+            forget(self._aws, (ids | {one.cluster_id for one in self._deleted.values()}) - {""})
         return DownReport(
             terminated=tuple(instance for instance in seen_live if instance.id not in left),
             deleted=tuple(resource for resource in self._deleted.values() if resource.id not in left),
@@ -255,7 +265,7 @@ def _journal_termination(live: Sequence[Instance]) -> None:
                 folder.journal("terminate", ids=[i.id for i in live if i.cluster_id == one])
 
 
-def _forget(aws: AWS, cluster_ids: set[str]) -> None:
+def forget(aws: AWS, cluster_ids: set[str]) -> None:
     """Remove this computer's keys of clusters that are gone.
 
     An id may come from the tag of any removed resource, so the cluster itself is checked: it must be of this region,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cloudddp.aws import quotas
 from cloudddp.aws.client import AWS
@@ -17,7 +18,7 @@ from cloudddp.cluster.capacity import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.connect import Dial, dial
 from cloudddp.cluster.create import CreatedResources
 from cloudddp.cluster.identity import new_identity
-from cloudddp.cluster.inspect import ambiguous, find_in
+from cloudddp.cluster.inspect import ambiguous
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.offers import Offer, Offers
@@ -28,6 +29,7 @@ from cloudddp.cluster.prices import billed_hours
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
 from cloudddp.cluster.rollback import after_removal, roll_back
+from cloudddp.cluster.search import in_regions
 from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError
@@ -50,28 +52,31 @@ def up(
     progress: ProgressCallback,
     confirm: Callable[[Sequence[Plan], TypeInfo], None] = lambda *_: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
+    looked_in: Sequence[AWS] = (),
+    on_others: Callable[[Sequence[Cluster]], None] = lambda _: None,
     dial: Dial = dial,
     check_route: Callable[[ClusterSpec], None] = reach.check_route,
     ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]] = reach.ssh_sources,
 ) -> UpResult:
     """Create the cluster and return when every node is ready to train; check it and return if it already exists.
 
-    `clouds` are the regions to try, in order. `confirm` is called with a plan per region that can run the cluster,
+    `clouds` are the regions to try, in order; `looked_in`, those in which the cluster may exist, if they are more. `on_others`
+    is called with the caller's other clusters there. `confirm` is called with a plan per region that can run the cluster,
     before anything is created, and raises to refuse. After any error or interrupt everything is removed again, and that
     is verified. `on_ready` is called with the cluster if it was created: from then on a caller that is interrupted has
     to remove it, even if this function does not return. Raises UsageError, NameTaken, CloudDDPError, Interrupted,
     Leftovers.
     """
     preconditions.check(clouds, spec)
-    looked = find_in(clouds, spec.name, progress)
-    for aws, existing in looked:
-        if existing:
-            cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
-            return UpResult(cluster, None)
+    looked = in_regions(looked_in or clouds, spec.name, progress)
+    on_others(looked.others(spec.name))
+    for aws, existing in looked.of(spec.name).items():
+        cluster = _check_existing(aws, _created_here(aws, spec, existing), spec, progress, dial)
+        return UpResult(cluster, None)
     if spec.proxy_jump is not None:
         progress(f"logging in to the jump host {spec.proxy_jump}, for up to {timing.current().connect:.0f} s")
     check_route(spec)
-    offers = Offers([aws for aws, _ in looked], spec, ssh_sources)
+    offers = Offers([aws for aws in clouds if aws.region in looked.regions], spec, ssh_sources)
     found, _ = offers.look()
     confirm([offer.plan(spec, new_identity()[0]) for offer in found], found[0].info)
 
@@ -79,10 +84,11 @@ def up(
         """Plan, for a lifetime that begins now (the user may have taken an hour to answer), and create."""
         identity, private_key = new_identity()
         the_plan = offer.plan(spec, identity)
-        folder = ClusterFolder(identity.cluster_id)
-        record = _record(offer.aws, spec, the_plan)
-        folder.create(record, private_key=private_key, host_public=identity.host_public)
-        return _create(offer, spec, the_plan, folder, progress, on_ready, dial), the_plan
+        files = partial(
+            ClusterFolder(identity.cluster_id).create, _record(offer.aws, spec, the_plan),
+            private_key=private_key, host_public=identity.host_public,
+        )  # fmt: skip
+        return _create(offer, spec, the_plan, files, progress, on_ready, dial), the_plan
 
     try:
         return UpResult(*create_in_any(offers.look, spec, create, progress))
@@ -97,19 +103,20 @@ def _create(
     offer: Offer,
     spec: ClusterSpec,
     the_plan: Plan,
-    folder: ClusterFolder,
+    write_files: Callable[[], None],
     progress: ProgressCallback,
     on_ready: Callable[[Cluster], None],
     dial: Dial,
 ) -> Cluster:
-    """Execute the plan and return the cluster when it is ready, or remove what was created.
+    """Write the local state, execute the plan and return the cluster when it is ready, or remove what was created.
 
     Raises NotLaunched if other zones may have the capacity that was short here.
     """
-    aws = offer.aws
+    aws, folder = offer.aws, ClusterFolder(the_plan.cluster_id)
     created = CreatedResources(aws, spec.name, the_plan, folder, progress)
     with folder.being_created():
         try:
+            write_files()  # inside: `down` takes a record without this mark for that of a killed `up`
             created.create()
             cluster = _wait_running(offer, spec, the_plan, created, progress)
             make_ready(aws, cluster, spec, progress, dial)

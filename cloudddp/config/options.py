@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +42,21 @@ class GlobalOptions:
             "--region": self.region,
             "--profile": self.profile,
         }
+        named = self._named(command, chosen)
         words = ["--sim"] if self.sim else []
         for option, value in chosen.items():
-            words += [option, value] if value and option not in command.words else []
+            words += [option, value] if value and option not in named else []
         if command.words[0] in WITHOUT_OPTIONS or command.words[0].startswith("-"):
             words = []
         return shlex.join(["cloudddp", *words, *command.words])
+
+    @staticmethod
+    def _named(command: Command, options: Container[str]) -> list[str]:
+        """Return those of the options that the command itself names, right after the verb: not those of a script."""
+        at = 1
+        while at < len(command.words) and command.words[at] in options:
+            at += 2
+        return list(command.words[1:at:2])
 
     def _of_tool(self, command: ToolCommand) -> str:
         if self.sim:

@@ -93,7 +93,7 @@ def read_toml(path: Path) -> Layer:
     """Return a configuration file as a layer. Raises UsageError if it cannot be read or is not TOML."""
     content = ""
     try:
-        content = _read(path).decode()
+        content = read(path).decode()
         values = tomllib.loads(content)
     except (
         ValueError,
@@ -107,7 +107,7 @@ def read_toml(path: Path) -> Layer:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=CREATE) from None
     for section, content in values.items():
         if not isinstance(content, dict):
-            _unknown_section(str(path), section)
+            unknown_section(str(path), section)
     return Layer(str(path), values)
 
 
@@ -120,7 +120,7 @@ def _line_of(message: str, content: str) -> str:
     return f": {one_line(lines[int(found[1]) - 1].strip(), 100)}"
 
 
-def _read(path: Path) -> bytes:
+def read(path: Path) -> bytes:
     """Return a file's content. Raises OSError; UsageError for a pipe or device, which might never end, or a huge file."""
     # O_NONBLOCK: opening a pipe would wait for a writer.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -135,7 +135,7 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _unknown_section(origin: str, section: str) -> NoReturn:
+def unknown_section(origin: str, section: str) -> NoReturn:
     if section in SECTIONS:
         raise UsageError(f"{origin}: {section} must be a table", hint=f"write it as [{section}]")
     hint = nearest(section, list(SECTIONS))
@@ -177,9 +177,9 @@ def resolve(layers: Sequence[Layer]) -> Config:
     for layer in reversed(layers):
         for section, content in layer.values.items():
             if section not in SECTIONS:
-                _unknown_section(layer.origin, section)
+                unknown_section(layer.origin, section)
             for key, value in content.items():
-                checked = _check(layer, section, key, value)
+                checked = check_value(layer, section, key, value)
                 if key in TABLES:  # so that --env adds to the file's
                     checked = {**chosen[section].get(key, {}), **checked}
                 if key == "tags":
@@ -220,7 +220,7 @@ def _check_results(cluster: ClusterSpec, job: JobSpec) -> None:
         )
 
 
-def _check(layer: Layer, section: str, key: str, value: Any) -> Any:
+def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
     known = fields(section)
     origin = layer.origin_of(section, key)
     if key not in known:

@@ -155,7 +155,7 @@ def test_interrupt_at_the_question_ends_the_command(user: User) -> None:
         tty.answer("MFA code for", "\x03")
         done = tty.end()
     assert done.code == 130
-    assert "interrupted before anything was created" in done.err
+    assert "interrupted while nothing was being created" in done.err
 
 
 def test_session_in_its_last_minutes_is_used_for_a_whole_command(user: User, conditions: Any) -> None:

@@ -159,7 +159,7 @@ def test_interrupted_wait_leaves_nothing(
     assert remains().nothing
     if ending is not signal.SIGKILL:
         assert re.search("interrupted.*; nothing (is|was left) running", err), err
-        assert "shows which" not in err
+        assert "shows whether" not in err
 
 
 def test_end_of_a_long_wait_has_a_date(cli: Any, conditions: Any, remains: Any) -> None:
@@ -174,7 +174,7 @@ def test_end_of_a_long_wait_has_a_date(cli: Any, conditions: Any, remains: Any) 
     end = datetime.now(UTC) + timedelta(days=14)
     assert re.search(rf"until ({end:%Y-%m-%d}|{end - timedelta(minutes=5):%Y-%m-%d}) \d\d:\d\d UTC", shown)
     assert "interrupted while waiting for capacity; nothing is running" in err
-    assert "shows which" not in err
+    assert "shows whether" not in err
     assert remains().nothing
 
 
@@ -408,3 +408,20 @@ def test_address_of_the_computer_is_looked_up_again_while_waiting(
         server.shutdown()
         server.server_close()
     assert remains().nothing
+
+
+@pytest.mark.parametrize("code", ["AuthFailure", "OptInRequired"])
+def test_region_that_the_account_has_not_enabled_is_left_out(
+    cli: Any, faults: Any, remains: Any, code: str
+) -> None:
+    message = "AWS was not able to validate the provided access credentials"
+    faults.fail("DescribeInstances@us-west-2", code, times=9, status=401, message=message)
+    done = cli("up", "-n", "1", "--regions", "us-west-2,us-east-1", CLOUDDDP_PRICE="1")
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"us-west-2 is left out: .*us-east-1.*aws account enable-region.*version 1 STS token", done.stderr
+    )
+    assert len(remains().instances) == 1
+    alone = cli("--region", "us-west-2", "up", "-n", "1", CLOUDDDP_PRICE="1")
+    assert alone.returncode == 1
+    assert "left out" not in alone.stderr

@@ -97,3 +97,7 @@ def test_aws_commands_in_messages_act_on_the_simulator(own: CommandLine) -> None
     assert done.returncode == 2
     command = "aws ec2 describe-capacity-reservations --region us-east-1"
     assert f"`cloudddp sim exec -- {command}`" in done.stderr
+
+
+def test_empty_region_variable_is_no_region(own: CommandLine) -> None:
+    own.ok("--sim", "ls", AWS_REGION="")

@@ -358,8 +358,13 @@ def test_group_that_stays_in_use_is_left_and_keeps_the_name(
 ) -> None:
     monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.02")
     group, key = account.group(), account.key()
+    subnet = account.ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+    made = account.ec2.create_network_interface(SubnetId=subnet, Groups=[group], Description="of another")
+    interface = made["NetworkInterface"]["NetworkInterfaceId"]
     account.faults.fail("DeleteSecurityGroup", "DependencyViolation", times=99)
     report = account.down()
+    assert f"{group} is used by network interface {interface} (of another)" in report.reasons[0]
+    account.ec2.delete_network_interface(NetworkInterfaceId=interface)
     assert sorted(ids(report.left)) == sorted([group, key])
     assert account.faults.count("DeleteSecurityGroup") >= 2
     assert account.faults.count("DeleteKeyPair") == 0

@@ -55,13 +55,17 @@ def test_tables_fit_the_terminal(cli: Any) -> None:
         "with open(os.environ['CLOUDDDP_STATUS_FILE'], 'w') as file:\n"
         "    json.dump({'state': 'finished', 'step': 120000, 'steps': 300000, 'best_accuracy': 0.9312}, file)\n",
     )
-    cli.ok("launch", "report.py", "--learning-rate", "0.1", "--name", "a-rather-long-name-of-a-run")
+    cli.ok(
+        "launch", "report.py", "--learning-rate", "0.1", "--name", "a-rather-long-name-of-a-run", "x" * 5000
+    )
     for words in (("status",), ("jobs",), ("ls",)):
         code, shown = at_terminal(cli, *words)
         table = shown[shown.index("NODE" if words != ("jobs",) else "JOB") :].splitlines()
         assert code == 0
         assert max(map(len, table)) <= COLUMNS, shown
-    assert "step 120000 of" in at_terminal(cli, "jobs")[1]
+    assert "step 120000 of 300000, best accuracy 0.9312" in at_terminal(cli, "jobs")[1]
+    assert max(map(len, cli.ok("jobs").splitlines())) < 500
+    assert "x" * 5000 in cli.ok("jobs", "--json")
     assert "ZONE" in at_terminal(cli, "status")[1]
     assert "a-rather-long-name-of-a-run" in cli.ok("jobs")  # whole in a pipe
     assert "ZONE" in cli.ok("status")
@@ -167,3 +171,56 @@ def test_error_breaks_at_words_and_keeps_commands_whole(cli: Any) -> None:
     _, shown = at_terminal(cli, "exec", "-c", "a-cluster-that-does-not-exist", "--", "true")
     assert "`cloudddp -c a-cluster-that-does-not-exist up`" in shown
     assert max(map(len, shown.splitlines())) <= COLUMNS + 10  # sequences of colours
+
+
+def test_setup_lines_are_not_appended_to_the_spinner(cli: Any) -> None:
+    """And a step that took no time has none; sentences on stdout break at words."""
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
+    cli.write("cloudddp.toml", '[setup]\nrun = ["for i in 1 2 3; do echo line $i; sleep 0.3; done"]\n')
+    cli.write("ok.py", "")
+    assert at_terminal(cli, "up", "-n", "2")[0] == 0
+    code, shown = at_terminal(cli, "launch", "-d", "--no-preflight", "ok.py")
+    assert code == 0, shown
+    visible = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", re.sub(r"[^\n]*\x1b\[2K", "", shown))
+    lines = [line for line in visible.replace("\r", "\n").split("\n") if "[setup | node" in line]
+    assert len(lines) == 6
+    assert all(re.fullmatch(r"\[setup \| node \d\] line \d", line.strip()) for line in lines), lines
+    assert "(0." not in visible
+    advice = visible[visible.index("next: ") :].strip().splitlines()
+    assert len(advice) <= 6, advice
+    code, shown = at_terminal(cli, "down", "-y")
+    assert code == 0
+    assert (
+        max(map(len, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown[shown.rindex("cluster ") :]).splitlines()))
+        <= COLUMNS
+    )
+
+
+def test_ports_are_forwarded_by_options_before_or_after_the_node(cli: Any, tmp_path: Path) -> None:
+    """An option of cloudddp inside `-L6006:localhost:6006` is none."""
+    fake = tmp_path / "bin" / "ssh"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
+    fake.chmod(0o755)
+    cli.env["PATH"] = f"{fake.parent}:{cli.env['PATH']}"
+    cli.ok("up", "-n", "2")
+    forms = {
+        ("-L", "6006:localhost:6006", "1"): ["-L", "6006:localhost:6006", "HOST"],
+        ("-NL6006:localhost:6006", "1", "true"): ["-NL6006:localhost:6006", "HOST", "true"],
+        ("-NL", "6006:localhost:6006"): ["-NL", "6006:localhost:6006", "HOST"],
+        ("1", "-L", "6006:localhost:6006"): ["HOST", "-L", "6006:localhost:6006"],
+        ("-c", cli.cluster, "1", "ls", "-c"): ["HOST", "ls", "-c"],
+    }
+    for words, expected in forms.items():
+        given = cli.ok("ssh", *words).splitlines()
+        found = ["HOST" if re.fullmatch(r"[\w-]+@[\w.:]+", word) else word for word in given]
+        assert found[-len(expected) :] == expected, words
+    assert cli("ssh", "one").returncode == 2
+
+
+def test_launch_with_down_is_refused_where_nodes_cannot_power_off(cli: Any, faults: Any) -> None:
+    cli.write("ok.py", "")
+    done = cli("launch", "-d", "--down", "ok.py", AWS_ENDPOINT_URL=faults.upstream)
+    assert done.returncode == 2
+    assert "process nodes" in done.stderr
+    assert faults.calls == []

@@ -48,7 +48,7 @@ class FaultyEndpoint:
         status: int = 400,
         message: str = "injected by the test",
     ) -> None:
-        """Answer the next `times` calls with an error; they have no effect."""
+        """Answer the next `times` calls with an error; they have no effect. `action` may end in @ and a region."""
         self._errors.setdefault(action, deque()).extend([(status, code, message)] * times)
 
     def clear(self) -> None:
@@ -122,7 +122,8 @@ class FaultyEndpoint:
         action = self._action(handler, body)
         with self._lock:
             self.calls.append(action)
-            planned = self._errors.get(action)
+            region = re.search(r"Credential=[^/]+/\d+/([^/]+)/", handler.headers.get("Authorization", ""))
+            planned = self._errors.get(f"{action}@{region[1]}" if region else "") or self._errors.get(action)
             error = planned.popleft() if planned else None
         if error:
             status, code, message = error

@@ -18,6 +18,9 @@ GIVEN = GlobalOptions(
 )
 
 
+NAMED = GlobalOptions(cluster="x", region="r")
+
+
 @pytest.mark.parametrize(
     ("options", "command", "line"),
     [
@@ -45,6 +48,11 @@ GIVEN = GlobalOptions(
         (GlobalOptions(profile="work"), ToolCommand("ssh", "a@b"), "ssh a@b"),
         (GIVEN, ToolCommand("aws", "ec2", "x"), "cloudddp sim exec -- aws ec2 x"),
         (GIVEN, ToolCommand("ssh", "a@b"), "cloudddp sim exec -- ssh a@b"),
+        # The options after `--` or a script are not cloudddp's.
+        (NAMED, Command("launch", "--", "a.py", "-c", "y"), "cloudddp -c x --region r launch -- a.py -c y"),
+        (NAMED, Command("launch", "a.py", "-c"), "cloudddp -c x --region r launch a.py -c"),
+        (NAMED, Command("exec", "--", "aws", "--region"), "cloudddp -c x --region r exec -- aws --region"),
+        (NAMED, Command("down", "-c", "y", "--region", "q"), "cloudddp down -c y --region q"),
     ],
 )
 def test_command_line_has_the_options_that_were_given(

@@ -82,16 +82,13 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
         console.log(
             f"{nodes} cost{'s' * (len(cluster.live) == 1)} {dollars(cluster.hour)} an hour; until the deadline at "
             f"{moment(cluster.expires)} that is at most {dollars(cluster.hour * left / 3600)}; ",
-            Command("down"), " ends them now, ", Command("launch", "-d", "--down", "SCRIPT"), " would have ended them with the job",
+            Command("down"), " ends them now",
         )  # fmt: skip
     early = settings.job.save_minutes
     saved = cluster.expires - timedelta(minutes=early)
-    console.log(
-        f"the deadline is at {moment(cluster.expires)}: "
-        + (f"at {moment(saved)} the ranks are told to save (job.save_minutes = {early:g}); " if early else "")
-        + "then the nodes terminate, and results that were not pulled"
-        + (" are lost" if place is None else " or copied are lost")
-    )
+    told = f"at {moment(saved)} the ranks are told to save (job.save_minutes = {early:g}); " if early else ""
+    pulled = "pulled" if place is None else "pulled or copied"
+    console.log(f"{told}results that are not {pulled} by {moment(cluster.expires)} are lost with the nodes")
 
 
 def report_not_started(console: Console, cluster: Cluster | None, job: NewJob, left: float | None) -> None:

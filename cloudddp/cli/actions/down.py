@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from cloudddp import local_state, signals
@@ -13,53 +14,88 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import rehearsal
 from cloudddp.cli.actions.at_stake import at_stake
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import dollars
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import inspect, known, name_lock, teardown
+from cloudddp.cluster import inspect, known, name_lock, search, teardown
 from cloudddp.cluster.known import Known
+from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
+from cloudddp.cluster.search import Search
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, CredentialsError, Leftovers, renewal_first
+from cloudddp.errors import CloudDDPError, Command, CredentialsError, Leftovers, Part, renewal_first
+from cloudddp.local_state import ClusterRecord
 
 
 def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: bool, yes: bool) -> None:
-    session = sessions.start(console, options, anyone=anyone, dry_run=dry_run)
+    session = sessions.start(console, options, anyone=anyone, dry_run=dry_run, tolerant_verb="down")
     if dry_run:
         rehearsal.down(console, session.settings)
         return
     name, aws = session.settings.cluster.name, session.aws(finishing=True)
-    ownership = session.ownership(aws)
     try:
-        found = inspect.find(aws, name)
+        here = Search({aws: inspect.find(aws)})
     except CredentialsError as error:
         raise _without_credentials(aws, name, error) from None
-    live = [c for c in found if any(map(ownership.mine, c.live))]
+    live = here.own(name, anyone=anyone)
+    # The region that a broken configuration means is not certain.
+    everywhere = not live or (session.broken and not options.region)
+    beyond = session.look_beyond(aws) if everywhere else Search()
+    elsewhere = beyond.own(name, anyone=anyone)
+    if not options.region:
+        if len(live | elsewhere) > 1:
+            raise _in_several(name, live | elsewhere)
+        live, elsewhere = live or elsewhere, {}
+    _confirm(console, session, [cluster for clusters in live.values() for cluster in clusters], yes=yes)
+    # In the region that was asked first something may be left of an earlier cluster.
+    reports = {
+        place.region: take_down(replace(session, region=place.region))
+        for place in dict.fromkeys([*live, aws])
+    }
+    nothing = all(report.nothing for report in reports.values())
+    _report(console, session, reports, [] if not live or beyond.answers else _created_elsewhere(aws, name))
+    if nothing:
+        _release_name(console, aws, name, session.ownership(aws))
+    for line in lifecycle.others(here.others(name)):
+        console.log(line)
+    if elsewhere:
+        raise sessions.is_elsewhere(name, aws, elsewhere, "down")
+    if beyond.failed and not live:
+        _report_unanswered(console, session, name, [aws.region, *beyond.regions], beyond)
+    if nothing:
+        console.print_text(lifecycle.nothing(name, [aws.region, *beyond.regions]))
+
+
+def _confirm(console: Console, session: Session, live: list[Cluster], *, yes: bool) -> None:
     for warning in (text for c in live for text in c.warnings):
         console.warn(warning)
     if live:
-        console.print("\n".join(lifecycle.summary(c) for c in live), err=True)
+        console.print_text("\n".join(lifecycle.summary(c) for c in live), err=True)
         for line in (line for c in live for line in at_stake(c, session.settings)):
             console.log("  warning: ", *line)
         console.must_confirm("Terminate these nodes?", yes=yes)
-    report = take_down(session)
-    others = lifecycle.not_removed(report)
-    if report.nothing and others:
+
+
+def _report(
+    console: Console, session: Session, reports: dict[str, DownReport], created_elsewhere: list[str]
+) -> None:
+    """Print what was removed in each region. Raises CloudDDPError if nothing was because it is not the caller's."""
+    name, ownership = session.settings.cluster.name, session.ownership(session.aws())
+    others = [text for report in reports.values() for text in lifecycle.not_removed(report)]
+    if others and all(report.nothing for report in reports.values()):
         listed = "".join(f"\n  {text}" for text in others)
         raise CloudDDPError(
             f"cluster {name!r} is not yours; {ownership.caller}. Nothing was removed:{listed}",
             hint=("to remove it anyway: ", Command("down", "--anyone")),
         )
-    elsewhere = _created_elsewhere(aws, name)
-    console.print(lifecycle.down(report, name, simulated=options.sim, region=aws.region if elsewhere else ""))
+    removed = {region: report for region, report in reports.items() if not report.nothing}
+    for region, report in removed.items():
+        shown = region if created_elsewhere or len(reports) > 1 else ""
+        console.print_text(lifecycle.down(report, name, simulated=session.options.sim, region=shown))
     for text in others:
         console.log(f"not removed, because it is not yours: {text} (--anyone removes it)")
-    if report.nothing:
-        _release_name(console, aws, name, ownership)
-        _report_other_clusters(console, aws, name)
-    for region in elsewhere:
+    for region in created_elsewhere:
         console.log(
             f"a cluster {name!r} was also created in {region} from this computer, and may still be up there: ",
             Command("down", "--region", region),
@@ -67,12 +103,39 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
         )
 
 
+def _in_several(name: str, places: Mapping[AWS, Sequence[Cluster]]) -> Leftovers:
+    """Return the error for several clusters of that name, none of them where this computer would have created it."""
+    found = "".join(f"\n  {lifecycle.summary(one)}" for clusters in places.values() for one in clusters)
+    hint: list[Part] = []
+    for aws in places:
+        hint += ["; or " if hint else "remove one with ", Command("down", "--region", aws.region)]
+    return Leftovers(
+        f"there is a cluster {name!r} in {len(places)} regions. Nothing was removed:{found}", hint=tuple(hint)
+    )
+
+
+def _report_unanswered(
+    console: Console, session: Session, name: str, asked: Sequence[str], found: Search
+) -> None:
+    """Report the regions that could not be asked. Raises Leftovers, unless the user has chosen another one."""
+    text = f"cluster {name!r} may still run where AWS could not be asked: {found.unanswered()}"
+    if session.options.region:
+        console.warn(text)
+        return
+    raise Leftovers(
+        f"{text}. It does not run in {', '.join(asked)}",
+        hint=(
+            "repeat ",
+            Command("down"),
+            "; to look in one region only: ",
+            Command("down", "--region", "REGION"),
+        ),
+    )
+
+
 def _created_elsewhere(aws: AWS, name: str) -> list[str]:
     """Return the other regions in which this computer has created a cluster of that name that is not known to be gone."""
-    records = [
-        one for one in local_state.known_clusters() if (one.name, one.endpoint) == (name, aws.endpoint)
-    ]
-    return sorted({record.region for record in records} - {aws.region})
+    return [region for region in search.recorded(aws.endpoint, name) if region != aws.region]
 
 
 def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
@@ -89,14 +152,20 @@ def take_down(session: Session, cluster_id: str | None = None) -> DownReport:
             )  # fmt: skip
     if report.left or report.reasons:
         raise teardown.leftovers(report)
+    if not cluster_id:  # what AWS does not list any more, or never did
+        teardown.forget(aws, {one.id for one in _records(aws, session.settings.cluster.name)})
     return report
+
+
+def _records(aws: AWS, name: str) -> list[ClusterRecord]:
+    """Return what this computer has created under that name in the region."""
+    where = (name, aws.region, aws.endpoint)
+    return [one for one in local_state.known_clusters() if (one.name, one.region, one.endpoint) == where]
 
 
 def _own_journals(aws: AWS, name: str) -> Iterator[Known]:
     """Yield what this computer knows about clusters of that name, unless an `up` is creating them."""
-    for record in local_state.known_clusters():
-        if (record.name, record.region, record.endpoint) != (name, aws.region, aws.endpoint):
-            continue
+    for record in _records(aws, name):
         with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
             folder = local_state.ClusterFolder(record.id)
             if not folder.is_being_created():
@@ -104,18 +173,18 @@ def _own_journals(aws: AWS, name: str) -> Iterator[Known]:
 
 
 def _without_credentials(aws: AWS, name: str, error: CredentialsError) -> CloudDDPError:
-    """Return the error of a teardown without credentials, with what this computer knows about the cluster."""
+    """Return the error of a teardown without credentials, with what this computer knows about the cluster, in any region."""
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     lines = []
     for record in local_state.known_clusters():
-        if (record.name, record.region, record.endpoint) != (name, aws.region, aws.endpoint):
-            continue
-        if record.expires > now:
+        if (record.name, record.endpoint) == (name, aws.endpoint) and record.expires > now:
             ids: Iterable[str] = ()
             with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
                 ids = local_state.ClusterFolder(record.id).created_instances()
             nodes = ", ".join(sorted(ids)) or "nodes unknown"
-            lines.append(f"\n  cluster {record.name} ({record.id}): {nodes}, until {record.expires}")
+            lines.append(
+                f"\n  cluster {record.name} ({record.id}) in {record.region}: {nodes}, until {record.expires}"
+            )
     if not lines:
         return error
     return Leftovers(
@@ -142,21 +211,3 @@ def _release_name(console: Console, aws: AWS, name: str, ownership: Ownership) -
     if (error := removal.delete(aws, holder.key)) is not None:
         raise error
     console.print(f"cluster {name}: deleted key pair {holder.key.id}, which reserved the name")
-
-
-def _report_other_clusters(console: Console, aws: AWS, name: str) -> None:
-    """Report where the cluster may be, since it is not here. Raises CloudDDPError if it is probably elsewhere."""
-    for other in inspect.find(aws):
-        if other.live:
-            price = dollars(views.hourly(other))
-            console.log(
-                f"another cluster is up in this region: {other.name}, {price} an hour (-c {other.name})"
-            )
-    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    for record in local_state.known_clusters():
-        elsewhere = record.region != aws.region and record.endpoint == aws.endpoint
-        if record.name == name and elsewhere and record.expires > now:
-            raise CloudDDPError(
-                f"cluster {name!r} was created in {record.region} from this computer, and may still be up there",
-                hint=Command("down", "--region", record.region),
-            )

@@ -24,7 +24,7 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
             for sentence in views.troubles(known):
                 console.log(*sentence)
             if ending := views.ending(known):
-                console.log(ending)
+                console.log(*ending)
             for line in views.copies(known):
                 console.log(line)
         else:

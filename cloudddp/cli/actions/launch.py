@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from cloudddp import local_state
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import deadlines
 from cloudddp.cli.actions.follow import Detached, JobStopped
@@ -62,6 +63,8 @@ def launch(
 
         rehearsal.launch(console, session.settings, wanted, session.root)
         return 0
+    if ends:
+        _require_nodes_that_end()
     job = NewJob(wanted, keep if ends else None, keep=keep)
     try:
         finished = _launch(session, job, detach=detach)
@@ -94,6 +97,29 @@ def launch(
             Command("down"), " stops the bill",
         )  # fmt: skip
     return finished.exit_code
+
+
+def _require_nodes_that_end() -> None:
+    """Raise UsageError for the simulator's process nodes, which cannot power off."""
+    # 10 ms, which only --down costs.
+    from cloudddp.sim import control
+
+    found = control.find(local_state.home())
+    if (
+        found is not None
+        and found.nodes == "process"
+        and found.endpoint == os.environ.get("AWS_ENDPOINT_URL")
+    ):
+        raise UsageError(
+            "--down has no effect on the simulator's process nodes: they cannot power off by themselves",
+            hint=(
+                "leave it out, and ",
+                Command("down"),
+                " when the job has ended; or ",
+                Command("run"),
+                " does all of it",
+            ),
+        )
 
 
 def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:

@@ -18,13 +18,14 @@ from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config import timing
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command
+from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.local_state import ClusterFolder, write_atomic
 from cloudddp.ssh.fleet import gather
 from cloudddp.ssh.running import CommandSpec, Result
 from cloudddp.text import without_colours
 
+_WITH_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"  # options of OpenSSH's `ssh`
 _LOST_KEEPALIVES = 120  # until a session ends: half an hour, in which a laptop may sleep
 
 
@@ -84,7 +85,8 @@ def _execute(
     runner.start(node, spec, ended)
 
 
-def ssh(console: Console, options: GlobalOptions, *, anyone: bool, node: int, command: Sequence[str]) -> None:
+def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequence[str]) -> None:
+    given, node, command = _ssh_words(words)
     session = sessions.start(console, options, anyone=anyone)
     cluster, spec = session.cluster(), session.settings.cluster
     cluster.require_node(node)
@@ -115,7 +117,23 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, node: int, co
     argv = [program, "-F", "none", "-p", str(target.port)]
     argv += [word for setting in settings for word in ("-o", setting)]
     console.print_timings()  # until here: OpenSSH takes the place of this process
-    os.execv(program, [*argv, f"{target.user}@{target.host}", *command])  # noqa: S606  no shell
+    os.execv(program, [*argv, *given, f"{target.user}@{target.host}", *command])  # noqa: S606  no shell
+
+
+def _ssh_words(words: Sequence[str]) -> tuple[Sequence[str], int, Sequence[str]]:
+    """Return the options for OpenSSH before the node, the node (0 if it is not given), and what follows it. Raises
+    UsageError."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        letters = words[at][1:]
+        first = next((index for index, letter in enumerate(letters) if letter in _WITH_VALUE), None)
+        at += 2 if first == len(letters) - 1 else 1  # the next word is its value, unless that is attached
+    node = words[at] if at < len(words) else "0"
+    if not (node.isascii() and node.isdigit()):
+        raise UsageError(
+            f"not the number of a node: {node!r}", hint=("for example: ", Command("ssh", "0", "--", node))
+        )
+    return words[:at], int(node), words[at + 1 :]
 
 
 def _ssh_config_value(path: Path) -> str:

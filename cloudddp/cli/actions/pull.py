@@ -40,7 +40,7 @@ def pull(
     all_nodes: bool,
     to: Path | None,
 ) -> None:
-    session = sessions.start(console, options, anyone=anyone)
+    session = sessions.start(console, options, anyone=anyone, tolerant_verb="pull")
     pulling.check_names(paths)
     pulling.check_target(to or session.root / project_files.RESULTS)
     try:

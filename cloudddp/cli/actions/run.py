@@ -27,7 +27,7 @@ from cloudddp.cli.formats import counted, credentials_end, dollars, duration, mo
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import inspect, teardown
+from cloudddp.cluster import search, teardown
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ignore
@@ -126,7 +126,7 @@ def run(
 
 def _refuse_existing(session: Session) -> None:
     name = session.settings.cluster.name
-    if any(existing for _, existing in inspect.find_in(session.clouds(), name, ignore)):
+    if search.in_regions(session.looked_in(), name, ignore).of(name):
         raise _exists(session)
 
 

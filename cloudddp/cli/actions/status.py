@@ -3,83 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from cloudddp.aws.client import AWS
 from cloudddp.aws.denials import CODES as DENIED
+from cloudddp.aws.explain import REGION_REFUSED
 from cloudddp.cli import ends
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import credentials_end
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
-from cloudddp.cluster import inspect
+from cloudddp.cluster import inspect, search
+from cloudddp.cluster.addresses import in_parallel
 from cloudddp.cluster.inspect import Remains
 from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.search import Search
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import AWSError, CloudDDPError, Command, parts
+from cloudddp.errors import AWSError, CloudDDPError, Command, Text, parts
 
 
 def status(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
-    session = sessions.start(console, options)
+    session = sessions.start(console, options, tolerant_verb="status")
     name, aws = session.settings.cluster.name, session.aws()
     found = inspect.find(aws, name)
-    live, ownership = [c for c in found if c.live], session.ownership(aws)
+    live = [c for c in found if c.live]
+    if not live:
+        try:
+            aws, live = _elsewhere(console, session, aws, inspect.last_ended(found))
+        except CloudDDPError:
+            if as_json:
+                console.print_json([])
+            raise
+    ownership = session.ownership(aws)
     _warn(console, live)
     credentials = aws.credentials_end()
     if as_json:
         console.print_json([views.cluster_json(c, ownership, credentials, ends.planned(c)) for c in live])
-    elif live:
-        console.print("\n\n".join(views.cluster(c, ownership, ends.planned(c)) for c in live))
-        if any(ends.planned(c) for c in live):
-            console.log(Command("jobs"), " shows when the nodes end because of --down")
-        if ending := credentials_end(credentials):
-            console.print(f"\nyour AWS {ending}")
-    if not live:
-        left = _remains(console, aws, live, name)
-        for one in left:
-            console.log(*parts(views.remains_text(one)))
-        before = ends.explanation(name, aws.endpoint, inspect.last_ended(found))
-        before = f"; {before}" if before else ""
-        if left:
-            raise CloudDDPError(
-                f"cluster {name!r} has no nodes in {aws.region}{before}",
-                hint=(Command("down"), " removes what is left of it"),
-            )
-        raise CloudDDPError(
-            f"there is no cluster {name!r} in {aws.region}{before}",
-            hint=(Command("up"), " creates it; ", Command("ls"), " lists all clusters"),
-        )
+        return
+    console.print("\n\n".join(views.cluster(c, ownership, ends.planned(c)) for c in live))
+    if any(ends.planned(c) for c in live):
+        console.log(Command("jobs"), " shows when the nodes end because of --down")
+    if ending := credentials_end(credentials):
+        console.print(f"\nyour AWS {ending}")
 
 
-def ls(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
-    session = sessions.start(console, options)
-    clouds = session.clouds()
-    by_region, left = {}, {}
-    for aws in (*clouds, *session.recorded_clouds(clouds)):
-        try:
-            by_region[aws] = [c for c in inspect.find(aws) if c.live]
-            left[aws] = _remains(console, aws, by_region[aws])
-        except AWSError as error:
-            if aws in clouds:
-                raise
-            console.warn(
-                f"{aws.region}, where this computer created a cluster, could not be asked: {error.message}"
-            )
-    found = [cluster for clusters in by_region.values() for cluster in clusters]
+def _elsewhere(
+    console: Console, session: Session, aws: AWS, last: Cluster | None
+) -> tuple[AWS, list[Cluster]]:
+    """Return the cluster in another region; raise CloudDDPError, after what is left of it in this one, if it is in none."""
+    name = session.settings.cluster.name
+    left = _remains(console, aws, [], name)
+    for one in left:
+        console.log(*parts(views.remains_text(one)))
+    hint: Text = (Command("up"), " creates it; ", Command("ls"), " lists all clusters")
+    if left:
+        hint = (Command("down"), " removes what is left of it")
+    what = f"cluster {name!r} has no nodes" if left else f"there is no cluster {name!r}"
+    aws = session.relocated(aws, inspect.NoCluster(f"{what} in {aws.region}", hint=hint, last=last))
+    return aws, [c for c in inspect.find(aws, name) if c.live]
+
+
+def ls(console: Console, options: GlobalOptions, *, as_json: bool, all_regions: bool) -> None:
+    session = sessions.start(console, options, tolerant_verb="ls")
+    found = search.ask(session.listed_in(all_regions=all_regions))
+    left = _all_remains(console, found)
+    if found.answers and not found.every and not any(left.values()) and not (all_regions or options.region):
+        rest = search.rest(next(iter(found.answers)), found.regions)
+        found, left = found.and_(rest), left | _all_remains(console, rest)
     without_nodes = [one for remains in left.values() for one in remains]
-    _warn(console, found)
+    _warn(console, found.every)
     if as_json:
         console.print_json(
-            [entry for aws in by_region for entry in _json(session, aws, by_region[aws], left.get(aws, []))]
+            [entry for aws in left for entry in _json(session, aws, found.live(aws), left[aws])]
         )
-        return
-    if found:
-        console.print(views.clusters_table(found))
-    for one in without_nodes:
-        console.log(*parts(views.remains_text(one)))
-    if not found and not without_nodes:
-        console.log(f"no clusters in {', '.join(aws.region for aws in by_region)}")
+    else:
+        if found.every:
+            console.print(views.clusters_table(found.every))
+        for one in without_nodes:
+            console.log(*parts(views.remains_text(one)))
+        if found.answers and not found.every and not without_nodes:
+            console.log(f"no clusters in {', '.join(found.regions)}")
+    _report_unanswered(console, session, found)
+
+
+def _all_remains(console: Console, found: Search) -> dict[AWS, list[Remains]]:
+    """Return what is left of clusters without nodes, for each region that has answered."""
+    calls = [partial(_remains, console, aws, found.live(aws)) for aws in found.answers]
+    return dict(zip(found.answers, in_parallel(calls), strict=True))
+
+
+def _report_unanswered(console: Console, session: Session, found: Search) -> None:
+    """Report the regions that could not be asked. Raises CloudDDPError if none has answered, or a configured one has not."""
+    for region, error in found.failed.items():
+        refused = isinstance(error, AWSError) and error.code in REGION_REFUSED
+        if not found.answers or (region in session.configured and not refused):
+            raise error
+        console.warn(f"{region} could not be asked: {error.message}")
 
 
 def _remains(console: Console, aws: AWS, live: list[Cluster], name: str | None = None) -> list[Remains]:

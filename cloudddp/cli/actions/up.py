@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 from cloudddp import signals
 from cloudddp.aws.client import AWS
@@ -10,14 +11,16 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import rehearsal
 from cloudddp.cli.console import Console
+from cloudddp.cli.formats import dollars
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import lifecycle
+from cloudddp.cli.views.clusters import time_left
 from cloudddp.cluster import up as creating
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.options import Flag, GlobalOptions
-from cloudddp.errors import Command, Interrupted
+from cloudddp.errors import CloudDDPError, Command, Interrupted
 
 
 def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_run: bool, yes: bool) -> None:
@@ -29,17 +32,36 @@ def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_r
         created = bring_up(session, yes=yes)
     except KeyboardInterrupt:  # while resources are created it is an Interrupted, with everything removed
         raise Interrupted(
-            "interrupted before anything was created, or when everything was ready",
-            hint=(Command("status"), " shows which"),
+            "interrupted while nothing was being created",
+            hint=(Command("status"), " shows whether there is a cluster"),
         ) from None
     signals.ignore()  # the cluster is up, whether or not this is printed
-    console.print(lifecycle.up(created))
-    ignored = [flag.option for flag in flags if flag.key in ("max_hours", "max_cost")]
-    if created.plan is None and ignored:
-        console.warn(
-            f"{' and '.join(ignored)} not applied: the deadline of a cluster is set when it is created"
-        )
+    console.print_text(lifecycle.up(created))
+    if created.plan is None:
+        _require_limits(created.cluster, session, flags)
     console.log("next: ", Command("launch", "SCRIPT"), "   (", Command("down"), " stops the bill)")
+
+
+def _require_limits(existing: Cluster, session: Session, flags: Sequence[Flag]) -> None:
+    """Raise CloudDDPError if a cluster that exists may run for longer or cost more than the options allow."""
+    given, spec = {flag.key for flag in flags}, session.settings.cluster
+    hours = (existing.expires - datetime.now(UTC)).total_seconds() / 3600 if existing.expires else None
+    beyond = []
+    if "max_hours" in given and (hours is None or hours > spec.max_hours):
+        beyond.append(f"runs for another {time_left(existing)}, more than --max-hours {spec.max_hours:g}")
+    if "max_cost" in given and spec.max_cost is not None:
+        so_far = existing.cost().usd
+        known = None not in (so_far, hours, existing.hour)
+        usd = (so_far or 0.0) + (hours or 0.0) * (existing.hour or 0.0) if known else None
+        if usd is None or usd > 1.01 * spec.max_cost:  # prices in tags are rounded
+            beyond.append(
+                f"may cost {dollars(usd)} until its deadline, more than --max-cost {spec.max_cost:g}"
+            )
+    if beyond:
+        raise CloudDDPError(
+            f"cluster {existing.name!r} was created before and {' and '.join(beyond)}. Nothing was changed",
+            hint=("leave that option out to use it as it is, or remove it: ", Command("down")),
+        )
 
 
 def bring_up(
@@ -60,4 +82,11 @@ def bring_up(
             console.print_text(lifecycle.plans(plans, info, spec, clouds[0].credentials_end()), err=True)
             console.must_confirm("Start these nodes?", yes=yes)
 
-        return creating.up(clouds, spec, progress=progress, confirm=agree, on_ready=on_ready)
+        def name_others(others: Sequence[Cluster]) -> None:
+            for line in lifecycle.others(others):
+                console.log(line)
+
+        return creating.up(
+            clouds, spec, progress=progress, confirm=agree, on_ready=on_ready, looked_in=session.looked_in(),
+            on_others=name_others,
+        )  # fmt: skip

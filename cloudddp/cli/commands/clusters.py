@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import click
+
 from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JSON, YES
 from cloudddp.cli.verbs import Verb
 
@@ -27,8 +29,9 @@ down = Verb(
     help="""Remove the cluster and verify that nothing is left.
 
     Finds its resources by tag, so it works from any computer with access to the account. Only your own resources are
-    removed (with --anyone, also those of others). If anything is left, it is listed and the exit code is 3. It is safe
-    to repeat.
+    removed (with --anyone, also those of others). A cluster that is not where the settings or this computer's records say
+    is looked for in every enabled region; with --region, only that one is changed. If anything is left, or a region could not
+    be asked, it is listed and the exit code is 3. It is safe to repeat.
     """,
 )
 
@@ -53,21 +56,26 @@ status = Verb(
     params=[JSON],
     help="""Show the cluster's nodes, deadline and cost so far.
 
-    The exit code is 1 if there is no such cluster; what is left of one without nodes is listed. Makes one AWS call, three
-    more if there is no cluster.
+    The exit code is 1 if there is no such cluster in any region; what is left of one without nodes is listed. Makes one AWS
+    call, if the cluster is where the settings or this computer's records say.
     """,
 )
 
 ls = Verb(
     "ls",
     "cloudddp.cli.actions.status:ls",
-    params=[JSON],
+    params=[
+        click.Option(
+            ["--all-regions"], is_flag=True, help="List every region that is enabled in the account."
+        ),
+        JSON,
+    ],
     help="""List cloudddp clusters, and remains, of any owner.
 
     The remains are what was left when nodes ended at their deadline, such as Elastic IPs, which are billed.
 
-    Asks the configured regions, and those in which this computer has created clusters that are not known to be gone;
-    with --region, only that one. Makes four AWS calls per region.
+    Asks the configured regions, and those in which this computer has created clusters that are not known to be gone; if
+    there is none, every enabled region; with --region, only that one. Makes four AWS calls per region.
     """,
 )
 

@@ -85,18 +85,40 @@ exec_ = Verb(
     """,
 )
 
-ssh = Verb(
+
+class _Ssh(Verb):
+    """The verb whose words belong to OpenSSH from the first one on that is no option of cloudddp: click would read an option
+    inside `-L6006:localhost:6006`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {
+            name: isinstance(one, click.Option) and not one.is_flag
+            for one in self.get_params(ctx)
+            for name in one.opts
+        }
+        at = 0
+        while at < len(args) and (name := args[at].partition("=")[0]) in own and args[at] != "--":
+            at += 2 if own[name] and name == args[at] else 1
+        return super().parse_args(ctx, [*args[:at], "--", *args[at:]])
+
+
+ssh = _Ssh(
     "ssh",
     "cloudddp.cli.actions.nodes:ssh",
     passes_arguments=True,
     params=[
         ANYONE,
-        click.Argument(["node"], type=int, default=0),
-        click.Argument(["command"], nargs=-1, type=click.UNPROCESSED),
+        click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="[NODE] [COMMAND]..."),
     ],
     help="""Log in to a node with OpenSSH.
 
-    NODE is 0 by default. The host key is checked as strictly as by cloudddp itself. Your own ssh configuration is not
-    read, and neither your SSH agent nor a port is forwarded to the node.
+    NODE is 0 by default; options of `ssh` may be before and after it. The host key is checked as strictly as by cloudddp
+    itself. Your own ssh configuration is not read; your SSH agent and ports are not forwarded to the node, but those that
+    you name.
+
+    \b
+    Examples:
+      cloudddp ssh 1 nvidia-smi
+      cloudddp ssh -L 6006:localhost:6006 0
     """,
 )

@@ -66,11 +66,15 @@ def nodes_table(found: Cluster) -> str:
 
 def clusters_table(found: list[Cluster]) -> str:
     rows = [
-        (c.name, c.id or "-", str(len(c.live)), c.type, time_left(c), amount(c.cost()), c.owner or "-")
+        (
+            c.name, c.id or "-", c.region, str(len(c.live)), c.type, time_left(c), dollars(hourly(c)),
+            amount(c.cost()), c.owner or "-",
+        )
         for c in found
-    ]
-    header = ("CLUSTER", "ID", "NODES", "TYPE", "TIME LEFT", "SO FAR", "OWNER")
-    return table(header, rows, elastic=("OWNER",), spare=("ID",))
+    ]  # fmt: skip
+    header = ("CLUSTER", "ID", "REGION", "NODES", "TYPE", "TIME LEFT", "PER HOUR", "SO FAR", "OWNER")
+    redundant = () if len({c.region for c in found}) > 1 else ("REGION",)
+    return table(header, rows, redundant=redundant, elastic=("OWNER",), spare=("ID",))
 
 
 def remains_text(found: Remains) -> Text:

@@ -19,6 +19,7 @@ from cloudddp.text import one_line, size_of
 
 Sentence = tuple[str | Command, ...]  # of Console.log
 
+_SHOWN = 300  # characters of a job's command line in the table
 STALE = 60.0  # seconds after which the age of the last training report is shown
 
 
@@ -30,7 +31,8 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
             "-" if record.exit_code is None else str(record.exit_code),
             "-" if record.seconds is None else duration(record.seconds),
             _training(record),
-            record.script + (f" (resumed from {record.resumed_from})" if record.resumed_from else ""),
+            one_line(record.script, _SHOWN)
+            + (f" (resumed from {record.resumed_from})" if record.resumed_from else ""),
         )
         for record in known
     ]
@@ -48,16 +50,23 @@ def _state(record: JobRecord) -> str:
     return record.status + (", stalled" if record.stalled else "") + restarts
 
 
-def ending(known: Sequence[JobRecord]) -> str:
-    """Return when the nodes end because of a job, as a sentence, or ''."""
+def ending(known: Sequence[JobRecord]) -> Sentence:
+    """Return when the nodes end because of a job, as a sentence, or ()."""
     for record in reversed(known):
         if record.ends is not None:
-            left = duration(record.ends - time.time())
             why = "was launched with --down" if record.poweroff is not None else "stalled (on_stall = down)"
-            return f"the nodes end in {left}, at {_moment(record.ends)}: job {record.id} {why}"
+            left = record.ends - time.time()
+            if left < 0:
+                return (
+                    f"the nodes were to end at {_moment(record.ends)} (job {record.id} {why}) and still run: ",
+                    Command("down"), " ends them",
+                )  # fmt: skip
+            return (f"the nodes end in {duration(left)}, at {_moment(record.ends)}: job {record.id} {why}",)
         if record.poweroff is not None and not record.status.ended:
-            return f"the nodes end {duration(record.poweroff)} after job {record.id}, which was launched with --down"
-    return ""
+            return (
+                f"the nodes end {duration(record.poweroff)} after job {record.id}, which was launched with --down",
+            )
+    return ()
 
 
 def troubles(known: Sequence[JobRecord]) -> list[Sentence]:

@@ -9,7 +9,7 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cli import formats
 from cloudddp.cli.formats import counted, dollars, duration, moment
-from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, nodes_table, time_left
+from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, hourly, nodes_table, time_left
 from cloudddp.cluster import interfaces, reserved
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
@@ -18,6 +18,7 @@ from cloudddp.cluster.teardown import DownReport
 from cloudddp.cluster.up import UpResult
 from cloudddp.config import connection
 from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import Command, Text
 
 
 def plans(
@@ -132,11 +133,14 @@ def up(created: UpResult) -> str:
     return f"{head}; its nodes terminate in {time_left(cluster)}\n{nodes_table(cluster)}"
 
 
+def nothing(name: str, regions: Sequence[str]) -> str:
+    """Return that there is no cluster of that name in these regions."""
+    return f"cluster {name} does not exist; nothing to do (asked: {', '.join(regions)})"
+
+
 def down(report: DownReport, name: str, *, simulated: bool, region: str = "") -> str:
     """Return what was removed. `region`, where there may be a cluster of that name elsewhere."""
     where = f" in {region}" if region else ""
-    if report.nothing:
-        return f"cluster {name} does not exist{where}; nothing to do"
     kinds = [resource.kind for resource in report.deleted]
     parts = [f"{counted(len(report.terminated), 'node')} terminated"] if report.terminated else []
     parts += [f"{counted(kinds.count(kind), kind)} deleted" for kind in dict.fromkeys(kinds)]
@@ -161,9 +165,21 @@ def not_removed(report: DownReport) -> list[str]:
     return [f"cluster {owner}: {', '.join(ids)}" for owner, ids in found.items()]
 
 
+def others(found: Sequence[Cluster]) -> list[Text]:
+    """Return a line for each of the caller's other clusters: what it costs, and what removes it."""
+    return [
+        (
+            f"your cluster {one.name} in {one.region} also runs: {counted(len(one.live), 'node')}, "
+            f"{dollars(hourly(one))} an hour; ",
+            Command("down", "-c", one.name, "--region", one.region), " removes it",
+        )
+        for one in found
+    ]  # fmt: skip
+
+
 def summary(found: Cluster) -> str:
     """Return one line that identifies a cluster, before it is removed."""
     age = duration((datetime.now(UTC) - found.created).total_seconds()) if found.created else "unknown time"
     known = found.id or f"without an id: {', '.join(node.id for node in found.live)}"
     count = counted(len(found.live), "node")
-    return f"cluster {found.name} ({known}): {count}, created {age} ago by {found.owner or '-'}"
+    return f"cluster {found.name} ({known}) in {found.region}: {count}, created {age} ago by {found.owner or '-'}"

@@ -1,0 +1,155 @@
+"""In which regions a cluster may be, and what they answer: the one place that knows.
+
+A name is unique in one region of an account only, and any computer may have chosen the region. So that nobody is told that
+there is no cluster while it runs, it is looked for where the settings say, where this computer has created one of that name,
+and then in every region that is enabled in the account.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cloudddp.aws import denials, regions
+from cloudddp.aws.client import AWS
+from cloudddp.aws.explain import REGION_REFUSED
+from cloudddp.cluster import inspect
+from cloudddp.cluster.addresses import in_parallel
+from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.ownership import Ownership
+from cloudddp.cluster.progress import ProgressCallback
+from cloudddp.errors import AWSError, CloudDDPError
+from cloudddp.local_state import known_clusters
+
+_NOT_LISTED = "other regions"  # of the account, if it does not say which it has
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What regions have answered: the clusters in each, also those that have ended; and the errors of the others, by region."""
+
+    answers: Mapping[AWS, list[Cluster]] = field(default_factory=dict)
+    failed: Mapping[str, CloudDDPError] = field(default_factory=dict)
+
+    @property
+    def regions(self) -> list[str]:
+        """The regions that have answered."""
+        return [aws.region for aws in self.answers]
+
+    @property
+    def every(self) -> list[Cluster]:
+        """The live clusters."""
+        return [one for aws in self.answers for one in self.live(aws)]
+
+    def live(self, aws: AWS) -> list[Cluster]:
+        """Return the live clusters of one region that has answered."""
+        return [one for one in self.answers[aws] if one.live]
+
+    def of(self, name: str) -> dict[AWS, list[Cluster]]:
+        """Return the live clusters of that name, for the regions that have any."""
+        found = {aws: [one for one in self.live(aws) if one.name == name] for aws in self.answers}
+        return {aws: clusters for aws, clusters in found.items() if clusters}
+
+    def own(self, name: str, *, anyone: bool = False) -> dict[AWS, list[Cluster]]:
+        """Return those of that name that have an instance of the caller's."""
+        found = {}
+        for aws, clusters in self.of(name).items():
+            ownership = Ownership(aws, anyone=anyone)
+            if own := [one for one in clusters if any(map(ownership.mine, one.live))]:
+                found[aws] = own
+        return found
+
+    def others(self, name: str) -> list[Cluster]:
+        """Return the caller's live clusters of other names."""
+        return [
+            one
+            for aws in self.answers
+            for ownership in [Ownership(aws)]
+            for one in self.live(aws)
+            if one.name != name and ownership.owns(one)
+        ]
+
+    def and_(self, more: Search) -> Search:
+        return Search({**self.answers, **more.answers}, {**self.failed, **more.failed})
+
+    def unanswered(self) -> str:
+        """Return the regions that could not be asked, with the reason of each; '' for none."""
+        return "; ".join(f"{region}: {error.message}" for region, error in self.failed.items())
+
+
+def recorded(endpoint: str, name: str | None = None) -> list[str]:
+    """Return the regions in which this computer has created a cluster of that name (or any) that is not known to be gone."""
+    known = (one for one in known_clusters() if one.endpoint == endpoint and name in (None, one.name))
+    return sorted({one.region for one in known})
+
+
+def ask(clouds: Sequence[AWS], name: str | None = None) -> Search:
+    """Ask regions for the clusters of that name, or for all. One AWS call for each, several at a time."""
+    for aws in clouds:
+        aws.client("ec2")  # botocore creates clients in one thread only
+
+    def one(aws: AWS) -> list[Cluster] | CloudDDPError:
+        try:
+            return inspect.find(aws, name)
+        except CloudDDPError as error:
+            return error
+
+    found = list(zip(clouds, in_parallel([functools.partial(one, aws) for aws in clouds]), strict=True))
+    return Search(
+        {aws: answer for aws, answer in found if not isinstance(answer, CloudDDPError)},
+        {aws.region: answer for aws, answer in found if isinstance(answer, CloudDDPError)},
+    )
+
+
+def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
+    """Look for a name wherever it may be other than in the region of `asked`, which has answered.
+
+    First in the configured and the recorded regions; if none has a live cluster of that name, in all others that are
+    enabled.
+    """
+    known = recorded(asked.endpoint, name)
+    likely = [one for one in dict.fromkeys([*configured, *known]) if one != asked.region]
+    first = ask([asked.at(region) for region in likely], name)
+    if first.of(name):
+        return first
+    others = rest(asked, (asked.region, *first.regions), name)
+    # A region that the account has not enabled has no cluster, unless it was enabled when this computer created it.
+    enabled = (*others.failed, *known)
+    failed = {
+        region: error for region, error in first.failed.items() if region in enabled or _NOT_LISTED in enabled
+    }
+    return Search(first.answers, failed).and_(others)
+
+
+def rest(asked: AWS, regions_asked: Collection[str], name: str | None = None) -> Search:
+    """Ask the other regions that are enabled in the account."""
+    try:
+        enabled = regions.enabled(asked)
+    except CloudDDPError as error:
+        return Search(failed={_NOT_LISTED: error})
+    return ask([asked.at(region) for region in enabled if region not in regions_asked], name)
+
+
+def in_regions(clouds: Sequence[AWS], name: str, progress: ProgressCallback) -> Search:
+    """Return the clusters of all names in the regions in which `up` may create one. One AWS call for each.
+
+    A region is left out, with a message, if a policy denies the call there or the account has not enabled it: nothing can be
+    launched there. Raises its AWSError if no other region is left, or if this computer has created a cluster of that name
+    there, which may still be running.
+    """
+    found = ask(clouds)
+    for region, error in found.failed.items():
+        code = error.code if isinstance(error, AWSError) else ""
+        refused = code in REGION_REFUSED
+        ours = region in recorded(clouds[0].endpoint, name)
+        if not found.answers or ours or not (refused or code in denials.CODES):
+            raise error
+        why = f"{error.message}. A cluster {name!r} that another computer has created there would not be noticed"
+        if refused:
+            why = (
+                f"it refuses the credentials that {found.regions[0]} accepts ({code}): the account has not enabled this region "
+                "(`aws account enable-region`), or they have a version 1 STS token, which opt-in regions refuse"
+            )
+        progress(f"warning: {region} is left out: {why}")
+    return found
