@@ -38,18 +38,29 @@ CLOCK_SKEW = 5.0  # seconds; more makes it uncertain which rank failed first, an
 SETUP_OUTPUT_LINES = 40  # of a setup command that failed, as shown
 
 
-def prepare(root: Path, here: Path, script: Script, config: Config, *, fresh: bool = False) -> Script:
+def prepare(
+    root: Path,
+    here: Path,
+    script: Script,
+    config: Config,
+    *,
+    fresh: bool = False,
+    secret_files: Iterable[Path] = (),
+    warn: Callable[[str], None] = lambda _: None,
+) -> Script:
     """Check everything that can be checked before a node exists; return the script by its path in the project.
 
-    `here` is the user's current folder. `fresh`: the nodes will be new, so every file will be sent. Raises UsageError;
-    calls nothing.
+    `here` is the user's current folder. `fresh`: the nodes will be new, so every file will be sent. `warn` gets what is
+    not sent. Raises UsageError; calls nothing.
     """
-    files = project_files.of_config(root, config)
+    files = project_files.of_config(root, config, secret_files=secret_files)
     _check_inputs(root, config.setup.inputs, files.manifest)
     found = scripts.resolve(root, here, script, files.manifest, config.job.env)
     if fresh:
         sync.check_size(files.manifest, files.manifest, config.sync.max_mb)
         _check_rank_counts(config, config.cluster.nodes)
+    for note in project_files.notes(files):
+        warn(note)
     return found
 
 
@@ -88,8 +99,6 @@ def launch(
     _check_rank_counts(config, len(cluster.nodes))
     require_efa = config.cluster.require_efa or cluster.require_efa
     files = project_files.of_config(root, config, secret_files=secret_files)
-    if files.withheld:
-        progress(_withheld(files.withheld))
     probes = probe(
         runner,
         cluster,
@@ -122,11 +131,6 @@ def launch(
         _abort(runner, job.id, progress)
         raise
     return Sending(runner, cluster, started if config.job.stall_minutes else {}, progress)
-
-
-def _withheld(names: Sequence[str]) -> str:
-    listed = ", ".join(one_line(name, 80) for name in names[:5]) + (", ..." if len(names) > 5 else "")
-    return f"warning: not sent: {listed} (--env-file passes such variables; files that git tracks are sent)"
 
 
 def _check_rank_counts(config: Config, nodes: int) -> None:

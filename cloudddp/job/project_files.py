@@ -14,7 +14,7 @@ import stat
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudddp import timings
@@ -30,8 +30,12 @@ from cloudddp.agent.protocol.manifest import (
     manifest_to_wire,
     nested,
 )
+from cloudddp.config import project
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
+from cloudddp.job import secret_names
+from cloudddp.safe_files import resolved
+from cloudddp.text import one_line
 
 RESULTS = "results"  # where `pull` puts results; never sent to the nodes
 
@@ -45,8 +49,6 @@ NEVER_SENT = (
     ".DS_Store",
 )
 
-_SECRET = re.compile(r"\.env(?:\..*)?", re.DOTALL)
-
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -54,7 +56,8 @@ class Snapshot:
 
     root: Path
     manifest: Manifest
-    withheld: tuple[str, ...] = ()  # .env files and folders, which are not sent
+    withheld: tuple[str, ...] = ()  # files and folders that may hold secrets, which are not sent
+    unfetched: tuple[str, ...] = ()  # submodules without a checkout
 
     @property
     def size(self) -> int:
@@ -79,22 +82,38 @@ class Snapshot:
 @timings.spanned("project files")
 def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) -> Snapshot:
     """Return the project's files that the settings select for the nodes. `secret_files` are withheld as `.env` is, wherever
-    they are. Raises UsageError where there are no files, or too many."""
+    they are. Raises UsageError where there are no files, or too many, and for a folder that is no project."""
+    project.require(root)
     keep_out = (*config.job.outputs, RESULTS)
     secret = frozenset(_names_below(root, secret_files))
-    project = snapshot(root, exclude=config.sync.exclude, keep_out=keep_out, secret=secret)
-    if not project.manifest:
+    files = snapshot(root, exclude=config.sync.exclude, keep_out=keep_out, secret=secret)
+    if not files.manifest:
         raise UsageError(f"{root} has no files to send", hint="run cloudddp in your project's folder")
-    if len(project.manifest) > MAX_FILES:
-        folders = Counter(name.split("/")[0] + "/" * ("/" in name) for name in project.manifest).most_common(
-            3
-        )
+    if len(files.manifest) > MAX_FILES:
+        folders = Counter(name.split("/")[0] + "/" * ("/" in name) for name in files.manifest).most_common(3)
         raise UsageError(
-            f"the project has {len(project.manifest):,} files, more than {MAX_FILES:,}: "
+            f"the project has {len(files.manifest):,} files, more than {MAX_FILES:,}: "
             + "; ".join(f"{name} {count:,}" for name, count in folders),
             hint="add what is not needed on the nodes to .gitignore or sync.exclude",
         )
-    return project
+    return files
+
+
+def notes(files: Snapshot) -> Iterator[str]:
+    """Yield a line for each kind of files that a user would expect on the nodes, and that are not sent."""
+    if files.withheld:
+        yield (
+            f"not sent, since they may hold secrets: {_some(files.withheld)} (--env-file passes variables; files that git "
+            "tracks are sent)"
+        )
+    if files.unfetched:
+        yield f"not sent: {_some(files.unfetched)}: submodules without files; `git submodule update --init` fetches them"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(one_line(name, 80) for name in names[:5]) + (
+        f" and {len(names) - 5} more" if len(names) > 5 else ""
+    )
 
 
 def _names_below(root: Path, paths: Iterable[Path]) -> Iterator[str]:
@@ -125,52 +144,36 @@ def snapshot(
     base = f"{root}/"  # to join Paths takes longer than to look at the files
     excluded = _matcher((*NEVER_SENT, *exclude))
     outputs = [posixpath.normpath(out) for out in keep_out]  # "./runs/" is "runs"
+    listed = _list(root)
+    names = [
+        name
+        for name in listed.files
+        if not (excluded(name) or any(name == out or name.startswith(out + "/") for out in outputs))
+    ]
+    withheld = _secrets(root, listed, names, secret)
     manifest: Manifest = {}
-    names, withheld = _without_secrets(root, list(_list(root)), secret)
     for name in sorted(names):
-        if excluded(name) or any(name == out or name.startswith(out + "/") for out in outputs):
+        if name in withheld:
             continue
         entry = _describe(base, name)
         if entry is not None:
             manifest[name] = entry
-    return Snapshot(root, manifest, tuple(one for one in withheld if not excluded(one)))
+    return Snapshot(root, manifest, tuple(sorted({*withheld.values()})), tuple(sorted(listed.unfetched)))
 
 
-def _without_secrets(root: Path, names: Sequence[str], known: frozenset[str]) -> tuple[list[str], list[str]]:
-    """Return the names to send, and what is withheld: `.env` and `.env.*`, and `known` files, unless git tracks them.
-
-    They hold secrets by convention, and outside a repository no .gitignore names them.
-    """
-    kept: list[str] = []
-    secret: dict[str, list[str]] = {name: [name] for name in names if name in known}
+def _secrets(root: Path, listed: _Listed, names: Iterable[str], known: frozenset[str]) -> dict[str, str]:
+    """Return the files to withhold: `known` ones, and those that hold secrets by their names, unless git tracks them. The
+    value is the file, or the folder that has such a name."""
+    is_secret = _matcher(secret_names.PATTERNS)
+    found = {}
     for name in names:
-        if name in known:
+        if not (name in known or is_secret(name)) or listed.files[name]:
             continue
-        parts = name.split("/")
-        at = next((k for k, part in enumerate(parts) if _SECRET.fullmatch(part)), None)
-        if at is None:
-            kept.append(name)
-        else:
-            secret.setdefault("/".join(parts[: at + 1]), []).append(name)
-    withheld = []
-    for found, below in sorted(secret.items()):
-        tracked = _tracked(root, found)
-        kept += [name for name in below if name in tracked]
-        if not tracked.issuperset(below):
-            withheld.append(found)
-    return kept, withheld
-
-
-def _tracked(root: Path, name: str) -> frozenset[str]:
-    """Return the files at or below this path that git tracks; the path may be in a repository inside the project's."""
-    folder, _, last = name.rpartition("/")
-    listing = (
-        _git(root / folder, "ls-files", "-c", "-z", "--", last) if _in_repository(root / folder) else None
-    )
-    if listing is None or listing.returncode:
-        return frozenset()
-    prefix = f"{folder}/" if folder else ""
-    return frozenset(prefix + os.fsdecode(raw) for raw in listing.stdout.split(b"\0") if raw)
+        if name not in known and secret_names.is_certificate(root / name):
+            continue
+        parents = (name[: slash.start() + 1] for slash in re.finditer("/", name))
+        found[name] = next((parent.rstrip("/") for parent in parents if is_secret(parent)), name)
+    return found
 
 
 def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
@@ -197,11 +200,24 @@ def _is_pattern(line: str) -> bool:
     return True
 
 
-def _list(root: Path) -> Iterator[str]:
+@dataclass
+class _Listed:
+    """The files that may be sent, and whether git tracks them. `unfetched`: submodules without a checkout."""
+
+    files: dict[str, bool] = field(default_factory=dict)
+    unfetched: list[str] = field(default_factory=list)
+
+    def add(self, name: str, *, tracked: bool) -> None:
+        self.files[name] = tracked or self.files.get(name, False)
+
+
+def _list(root: Path) -> _Listed:
+    listed = _Listed()
     if _in_repository(root):
-        yield from _git_list(root)
+        _git_list(listed, root)
     else:
-        yield from _walk(root)
+        _walk(listed, root)
+    return listed
 
 
 # What git sets for hooks, aliases and `rebase --exec` (`git rev-parse --local-env-vars`): another repository than the
@@ -212,41 +228,55 @@ _GIT_VARIABLES = (
 )  # fmt: skip
 
 
-def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes] | None:
+def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run git there. Raises UsageError if it cannot be started."""
     env = {name: value for name, value in os.environ.items() if name not in _GIT_VARIABLES}
     try:
         return subprocess.run(["git", "-C", str(root), *arguments], env=env, capture_output=True, check=False)
     except FileNotFoundError:
-        return None
+        raise UsageError(
+            f"{root} is in a git repository, and git was not found, so it is not known which files to send",
+            hint="install git",
+        ) from None
 
 
 def _in_repository(root: Path) -> bool:
-    inside = _git(root, "rev-parse", "--is-inside-work-tree")
-    if inside is None or inside.returncode or inside.stdout.strip() != b"true":
+    """Return whether git decides which files to send. Raises UsageError for a repository that git cannot read: its ignored
+    files would be sent."""
+    top = project.repository_of(resolved(root))
+    if top is None:
         return False
+    inside = _git(root, "rev-parse", "--is-inside-work-tree")
+    if inside.returncode or inside.stdout.strip() != b"true":
+        raise _unreadable(root, inside, f"fix the repository {top}, or remove {top / '.git'} if it is none")
     # A folder that its repository ignores lists nothing: treat it as a project of its own.
     ignored = _git(root, "check-ignore", "-q", ".")
-    return ignored is None or ignored.returncode != 0
+    if ignored.returncode not in (0, 1):
+        raise _unreadable(root, ignored, f"fix the repository {top}")
+    return ignored.returncode == 1
 
 
-def _git_list(root: Path, prefix: str = "") -> Iterator[str]:
-    listing = _git(
-        root / prefix if prefix else root, "ls-files", "-co", "--exclude-standard", "-z", "--", "."
-    )
-    if listing is None or listing.returncode:
-        raise UsageError(
-            f"{root / prefix}: git cannot list its files: "
-            + (listing.stderr.decode(errors="replace").strip() if listing else "git was not found"),
-            hint="fix the repository, or move the project out of it",
-        )
-    for raw in set(listing.stdout.split(b"\0")):
+def _unreadable(folder: Path, failed: subprocess.CompletedProcess[bytes], hint: str) -> UsageError:
+    said = one_line(" ".join(failed.stderr.decode(errors="replace").split()), 1000) or "it is no work tree"
+    if advised := re.search("git config --global --add safe.directory .*", said):
+        hint = f"if you trust that user: {advised[0]}"
+    return UsageError(f"{folder}: git cannot list its files: {said}", hint=hint)
+
+
+def _git_list(listed: _Listed, root: Path, prefix: str = "") -> None:
+    folder = root / prefix if prefix else root
+    listing = _git(folder, "ls-files", "-cot", "--exclude-standard", "-z", "--", ".")
+    if listing.returncode:
+        raise _unreadable(folder, listing, "fix the repository, or move the project out of it")
+    for line in set(listing.stdout.split(b"\0")):
+        raw = line[2:]  # after a letter that is "?" for a file that git does not track
         name = prefix + os.fsdecode(raw)
-        if raw in (b"", b"./"):  # "./": this folder is itself an entry, a submodule that was never fetched
-            continue
-        if _is_folder(f"{root}/{name}"):  # a submodule, or a repository inside this one
-            yield from _git_list(root, name.rstrip("/") + "/")
-        else:
-            yield name
+        if raw == b"./":  # this folder is itself an entry: a submodule that was never fetched
+            listed.unfetched.append(prefix.rstrip("/"))
+        elif raw and _is_folder(f"{root}/{name}"):  # a submodule, or a repository inside this one
+            _git_list(listed, root, name.rstrip("/") + "/")
+        elif raw:
+            listed.add(name, tracked=line[:1] != b"?")
 
 
 def _is_folder(path: str) -> bool:
@@ -256,8 +286,8 @@ def _is_folder(path: str) -> bool:
         return False
 
 
-def _walk(root: Path) -> Iterator[str]:
-    """Yield the files of a project that is not a repository. A folder's .gitignore applies to everything below it."""
+def _walk(listed: _Listed, root: Path) -> None:
+    """List the files of a project that is not a repository. A folder's .gitignore applies to everything below it."""
     stack: list[tuple[str, tuple[tuple[str, Callable[[str], bool | None]], ...]]] = [("", ())]
     excluded = _matcher(NEVER_SENT)
     while stack:
@@ -265,17 +295,21 @@ def _walk(root: Path) -> Iterator[str]:
         own = _ignore_file(root / folder / ".gitignore")
         if own is not None:
             rules = (*rules, (folder, own))
-        with os.scandir(root / folder) as entries:
-            for entry in entries:
-                name = folder + entry.name
-                is_folder = entry.is_dir(follow_symlinks=False)
-                tested = name + "/" if is_folder else name
-                if excluded(tested) or _ignored(tested, rules):
-                    continue
-                if is_folder:
-                    stack.append((tested, rules))
-                else:
-                    yield name
+        with os.scandir(root / folder) as found:
+            entries = list(found)
+        if folder and any(entry.name == ".git" for entry in entries):  # a repository inside the project
+            _git_list(listed, root, folder)
+            continue
+        for entry in entries:
+            name = folder + entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            tested = name + "/" if is_folder else name
+            if excluded(tested) or _ignored(tested, rules):
+                continue
+            if is_folder:
+                stack.append((tested, rules))
+            else:
+                listed.add(name, tracked=False)
 
 
 def _ignore_file(path: Path) -> Callable[[str], bool | None] | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from cloudddp import timings
 from cloudddp.agent import failures
@@ -23,7 +22,6 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
 from cloudddp.errors import Text, UsageError
-from cloudddp.job import project_files
 from cloudddp.job.contents import Contents
 from cloudddp.job.project_files import Snapshot
 from cloudddp.job.transfer import Transfer
@@ -35,9 +33,8 @@ SHOWN = 3  # files that are named
 REPORT = 5.0  # seconds between two lines about a transfer that lasts
 
 
-def sync(runner: Runner, cluster: Cluster, config: Config, *, root: Path, progress: Progress) -> None:
+def sync(runner: Runner, cluster: Cluster, config: Config, *, files: Snapshot, progress: Progress) -> None:
     """Sync the project's files to every node. Raises UsageError, NodeError."""
-    files = project_files.of_config(root, config)
     probes = probe(
         runner,
         cluster,

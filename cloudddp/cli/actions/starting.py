@@ -27,7 +27,10 @@ from cloudddp.text import without_colours
 
 def checked_script(session: Session, script: Script, *, fresh: bool = False) -> Script:
     """Return the script by its path in the project. Raises UsageError before anything is called."""
-    found = launch.prepare(session.root, Path.cwd(), script, session.settings, fresh=fresh)
+    found = launch.prepare(
+        session.root, Path.cwd(), script, session.settings, fresh=fresh,
+        secret_files=map(Path, session.env_files), warn=session.console.warn,
+    )  # fmt: skip
     if fresh:
         check_nodes_min(session.settings, session.settings.cluster.nodes)
     return found

@@ -1,0 +1,133 @@
+"""Which folders are projects, and which of their files stay here: refused or named before anything is called."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import TIMEOUT
+
+from cloudddp.config.spec import Config
+from cloudddp.job import project_files
+
+VERBS = [("launch", "train.py"), ("launch", "--dry-run", "train.py"), ("run", "train.py"), ("sync",)]
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(
+        ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words],
+        check=True, capture_output=True, timeout=TIMEOUT,
+    )  # fmt: skip
+
+
+def refused(cli: Any, faults: Any, *words: str, **env: str) -> str:
+    """Run a command that has to be refused before anything is called; return what it says."""
+    done = cli(*words, **env)
+    assert done.returncode == 2, done
+    assert faults.calls == []
+    return str(done.stderr)
+
+
+# -- folders that are no project -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_home_is_no_project(cli: Any, faults: Any, words: tuple[str, ...]) -> None:
+    cli.write("train.py", "")
+    cli.write(".ssh/id_ed25519", "secret")
+    error = refused(cli, faults, *words, HOME=str(cli.cwd))
+    assert "is your home folder, so it is not a project" in error
+    assert "mkdir" in error
+
+
+@pytest.mark.parametrize("kind", ["ancestor", "link", "config", "no HOME", "tmp", "system"])
+def test_folders_that_hold_more_than_a_project_are_refused(
+    cli: Any, faults: Any, tmp_path: Path, kind: str
+) -> None:
+    cli.write("train.py", "")
+    env = {"HOME": str(cli.cwd)}
+    words = ["launch", "train.py"]
+    if kind == "ancestor":
+        env["HOME"] = str(cli.cwd / "people" / "ann")
+    elif kind == "link":
+        (tmp_path / "link").symlink_to(cli.cwd)
+        cli.cwd = tmp_path / "link"
+    elif kind == "config":
+        cli.write("cloudddp.toml", "")
+        words = ["--config", str(cli.cwd / "cloudddp.toml"), *words]
+        cli.cwd = tmp_path
+    elif kind == "no HOME":
+        env["HOME"], cli.cwd = "", Path("~").expanduser()
+        words = ["sync"]
+    elif kind == "tmp":
+        env = {"TMPDIR": str(cli.cwd)}
+    else:
+        env, cli.cwd, words = {}, Path("/var"), ["sync"]
+    assert "not a project" in refused(cli, faults, *words, **env)
+
+
+SECRETS = (
+    "id_ed25519", "sub/server.pem", "deploy.key", ".ssh/config", ".aws/credentials", "a/.netrc", ".bash_history",
+    ".kube/config", ".docker/config.json", ".cache/huggingface/token", "keys/service-account-1.json", ".env",
+)  # fmt: skip
+SENT = ("id_ed25519.pub", "ca.pem", ".docker/other", "history.py", "token", "train.py")
+
+
+@pytest.mark.parametrize("kind", ["folder", "untracked", "tracked"])
+def test_files_that_hold_secrets_are_withheld_unless_git_tracks_them(tmp_path: Path, kind: str) -> None:
+    for name in (*SECRETS, *SENT):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("CERTIFICATE" if name == "ca.pem" else "-----BEGIN RSA PRIVATE KEY-----")
+    if kind != "folder":
+        git(tmp_path, "init", "-q")
+    if kind == "tracked":
+        git(tmp_path, "add", "-f", ".")
+    files = project_files.of_config(tmp_path, Config())
+    expected = {*SENT, *(SECRETS if kind == "tracked" else ())}
+    assert set(files.manifest) == expected
+    assert len(files.withheld) == (0 if kind == "tracked" else len(SECRETS))
+    named = "".join(project_files.notes(files))
+    assert (".aws, .bash_history" in named) == (kind != "tracked")
+
+
+def test_verbs_that_send_nothing_work_in_the_home_folder(cli: Any) -> None:
+    assert cli("ls", HOME=str(cli.cwd)).returncode == 0
+
+
+# -- git -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["config", "missing", "owner", "dangling", "head"])
+def test_repository_that_git_cannot_read_is_refused(
+    cli: Any, faults: Any, tmp_path: Path, fault: str
+) -> None:
+    cli.write("train.py", "")
+    git(cli.cwd, "init", "-q")
+    env = {}
+    text = "git"
+    if fault == "config":
+        cli.write(".git/config", "[broken")
+        text = "bad config"
+    elif fault == "missing":
+        env["PATH"] = str(tmp_path)
+        text = "git was not found"
+    elif fault == "owner":
+        env["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"  # git's own switch
+        text = "git config --global --add safe.directory"
+    elif fault == "dangling":
+        shutil.rmtree(cli.cwd / ".git")
+        cli.write(".git", "gitdir: /nowhere/worktrees/x\n")
+        text = "not a git repository: /nowhere"
+    else:
+        (cli.cwd / ".git" / "HEAD").unlink()
+        text = "not a git repository"
+    (cli.cwd / "sub").mkdir()
+    cli.write("sub/train.py", "")
+    for folder in (cli.cwd, cli.cwd / "sub"):
+        cli.cwd = folder
+        error = refused(cli, faults, "launch", "train.py", **env)
+        assert text in error
+        assert "bug" not in error
