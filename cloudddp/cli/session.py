@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,7 +19,9 @@ from cloudddp.cluster import inspect
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.config import project, settings
+from cloudddp.config.example import name_for
 from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.project import Project
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, UsageError
@@ -27,6 +30,7 @@ from cloudddp.tags import iso
 if TYPE_CHECKING:
     from cloudddp.agent.client import Runner
     from cloudddp.job.launch_record import LaunchRecord
+    from cloudddp.job.sync import Origin
 
 
 _BOOT_SECONDS = 600.0  # in which a replacement may boot
@@ -127,6 +131,34 @@ class Session:
             self.console.warn(warning)
         return found
 
+    def origin(self, *, yes: bool = False, before: Callable[[], None] = lambda: None) -> Origin:
+        """Return the project's id, and how to ask on a terminal whether the files of another project may be replaced; without
+        one they may not. `before` is called before it asks."""
+        # 30 ms, which verbs that send no files do not need.
+        from cloudddp.job.sync import Origin
+
+        def agree(nodes: Sequence[int]) -> None:
+            name = self.settings.cluster.name
+            held = (
+                f"{node_list(nodes)} of cluster {name!r} {'has' if len(nodes) == 1 else 'have'} the files of another project, or "
+                "of this one from another computer or folder"
+            )
+            if yes:
+                return
+            if not sys.stdin.isatty():
+                raise CloudDDPError(
+                    f"{held}; nothing was changed",
+                    hint=(
+                        Command("sync", "--yes"),
+                        " replaces them; -c NAME chooses a cluster for this project",
+                    ),
+                )
+            before()
+            if not self.console.confirm(f"{held}. Replace them?"):
+                raise CloudDDPError("not confirmed; nothing was changed")
+
+        return Origin(local_state.project_id(self.root), agree)
+
     def copied_job(self, wanted: str | None = None) -> LaunchRecord | None:
         """Return the newest job of a cluster of that name, or the one of this id, whose nodes were told to copy its results
         to S3, as far as this computer knows."""
@@ -142,8 +174,12 @@ class Session:
         from cloudddp.cli import ends
 
         told = "reached its deadline" in error.message
-        text = "" if told else ends.explanation(self.settings.cluster.name, self.aws().endpoint, error.last)
-        message = "; ".join(part for part in (error.message, text) if part)
+        name = self.settings.cluster.name
+        text = "" if told else ends.explanation(name, self.aws().endpoint, error.last)
+        older = ""
+        if name != "default" and any(one.name == "default" for one in local_state.live_clusters()):
+            older = "this computer has created a cluster 'default', which may be up: see it with -c default"
+        message = "; ".join(part for part in (error.message, text, older) if part)
         # As above.
         from cloudddp.job.results.s3_place import place_of
 
@@ -224,7 +260,7 @@ def start(
         console.log(f"using {where.from_parent}")
     if options.region and any(flag.key == "regions" for flag in flags):
         raise UsageError("--region and --regions exclude each other", hint="give only one of them")
-    layers = _layers(options, flags, where.files)
+    layers = _layers(options, flags, where)
     checked = settings.resolve(layers)
     _report_other_region(console, options, checked, layers)
     if not dry_run:
@@ -233,7 +269,7 @@ def start(
             if options.region:
                 require_region(options.region)  # before anything is started
             _enter_simulator(console)
-            checked = settings.resolve(_layers(options, flags, where.files))  # its SSH port is a setting
+            checked = settings.resolve(_layers(options, flags, where))  # its SSH port is a setting
     if options.profile and not options.sim:
         os.environ["AWS_PROFILE"] = options.profile  # for a proxy command that calls AWS, such as `aws ssm`
     return Session(
@@ -243,13 +279,13 @@ def start(
 
 
 def named_cluster(options: GlobalOptions) -> str | None:
-    """Return the cluster that an option, a variable or a file names; None where only the default is left."""
-    layers = _layers(options, (), project.find(options.config).files)
-    named = any("name" in layer.values.get("cluster", {}) for layer in layers)
+    """Return the cluster that an option, a variable or a file names; None where only the folder's name is left."""
+    layers = _layers(options, (), project.find(options.config))
+    named = any("name" in layer.values.get("cluster", {}) for layer in layers[:-1])
     return settings.resolve(layers).cluster.name if named else None
 
 
-def _layers(options: GlobalOptions, flags: Sequence[Flag], files: Sequence[Path]) -> list[Layer]:
+def _layers(options: GlobalOptions, flags: Sequence[Flag], where: Project) -> list[Layer]:
     """Return every source of settings, by precedence, the highest first.
 
     The simulator has its own region and SSH port, which override those of files and the environment; `--region` is kept,
@@ -261,7 +297,8 @@ def _layers(options: GlobalOptions, flags: Sequence[Flag], files: Sequence[Path]
         *([Flag("--region", "cluster", "region", options.region)] if options.region is not None else []),
     ]
     layers = [settings.from_flags(given), *settings.environment_layers(os.environ)]
-    layers += [settings.read_toml(path) for path in files]
+    layers += [settings.read_toml(path) for path in where.files]
+    layers.append(Layer("the project's folder", {"cluster": {"name": name_for(where.root)}}))
     if not options.sim:
         return layers
     region = options.region or os.environ.get("AWS_REGION", "us-east-1")

@@ -28,7 +28,7 @@ from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.job.new_job import NewJob, Script
 from cloudddp.job.poweroff import Hold
 from cloudddp.job.ranks import Host
-from cloudddp.job.sync import Progress
+from cloudddp.job.sync import UNKNOWN, Origin, Progress
 from cloudddp.job.tools import Sending
 from cloudddp.text import one_line
 
@@ -85,6 +85,7 @@ def launch(
     progress: Progress,
     hold: Hold,
     secret_files: Iterable[Path] = (),
+    origin: Origin = UNKNOWN,
     on_setup_line: OnSetupLine = lambda _node, _line: None,
 ) -> Sending:
     """Sync, set up and start the script's ranks on every node; return when all have been started. `secret_files` are not sent.
@@ -110,9 +111,10 @@ def launch(
     if require_efa:
         _check_efa(probes, tagged=cluster.require_efa)
     _check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
+    origin.check(probes)
     hold.begin(runner, probes)
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
-    sync.update(runner, cluster, probes, config, files, progress)
+    sync.update(runner, cluster, probes, config, files, progress, origin)
     _set_up(runner, probes, config, job, progress, on_setup_line)
     if job.resumed_from and not config.job.snapshots:
         progress(snapshots.NONE_COPIED)

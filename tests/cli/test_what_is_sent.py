@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT
+from support.jobs import direct
 
 from cloudddp.config.spec import Config
 from cloudddp.job import project_files
@@ -131,3 +133,54 @@ def test_repository_that_git_cannot_read_is_refused(
         error = refused(cli, faults, "launch", "train.py", **env)
         assert text in error
         assert "bug" not in error
+
+
+# -- one project, one cluster ----------------------------------------------------------------------------------
+
+
+def test_cluster_has_the_name_of_the_project_folder(cli: Any, tmp_path: Path) -> None:
+    del cli.env["CLOUDDDP_CLUSTER"]
+    folder = tmp_path / "My Net_2"
+    (folder / "sub").mkdir(parents=True)
+    cli.cwd = folder
+    assert "no cluster 'my-net-2'" in cli("status").stderr
+    cli.write("cloudddp.toml", "[cluster]\nnodes = 1\n")
+    assert "no cluster 'my-net-2'" in cli("status").stderr
+    assert "no cluster 'my-net-2'" in cli("--config", str(folder / "cloudddp.toml"), "status").stderr
+    assert "no cluster 'default'" in cli("-c", "default", "status").stderr
+    (folder / "cloudddp.toml").unlink()
+    cli.ok("-c", cli.cluster, "up", "-n", "1")
+    assert f"cluster {cli.cluster!r}, created on this computer, may be up" in cli("init").stderr
+    cli.write("cloudddp.toml", '[cluster]\nname = "chosen"\n')
+    assert "no cluster 'chosen'" in cli("status").stderr
+
+
+def test_nodes_with_the_files_of_another_project_are_not_overwritten_unasked(
+    cli: Any, tmp_path: Path, terminal: Any
+) -> None:
+    direct(cli)
+    cli.write("train.py", "print('one')\n")
+    cli.write("data.txt", "kept")
+    assert "one" in cli.ok("launch", "train.py")
+    cli.cwd = tmp_path / "other" / "project"
+    cli.cwd.mkdir(parents=True)
+    cli.write("train.py", "print('two')\n")
+    first = tmp_path / "project" / "train.py"
+    os.utime(cli.cwd / "train.py", ns=(first.stat().st_atime_ns, first.stat().st_mtime_ns))
+    for words in (("launch", "train.py"), ("launch", "-d", "train.py"), ("sync",)):
+        done = cli(*words, CLOUDDDP_YES="")
+        assert done.returncode == 1, done
+        assert "has the files of another project" in done.stderr
+        assert "sync --yes" in done.stderr
+    assert "kept" in cli.ok("exec", "--", "cat data.txt")
+    asked = terminal("launch", "train.py")
+    asked.read_until(b"Replace them")
+    os.write(asked.ours, b"y\n")
+    asked.read_until(b"two")  # though its size and time are those of the other project's file
+    assert asked.process.wait(TIMEOUT) == 0
+    assert "two" in cli.ok("launch", "train.py")
+    assert cli("exec", "--", "cat data.txt").returncode == 1
+    cli.cwd = tmp_path / "project"
+    assert "another project" in cli("launch", "train.py").stderr
+    cli.ok("sync", "--yes")
+    assert "one" in cli.ok("launch", "train.py")

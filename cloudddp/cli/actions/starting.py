@@ -60,7 +60,7 @@ def start_job(
         with session.console.progress() as progress:
             return launch.launch(
                 runner, cluster, session.settings, job, root=session.root, progress=progress, hold=hold,
-                secret_files=map(Path, session.env_files),
+                secret_files=map(Path, session.env_files), origin=session.origin(before=progress.stop),
                 on_setup_line=_setup_line_printer(session.console),
             )  # fmt: skip
     except signals.HungUp:
