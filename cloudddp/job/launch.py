@@ -55,11 +55,12 @@ def prepare(
     """
     files = project_files.of_config(root, config, secret_files=secret_files)
     _check_inputs(root, config.setup.inputs, files.manifest)
-    found = scripts.resolve(root, here, script, files.manifest, config.job.env)
+    found, file = scripts.find(root, here, script, files.manifest, config.job.env)
+    project_files.require_sent(files, config, file)
     if fresh:
         sync.check_size(files.manifest, files.manifest, config.sync.max_mb)
         _check_rank_counts(config, config.cluster.nodes)
-    for note in project_files.notes(files):
+    for note in project_files.notes(files, config):
         warn(note)
     return found
 

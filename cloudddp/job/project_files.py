@@ -7,6 +7,8 @@ the .gitignore files found on the way. Files that a job writes on a node are in 
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 import os
 import posixpath
 import re
@@ -20,6 +22,7 @@ from pathlib import Path
 from cloudddp import timings
 from cloudddp.agent.protocol.manifest import (
     FILE,
+    LINK,
     MAX_FILES,
     Entry,
     Folder,
@@ -37,7 +40,11 @@ from cloudddp.job import secret_names
 from cloudddp.safe_files import resolved
 from cloudddp.text import one_line
 
+MAX_LINKS = 40  # on the way to a file, as in Linux
 RESULTS = "results"  # where `pull` puts results; never sent to the nodes
+
+# Ignored in most projects, and not what a job reads.
+_BUILT = (".*", "*.egg-info/", "*.pyc", "node_modules/", "build/", "dist/")
 
 NEVER_SENT = (
     ".git",
@@ -57,7 +64,32 @@ class Snapshot:
     root: Path
     manifest: Manifest
     withheld: tuple[str, ...] = ()  # files and folders that may hold secrets, which are not sent
+    unsent: tuple[str, ...] = ()  # files that git tracks, and that are not sent
     unfetched: tuple[str, ...] = ()  # submodules without a checkout
+
+    def there(self, name: str) -> str | None:
+        """Return the path in the project to which a path leads on the nodes, through the links that are sent; None where it
+        leaves the project."""
+        rest, links = name.split("/"), 0
+        found: list[str] = []
+        while rest:
+            part = rest.pop(0)
+            if part in ("", "."):
+                continue
+            if part == "..":
+                if not found:
+                    return None
+                found.pop()
+                continue
+            entry = self.manifest.get("/".join([*found, part]))
+            if entry is None or entry.kind != LINK:
+                found.append(part)
+                continue
+            links += 1
+            if links > MAX_LINKS or entry.target.startswith("/"):
+                return None
+            rest = entry.target.split("/") + rest
+        return "/".join(found)
 
     @property
     def size(self) -> int:
@@ -86,7 +118,9 @@ def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) 
     project.require(root)
     keep_out = (*config.job.outputs, RESULTS)
     secret = frozenset(_names_below(root, secret_files))
-    files = snapshot(root, exclude=config.sync.exclude, keep_out=keep_out, secret=secret)
+    files = snapshot(
+        root, exclude=config.sync.exclude, include=config.sync.include, keep_out=keep_out, secret=secret
+    )
     if not files.manifest:
         raise UsageError(f"{root} has no files to send", hint="run cloudddp in your project's folder")
     if len(files.manifest) > MAX_FILES:
@@ -99,7 +133,7 @@ def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) 
     return files
 
 
-def notes(files: Snapshot) -> Iterator[str]:
+def notes(files: Snapshot, config: Config) -> Iterator[str]:
     """Yield a line for each kind of files that a user would expect on the nodes, and that are not sent."""
     if files.withheld:
         yield (
@@ -108,6 +142,100 @@ def notes(files: Snapshot) -> Iterator[str]:
         )
     if files.unfetched:
         yield f"not sent: {_some(files.unfetched)}: submodules without files; `git submodule update --init` fetches them"
+
+    if files.unsent:
+        shown = [f"{name} ({_rule(name, config)})" for name in files.unsent[:3]]
+        more = f" and {len(files.unsent) - 3} more" if len(files.unsent) > 3 else ""
+        yield f"git tracks files that are not sent: {', '.join(shown)}{more}"
+    if lost := _dangling(files, config):
+        yield (
+            f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; copy the files into the project, or "
+            "add the links to sync.exclude"
+        )
+    if ignored := _ignored_names(files.root, config):
+        yield (
+            f"not sent, since git's ignore rules name them: {_some(ignored)} (sync.include sends what the job needs, sync.exclude ends "
+            "this message)"
+        )
+
+
+def _dangling(files: Snapshot, config: Config) -> list[str]:
+    """Return the links that lead to a file here and to none on the nodes, with their targets."""
+    links = [(name, entry.target) for name, entry in files.manifest.items() if entry.kind == LINK]
+    folders = {parent for name in files.manifest for parent in _parents(name)} if links else set()
+    found = []
+    for name, target in links:
+        there = files.there(name)
+        is_sent = there is not None and (there in files.manifest or there in folders or not there)
+        if is_sent or not (files.root / name).exists():
+            continue
+        if there is None or not _rule(there, config).startswith("job.outputs"):
+            found.append(f"{name} -> {target}")
+    return found
+
+
+def _parents(name: str) -> Iterator[str]:
+    while name := name.rpartition("/")[0]:
+        yield name
+
+
+def _ignored_names(root: Path, config: Config) -> list[str]:
+    """Return the files and folders that .gitignore names, without those that are hidden or that tools build."""
+    if _in_repository(root):
+        words = ("-oiz", "--exclude-standard", "--directory", "--no-empty-directory", "--", ".")
+        listing = _git(root, "ls-files", *words)
+        names = [os.fsdecode(raw) for raw in listing.stdout.split(b"\0") if raw]
+    else:
+        _walk(listed := _Listed(), root)
+        names = listed.ignored
+    scratch = [posixpath.normpath(out) for out in config.job.scratch]
+    hidden = _matcher((*NEVER_SENT, *_BUILT, *config.sync.exclude, *config.sync.include))
+    return [
+        name for name in sorted(names)
+        if not hidden(name) and not _rule(name.rstrip("/"), config) and not _is_below(name.rstrip("/"), scratch)
+    ]  # fmt: skip
+
+
+def _is_below(name: str, folders: Iterable[str]) -> bool:
+    return any(name == folder or name.startswith(folder + "/") for folder in folders)
+
+
+def _rule(name: str, config: Config) -> str:
+    """Return the rule of cloudddp, not of git, by which a path is not sent; '' for none."""
+    if pattern := next((one for one in NEVER_SENT if _matcher([one])(name)), ""):
+        return f"{pattern} is never sent"
+    if _is_below(name, [RESULTS]):
+        return f"{RESULTS}/ is where `pull` puts results"
+    for out in config.job.outputs:
+        if _is_below(name, [posixpath.normpath(out)]):
+            return f"job.outputs names {out}"
+    return "sync.exclude names it" if _matcher(config.sync.exclude)(name) else ""
+
+
+def require_sent(files: Snapshot, config: Config, script: str) -> None:
+    """Raise UsageError, with the reason, for a script that the nodes would not have."""
+    there = files.there(script)
+    if there is not None and there in files.manifest:
+        return
+    what = f"script {script} would not be on the nodes: "
+    paths = [*reversed([*_parents(script)]), script]
+    link = next((path for path in paths if (files.root / path).is_symlink()), None)
+    if there is None and link is not None:
+        target = (files.root / link).readlink()
+        raise UsageError(
+            f"{what}{link} is a link to {target}, outside the project",
+            hint="copy the script into the project",
+        )
+    name = there or script
+    if _is_below(name, files.withheld):
+        hint = "rename it, let git track it, or give its path in sync.include"
+        raise UsageError(f"{what}by its name it may hold secrets", hint=hint)
+    if rule := _rule(name, config):
+        raise UsageError(f"{what}{rule}", hint="move it to another folder, or change that setting")
+    raise UsageError(
+        f"{what}it is ignored by git",
+        hint=f"`git check-ignore -v {name}` shows the rule; sync.include sends it",
+    )
 
 
 def _some(names: Sequence[str]) -> str:
@@ -128,29 +256,42 @@ def snapshot(
     root: Path,
     *,
     exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
     keep_out: Sequence[str] = (),
     secret: frozenset[str] = frozenset(),
 ) -> Snapshot:
-    """Return the files of a project. `exclude` are .gitignore patterns, `keep_out` exact paths (job outputs), `secret` exact
+    """Return the files of a project. `exclude` are .gitignore patterns, `include` those of
+    files that git ignores and that are sent, `keep_out` exact paths (job outputs), `secret` exact
     paths that are withheld as `.env` is.
 
     Raises UsageError for what cannot be sent: a socket, a pipe, a device, an unreadable file.
     """
-    for pattern in exclude:
-        if not _is_pattern(pattern):
-            raise UsageError(
-                f"sync.exclude: {pattern!r} is not a pattern", hint="remove it, or see `man gitignore`"
-            )
+    for key, patterns in (("exclude", exclude), ("include", include)):
+        for number, pattern in enumerate(patterns):
+            if not _is_pattern(pattern):
+                raise UsageError(
+                    f"sync.{key}: {pattern!r} is not a pattern", hint="remove it, or see `man gitignore`"
+                )
+            if pattern.startswith("!") and all(one.startswith("!") for one in patterns[:number]):
+                raise UsageError(
+                    f"sync.{key}: {pattern!r} has no effect: no pattern before it matches anything",
+                    hint=f"to send files that .gitignore names: [sync] include = [{json.dumps(pattern[1:])}]",
+                )
     base = f"{root}/"  # to join Paths takes longer than to look at the files
     excluded = _matcher((*NEVER_SENT, *exclude))
     outputs = [posixpath.normpath(out) for out in keep_out]  # "./runs/" is "runs"
     listed = _list(root)
-    names = [
-        name
-        for name in listed.files
-        if not (excluded(name) or any(name == out or name.startswith(out + "/") for out in outputs))
-    ]
-    withheld = _secrets(root, listed, names, secret)
+    if include:
+        _include(listed, root, _matcher(include))
+    names, unsent = [], []
+    for name, tracked in listed.files.items():
+        if not (excluded(name) or any(name == out or name.startswith(out + "/") for out in outputs)):
+            names.append(name)
+        elif tracked and os.path.lexists(base + name):
+            unsent.append(name)
+    if unsent:
+        unsent = sorted(itertools.filterfalse(_matcher(exclude), unsent))  # those were meant
+    withheld = _secrets(root, listed, [name for name in names if name not in include], secret)
     manifest: Manifest = {}
     for name in sorted(names):
         if name in withheld:
@@ -158,7 +299,9 @@ def snapshot(
         entry = _describe(base, name)
         if entry is not None:
             manifest[name] = entry
-    return Snapshot(root, manifest, tuple(sorted({*withheld.values()})), tuple(sorted(listed.unfetched)))
+    return Snapshot(
+        root, manifest, tuple(sorted({*withheld.values()})), tuple(unsent), tuple(sorted(listed.unfetched))
+    )
 
 
 def _secrets(root: Path, listed: _Listed, names: Iterable[str], known: frozenset[str]) -> dict[str, str]:
@@ -206,9 +349,23 @@ class _Listed:
 
     files: dict[str, bool] = field(default_factory=dict)
     unfetched: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)  # by .gitignore, outside a repository
 
     def add(self, name: str, *, tracked: bool) -> None:
         self.files[name] = tracked or self.files.get(name, False)
+
+
+def _include(listed: _Listed, root: Path, included: Callable[[str], bool]) -> None:
+    """Add the files that match, whether or not they are ignored."""
+    excluded = _matcher(NEVER_SENT)
+    for folder, folders, files in os.walk(root):
+        below = os.path.relpath(folder, root)
+        prefix = "" if below == "." else below + "/"
+        folders[:] = [name for name in folders if not excluded(f"{prefix}{name}/")]
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for name in (*files, *links):
+            if included(prefix + name):
+                listed.add(prefix + name, tracked=False)
 
 
 def _list(root: Path) -> _Listed:
@@ -304,9 +461,11 @@ def _walk(listed: _Listed, root: Path) -> None:
             name = folder + entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
             tested = name + "/" if is_folder else name
-            if excluded(tested) or _ignored(tested, rules):
+            if excluded(tested):
                 continue
-            if is_folder:
+            if _ignored(tested, rules):
+                listed.ignored.append(tested)
+            elif is_folder:
                 stack.append((tested, rules))
             else:
                 listed.add(name, tracked=False)

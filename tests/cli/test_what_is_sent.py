@@ -12,8 +12,10 @@ import pytest
 from support.harness import TIMEOUT
 from support.jobs import direct
 
-from cloudddp.config.spec import Config
-from cloudddp.job import project_files
+from cloudddp.config.spec import Config, SyncSpec
+from cloudddp.errors import UsageError
+from cloudddp.job import launch, project_files
+from cloudddp.job.new_job import Script
 
 VERBS = [("launch", "train.py"), ("launch", "--dry-run", "train.py"), ("run", "train.py"), ("sync",)]
 
@@ -91,7 +93,7 @@ def test_files_that_hold_secrets_are_withheld_unless_git_tracks_them(tmp_path: P
     expected = {*SENT, *(SECRETS if kind == "tracked" else ())}
     assert set(files.manifest) == expected
     assert len(files.withheld) == (0 if kind == "tracked" else len(SECRETS))
-    named = "".join(project_files.notes(files))
+    named = "".join(project_files.notes(files, Config()))
     assert (".aws, .bash_history" in named) == (kind != "tracked")
 
 
@@ -184,3 +186,147 @@ def test_nodes_with_the_files_of_another_project_are_not_overwritten_unasked(
     assert "another project" in cli("launch", "train.py").stderr
     cli.ok("sync", "--yes")
     assert "one" in cli.ok("launch", "train.py")
+
+
+# -- files that the nodes would lack ---------------------------------------------------------------------------
+
+
+def warnings(root: Path, config: Config | None = None) -> str:
+    files = project_files.of_config(root, config or Config())
+    return "\n".join(project_files.notes(files, config or Config()))
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+
+
+@pytest.mark.parametrize("words", VERBS[:3])
+def test_script_that_is_a_link_out_of_the_project_is_refused(
+    cli: Any, faults: Any, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    write(tmp_path, "shared/train.py")
+    (cli.cwd / "train.py").symlink_to("../shared/train.py")
+    cli.write("other.py", "")
+    error = refused(cli, faults, *words)
+    assert "train.py is a link to ../shared/train.py, outside the project" in error
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("outside/train.py", "outside is a link to /"),
+        (
+            "inner/abs.py",
+            "inner/abs.py is a link to /",
+        ),  # to the project itself, which is elsewhere on the nodes
+        ("-m outside.train", "outside is a link to /"),
+        ("runs/train.py", "job.outputs names runs"),
+        ("results/train.py", "results/ is where `pull` puts results"),
+        ("venv/train.py", "venv/ is never sent"),
+        ("cut/train.py", "sync.exclude names it"),
+        ("data/train.py", "it is ignored by git"),
+        ("-m data.train", "it is ignored by git"),
+        (".aws/train.py", "it may hold secrets"),
+        ("link/train.py", ""),
+        ("-m link.train", ""),
+        ("chain.py", ""),
+    ],
+)
+def test_script_that_would_not_arrive_is_refused_with_the_reason(
+    tmp_path: Path, script: str, reason: str
+) -> None:
+    root = tmp_path / "here"
+    folders = ("runs", "results", "venv", "cut", "data", ".aws", "inner", "../elsewhere")
+    write(root, *(f"{folder}/train.py" for folder in folders), "a.py")
+    (root / ".gitignore").write_text("data/\n")
+    (root / "outside").symlink_to(tmp_path / "elsewhere")
+    (root / "link").symlink_to("inner")
+    (root / "chain.py").symlink_to("link/../inner/train.py")
+    (root / "inner" / "abs.py").symlink_to(root / "a.py")
+    git(root, "init", "-q")
+    git(root, "add", "-f", "runs", "results", "venv")
+    config = Config(sync=SyncSpec(exclude=("cut/",)))
+    wanted = Script(script.removeprefix("-m "), (), script.startswith("-m"))
+    if not reason:
+        launch.prepare(root, root, wanted, config)
+        return
+    with pytest.raises(UsageError) as caught:
+        launch.prepare(root, root, wanted, config)
+    assert reason in str(caught.value)
+
+
+def test_files_that_the_nodes_lack_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "here"
+    write(
+        root,
+        "a.py",
+        "results/base.json",
+        "venv/x",
+        "runs/old",
+        "data/x",
+        "meta.pkl",
+        "a.egg-info/x",
+        "wide/data/y",
+    )
+    write(tmp_path, "elsewhere/x")
+    (root / ".gitignore").write_text("data/\n*.pkl\n*.egg-info\n")
+    git(root, "init", "-q")
+    git(root, "add", "-f", "results", "venv", "runs", "a.py")
+    (root / "data2").symlink_to("../elsewhere")
+    (root / "to-data").symlink_to("data")
+    (root / "latest").symlink_to("runs/old")
+    (root / "broken").symlink_to("nowhere")
+    (root / "self").symlink_to(".")
+    shown = warnings(root)
+    assert (
+        "results/base.json (results/ is where `pull` puts results), runs/old (job.outputs names runs), venv/x (venv/"
+        in shown
+    )
+    assert "do not have them: data2 -> ../elsewhere, to-data -> data;" in shown
+    assert "not sent, since git's ignore rules name them: data/, meta.pkl, wide/ (" in shown
+    included = Config(sync=SyncSpec(include=("/data/", "meta.pkl"), exclude=("wide/", "data2")))
+    assert {"data/x", "meta.pkl"} < set(project_files.of_config(root, included).manifest)
+    assert "ignore rules" not in warnings(root, included)
+    assert "links" not in warnings(root, included)
+
+
+@pytest.mark.parametrize("repository", [False, True])
+def test_include_sends_ignored_files_but_no_secrets_except_by_their_path(
+    tmp_path: Path, repository: bool
+) -> None:
+    write(
+        tmp_path,
+        "a.py",
+        "data/train.bin",
+        "data/.env",
+        "data/server.key",
+        "data/__pycache__/x",
+        "data/.git/x",
+    )
+    (tmp_path / "data" / "link").symlink_to(".")
+    (tmp_path / ".gitignore").write_text("data/\n")
+    if repository:
+        git(tmp_path, "init", "-q")
+    config = Config(sync=SyncSpec(include=("data/", "data/server.key")))
+    sent = set(project_files.of_config(tmp_path, config).manifest)
+    assert sent == {"a.py", ".gitignore", "data/train.bin", "data/server.key", "data/link"}
+
+
+def test_submodule_without_files_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "inner/a.py", "outer/b.py")
+    for name in ("inner", "outer"):
+        git(tmp_path / name, "init", "-q")
+        git(tmp_path / name, "add", ".")
+        git(tmp_path / name, "commit", "-qm", "one")
+    git(tmp_path / "outer", "-c", "protocol.file.allow=always", "submodule", "add", "-q", "../inner", "lib")
+    git(tmp_path / "outer", "commit", "-qm", "two")
+    git(tmp_path, "clone", "-q", "outer", "clone")
+    assert "not sent: lib: submodules without files" in warnings(tmp_path / "clone")
+
+
+def test_excluding_a_negated_pattern_names_include(cli: Any, faults: Any) -> None:
+    cli.write("train.py", "")
+    cli.write("cloudddp.toml", '[sync]\nexclude = ["!data/"]\n')
+    assert 'include = ["data/"]' in refused(cli, faults, "launch", "train.py")

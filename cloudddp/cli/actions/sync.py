@@ -12,7 +12,7 @@ from cloudddp.job import sync as syncing
 def sync(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -> None:
     session = sessions.start(console, options, anyone=anyone)
     files = project_files.of_config(session.root, session.settings)
-    for note in project_files.notes(files):
+    for note in project_files.notes(files, session.settings):
         console.warn(note)
     with session.connect() as (cluster, runner), console.progress() as progress:
         try:
