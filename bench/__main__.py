@@ -155,6 +155,7 @@ def bench_sync(options: Options) -> None:
     from cloudddp.cluster import connect, up
     from cloudddp.config.spec import ClusterSpec, Config
     from cloudddp.job import sync
+    from cloudddp.job.project_files import of_config
     from cloudddp.ssh.command_loop import OnEnd
     from cloudddp.ssh.fleet import Fleet
     from cloudddp.ssh.running import CommandSpec
@@ -181,7 +182,13 @@ def bench_sync(options: Options) -> None:
             for name in ("first", "unchanged"):
                 commands.clear()
                 started = time.perf_counter()
-                sync.sync(fleet, made, Config(cluster=spec), root=Path(folder), progress=lambda _: None)
+                sync.sync(
+                    fleet,
+                    made,
+                    Config(cluster=spec),
+                    files=of_config(Path(folder), Config(cluster=spec)),
+                    progress=lambda _: None,
+                )
                 seconds = time.perf_counter() - started
                 print(f"  {name:<12} {len(commands)} commands, {seconds:.3f} s", flush=True)
 

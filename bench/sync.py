@@ -65,8 +65,9 @@ def relay(cluster: Cluster, source: Path, folder: str) -> None:
 
 def transfer(found: Any, runner: Any, settings: Any, source: Path) -> None:
     from cloudddp.job import sync
+    from cloudddp.job.project_files import of_config
 
-    sync.sync(runner, found, settings, root=source, progress=lambda _text: None)
+    sync.sync(runner, found, settings, files=of_config(source, settings), progress=lambda _text: None)
 
 
 def contenders(

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import re
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -85,10 +88,27 @@ class ClusterRecord:
     proxy_command: str = ""
 
 
+def project_id(root: Path) -> str:
+    """Return the random id of a project folder on this computer; nodes remember whose files they have."""
+    name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:32]
+    path = home() / "projects" / name
+    with contextlib.suppress(OSError, ValueError):
+        if re.fullmatch("[0-9a-f]{32}", found := path.read_text("ascii")):
+            return found
+    write_atomic(path, new := secrets.token_hex(16))
+    return new
+
+
 def known_clusters() -> list[ClusterRecord]:
     """Return the clusters that were created on this computer and not yet removed, as far as known."""
     records = [folder.record() for folder in _folders() if folder.private_key.exists()]
     return [record for record in records if record is not None]
+
+
+def live_clusters() -> list[ClusterRecord]:
+    """Return the known clusters whose deadline is ahead."""
+    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return [record for record in known_clusters() if record.expires > now]
 
 
 def folders_of(name: str, endpoint: str) -> list[ClusterFolder]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,9 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.search import Search
 from cloudddp.config import project, settings, tolerant
+from cloudddp.config.example import name_for
 from cloudddp.config.options import Flag, GlobalOptions
+from cloudddp.config.project import Project
 from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, Part, UsageError
@@ -29,6 +32,7 @@ from cloudddp.tags import iso
 if TYPE_CHECKING:
     from cloudddp.agent.client import Runner
     from cloudddp.job.launch_record import LaunchRecord
+    from cloudddp.job.sync import Origin
 
 
 _BOOT_SECONDS = 600.0  # in which a replacement may boot
@@ -194,6 +198,34 @@ class Session:
             self.console.warn(warning)
         return found
 
+    def origin(self, *, yes: bool = False, before: Callable[[], None] = lambda: None) -> Origin:
+        """Return the project's id, and how to ask on a terminal whether the files of another project may be replaced; without
+        one they may not. `before` is called before it asks."""
+        # 30 ms, which verbs that send no files do not need.
+        from cloudddp.job.sync import Origin
+
+        def agree(nodes: Sequence[int]) -> None:
+            name = self.settings.cluster.name
+            held = (
+                f"{node_list(nodes)} of cluster {name!r} {'has' if len(nodes) == 1 else 'have'} the files of another project, or "
+                "of this one from another computer or folder"
+            )
+            if yes:
+                return
+            if not sys.stdin.isatty():
+                raise CloudDDPError(
+                    f"{held}; nothing was changed",
+                    hint=(
+                        Command("sync", "--yes"),
+                        " replaces them; -c NAME chooses a cluster for this project",
+                    ),
+                )
+            before()
+            if not self.console.confirm(f"{held}. Replace them?"):
+                raise CloudDDPError("not confirmed; nothing was changed")
+
+        return Origin(local_state.project_id(self.root), agree)
+
     def copied_job(self, wanted: str | None = None) -> LaunchRecord | None:
         """Return the newest job of a cluster of that name, or the one of this id, whose nodes were told to copy its results
         to S3, as far as this computer knows."""
@@ -209,11 +241,12 @@ class Session:
         # As above.
         from cloudddp.cli import ends
 
-        text = ""
+        name, text, older = self.settings.cluster.name, "", ""
         if "reached its deadline" not in error.message:
-            answered = [asked.region, *others.regions]
-            text = ends.explanation(self.settings.cluster.name, asked.endpoint, error.last, answered)
-        message = "; ".join(part for part in (error.message, *nor_elsewhere(others), text) if part)
+            text = ends.explanation(name, asked.endpoint, error.last, [asked.region, *others.regions])
+        if name != "default" and any(one.name == "default" for one in local_state.live_clusters()):
+            older = "this computer has created a cluster 'default', which may be up: see it with -c default"
+        message = "; ".join(part for part in (error.message, *nor_elsewhere(others), text, older) if part)
         # As above.
         from cloudddp.job.results.s3_place import place_of
 
@@ -288,7 +321,8 @@ def start(
 ) -> Session:
     """Return a session. Raises UsageError before anything is called.
 
-    `tolerant_verb` is the verb, if it works with a broken configuration as long as the name of the cluster is certain. With --sim the simulator is started, unless it runs, and this process is pointed at it. Not for a dry run.
+    `tolerant_verb` is the verb, if it works with a broken configuration as long as the name of the cluster is certain. With
+    --sim the simulator is started, unless it runs, and this process is pointed at it. Not for a dry run.
     """
     where = project.find(options.config)
     if where.from_parent:
@@ -297,13 +331,13 @@ def start(
         raise UsageError("--region and --regions exclude each other", hint="give only one of them")
     broken = False
     try:
-        layers = _layers(options, flags, where.files)
+        layers = _layers(options, flags, where)
         checked = settings.resolve(layers)
         _report_other_region(console, options, checked, layers)
     except UsageError as error:
         if not tolerant_verb:
             raise
-        checked, broken = _tolerated(console, options, where.files, tolerant_verb, error), True
+        checked, broken = _tolerated(console, options, where, tolerant_verb, error), True
     if not dry_run:
         local_state.check_home()
         if options.sim:
@@ -311,7 +345,7 @@ def start(
                 require_region(options.region)  # before anything is started
             _enter_simulator(console)
             if not broken:
-                checked = settings.resolve(_layers(options, flags, where.files))  # its SSH port is a setting
+                checked = settings.resolve(_layers(options, flags, where))  # its SSH port is a setting
     if options.profile and not options.sim:
         os.environ["AWS_PROFILE"] = options.profile  # for a proxy command that calls AWS, such as `aws ssm`
     return Session(
@@ -322,16 +356,21 @@ def start(
 
 
 def _tolerated(
-    console: Console, options: GlobalOptions, files: Sequence[Path], verb: str, error: UsageError
+    console: Console, options: GlobalOptions, where: Project, verb: str, error: UsageError
 ) -> Config:
     """Return the settings without what is wrong with them, after a warning for each part. Raises UsageError if the name of the
     cluster may be in such a part, and `verb` needs it."""
-    given = _layers(options, (), (), {})
+    *given, folder = _layers(options, (), replace(where, files=()), {})
     settings.resolve(given)  # options have to be valid
     messages: list[str] = []
     try:
         found = tolerant.resolve(
-            given, os.environ, files, lambda one: messages.append(one.message), named=verb != "ls"
+            given,
+            os.environ,
+            where.files,
+            lambda one: messages.append(one.message),
+            named=verb != "ls",
+            default=folder,
         )
     except UsageError as doubt:
         raise UsageError(
@@ -344,16 +383,16 @@ def _tolerated(
 
 
 def named_cluster(options: GlobalOptions) -> str | None:
-    """Return the cluster that an option, a variable or a file names; None where only the default is left."""
-    layers = _layers(options, (), project.find(options.config).files)
-    named = any("name" in layer.values.get("cluster", {}) for layer in layers)
+    """Return the cluster that an option, a variable or a file names; None where only the folder's name is left."""
+    layers = _layers(options, (), project.find(options.config))
+    named = any("name" in layer.values.get("cluster", {}) for layer in layers[:-1])
     return settings.resolve(layers).cluster.name if named else None
 
 
 def _layers(
     options: GlobalOptions,
     flags: Sequence[Flag],
-    files: Sequence[Path],
+    where: Project,
     environ: Mapping[str, str] = os.environ,
 ) -> list[Layer]:
     """Return every source of settings, by precedence, the highest first.
@@ -367,7 +406,8 @@ def _layers(
         *([Flag("--region", "cluster", "region", options.region)] if options.region is not None else []),
     ]
     layers = [settings.from_flags(given), *settings.environment_layers(environ)]
-    layers += [settings.read_toml(path) for path in files]
+    layers += [settings.read_toml(path) for path in where.files]
+    layers.append(Layer("the project's folder", {"cluster": {"name": name_for(where.root)}}))
     if not options.sim:
         return layers
     region = options.region or (os.environ.get("AWS_REGION") or "us-east-1")

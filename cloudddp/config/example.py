@@ -39,7 +39,8 @@ def toml_value(value: Any) -> str:
 def defaults(section: str) -> dict[str, Any]:
     """Return {key: default} of a section."""
     empty = schema.SECTIONS[section]()
-    return {key: getattr(empty, key) for key in schema.fields(section)}
+    found = {key: getattr(empty, key) for key in schema.fields(section)}
+    return {**found, "name": None} if section == "cluster" else found  # the name is that of the folder
 
 
 def toml(name: str, given: Mapping[tuple[str, str], Any] | None = None) -> str:

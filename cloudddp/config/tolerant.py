@@ -37,14 +37,20 @@ class _Source:
 
 
 def resolve(
-    given: Sequence[Layer], environ: Mapping[str, str], files: Sequence[Path], report: Report, *, named: bool
+    given: Sequence[Layer],
+    environ: Mapping[str, str],
+    files: Sequence[Path],
+    report: Report,
+    *,
+    named: bool,
+    default: Layer,
 ) -> Config:
-    """Return the settings that can be used, of layers that are valid, the environment and files, by precedence. `report` is
-    called with each error. With `named`, raises one that may be about the name of the cluster, if nothing above it gives the name.
+    """Return the settings that can be used, of layers that are valid, the environment and files, by precedence, and `default`.
+    `report` is called with each error. With `named`, raises one that may be about the name of the cluster, if nothing above it gives the name.
     """
     sources = [_Source(layer) for layer in given]
     sources += [_of_variable(name, value, report) for name, value in environ.items()]
-    sources += [_of_file(path, report) for path in files]
+    sources += [*(_of_file(path, report) for path in files), _Source(default)]
     for source in sources:
         if source.name is not None or not named:
             break

@@ -28,7 +28,7 @@ from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.job.new_job import NewJob, Script
 from cloudddp.job.poweroff import Hold
 from cloudddp.job.ranks import Host
-from cloudddp.job.sync import Progress
+from cloudddp.job.sync import UNKNOWN, Origin, Progress
 from cloudddp.job.tools import Sending
 from cloudddp.text import one_line
 
@@ -38,18 +38,30 @@ CLOCK_SKEW = 5.0  # seconds; more makes it uncertain which rank failed first, an
 SETUP_OUTPUT_LINES = 40  # of a setup command that failed, as shown
 
 
-def prepare(root: Path, here: Path, script: Script, config: Config, *, fresh: bool = False) -> Script:
+def prepare(
+    root: Path,
+    here: Path,
+    script: Script,
+    config: Config,
+    *,
+    fresh: bool = False,
+    secret_files: Iterable[Path] = (),
+    warn: Callable[[str], None] = lambda _: None,
+) -> Script:
     """Check everything that can be checked before a node exists; return the script by its path in the project.
 
-    `here` is the user's current folder. `fresh`: the nodes will be new, so every file will be sent. Raises UsageError;
-    calls nothing.
+    `here` is the user's current folder. `fresh`: the nodes will be new, so every file will be sent. `warn` gets what is
+    not sent. Raises UsageError; calls nothing.
     """
-    files = project_files.of_config(root, config)
+    files = project_files.of_config(root, config, secret_files=secret_files)
     _check_inputs(root, config.setup.inputs, files.manifest)
-    found = scripts.resolve(root, here, script, files.manifest, config.job.env)
+    found, file = scripts.find(root, here, script, files.manifest, config.job.env)
+    project_files.require_sent(files, config, file)
     if fresh:
         sync.check_size(files.manifest, files.manifest, config.sync.max_mb)
         _check_rank_counts(config, config.cluster.nodes)
+    for note in project_files.notes(files, config):
+        warn(note)
     return found
 
 
@@ -74,6 +86,7 @@ def launch(
     progress: Progress,
     hold: Hold,
     secret_files: Iterable[Path] = (),
+    origin: Origin = UNKNOWN,
     on_setup_line: OnSetupLine = lambda _node, _line: None,
 ) -> Sending:
     """Sync, set up and start the script's ranks on every node; return when all have been started. `secret_files` are not sent.
@@ -88,8 +101,6 @@ def launch(
     _check_rank_counts(config, len(cluster.nodes))
     require_efa = config.cluster.require_efa or cluster.require_efa
     files = project_files.of_config(root, config, secret_files=secret_files)
-    if files.withheld:
-        progress(_withheld(files.withheld))
     probes = probe(
         runner,
         cluster,
@@ -101,9 +112,10 @@ def launch(
     if require_efa:
         _check_efa(probes, tagged=cluster.require_efa)
     _check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
+    origin.check(probes)
     hold.begin(runner, probes)
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
-    sync.update(runner, cluster, probes, config, files, progress)
+    sync.update(runner, cluster, probes, config, files, progress, origin)
     _set_up(runner, probes, config, job, progress, on_setup_line)
     if job.resumed_from and not config.job.snapshots:
         progress(snapshots.NONE_COPIED)
@@ -122,11 +134,6 @@ def launch(
         _abort(runner, job.id, progress)
         raise
     return Sending(runner, cluster, started if config.job.stall_minutes else {}, progress)
-
-
-def _withheld(names: Sequence[str]) -> str:
-    listed = ", ".join(one_line(name, 80) for name in names[:5]) + (", ..." if len(names) > 5 else "")
-    return f"warning: not sent: {listed} (--env-file passes such variables; files that git tracks are sent)"
 
 
 def _check_rank_counts(config: Config, nodes: int) -> None:

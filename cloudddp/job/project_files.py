@@ -7,6 +7,8 @@ the .gitignore files found on the way. Files that a job writes on a node are in 
 from __future__ import annotations
 
 import functools
+import itertools
+import json
 import os
 import posixpath
 import re
@@ -14,12 +16,13 @@ import stat
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudddp import timings
 from cloudddp.agent.protocol.manifest import (
     FILE,
+    LINK,
     MAX_FILES,
     Entry,
     Folder,
@@ -30,10 +33,18 @@ from cloudddp.agent.protocol.manifest import (
     manifest_to_wire,
     nested,
 )
+from cloudddp.config import project
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
+from cloudddp.job import secret_names
+from cloudddp.safe_files import resolved
+from cloudddp.text import one_line
 
+MAX_LINKS = 40  # on the way to a file, as in Linux
 RESULTS = "results"  # where `pull` puts results; never sent to the nodes
+
+# Ignored in most projects, and not what a job reads.
+_BUILT = (".*", "*.egg-info/", "*.pyc", "node_modules/", "build/", "dist/")
 
 NEVER_SENT = (
     ".git",
@@ -45,8 +56,6 @@ NEVER_SENT = (
     ".DS_Store",
 )
 
-_SECRET = re.compile(r"\.env(?:\..*)?", re.DOTALL)
-
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -54,7 +63,33 @@ class Snapshot:
 
     root: Path
     manifest: Manifest
-    withheld: tuple[str, ...] = ()  # .env files and folders, which are not sent
+    withheld: tuple[str, ...] = ()  # files and folders that may hold secrets, which are not sent
+    unsent: tuple[str, ...] = ()  # files that git tracks, and that are not sent
+    unfetched: tuple[str, ...] = ()  # submodules without a checkout
+
+    def there(self, name: str) -> str | None:
+        """Return the path in the project to which a path leads on the nodes, through the links that are sent; None where it
+        leaves the project."""
+        rest, links = name.split("/"), 0
+        found: list[str] = []
+        while rest:
+            part = rest.pop(0)
+            if part in ("", "."):
+                continue
+            if part == "..":
+                if not found:
+                    return None
+                found.pop()
+                continue
+            entry = self.manifest.get("/".join([*found, part]))
+            if entry is None or entry.kind != LINK:
+                found.append(part)
+                continue
+            links += 1
+            if links > MAX_LINKS or entry.target.startswith("/"):
+                return None
+            rest = entry.target.split("/") + rest
+        return "/".join(found)
 
     @property
     def size(self) -> int:
@@ -79,22 +114,134 @@ class Snapshot:
 @timings.spanned("project files")
 def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) -> Snapshot:
     """Return the project's files that the settings select for the nodes. `secret_files` are withheld as `.env` is, wherever
-    they are. Raises UsageError where there are no files, or too many."""
+    they are. Raises UsageError where there are no files, or too many, and for a folder that is no project."""
+    project.require(root)
     keep_out = (*config.job.outputs, RESULTS)
     secret = frozenset(_names_below(root, secret_files))
-    project = snapshot(root, exclude=config.sync.exclude, keep_out=keep_out, secret=secret)
-    if not project.manifest:
+    files = snapshot(
+        root, exclude=config.sync.exclude, include=config.sync.include, keep_out=keep_out, secret=secret
+    )
+    if not files.manifest:
         raise UsageError(f"{root} has no files to send", hint="run cloudddp in your project's folder")
-    if len(project.manifest) > MAX_FILES:
-        folders = Counter(name.split("/")[0] + "/" * ("/" in name) for name in project.manifest).most_common(
-            3
-        )
+    if len(files.manifest) > MAX_FILES:
+        folders = Counter(name.split("/")[0] + "/" * ("/" in name) for name in files.manifest).most_common(3)
         raise UsageError(
-            f"the project has {len(project.manifest):,} files, more than {MAX_FILES:,}: "
+            f"the project has {len(files.manifest):,} files, more than {MAX_FILES:,}: "
             + "; ".join(f"{name} {count:,}" for name, count in folders),
             hint="add what is not needed on the nodes to .gitignore or sync.exclude",
         )
-    return project
+    return files
+
+
+def notes(files: Snapshot, config: Config) -> Iterator[str]:
+    """Yield a line for each kind of files that a user would expect on the nodes, and that are not sent."""
+    if files.withheld:
+        yield (
+            f"not sent, since they may hold secrets: {_some(files.withheld)} (--env-file passes variables; files that git "
+            "tracks are sent)"
+        )
+    if files.unfetched:
+        yield f"not sent: {_some(files.unfetched)}: submodules without files; `git submodule update --init` fetches them"
+
+    if files.unsent:
+        shown = [f"{name} ({_rule(name, config)})" for name in files.unsent[:3]]
+        more = f" and {len(files.unsent) - 3} more" if len(files.unsent) > 3 else ""
+        yield f"git tracks files that are not sent: {', '.join(shown)}{more}"
+    if lost := _dangling(files, config):
+        yield (
+            f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; copy the files into the project, or "
+            "add the links to sync.exclude"
+        )
+    if ignored := _ignored_names(files.root, config):
+        yield (
+            f"not sent, since git's ignore rules name them: {_some(ignored)} (sync.include sends what the job needs, sync.exclude ends "
+            "this message)"
+        )
+
+
+def _dangling(files: Snapshot, config: Config) -> list[str]:
+    """Return the links that lead to a file here and to none on the nodes, with their targets."""
+    links = [(name, entry.target) for name, entry in files.manifest.items() if entry.kind == LINK]
+    folders = {parent for name in files.manifest for parent in _parents(name)} if links else set()
+    found = []
+    for name, target in links:
+        there = files.there(name)
+        is_sent = there is not None and (there in files.manifest or there in folders or not there)
+        if is_sent or not (files.root / name).exists():
+            continue
+        if there is None or not _rule(there, config).startswith("job.outputs"):
+            found.append(f"{name} -> {target}")
+    return found
+
+
+def _parents(name: str) -> Iterator[str]:
+    while name := name.rpartition("/")[0]:
+        yield name
+
+
+def _ignored_names(root: Path, config: Config) -> list[str]:
+    """Return the files and folders that .gitignore names, without those that are hidden or that tools build."""
+    if _in_repository(root):
+        words = ("-oiz", "--exclude-standard", "--directory", "--no-empty-directory", "--", ".")
+        listing = _git(root, "ls-files", *words)
+        names = [os.fsdecode(raw) for raw in listing.stdout.split(b"\0") if raw]
+    else:
+        _walk(listed := _Listed(), root)
+        names = listed.ignored
+    scratch = [posixpath.normpath(out) for out in config.job.scratch]
+    hidden = _matcher((*NEVER_SENT, *_BUILT, *config.sync.exclude, *config.sync.include))
+    return [
+        name for name in sorted(names)
+        if not hidden(name) and not _rule(name.rstrip("/"), config) and not _is_below(name.rstrip("/"), scratch)
+    ]  # fmt: skip
+
+
+def _is_below(name: str, folders: Iterable[str]) -> bool:
+    return any(name == folder or name.startswith(folder + "/") for folder in folders)
+
+
+def _rule(name: str, config: Config) -> str:
+    """Return the rule of cloudddp, not of git, by which a path is not sent; '' for none."""
+    if pattern := next((one for one in NEVER_SENT if _matcher([one])(name)), ""):
+        return f"{pattern} is never sent"
+    if _is_below(name, [RESULTS]):
+        return f"{RESULTS}/ is where `pull` puts results"
+    for out in config.job.outputs:
+        if _is_below(name, [posixpath.normpath(out)]):
+            return f"job.outputs names {out}"
+    return "sync.exclude names it" if _matcher(config.sync.exclude)(name) else ""
+
+
+def require_sent(files: Snapshot, config: Config, script: str) -> None:
+    """Raise UsageError, with the reason, for a script that the nodes would not have."""
+    there = files.there(script)
+    if there is not None and there in files.manifest:
+        return
+    what = f"script {script} would not be on the nodes: "
+    paths = [*reversed([*_parents(script)]), script]
+    link = next((path for path in paths if (files.root / path).is_symlink()), None)
+    if there is None and link is not None:
+        target = (files.root / link).readlink()
+        raise UsageError(
+            f"{what}{link} is a link to {target}, outside the project",
+            hint="copy the script into the project",
+        )
+    name = there or script
+    if _is_below(name, files.withheld):
+        hint = "rename it, let git track it, or give its path in sync.include"
+        raise UsageError(f"{what}by its name it may hold secrets", hint=hint)
+    if rule := _rule(name, config):
+        raise UsageError(f"{what}{rule}", hint="move it to another folder, or change that setting")
+    raise UsageError(
+        f"{what}it is ignored by git",
+        hint=f"`git check-ignore -v {name}` shows the rule; sync.include sends it",
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(one_line(name, 80) for name in names[:5]) + (
+        f" and {len(names) - 5} more" if len(names) > 5 else ""
+    )
 
 
 def _names_below(root: Path, paths: Iterable[Path]) -> Iterator[str]:
@@ -109,68 +256,67 @@ def snapshot(
     root: Path,
     *,
     exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
     keep_out: Sequence[str] = (),
     secret: frozenset[str] = frozenset(),
 ) -> Snapshot:
-    """Return the files of a project. `exclude` are .gitignore patterns, `keep_out` exact paths (job outputs), `secret` exact
+    """Return the files of a project. `exclude` are .gitignore patterns, `include` those of
+    files that git ignores and that are sent, `keep_out` exact paths (job outputs), `secret` exact
     paths that are withheld as `.env` is.
 
     Raises UsageError for what cannot be sent: a socket, a pipe, a device, an unreadable file.
     """
-    for pattern in exclude:
-        if not _is_pattern(pattern):
-            raise UsageError(
-                f"sync.exclude: {pattern!r} is not a pattern", hint="remove it, or see `man gitignore`"
-            )
+    for key, patterns in (("exclude", exclude), ("include", include)):
+        for number, pattern in enumerate(patterns):
+            if not _is_pattern(pattern):
+                raise UsageError(
+                    f"sync.{key}: {pattern!r} is not a pattern", hint="remove it, or see `man gitignore`"
+                )
+            if pattern.startswith("!") and all(one.startswith("!") for one in patterns[:number]):
+                raise UsageError(
+                    f"sync.{key}: {pattern!r} has no effect: no pattern before it matches anything",
+                    hint=f"to send files that .gitignore names: [sync] include = [{json.dumps(pattern[1:])}]",
+                )
     base = f"{root}/"  # to join Paths takes longer than to look at the files
     excluded = _matcher((*NEVER_SENT, *exclude))
     outputs = [posixpath.normpath(out) for out in keep_out]  # "./runs/" is "runs"
+    listed = _list(root)
+    if include:
+        _include(listed, root, _matcher(include))
+    names, unsent = [], []
+    for name, tracked in listed.files.items():
+        if not (excluded(name) or any(name == out or name.startswith(out + "/") for out in outputs)):
+            names.append(name)
+        elif tracked and os.path.lexists(base + name):
+            unsent.append(name)
+    if unsent:
+        unsent = sorted(itertools.filterfalse(_matcher(exclude), unsent))  # those were meant
+    withheld = _secrets(root, listed, [name for name in names if name not in include], secret)
     manifest: Manifest = {}
-    names, withheld = _without_secrets(root, list(_list(root)), secret)
     for name in sorted(names):
-        if excluded(name) or any(name == out or name.startswith(out + "/") for out in outputs):
+        if name in withheld:
             continue
         entry = _describe(base, name)
         if entry is not None:
             manifest[name] = entry
-    return Snapshot(root, manifest, tuple(one for one in withheld if not excluded(one)))
-
-
-def _without_secrets(root: Path, names: Sequence[str], known: frozenset[str]) -> tuple[list[str], list[str]]:
-    """Return the names to send, and what is withheld: `.env` and `.env.*`, and `known` files, unless git tracks them.
-
-    They hold secrets by convention, and outside a repository no .gitignore names them.
-    """
-    kept: list[str] = []
-    secret: dict[str, list[str]] = {name: [name] for name in names if name in known}
-    for name in names:
-        if name in known:
-            continue
-        parts = name.split("/")
-        at = next((k for k, part in enumerate(parts) if _SECRET.fullmatch(part)), None)
-        if at is None:
-            kept.append(name)
-        else:
-            secret.setdefault("/".join(parts[: at + 1]), []).append(name)
-    withheld = []
-    for found, below in sorted(secret.items()):
-        tracked = _tracked(root, found)
-        kept += [name for name in below if name in tracked]
-        if not tracked.issuperset(below):
-            withheld.append(found)
-    return kept, withheld
-
-
-def _tracked(root: Path, name: str) -> frozenset[str]:
-    """Return the files at or below this path that git tracks; the path may be in a repository inside the project's."""
-    folder, _, last = name.rpartition("/")
-    listing = (
-        _git(root / folder, "ls-files", "-c", "-z", "--", last) if _in_repository(root / folder) else None
+    return Snapshot(
+        root, manifest, tuple(sorted({*withheld.values()})), tuple(unsent), tuple(sorted(listed.unfetched))
     )
-    if listing is None or listing.returncode:
-        return frozenset()
-    prefix = f"{folder}/" if folder else ""
-    return frozenset(prefix + os.fsdecode(raw) for raw in listing.stdout.split(b"\0") if raw)
+
+
+def _secrets(root: Path, listed: _Listed, names: Iterable[str], known: frozenset[str]) -> dict[str, str]:
+    """Return the files to withhold: `known` ones, and those that hold secrets by their names, unless git tracks them. The
+    value is the file, or the folder that has such a name."""
+    is_secret = _matcher(secret_names.PATTERNS)
+    found = {}
+    for name in names:
+        if not (name in known or is_secret(name)) or listed.files[name]:
+            continue
+        if name not in known and secret_names.is_certificate(root / name):
+            continue
+        parents = (name[: slash.start() + 1] for slash in re.finditer("/", name))
+        found[name] = next((parent.rstrip("/") for parent in parents if is_secret(parent)), name)
+    return found
 
 
 def _matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
@@ -197,11 +343,38 @@ def _is_pattern(line: str) -> bool:
     return True
 
 
-def _list(root: Path) -> Iterator[str]:
+@dataclass
+class _Listed:
+    """The files that may be sent, and whether git tracks them. `unfetched`: submodules without a checkout."""
+
+    files: dict[str, bool] = field(default_factory=dict)
+    unfetched: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)  # by .gitignore, outside a repository
+
+    def add(self, name: str, *, tracked: bool) -> None:
+        self.files[name] = tracked or self.files.get(name, False)
+
+
+def _include(listed: _Listed, root: Path, included: Callable[[str], bool]) -> None:
+    """Add the files that match, whether or not they are ignored."""
+    excluded = _matcher(NEVER_SENT)
+    for folder, folders, files in os.walk(root):
+        below = os.path.relpath(folder, root)
+        prefix = "" if below == "." else below + "/"
+        folders[:] = [name for name in folders if not excluded(f"{prefix}{name}/")]
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for name in (*files, *links):
+            if included(prefix + name):
+                listed.add(prefix + name, tracked=False)
+
+
+def _list(root: Path) -> _Listed:
+    listed = _Listed()
     if _in_repository(root):
-        yield from _git_list(root)
+        _git_list(listed, root)
     else:
-        yield from _walk(root)
+        _walk(listed, root)
+    return listed
 
 
 # What git sets for hooks, aliases and `rebase --exec` (`git rev-parse --local-env-vars`): another repository than the
@@ -212,41 +385,55 @@ _GIT_VARIABLES = (
 )  # fmt: skip
 
 
-def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes] | None:
+def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run git there. Raises UsageError if it cannot be started."""
     env = {name: value for name, value in os.environ.items() if name not in _GIT_VARIABLES}
     try:
         return subprocess.run(["git", "-C", str(root), *arguments], env=env, capture_output=True, check=False)
     except FileNotFoundError:
-        return None
+        raise UsageError(
+            f"{root} is in a git repository, and git was not found, so it is not known which files to send",
+            hint="install git",
+        ) from None
 
 
 def _in_repository(root: Path) -> bool:
-    inside = _git(root, "rev-parse", "--is-inside-work-tree")
-    if inside is None or inside.returncode or inside.stdout.strip() != b"true":
+    """Return whether git decides which files to send. Raises UsageError for a repository that git cannot read: its ignored
+    files would be sent."""
+    top = project.repository_of(resolved(root))
+    if top is None:
         return False
+    inside = _git(root, "rev-parse", "--is-inside-work-tree")
+    if inside.returncode or inside.stdout.strip() != b"true":
+        raise _unreadable(root, inside, f"fix the repository {top}, or remove {top / '.git'} if it is none")
     # A folder that its repository ignores lists nothing: treat it as a project of its own.
     ignored = _git(root, "check-ignore", "-q", ".")
-    return ignored is None or ignored.returncode != 0
+    if ignored.returncode not in (0, 1):
+        raise _unreadable(root, ignored, f"fix the repository {top}")
+    return ignored.returncode == 1
 
 
-def _git_list(root: Path, prefix: str = "") -> Iterator[str]:
-    listing = _git(
-        root / prefix if prefix else root, "ls-files", "-co", "--exclude-standard", "-z", "--", "."
-    )
-    if listing is None or listing.returncode:
-        raise UsageError(
-            f"{root / prefix}: git cannot list its files: "
-            + (listing.stderr.decode(errors="replace").strip() if listing else "git was not found"),
-            hint="fix the repository, or move the project out of it",
-        )
-    for raw in set(listing.stdout.split(b"\0")):
+def _unreadable(folder: Path, failed: subprocess.CompletedProcess[bytes], hint: str) -> UsageError:
+    said = one_line(" ".join(failed.stderr.decode(errors="replace").split()), 1000) or "it is no work tree"
+    if advised := re.search("git config --global --add safe.directory .*", said):
+        hint = f"if you trust that user: {advised[0]}"
+    return UsageError(f"{folder}: git cannot list its files: {said}", hint=hint)
+
+
+def _git_list(listed: _Listed, root: Path, prefix: str = "") -> None:
+    folder = root / prefix if prefix else root
+    listing = _git(folder, "ls-files", "-cot", "--exclude-standard", "-z", "--", ".")
+    if listing.returncode:
+        raise _unreadable(folder, listing, "fix the repository, or move the project out of it")
+    for line in set(listing.stdout.split(b"\0")):
+        raw = line[2:]  # after a letter that is "?" for a file that git does not track
         name = prefix + os.fsdecode(raw)
-        if raw in (b"", b"./"):  # "./": this folder is itself an entry, a submodule that was never fetched
-            continue
-        if _is_folder(f"{root}/{name}"):  # a submodule, or a repository inside this one
-            yield from _git_list(root, name.rstrip("/") + "/")
-        else:
-            yield name
+        if raw == b"./":  # this folder is itself an entry: a submodule that was never fetched
+            listed.unfetched.append(prefix.rstrip("/"))
+        elif raw and _is_folder(f"{root}/{name}"):  # a submodule, or a repository inside this one
+            _git_list(listed, root, name.rstrip("/") + "/")
+        elif raw:
+            listed.add(name, tracked=line[:1] != b"?")
 
 
 def _is_folder(path: str) -> bool:
@@ -256,8 +443,8 @@ def _is_folder(path: str) -> bool:
         return False
 
 
-def _walk(root: Path) -> Iterator[str]:
-    """Yield the files of a project that is not a repository. A folder's .gitignore applies to everything below it."""
+def _walk(listed: _Listed, root: Path) -> None:
+    """List the files of a project that is not a repository. A folder's .gitignore applies to everything below it."""
     stack: list[tuple[str, tuple[tuple[str, Callable[[str], bool | None]], ...]]] = [("", ())]
     excluded = _matcher(NEVER_SENT)
     while stack:
@@ -265,17 +452,23 @@ def _walk(root: Path) -> Iterator[str]:
         own = _ignore_file(root / folder / ".gitignore")
         if own is not None:
             rules = (*rules, (folder, own))
-        with os.scandir(root / folder) as entries:
-            for entry in entries:
-                name = folder + entry.name
-                is_folder = entry.is_dir(follow_symlinks=False)
-                tested = name + "/" if is_folder else name
-                if excluded(tested) or _ignored(tested, rules):
-                    continue
-                if is_folder:
-                    stack.append((tested, rules))
-                else:
-                    yield name
+        with os.scandir(root / folder) as found:
+            entries = list(found)
+        if folder and any(entry.name == ".git" for entry in entries):  # a repository inside the project
+            _git_list(listed, root, folder)
+            continue
+        for entry in entries:
+            name = folder + entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            tested = name + "/" if is_folder else name
+            if excluded(tested):
+                continue
+            if _ignored(tested, rules):
+                listed.ignored.append(tested)
+            elif is_folder:
+                stack.append((tested, rules))
+            else:
+                listed.add(name, tracked=False)
 
 
 def _ignore_file(path: Path) -> Callable[[str], bool | None] | None:

@@ -18,28 +18,15 @@ SHOWN = 10  # names in a hint
 TORCHRUN = ("python", "python3", "torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
-def resolve(
-    root: Path, here: Path, script: Script, sent: Collection[str], env: Mapping[str, str] | None = None
-) -> Script:
-    """Return the script by its path in the project `root`; a module stays as it is.
-
-    `here` is the user's current folder, `sent` the paths that the nodes will have, `env` the variables of the
-    ranks, whose PYTHONPATH may name more folders of the project with modules. Raises UsageError.
-    """
-    found, file = find(root, here, script, sent, env)
-    if file not in sent:
-        raise UsageError(
-            f"script {file} is ignored by git or sync.exclude, so it would not be on the nodes",
-            hint=f"`git check-ignore -v {file}` shows the rule",
-        )
-    return found
-
-
 def find(
     root: Path, here: Path, script: Script, listed: Collection[str], env: Mapping[str, str] | None = None
 ) -> tuple[Script, str]:
-    """Return the script as `resolve` does, and its file, which need not be among those that are sent. `listed` are the paths
-    of the project, for hints about modules. Raises UsageError."""
+    """Return the script by its path in the project `root`, and its file; a module stays as it is. The file need not be among
+    those that are sent.
+
+    `here` is the user's current folder, `listed` the paths of the project, for hints about modules, `env` the variables of
+    the ranks, whose PYTHONPATH may name more folders of the project with modules. Raises UsageError.
+    """
     if script.module:
         return script, _module(root, here, script.target, listed, env or {})
     file = _path(root, here, script.target)

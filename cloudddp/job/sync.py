@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 from cloudddp import timings
 from cloudddp.agent import failures
@@ -23,7 +23,6 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
 from cloudddp.errors import Text, UsageError
-from cloudddp.job import project_files
 from cloudddp.job.contents import Contents
 from cloudddp.job.project_files import Snapshot
 from cloudddp.job.transfer import Transfer
@@ -35,9 +34,37 @@ SHOWN = 3  # files that are named
 REPORT = 5.0  # seconds between two lines about a transfer that lasts
 
 
-def sync(runner: Runner, cluster: Cluster, config: Config, *, root: Path, progress: Progress) -> None:
-    """Sync the project's files to every node. Raises UsageError, NodeError."""
-    files = project_files.of_config(root, config)
+@dataclass(frozen=True)
+class Origin:
+    """The id of this computer's project, "" for none. `agree` gets the nodes that have the files of another project, and
+    raises CloudDDPError unless these may be replaced."""
+
+    id: str = ""
+    agree: Callable[[Sequence[int]], None] = lambda _: None
+
+    def others(self, probes: Mapping[int, ProbeReply]) -> list[int]:
+        return [
+            node for node, reply in sorted(probes.items()) if self.id and reply.origin not in ("", self.id)
+        ]
+
+    def check(self, probes: Mapping[int, ProbeReply]) -> None:
+        if nodes := self.others(probes):
+            self.agree(nodes)
+
+
+UNKNOWN = Origin()
+
+
+def sync(
+    runner: Runner,
+    cluster: Cluster,
+    config: Config,
+    *,
+    files: Snapshot,
+    progress: Progress,
+    origin: Origin = UNKNOWN,
+) -> None:
+    """Sync the project's files to every node. Raises UsageError, NodeError, and what `origin` raises."""
     probes = probe(
         runner,
         cluster,
@@ -46,9 +73,10 @@ def sync(runner: Runner, cluster: Cluster, config: Config, *, root: Path, progre
         only_files=True,
         then=(ReceiveRequest.STEP,),
     )
+    origin.check(probes)
     for job in sorted({job for reply in probes.values() for job in reply.running}):
         progress(f"warning: job {job} is running while its files are changed")
-    update(runner, cluster, probes, config, files, progress)
+    update(runner, cluster, probes, config, files, progress, origin)
 
 
 def update(
@@ -58,18 +86,23 @@ def update(
     config: Config,
     files: Snapshot,
     progress: Progress,
+    origin: Origin = UNKNOWN,
 ) -> None:
     """Make the nodes' project folders like this computer's: one step on each node, or none where nothing has changed.
 
     `probes`: each node's reply to a probe. Raises UsageError, NodeError.
     """
     theirs = {node: reply.folders for node, reply in probes.items() if reply.folders is not None}
+    others = origin.others(probes)
+    theirs.update({node: theirs.get(node, {}) for node in others})
     if not theirs:
         progress(f"files are up to date on every node ({len(files.manifest)} files)")
         return
     _check_folders(theirs, files.folder_digests)
     order = order_of(theirs, probes, files.folder_digests)
     folders = different_folders(theirs.values(), files.folder_digests)
+    if others:  # there, equal digests do not mean equal contents
+        folders |= files.folder_digests.keys()
     contents = Contents(files.root)
     listing = _listing(files, folders, contents, known=any(theirs.values()))
     unstable: list[str] = []
@@ -84,6 +117,7 @@ def update(
     transfer = Transfer(
         runner, files.root, listing,
         [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in order],
+        origin=origin.id,
         approve=announced.approve, note=progress, on_sent=sent, on_bytes=announced.add,
     )  # fmt: skip
     with timings.span("send files"):

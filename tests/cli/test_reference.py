@@ -107,6 +107,7 @@ def test_written_configuration_shows_the_defaults(tmp_path: Path) -> None:
         lines.append(line.removeprefix("# ") if known else line)
     text = "\n".join(lines)
     defaults = {section: example.defaults(section) for section in schema.SECTIONS}
+    defaults["cluster"]["name"] = "default"  # otherwise it is the folder's
     shown = {section: set(table) for section, table in tomllib.loads(text).items()}
     assert shown == {name: {k for k, v in table.items() if v is not None} for name, table in defaults.items()}
     path = tmp_path / "cloudddp.toml"

@@ -35,7 +35,7 @@ def own(home: Path, project: Path) -> Iterator[CommandLine]:
     env = clean_environment(
         CLOUDDDP_HOME=str(home), CLOUDDDP_YES="1", CLOUDDDP_SIM="1", CLOUDDDP_SIM_NODES="process"
     )
-    line = CommandLine(project, "default", env)
+    line = CommandLine(project, "project", env)
     yield line
     line.end()
 

@@ -43,6 +43,7 @@ def test_sync_starts_one_process_on_a_node(cli: Any, simulator: Any, monkeypatch
     from cloudddp.cluster import connect, inspect
     from cloudddp.config.spec import ClusterSpec, Config
     from cloudddp.job import sync
+    from cloudddp.job.project_files import of_config
     from cloudddp.ssh.command_loop import OnEnd
     from cloudddp.ssh.fleet import Fleet
     from cloudddp.ssh.running import CommandSpec, Result
@@ -68,10 +69,22 @@ def test_sync_starts_one_process_on_a_node(cli: Any, simulator: Any, monkeypatch
     with Counting(connect.targets(found, spec)) as fleet:
         fleet.connect()
         progress: Callable[[str], None] = lambda _: None  # noqa: E731
-        sync.sync(fleet, found, Config(cluster=spec), root=cli.cwd, progress=progress)
+        sync.sync(
+            fleet,
+            found,
+            Config(cluster=spec),
+            files=of_config(cli.cwd, Config(cluster=spec)),
+            progress=progress,
+        )
         assert len(commands) == 1, "one process of the agent does each step"
         commands.clear()
-        sync.sync(fleet, found, Config(cluster=spec), root=cli.cwd, progress=progress)
+        sync.sync(
+            fleet,
+            found,
+            Config(cluster=spec),
+            files=of_config(cli.cwd, Config(cluster=spec)),
+            progress=progress,
+        )
         assert commands == []
 
 

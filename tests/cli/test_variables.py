@@ -110,7 +110,9 @@ def test_bad_variables_are_refused(cli: Any, verb: str, words: tuple[str, ...], 
 
 # -- .env files --------------------------------------------------------------------------------------------
 
-NOT_SENT = "warning: not sent: .env, .env.local, sub/.env (--env-file passes such variables"
+NOT_SENT = (
+    "warning: not sent, since they may hold secrets: .env, .env.local, sub/.env (--env-file passes variables"
+)
 
 
 def git(folder: Path, *words: str) -> None:
@@ -154,7 +156,7 @@ def test_environment_file_of_a_submodule_is_sent_if_it_is_tracked_there(cli: Any
     git(cli.cwd / "inner", "commit", "-qm", "one")
     done = cli("launch", "list.py")
     assert lines_by_rank(done.stdout)[0] == ["['.env', 'a.py']"]
-    assert "not sent: inner/.env.secret " in done.stderr
+    assert "may hold secrets: inner/.env.secret " in done.stderr
 
 
 def test_file_that_was_given_as_environment_is_not_sent(cli: Any, tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_file_that_was_given_as_environment_is_not_sent(cli: Any, tmp_path: Path
     (cli.cwd / "link.txt").symlink_to("keys/secrets.txt")
     done = cli("launch", "--env-file", "link.txt", "list.py")
     assert done.returncode == 0, done.stderr
-    assert "warning: not sent: keys/secrets.txt, link.txt (" in done.stderr
+    assert "may hold secrets: keys/secrets.txt, link.txt (" in done.stderr
     assert lines_by_rank(done.stdout)[0] == ["hunter2 ['list.py']"]
 
 

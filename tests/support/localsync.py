@@ -24,6 +24,7 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import NodeError, Text
 from cloudddp.job import sync
+from cloudddp.job.project_files import of_config
 from cloudddp.ssh.command_loop import OnEnd
 from cloudddp.ssh.fleet import Outcome, each
 from cloudddp.ssh.running import CommandSpec, Result
@@ -193,7 +194,13 @@ class LocalCluster:
     def sync(self, here: Path, config: Config | None = None) -> list[str]:
         """Sync a folder to all nodes; return the lines that the user gets."""
         self.lines = []
-        sync.sync(self.runner, self.cluster, config or Config(), root=here, progress=self._show)
+        sync.sync(
+            self.runner,
+            self.cluster,
+            config or Config(),
+            files=of_config(here, config or Config()),
+            progress=self._show,
+        )
         return self.lines
 
     @property

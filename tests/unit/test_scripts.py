@@ -14,10 +14,9 @@ from cloudddp.job import scripts
 from cloudddp.job.ranks import Script
 
 
-def resolve(root: Path, target: str, *, here: str = "", ignored: tuple[str, ...] = (), **env: str) -> Script:
+def resolve(root: Path, target: str, *, here: str = "", **env: str) -> Script:
     sent = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
-    kept = [name for name in sent if name not in ignored]
-    return scripts.resolve(root, root / here, Script(target, ("x",), module=True), kept, env)
+    return scripts.find(root, root / here, Script(target, ("x",), module=True), sent, env)[0]
 
 
 def write_files(root: Path, *names: str) -> Path:
@@ -105,14 +104,6 @@ def test_module_name_relative_to_a_subfolder_is_corrected(tmp_path: Path) -> Non
     with pytest.raises(UsageError) as refused:
         resolve(tmp_path, "go", here="sub/deep")
     assert "`-m sub.deep.go`" in refused.value.hint
-
-
-@pytest.mark.parametrize("ignored", ["train/main.py", "pkg/__main__.py"])
-def test_ignored_module_is_refused(tmp_path: Path, ignored: str) -> None:
-    write_files(tmp_path, "train/main.py", "pkg/__main__.py", "other.py")
-    target = ignored.removesuffix(".py").removesuffix("/__main__").replace("/", ".")
-    with pytest.raises(UsageError, match="ignored by git"):
-        resolve(tmp_path, target, ignored=(ignored,))
 
 
 @pytest.mark.parametrize("words", [("launch", "-m", "train.py"), ("run", "-m", "nosuch.main")])

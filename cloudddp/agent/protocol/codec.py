@@ -27,6 +27,8 @@ MAX_TEXT = 1 << 16  # characters of output or of a command
 
 MAX_JOB_ID = 64  # characters
 MAX_NAME = 255
+MAX_ORIGIN = 64
+MIXED = "mixed"  # as an origin: another project's files are being replaced, or that was interrupted
 
 
 class ProtocolError(ValueError):
@@ -77,6 +79,12 @@ def check_project(text: str) -> None:
     """Raise ProtocolError unless the text is the plain name of a folder: it is one below the home folder."""
     if len(text) > MAX_NAME or not is_plain(text, "-_."):
         raise ProtocolError(f"not a project name: {text[:80]!r}")
+
+
+def check_origin(text: str) -> None:
+    """Raise ProtocolError for what is not the id of a laptop's project; '' is none."""
+    if text and (len(text) > MAX_ORIGIN or not is_plain(text, "")):
+        raise ProtocolError("not the id of a project")
 
 
 def encode(message: Any, *, omit_defaults: bool = False) -> bytes:

@@ -13,6 +13,7 @@ from cloudddp.agent.protocol.codec import (
     ProtocolError,
     check_job_id,
     check_length,
+    check_origin,
     check_project,
     check_range,
     is_plain,
@@ -56,6 +57,7 @@ class ProbeReply:
     torch_error: str = ""  # why not more
     efa: int = 0  # EFA devices; 0 where the request expects none
     poweroff: Optional[PowerOffReply] = None  # what is planned
+    origin: str = ""  # whose files the project's folder has: ReceiveRequest.origin; "" if that is not known
 
     def __post_init__(self) -> None:
         if self.interface and not is_interface(self.interface):
@@ -65,6 +67,7 @@ class ProbeReply:
         check_length("python", self.python, MAX_PATH)
         check_length("timer_state", self.timer_state, 64)
         check_length("timer_next", self.timer_next, 64)
+        check_origin(self.origin)
         check_range("gpus", self.gpus, 0, MAX_GPUS)
         check_range("torch_gpus", self.torch_gpus or 0, 0, MAX_GPUS)
         check_length("torch_error", self.torch_error, MAX_TEXT)

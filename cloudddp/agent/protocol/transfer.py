@@ -23,6 +23,7 @@ from cloudddp.agent.protocol.codec import (
     MAX_TEXT,
     ProtocolError,
     check_length,
+    check_origin,
     check_project,
     check_range,
     decode,
@@ -372,18 +373,23 @@ class ReceiveEvent:
 class ReceiveRequest:
     """Followed on stdin by frames: those of the transfer for the node at position 0 of `chain`, whose source is the laptop. The
     others connect to the node before them. SOURCE names another position, or LAPTOP. The node reports ReceiveEvents,
-    one per line, serves the nodes after it, and ends with CLOSE, or when stdin does."""
+    one per line, serves the nodes after it, and ends with CLOSE, or when stdin does.
+
+    `origin` is the id of the laptop's project, "" for none. Files that another project has sent are compared by their
+    contents, not by size and time."""
 
     project: str
     secret: str
     position: int
     chain: tuple[Peer, ...]
+    origin: str = ""
 
     STEP = "receive"
 
     def __post_init__(self) -> None:
         check_project(self.project)
         check_length("secret", self.secret, MAX_TOKEN)
+        check_origin(self.origin)
         check_length("chain", self.chain, MAX_NODES)
         check_range("position", self.position, 0, len(self.chain) - 1)
 

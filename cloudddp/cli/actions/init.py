@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from cloudddp import payload
+from cloudddp import local_state, payload
 from cloudddp.cli.console import Console
 from cloudddp.config import example as examples
 from cloudddp.config.options import GlobalOptions
@@ -19,6 +19,7 @@ from cloudddp.text import one_line
 _DEFAULT = "ddp"
 _SYNONYMS = {"digits": _DEFAULT}  # an earlier name
 _LAUNCH = {"ddp": "train.py", "trainer": "train/main.py"}
+_SHOWN = 3  # other clusters
 _REQUIREMENTS = "requirements.txt"
 # What the requirements are for.
 _MODULES = {"ddp": "sklearn, torch", "trainer": "sklearn, tensorboard, torch, torchvision, tyro"}
@@ -45,6 +46,11 @@ def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: st
         console.print(f"wrote {path}")
     if failed:
         raise failed
+    name = examples.name_for(folder)
+    for other in sorted({record.name for record in local_state.live_clusters()} - {name})[:_SHOWN]:
+        console.log(
+            f"cluster {other!r}, created on this computer, may be up (-c {other}); here it is {name!r}"
+        )
     if not example:
         console.log(
             "next: edit cloudddp.toml, then ", Command("up", "--dry-run"), " (shows what would be created), ", Command("up"), " and ",

@@ -27,7 +27,10 @@ from cloudddp.text import without_colours
 
 def checked_script(session: Session, script: Script, *, fresh: bool = False) -> Script:
     """Return the script by its path in the project. Raises UsageError before anything is called."""
-    found = launch.prepare(session.root, Path.cwd(), script, session.settings, fresh=fresh)
+    found = launch.prepare(
+        session.root, Path.cwd(), script, session.settings, fresh=fresh,
+        secret_files=map(Path, session.env_files), warn=session.console.warn,
+    )  # fmt: skip
     if fresh:
         check_nodes_min(session.settings, session.settings.cluster.nodes)
     return found
@@ -57,7 +60,7 @@ def start_job(
         with session.console.progress() as progress:
             return launch.launch(
                 runner, cluster, session.settings, job, root=session.root, progress=progress, hold=hold,
-                secret_files=map(Path, session.env_files),
+                secret_files=map(Path, session.env_files), origin=session.origin(before=progress.stop),
                 on_setup_line=_setup_line_printer(session.console),
             )  # fmt: skip
     except signals.HungUp:

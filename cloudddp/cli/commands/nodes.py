@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cloudddp.cli.commands.options import ANYONE
+from cloudddp.cli.commands.options import ANYONE, YES
 from cloudddp.cli.verbs import Verb
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -39,10 +39,10 @@ init = Verb(
 sync = Verb(
     "sync",
     "cloudddp.cli.actions.sync:sync",
-    params=[ANYONE],
+    params=[ANYONE, YES],
     help="""Send the project's files to every node.
 
-    `launch` does this first.
+    `launch` does this first. Nodes that have the files of another project get those of this one only after a confirmation.
     """,
 )
 

@@ -13,7 +13,7 @@ MAX_NODES = 256  # in one RunInstances call, which starts all or none; AWS recom
 Name = Annotated[
     str,
     limited(
-        "Name of the cluster: the value of its `cloudddp:cluster` tag.",
+        "Name of the cluster: the value of its `cloudddp:cluster` tag. Default: made from the name of the project's folder.",
         allowed="1 to 40 of a-z, 0-9 and '-', starting with a letter or digit",
         pattern=r"^[a-z0-9][a-z0-9-]{0,39}\Z",
     ),

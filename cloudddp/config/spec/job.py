@@ -160,6 +160,13 @@ class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
     exclude: Annotated[
         tuple[str, ...], limited("More patterns to exclude, in the syntax of .gitignore.")
     ] = ()
+    include: Annotated[
+        tuple[str, ...],
+        limited(
+            "Files to send although .gitignore names them, such as 'data/', in the syntax of .gitignore; the exact path of a file "
+            "also sends one that is withheld for its name."
+        ),
+    ] = ()
     max_mb: Annotated[
         float,
         limited(

@@ -11,7 +11,7 @@ from typing import Optional
 
 from agent import machine, phases, poweroff, store
 from agent.commands import run_quietly
-from agent.synced import settled
+from agent.synced import origin_of, settled
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import (
     MAX_FILES,
@@ -56,6 +56,7 @@ def step(request: ProbeRequest) -> ProbeReply:
         folders=folders,
         torch_gpus=torch_gpus,
         torch_error=torch_error,
+        origin=origin_of(folder),
     )
 
 

@@ -27,9 +27,9 @@ DISK_RESERVE = 64 << 20  # bytes that stay free
 class ProjectUpdate:
     """The project's files while they are changed. `relay` passes on what arrives."""
 
-    def __init__(self, folder: Path, relay: Relay) -> None:
+    def __init__(self, folder: Path, relay: Relay, origin: str = "") -> None:
         self._folder, self._relay = folder, relay
-        self._synced = Synced(folder)
+        self._synced = Synced(folder, origin)
         self._plan: Optional[SyncPlan] = None
         self._writer: Optional[ProjectWriter] = None
         self._large: dict[int, tuple[Partial, LargeFile]] = {}
@@ -174,6 +174,8 @@ class ProjectUpdate:
                 self._writer.to_disk()
             made.take(self._records)
             self._synced.record(made.new, made.digests)
+        else:
+            self._synced.take_over()
         return ReceiveReply(
             written=len(self._records) + len(made.links),
             deleted=len(made.delete),

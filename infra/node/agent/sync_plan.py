@@ -60,6 +60,8 @@ def plan(folder: Path, synced: Synced, listing: Listing) -> SyncPlan:
     ]
     folders = {path_from_wire(name) for name in listing.folders}
     old = synced.current(folders)
+    if synced.is_foreign:  # a file with the same size and time may have other contents
+        old = {name: entry._replace(mtime_ns=-1) for name, entry in old.items()}
     here = dict(zip(names, entries))
     delete = [name for name in old if name.rpartition("/")[0] in folders and name not in here]
     new = {name: entry for name, entry in old.items() if name.rpartition("/")[0] not in folders}

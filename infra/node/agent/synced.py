@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import BinaryIO, Optional
 
 from agent import files, store
-from cloudddp.agent.protocol.codec import ProtocolError, decode, decode_mapping
+from cloudddp.agent.protocol.codec import (
+    MAX_ORIGIN,
+    MIXED,
+    ProtocolError,
+    check_origin,
+    decode,
+    decode_mapping,
+)
 from cloudddp.agent.protocol.manifest import Entry, Manifest
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -34,8 +41,8 @@ class _Pending:
 class Synced:
     """The files of a project that syncs have written, as they are recorded. Jobs may have changed or deleted any of them."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, origin: str = "") -> None:
+        self._folder, self._origin = folder, origin
         self._pending = _read_pending(folder)  # first: it is deleted after the manifest was replaced
         self._manifest = _read(_record(folder, "manifest"), Entry)
 
@@ -43,6 +50,11 @@ class Synced:
     def is_interrupted(self) -> bool:
         """Whether a sync writes, or was interrupted."""
         return bool(self._pending.files)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another project than `origin` has sent them."""
+        return bool(self._origin) and origin_of(self._folder) not in ("", self._origin)
 
     @property
     def interrupted_folders(self) -> set[str]:
@@ -79,6 +91,8 @@ class Synced:
     def begin(self, changed: Manifest) -> None:
         """Record the files that are about to be written. For those that are only deleted nothing is recorded, so that the disk may
         be full."""
+        if self.is_foreign:
+            store.replace(_origin_path(self._folder), MIXED.encode())
         if changed:
             pending = _Pending(_boot(), {**self._pending.files, **changed})
             store.write(_record(self._folder, "pending"), pending)
@@ -89,12 +103,32 @@ class Synced:
         known = {name: digest for name, digest in digests.items() if name in manifest}
         store.write(_record(self._folder, "digests"), known)
         _record(self._folder, "pending").unlink(missing_ok=True)
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Record whose files these are, once all of them are."""
+        if self._origin and origin_of(self._folder) != self._origin:
+            store.replace(_origin_path(self._folder), self._origin.encode())
 
     def settle(self, present: Manifest) -> None:
         """Record what is `present` if that differs from what is recorded: a later file of the same name, size and time as one that
         is gone is no file of a sync."""
         if self.is_interrupted or len(present) < len(self._manifest):
             self.record(present, self.digests(present))
+
+
+def origin_of(folder: Path) -> str:
+    """Return the id of the project that has sent the files, '' if it is not known."""
+    try:
+        found = store.read_bytes(_origin_path(folder), MAX_ORIGIN + 1).decode("ascii").strip()
+        check_origin(found)
+    except (OSError, ValueError):
+        return ""
+    return found
+
+
+def _origin_path(folder: Path) -> Path:
+    return store.ROOT / f"origin-{folder.name}"
 
 
 def settled(folder: Path) -> Manifest:

@@ -1,0 +1,332 @@
+"""Which folders are projects, and which of their files stay here: refused or named before anything is called."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import TIMEOUT
+from support.jobs import direct
+
+from cloudddp.config.spec import Config, SyncSpec
+from cloudddp.errors import UsageError
+from cloudddp.job import launch, project_files
+from cloudddp.job.new_job import Script
+
+VERBS = [("launch", "train.py"), ("launch", "--dry-run", "train.py"), ("run", "train.py"), ("sync",)]
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(
+        ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words],
+        check=True, capture_output=True, timeout=TIMEOUT,
+    )  # fmt: skip
+
+
+def refused(cli: Any, faults: Any, *words: str, **env: str) -> str:
+    """Run a command that has to be refused before anything is called; return what it says."""
+    done = cli(*words, **env)
+    assert done.returncode == 2, done
+    assert faults.calls == []
+    return str(done.stderr)
+
+
+# -- folders that are no project -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_home_is_no_project(cli: Any, faults: Any, words: tuple[str, ...]) -> None:
+    cli.write("train.py", "")
+    cli.write(".ssh/id_ed25519", "secret")
+    error = refused(cli, faults, *words, HOME=str(cli.cwd))
+    assert "is your home folder, so it is not a project" in error
+    assert "mkdir" in error
+
+
+@pytest.mark.parametrize("kind", ["ancestor", "link", "config", "no HOME", "tmp", "system"])
+def test_folders_that_hold_more_than_a_project_are_refused(
+    cli: Any, faults: Any, tmp_path: Path, kind: str
+) -> None:
+    cli.write("train.py", "")
+    env = {"HOME": str(cli.cwd)}
+    words = ["launch", "train.py"]
+    if kind == "ancestor":
+        env["HOME"] = str(cli.cwd / "people" / "ann")
+    elif kind == "link":
+        (tmp_path / "link").symlink_to(cli.cwd)
+        cli.cwd = tmp_path / "link"
+    elif kind == "config":
+        cli.write("cloudddp.toml", "")
+        words = ["--config", str(cli.cwd / "cloudddp.toml"), *words]
+        cli.cwd = tmp_path
+    elif kind == "no HOME":
+        env["HOME"], cli.cwd = "", Path("~").expanduser()
+        words = ["sync"]
+    elif kind == "tmp":
+        env = {"TMPDIR": str(cli.cwd)}
+    else:
+        env, cli.cwd, words = {}, Path("/var"), ["sync"]
+    assert "not a project" in refused(cli, faults, *words, **env)
+
+
+SECRETS = (
+    "id_ed25519", "sub/server.pem", "deploy.key", ".ssh/config", ".aws/credentials", "a/.netrc", ".bash_history",
+    ".kube/config", ".docker/config.json", ".cache/huggingface/token", "keys/service-account-1.json", ".env",
+)  # fmt: skip
+SENT = ("id_ed25519.pub", "ca.pem", ".docker/other", "history.py", "token", "train.py")
+
+
+@pytest.mark.parametrize("kind", ["folder", "untracked", "tracked"])
+def test_files_that_hold_secrets_are_withheld_unless_git_tracks_them(tmp_path: Path, kind: str) -> None:
+    for name in (*SECRETS, *SENT):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("CERTIFICATE" if name == "ca.pem" else "-----BEGIN RSA PRIVATE KEY-----")
+    if kind != "folder":
+        git(tmp_path, "init", "-q")
+    if kind == "tracked":
+        git(tmp_path, "add", "-f", ".")
+    files = project_files.of_config(tmp_path, Config())
+    expected = {*SENT, *(SECRETS if kind == "tracked" else ())}
+    assert set(files.manifest) == expected
+    assert len(files.withheld) == (0 if kind == "tracked" else len(SECRETS))
+    named = "".join(project_files.notes(files, Config()))
+    assert (".aws, .bash_history" in named) == (kind != "tracked")
+
+
+def test_verbs_that_send_nothing_work_in_the_home_folder(cli: Any) -> None:
+    assert cli("ls", HOME=str(cli.cwd)).returncode == 0
+
+
+# -- git -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["config", "missing", "owner", "dangling", "head"])
+def test_repository_that_git_cannot_read_is_refused(
+    cli: Any, faults: Any, tmp_path: Path, fault: str
+) -> None:
+    cli.write("train.py", "")
+    git(cli.cwd, "init", "-q")
+    env = {}
+    text = "git"
+    if fault == "config":
+        cli.write(".git/config", "[broken")
+        text = "bad config"
+    elif fault == "missing":
+        env["PATH"] = str(tmp_path)
+        text = "git was not found"
+    elif fault == "owner":
+        env["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"  # git's own switch
+        text = "git config --global --add safe.directory"
+    elif fault == "dangling":
+        shutil.rmtree(cli.cwd / ".git")
+        cli.write(".git", "gitdir: /nowhere/worktrees/x\n")
+        text = "not a git repository: /nowhere"
+    else:
+        (cli.cwd / ".git" / "HEAD").unlink()
+        text = "not a git repository"
+    (cli.cwd / "sub").mkdir()
+    cli.write("sub/train.py", "")
+    for folder in (cli.cwd, cli.cwd / "sub"):
+        cli.cwd = folder
+        error = refused(cli, faults, "launch", "train.py", **env)
+        assert text in error
+        assert "bug" not in error
+
+
+# -- one project, one cluster ----------------------------------------------------------------------------------
+
+
+def test_cluster_has_the_name_of_the_project_folder(cli: Any, tmp_path: Path) -> None:
+    del cli.env["CLOUDDDP_CLUSTER"]
+    folder = tmp_path / "My Net_2"
+    (folder / "sub").mkdir(parents=True)
+    cli.cwd = folder
+    assert "no cluster 'my-net-2'" in cli("status").stderr
+    cli.write("cloudddp.toml", "[cluster]\nnodes = 1\n")
+    assert "no cluster 'my-net-2'" in cli("status").stderr
+    assert "no cluster 'my-net-2'" in cli("--config", str(folder / "cloudddp.toml"), "status").stderr
+    assert "no cluster 'default'" in cli("-c", "default", "status").stderr
+    (folder / "cloudddp.toml").unlink()
+    cli.ok("-c", cli.cluster, "up", "-n", "1")
+    assert f"cluster {cli.cluster!r}, created on this computer, may be up" in cli("init").stderr
+    cli.write("cloudddp.toml", '[cluster]\nname = "chosen"\n')
+    assert "no cluster 'chosen'" in cli("status").stderr
+
+
+def test_nodes_with_the_files_of_another_project_are_not_overwritten_unasked(
+    cli: Any, tmp_path: Path, terminal: Any
+) -> None:
+    direct(cli)
+    cli.write("train.py", "print('one')\n")
+    cli.write("data.txt", "kept")
+    assert "one" in cli.ok("launch", "train.py")
+    cli.cwd = tmp_path / "other" / "project"
+    cli.cwd.mkdir(parents=True)
+    cli.write("train.py", "print('two')\n")
+    first = tmp_path / "project" / "train.py"
+    os.utime(cli.cwd / "train.py", ns=(first.stat().st_atime_ns, first.stat().st_mtime_ns))
+    for words in (("launch", "train.py"), ("launch", "-d", "train.py"), ("sync",)):
+        done = cli(*words, CLOUDDDP_YES="")
+        assert done.returncode == 1, done
+        assert "has the files of another project" in done.stderr
+        assert "sync --yes" in done.stderr
+    assert "kept" in cli.ok("exec", "--", "cat data.txt")
+    asked = terminal("launch", "train.py")
+    asked.read_until(b"Replace them")
+    os.write(asked.ours, b"y\n")
+    asked.read_until(b"two")  # though its size and time are those of the other project's file
+    assert asked.process.wait(TIMEOUT) == 0
+    assert "two" in cli.ok("launch", "train.py")
+    assert cli("exec", "--", "cat data.txt").returncode == 1
+    cli.cwd = tmp_path / "project"
+    assert "another project" in cli("launch", "train.py").stderr
+    cli.ok("sync", "--yes")
+    assert "one" in cli.ok("launch", "train.py")
+
+
+# -- files that the nodes would lack ---------------------------------------------------------------------------
+
+
+def warnings(root: Path, config: Config | None = None) -> str:
+    files = project_files.of_config(root, config or Config())
+    return "\n".join(project_files.notes(files, config or Config()))
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+
+
+@pytest.mark.parametrize("words", VERBS[:3])
+def test_script_that_is_a_link_out_of_the_project_is_refused(
+    cli: Any, faults: Any, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    write(tmp_path, "shared/train.py")
+    (cli.cwd / "train.py").symlink_to("../shared/train.py")
+    cli.write("other.py", "")
+    error = refused(cli, faults, *words)
+    assert "train.py is a link to ../shared/train.py, outside the project" in error
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("outside/train.py", "outside is a link to /"),
+        (
+            "inner/abs.py",
+            "inner/abs.py is a link to /",
+        ),  # to the project itself, which is elsewhere on the nodes
+        ("-m outside.train", "outside is a link to /"),
+        ("runs/train.py", "job.outputs names runs"),
+        ("results/train.py", "results/ is where `pull` puts results"),
+        ("venv/train.py", "venv/ is never sent"),
+        ("cut/train.py", "sync.exclude names it"),
+        ("data/train.py", "it is ignored by git"),
+        ("-m data.train", "it is ignored by git"),
+        (".aws/train.py", "it may hold secrets"),
+        ("link/train.py", ""),
+        ("-m link.train", ""),
+        ("chain.py", ""),
+    ],
+)
+def test_script_that_would_not_arrive_is_refused_with_the_reason(
+    tmp_path: Path, script: str, reason: str
+) -> None:
+    root = tmp_path / "here"
+    folders = ("runs", "results", "venv", "cut", "data", ".aws", "inner", "../elsewhere")
+    write(root, *(f"{folder}/train.py" for folder in folders), "a.py")
+    (root / ".gitignore").write_text("data/\n")
+    (root / "outside").symlink_to(tmp_path / "elsewhere")
+    (root / "link").symlink_to("inner")
+    (root / "chain.py").symlink_to("link/../inner/train.py")
+    (root / "inner" / "abs.py").symlink_to(root / "a.py")
+    git(root, "init", "-q")
+    git(root, "add", "-f", "runs", "results", "venv")
+    config = Config(sync=SyncSpec(exclude=("cut/",)))
+    wanted = Script(script.removeprefix("-m "), (), script.startswith("-m"))
+    if not reason:
+        launch.prepare(root, root, wanted, config)
+        return
+    with pytest.raises(UsageError) as caught:
+        launch.prepare(root, root, wanted, config)
+    assert reason in str(caught.value)
+
+
+def test_files_that_the_nodes_lack_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "here"
+    write(
+        root,
+        "a.py",
+        "results/base.json",
+        "venv/x",
+        "runs/old",
+        "data/x",
+        "meta.pkl",
+        "a.egg-info/x",
+        "wide/data/y",
+    )
+    write(tmp_path, "elsewhere/x")
+    (root / ".gitignore").write_text("data/\n*.pkl\n*.egg-info\n")
+    git(root, "init", "-q")
+    git(root, "add", "-f", "results", "venv", "runs", "a.py")
+    (root / "data2").symlink_to("../elsewhere")
+    (root / "to-data").symlink_to("data")
+    (root / "latest").symlink_to("runs/old")
+    (root / "broken").symlink_to("nowhere")
+    (root / "self").symlink_to(".")
+    shown = warnings(root)
+    assert (
+        "results/base.json (results/ is where `pull` puts results), runs/old (job.outputs names runs), venv/x (venv/"
+        in shown
+    )
+    assert "do not have them: data2 -> ../elsewhere, to-data -> data;" in shown
+    assert "not sent, since git's ignore rules name them: data/, meta.pkl, wide/ (" in shown
+    included = Config(sync=SyncSpec(include=("/data/", "meta.pkl"), exclude=("wide/", "data2")))
+    assert {"data/x", "meta.pkl"} < set(project_files.of_config(root, included).manifest)
+    assert "ignore rules" not in warnings(root, included)
+    assert "links" not in warnings(root, included)
+
+
+@pytest.mark.parametrize("repository", [False, True])
+def test_include_sends_ignored_files_but_no_secrets_except_by_their_path(
+    tmp_path: Path, repository: bool
+) -> None:
+    write(
+        tmp_path,
+        "a.py",
+        "data/train.bin",
+        "data/.env",
+        "data/server.key",
+        "data/__pycache__/x",
+        "data/.git/x",
+    )
+    (tmp_path / "data" / "link").symlink_to(".")
+    (tmp_path / ".gitignore").write_text("data/\n")
+    if repository:
+        git(tmp_path, "init", "-q")
+    config = Config(sync=SyncSpec(include=("data/", "data/server.key")))
+    sent = set(project_files.of_config(tmp_path, config).manifest)
+    assert sent == {"a.py", ".gitignore", "data/train.bin", "data/server.key", "data/link"}
+
+
+def test_submodule_without_files_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "inner/a.py", "outer/b.py")
+    for name in ("inner", "outer"):
+        git(tmp_path / name, "init", "-q")
+        git(tmp_path / name, "add", ".")
+        git(tmp_path / name, "commit", "-qm", "one")
+    git(tmp_path / "outer", "-c", "protocol.file.allow=always", "submodule", "add", "-q", "../inner", "lib")
+    git(tmp_path / "outer", "commit", "-qm", "two")
+    git(tmp_path, "clone", "-q", "outer", "clone")
+    assert "not sent: lib: submodules without files" in warnings(tmp_path / "clone")
+
+
+def test_excluding_a_negated_pattern_names_include(cli: Any, faults: Any) -> None:
+    cli.write("train.py", "")
+    cli.write("cloudddp.toml", '[sync]\nexclude = ["!data/"]\n')
+    assert 'include = ["data/"]' in refused(cli, faults, "launch", "train.py")
