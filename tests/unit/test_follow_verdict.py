@@ -223,7 +223,7 @@ def case(name: str, events: Sequence[Event], status: str, code: int, cause: str 
         ),
         case(
             "all instances have ended", [lost(0, 990.0, ended=True), lost(1, 990.0, ended=True)],
-            "failed", 1, "all its nodes have terminated; node 0: no route to host",
+            "failed", 1, "none of its nodes is running any more; node 0: no route to host",
         ),
         case(
             "a node sends invalid replies",

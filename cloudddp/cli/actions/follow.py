@@ -161,7 +161,7 @@ def ended_nodes_query(session: Session, cluster: Cluster) -> Callable[[], Mappin
     """Return a function that queries AWS for nodes that have ended. Any thread may call it."""
 
     def query() -> dict[int, str]:
-        ended = inspect.ended_nodes(session.aws(), cluster, cluster.nodes)
+        ended = inspect.ended_nodes(session.aws(), cluster, cluster.nodes, stopped=True)
         return {node: one.report for node, one in ended.items()}
 
     return query
@@ -282,10 +282,11 @@ def report_stopped(console: Console, training: TrainingStatus | None) -> None:
 def _report_ended(session: Session, cluster: Cluster, lost: Iterable[int]) -> frozenset[int]:
     """Report what AWS reports about the nodes that were lost; return those whose instances have ended."""
     try:
-        found = inspect.ended_nodes(session.aws(), cluster, lost)
+        found = inspect.ended_nodes(session.aws(), cluster, lost, stopped=True)
     except AWSError as error:
         session.console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")
         return frozenset()
     for node, one in found.items():
-        session.console.log(f"node {node}: AWS reports {one.report}")
+        next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
+        session.console.log(f"node {node}: AWS reports {one.report}", *next_step)
     return frozenset(found)

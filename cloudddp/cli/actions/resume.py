@@ -221,8 +221,8 @@ def _check_job(
     """Wait until the job has ended on the nodes that stay; return it as they know it, None if they do not. What is planned
     there is put off until it can be resumed. Raises CloudDDPError if it runs, has succeeded or was resumed before; NodeError if a node that EC2 says runs does not answer, and is not to be replaced."""
     stay = cluster.only([node.id for rank, node in cluster.nodes.items() if rank not in replaced])
-    if down := [rank for rank, node in stay.nodes.items() if node.state in ("stopping", "stopped")]:
-        raise NodeError(f"{node_list(down)} stopped", hint=_replace_hint(down))
+    for rank in stay.nodes:
+        stay.require_running(rank)
     new = [rank for rank, node in stay.nodes.items() if node.id not in record.nodes]
     known = stay.only([node.id for rank, node in stay.nodes.items() if rank not in new])
     runner, silent = connect.connect_reachable(

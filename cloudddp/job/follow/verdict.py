@@ -126,7 +126,7 @@ def _connection_ending(state: FollowState, first: RankFailure | None, wall: floa
     if state.all_ended:
         first_lost = min(state.lost)
         why = f"node {first_lost}: {state.lost[first_lost].reason}"
-        return _Ending(JobStatus.FAILED, 1, f"all its nodes have terminated; {why}")
+        return _Ending(JobStatus.FAILED, 1, f"none of its nodes is running any more; {why}")
     if state.all_lost:
         cause = "lost connection to all nodes; the job may still be running"
         return _Ending(JobStatus.UNKNOWN, 1, cause)
