@@ -149,7 +149,6 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
         job = status.find(jobs, job_id)
         if not job.status.ended and _is_resuming(folder):
             raise _Resuming
-        began = time.monotonic()
         follower = JobFollower(
             runner, job.id, job.nodes, Policy(wait=True), on_line=line_printer(console),
             on_quiet=quiet_reporter(console), on_silence=silence_reporter(console, job.id),
@@ -161,7 +160,7 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
             follower.close()
         if job.poweroff is not None and finished.status in _FAILED:  # until it is resumed, if it is
             planned_end.put_off_for_check(put_off, runner)
-        report_end(session, cluster, finished, time.monotonic() - began)
+        report_end(session, cluster, finished)
         if finished.leaving is not None:
             pull_before_the_end(session, runner, cluster, finished)
     return job_id, finished

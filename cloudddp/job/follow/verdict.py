@@ -38,6 +38,7 @@ class JobResult:
     training: TrainingStatus | None = None  # where the training was, if the script has reported it
     leaving: int | None = None  # the node that is about to end
     restarts: int = 0  # how often all ranks were started again
+    seconds: float | None = None  # from its start to its end, by the nodes' clocks
 
     @property
     def doubtful(self) -> frozenset[int]:
@@ -82,6 +83,7 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         training=found.training if found else None,
         leaving=outcome.leaving(state.jobs),
         restarts=max((job.restarts for job in state.jobs.values()), default=0),
+        seconds=outcome.seconds(state.jobs.values()),
     )
 
 
