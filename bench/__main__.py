@@ -177,7 +177,7 @@ def bench_sync(options: Options) -> None:
         spec = ClusterSpec(name="bench", nodes=1, ssh_port=found.ssh_port)
         aws = AWS(region=found.region)
         made = up.up([aws], spec, progress=lambda _: None).cluster
-        with Counting(connect.targets(made, spec)) as fleet:
+        with Counting(connect.targets(made, spec)[0]) as fleet:
             fleet.connect()
             for name in ("first", "unchanged"):
                 commands.clear()

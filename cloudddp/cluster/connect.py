@@ -15,7 +15,7 @@ from cloudddp.cluster.progress import ProgressCallback, ignore
 from cloudddp.cluster.reach import SSHRoutes, remembered
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import NodeError
+from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.local_state import USUAL_USER, ClusterFolder
 from cloudddp.ssh import paramiko_fixes
 from cloudddp.ssh.connection import Target
@@ -26,26 +26,34 @@ PROJECT = "project"  # the folder with the user's files, in a node's home
 _PROBE_SECONDS = 60.0  # for everything but the boot and the GPUs
 
 
-def targets(cluster: Cluster, spec: ClusterSpec) -> dict[int, Target]:
-    """Return where each node answers SSH, by node rank. Raises CloudDDPError if this computer has no key."""
+def targets(cluster: Cluster, spec: ClusterSpec) -> tuple[dict[int, Target], dict[int, Exception]]:
+    """Return where each node answers SSH, by node rank, and why other nodes cannot: EC2 says that they do not run.
+
+    Raises CloudDDPError if this computer has no key.
+    """
     folder = ClusterFolder(cluster.id)
     private_key = folder.login_key()
     known = host_keys.read(folder)
     record = folder.record()
     user = spec.user or (record.user if record else USUAL_USER)
     routes = SSHRoutes(remembered(spec, record), cluster.region, user)
-    return {
-        rank: Target(
-            label=f"node {rank} ({instance.id})",
-            host=routes.address(rank, instance),
-            port=spec.ssh_port,
-            user=user,
-            private_key=private_key,
-            host_keys=known.accepted(instance.id),
-            route=routes.route(rank, instance),
-        )
-        for rank, instance in cluster.nodes.items()
-    }
+    found: dict[int, Target] = {}
+    lost: dict[int, Exception] = {}
+    for rank, instance in cluster.nodes.items():
+        try:
+            cluster.require_running(rank)
+            found[rank] = Target(
+                label=f"node {rank} ({instance.id})",
+                host=routes.address(rank, instance),
+                port=spec.ssh_port,
+                user=user,
+                private_key=private_key,
+                host_keys=known.accepted(instance.id),
+                route=routes.route(rank, instance),
+            )
+        except CloudDDPError as error:
+            lost[rank] = error
+    return found, lost
 
 
 Meanwhile = Callable[
@@ -56,7 +64,9 @@ Dial = Callable[[Cluster, ClusterSpec, float, Meanwhile], Runner]
 
 def dial(cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Meanwhile) -> Fleet:
     """Return open SSH connections to every node. The nodes may still share the host key of their user data."""
-    fleet = Fleet(targets(cluster, spec))
+    found, lost = targets(cluster, spec)
+    Outcome(errors=lost).all()
+    fleet = Fleet(found)
     try:
         fleet.connect(within=within, meanwhile=lambda: meanwhile(fleet))
     except BaseException:
@@ -99,7 +109,10 @@ def connect_reachable(
     """Connect to the nodes that answer, as `connect` does; return also why others do not. Raises if none answers."""
     folder, instances = _key_owners(cluster)
     with host_keys.exclusive(folder, instances, progress):
-        fleet = Fleet(targets(cluster, spec))
+        found, lost = targets(cluster, spec)
+        if not found:
+            Outcome(errors=lost).all()
+        fleet = Fleet(found)
         try:
             unreachable = fleet.connect(partly=True)
             failed = host_keys.replace_shared_key(
@@ -111,13 +124,13 @@ def connect_reachable(
         except BaseException:
             fleet.close()
             raise
-    return fleet, {**unreachable, **failed}
+    return fleet, {**lost, **unreachable, **failed}
 
 
 def complete_host_keys(cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback) -> None:
     """Complete an interrupted replacement of host keys, for a caller that connects by itself (`cloudddp ssh`)."""
     if host_keys.incomplete(*_key_owners(cluster)):
-        connect(cluster, spec, progress=progress).close()
+        connect_reachable(cluster, spec, progress=progress)[0].close()
 
 
 def _key_owners(cluster: Cluster) -> tuple[ClusterFolder, dict[int, str]]:

@@ -77,17 +77,22 @@ def refresh(aws: AWS, name: str, cluster_id: str) -> Cluster | None:
 
 @dataclass(frozen=True, slots=True)
 class EndedNode:
-    """What AWS reports about a node whose instance has ended. `gone`: it cannot answer, while one that is shutting down may."""
+    """What AWS reports about a node whose instance has ended. `gone`: it cannot answer, while one that is shutting down may.
+    `stopped`: it has not ended, and its disk is kept."""
 
     report: str
     gone: bool = True
+    stopped: bool = False
 
 
-def ended_nodes(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, EndedNode]:
-    """Return what AWS reports about those nodes whose instances have ended, by node rank. One AWS call."""
+def ended_nodes(
+    aws: AWS, cluster: Cluster, ranks: Iterable[int], *, stopped: bool = False
+) -> dict[int, EndedNode]:
+    """Return what AWS reports about those nodes whose instances have ended, by node rank; with `stopped` also about those
+    that were stopped. One AWS call."""
     now = {instance.id: instance for instance in inventory.instances(aws, inventory.with_id(cluster.id))}
     found = {rank: ended_node(cluster, rank, now) for rank in ranks}
-    return {rank: ended for rank, ended in found.items() if ended is not None}
+    return {rank: one for rank, one in found.items() if one is not None and (stopped or not one.stopped)}
 
 
 def ended_node(cluster: Cluster, rank: int, now: Mapping[str, Instance]) -> EndedNode | None:
@@ -98,6 +103,9 @@ def ended_node(cluster: Cluster, rank: int, now: Mapping[str, Instance]) -> Ende
     after = now.get(before.id)
     if after is None:
         return EndedNode(f"that {before.id} does not exist any more")
+    if after.state in ("stopping", "stopped"):
+        why = f" ({after.reason})" if after.reason else ""
+        return EndedNode(f"that {after.id} is {after.state}{why}", stopped=True)
     if after.live:
         return None
     return EndedNode(

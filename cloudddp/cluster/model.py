@@ -10,7 +10,7 @@ from cloudddp.aws.inventory import Instance
 from cloudddp.cluster import cost, node_ranks
 from cloudddp.cluster.cost import Cost
 from cloudddp.cluster.node_ranks import Foreign
-from cloudddp.errors import CloudDDPError
+from cloudddp.errors import CloudDDPError, Command, NodeError, Part, ToolCommand
 from cloudddp.tags import most_common
 
 
@@ -127,6 +127,26 @@ class Cluster:
     def cost(self, now: datetime | None = None) -> Cost:
         """Return the cost until now, ended instances included."""
         return cost.so_far(self._all, now or datetime.now(UTC))
+
+    def require_running(self, rank: int) -> None:
+        """Raise NodeError if EC2 says that this node cannot answer now: it was stopped, or has only been launched."""
+        node = self.nodes[rank]
+        launched = node.state == "pending" and not node.public_ip
+        if node.state not in ("stopping", "stopped") and not launched:
+            return
+        raise NodeError(
+            f"node {rank} ({node.id}) is {node.state}{f' ({node.reason})' if node.reason else ''}",
+            hint="repeat the command when it runs" if launched else self.stopped_hint(rank),
+        )
+
+    def stopped_hint(self, rank: int) -> tuple[Part, ...]:
+        """Return what to type for a node that was stopped."""
+        words = ("start-instances", "--region", self.region, "--instance-ids", self.nodes[rank].id)
+        start = (ToolCommand("aws", "ec2", *words), " starts it again")
+        if len(self.nodes) == 1:
+            return start
+        replace_it = Command("resume", "--replace", str(rank))
+        return (*start, "; ", replace_it, " terminates it, with its disk, and launches another")
 
     def require_node(self, rank: int) -> Instance:
         """Return the node of that rank. Raises CloudDDPError if there is none, or it has ended."""

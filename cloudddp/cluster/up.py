@@ -212,13 +212,14 @@ def _check_existing(
         differences.append(f"it has {len(nodes)} node{'s' * (len(nodes) != 1)}, {spec.nodes} were requested")
     if cluster.type != spec.instance_type:
         differences.append(f"its nodes are {cluster.type}, {spec.instance_type} was requested")
-    if stopped := [node.id for node in nodes if node.state in ("stopping", "stopped")]:
-        differences.append(f"stopped: {', '.join(stopped)}")
     if differences:
         raise CloudDDPError(
             f"cluster {cluster.name!r} already exists, but {'; '.join(differences)}. Nothing was changed",
             hint=(Command("down"), " first, or another name with -c"),
         )
+    for rank, node in cluster.nodes.items():
+        if node.state != "pending":
+            cluster.require_running(rank)
     progress(
         f"cluster {cluster.name} already exists; checking whether all of its nodes ({len(nodes)}) are ready"
     )

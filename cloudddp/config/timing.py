@@ -22,7 +22,7 @@ class Timing:
     # Following a job (job/).
     heartbeat: float = 5.0  # interval of the agent's heartbeats
     quiet: float = 15.0  # without a heartbeat until a node is reported as not responding
-    silence: float = 30.0  # without a heartbeat until a connection is considered broken
+    silence: float = 20.0  # without a heartbeat until a connection is considered broken
     ask_again: float = 15.0  # interval of the queries to AWS while a node is quiet
     ask_soon: float = 3.0  # the same in the first seconds after a connection has broken
     lost: float = 20.0  # of failed reconnects until a node is lost, while other nodes answer

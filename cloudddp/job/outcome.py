@@ -56,6 +56,12 @@ _SIGNALS = [
 ]
 
 
+def seconds(jobs: Iterable[JobState]) -> float | None:
+    """Return how long a job ran where that was longest, each node by its own clock; None if no node knows both ends."""
+    ran = [job.ended - job.started for job in jobs if job.ended is not None and job.started is not None]
+    return max(0.0, *ran) if ran else None
+
+
 class JobStatus(StrEnum):
     """The status of a job on all its nodes together. The values are part of `jobs --json`."""
 

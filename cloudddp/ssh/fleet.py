@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from cloudddp import timings
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError
+from cloudddp.ssh.awake import AwakeClock
 from cloudddp.ssh.command_loop import CommandLoop, OnEnd
 from cloudddp.ssh.connection import DEFAULT_WINDOW, STREAM_WINDOW, Connection, Target
 from cloudddp.ssh.running import MAX_OUTPUT, CommandSpec, Result
@@ -53,7 +54,7 @@ def each(
     *,
     fatal: Callable[[Exception], bool] = lambda _: True,
     on_stop: Callable[[], None] = lambda: None,
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Callable[[], object] = lambda: None,
     width: int = WIDTH,
 ) -> Outcome[T]:
     """Call one function per node in threads, at most `width` at a time.
@@ -124,7 +125,7 @@ class Collection(Generic[T]):
         *,
         fatal: Callable[[Exception], bool],
         on_stop: Callable[[], None],
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> Outcome[T]:
         """Call `start`, and wait for all nodes or the first fatal error."""
         outcome: Outcome[T] = Outcome()
@@ -146,7 +147,7 @@ class Collection(Generic[T]):
             raise
         return outcome
 
-    def _take(self, meanwhile: Callable[[], None]) -> tuple[int, T | Exception]:
+    def _take(self, meanwhile: Callable[[], object]) -> tuple[int, T | Exception]:
         while True:  # a wait without a timeout would not see Ctrl-C
             try:
                 return self._done.get(timeout=0.2)
@@ -176,6 +177,7 @@ class Fleet:
         self.per_connection: dict[int, object] | None = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._clock = AwakeClock()
         self._commands = CommandLoop()
         self._silent_since: dict[int, float] = {}  # time.monotonic() of the first attempt without an answer
         self._failures: dict[
@@ -206,7 +208,12 @@ class Fleet:
             node: (lambda node=node: self.connect_node(node, within=within, connect_timeout=limit))
             for node in self.targets
         }
-        outcome = each(work, fatal=lambda _: not partly, on_stop=self.close, meanwhile=meanwhile)
+
+        def look() -> None:
+            self._clock()
+            meanwhile()
+
+        outcome = each(work, fatal=lambda _: not partly, on_stop=self.close, meanwhile=look)
         for node, error in outcome.errors.items() if outcome.values else ():
             if isinstance(error, ConnectError) and error.patience == inf:
                 error.other_node = node
@@ -237,6 +244,8 @@ class Fleet:
         """Connect to one node; `within`: as `connect`."""
         began = time.monotonic()
         refused: float | None = None  # when the last unbroken run of refusals began
+        self._clock()
+        slept = self._clock.slept
         while True:
             try:
                 attempt = time.monotonic()
@@ -248,6 +257,10 @@ class Fleet:
                 self._failures.pop(node, None)
                 break
             except ConnectError as error:
+                self._clock()
+                if self._clock.slept > slept:  # once: it may not be the node that was silent
+                    slept = inf
+                    continue
                 now = time.monotonic()
                 self._failures[node] = error.message
                 if error.silent:
@@ -275,6 +288,7 @@ class Fleet:
             {node: (lambda node=node: work(node)) for node in self.targets},  # type: ignore[misc]
             fatal=fatal,
             on_stop=self.close,
+            meanwhile=self._clock,
         )
 
     def __getitem__(self, node: int) -> Connection:

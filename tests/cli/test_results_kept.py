@@ -195,5 +195,5 @@ def test_down_without_the_key_cannot_check_for_results(cli: Any, tmp_path: Any, 
     cli.ok("up", "-n", "1")
     done = cli("down", "-y", CLOUDDDP_HOME=str(tmp_path / "elsewhere"))
     assert done.returncode == 0, done.stderr
-    assert "this computer has no key for its nodes" in done.stderr
+    assert "not pulled yet: this computer has no key for cluster" in done.stderr
     assert remains().nothing

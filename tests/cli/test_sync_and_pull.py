@@ -66,7 +66,7 @@ def test_sync_starts_one_process_on_a_node(cli: Any, simulator: Any, monkeypatch
 
     spec = ClusterSpec(name=cli.cluster, ssh_port=simulator.ssh_port)
     found = inspect.get(AWS(region=simulator.region), cli.cluster)
-    with Counting(connect.targets(found, spec)) as fleet:
+    with Counting(connect.targets(found, spec)[0]) as fleet:
         fleet.connect()
         progress: Callable[[str], None] = lambda _: None  # noqa: E731
         sync.sync(

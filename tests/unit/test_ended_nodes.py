@@ -15,9 +15,15 @@ NODE = inventory_instance("i-a", Tags(cluster="demo", cluster_id="c-0123456789",
 CLUSTER = Cluster.of([NODE], name="demo", cluster_id="c-0123456789", region="us-east-1")
 
 
-@pytest.mark.parametrize("state", ["pending", "running", "stopping", "stopped"])
+@pytest.mark.parametrize("state", ["pending", "running"])
 def test_node_has_not_ended(state: str) -> None:
     assert inspect.ended_node(CLUSTER, 0, {"i-a": replace(NODE, state=state)}) is None
+
+
+@pytest.mark.parametrize("state", ["stopping", "stopped"])
+def test_disk_of_a_stopped_node_is_kept(state: str) -> None:
+    ended = inspect.ended_node(CLUSTER, 0, {"i-a": replace(NODE, state=state, reason="retired")})
+    assert ended == inspect.EndedNode(f"that i-a is {state} (retired)", stopped=True)
 
 
 def test_node_that_shuts_down_may_still_answer() -> None:

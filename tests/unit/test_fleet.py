@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -295,6 +297,22 @@ def test_connect_timeout_reports_its_duration(ssh_site: Site) -> None:
     assert "connection refused" in caught.value.message
     (tried,) = re.findall(r"gave up after (\d+) s$", caught.value.message)
     assert 1 <= int(tried) <= took + 1
+
+
+def test_attempt_during_which_this_process_was_stopped_is_repeated(ssh_site: Site) -> None:
+    """A laptop that slept must not take its own silence for that of the node."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        mute.setblocking(False)
+        stop = f"sleep 0.4; kill -STOP {os.getpid()}; sleep 3; kill -CONT {os.getpid()}"
+        with subprocess.Popen(["/bin/sh", "-c", stop]):
+            fleet = Fleet({0: ssh_site.target(mute.getsockname()[1])})
+            with pytest.raises(ConnectError):
+                fleet.connect(connect_timeout=1.0)
+        attempts = 0
+        with contextlib.suppress(BlockingIOError):
+            while mute.accept():
+                attempts += 1
+    assert attempts == 2
 
 
 def test_fatal_error_closes_connections_and_ends_stuck_commands(ssh_site: Site) -> None:

@@ -26,7 +26,9 @@ from cloudddp.job.follow.events import (
     NodeFinished,
     NodeLost,
     NodeQuiet,
+    NodeReconnected,
     NodeResponding,
+    NodeUnreachable,
 )
 
 T = Timing()
@@ -40,6 +42,7 @@ SUCCEEDED = [update(0, "running", rank(0, 0)), update(1, "running", rank(1, 0))]
 FINISHED = [NodeFinished(0), NodeFinished(1)]
 AGREED = [update(0, "failed", rank(0, 7), verdict=agreed()), NodeFinished(0)]
 NAMED = [update(0, "failed", verdict=agreed(first=Failure(1, Cause.AGENT))), NodeFinished(0)]
+UNKNOWN = [NodeQuiet(1), AwsAsked(), AwsReport()]
 FAULTY = NodeLost(1, "junk", 1.0, error=NodeError("junk"))
 
 
@@ -67,7 +70,14 @@ def case(
         case("the nodes have agreed, and one of them still ends", [*RUNNING, *AGREED], Continue(), after=1e6),
         case("the nodes have agreed, without one that is quiet", [*RUNNING, *AGREED, NodeQuiet(1)], AskAws(frozenset({1}))),
         case("AWS is asked about it", [*RUNNING, *AGREED, NodeQuiet(1), AwsAsked()], Continue(), after=1e6),
-        case("AWS knows nothing about it", [*RUNNING, *AGREED, NodeQuiet(1), AwsAsked(), AwsReport()], Done()),
+        case("AWS knows nothing about it, and it was not connected to again", [*RUNNING, *AGREED, *UNKNOWN], Continue()),
+        case("it cannot be connected to again", [*RUNNING, *AGREED, *UNKNOWN, NodeUnreachable(1)], Done()),
+        case("it sends nothing on a new connection", [*RUNNING, *AGREED, *UNKNOWN, NodeReconnected(1)], Done()),
+        case(
+            "it sends its state on a new connection",
+            [*RUNNING, *AGREED, *UNKNOWN, NodeReconnected(1), update(1, "running", rank(1))],
+            Continue(),
+        ),
         case("the quiet node responds again", [*RUNNING, *AGREED, NodeQuiet(1), NodeResponding(1)], Continue()),
 
         # The others have lost a node, and this computer has not noticed it: its connection says nothing.

@@ -58,14 +58,14 @@ def test_changes(before: list[Event], silence: Mapping[int, float], found: list[
     ],
 )
 def test_reconnecting_is_given_up_sooner_while_others_answer(
-    monkeypatch: pytest.MonkeyPatch, others: list[float], broken: float, give_up: bool
+    others: list[float], broken: float, give_up: bool
 ) -> None:
     """`others`: for how many seconds each other node has answered, or before how many it did for the last time (< 0);
     `broken`: for how many seconds this one has not answered."""
     clock = [time.monotonic()]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     start = clock[0]
     found = Liveness(range(len(others) + 1), T)
+    found.clock = lambda: clock[0]
     found.received(0)
     for node, seconds in enumerate(others, start=1):
         clock[0] = start + 1000 - abs(seconds)

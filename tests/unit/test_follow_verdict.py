@@ -223,7 +223,7 @@ def case(name: str, events: Sequence[Event], status: str, code: int, cause: str 
         ),
         case(
             "all instances have ended", [lost(0, 990.0, ended=True), lost(1, 990.0, ended=True)],
-            "failed", 1, "all its nodes have terminated; node 0: no route to host",
+            "failed", 1, "none of its nodes is running any more; node 0: no route to host",
         ),
         case(
             "a node sends invalid replies",
@@ -320,3 +320,12 @@ def test_verdict_does_not_depend_on_how_events_interleave(kind: str, random: Any
     while any(left):
         mixed.append(random.choice([stream for stream in left if stream]).pop(0))
     assert result(mixed, nodes=3) == expected
+
+
+def test_duration_is_that_of_the_nodes_clocks() -> None:
+    """The clock of node 1 is 500 s ahead."""
+    ends = [
+        update(0, "succeeded", rank(0, 0), started=100.0, ended=110.0),
+        update(1, "succeeded", rank(1, 0), started=600.0, ended=612.0),
+    ]
+    assert verdict(followed([*ends, NodeFinished(0), NodeFinished(1)]), "j", 5000.0).seconds == 12.0

@@ -93,18 +93,23 @@ def follower(nodes: Nodes, *, lines: list[tuple[int, int, str]] | None = None, *
 
 
 def test_quiet_node_is_not_awaited_once_the_others_have_agreed() -> None:
-    """Node 1 hangs: its connection stays open, and nothing arrives."""
+    """Node 1 hangs: it accepts connections, and nothing arrives."""
     closed = threading.Event()
+    limits = Timing().scaled(0.02)
 
     def follow(node: int, request: FollowRequest, write: Write) -> None:
         if node == 0:
             first = Failure(1, Cause.SILENT, peer=0)
             write(encode_frame(job("failed", rank(0, 143), node=0, verdict=agreed("failed", first))) + END)
-            return
-        write(running(1))
-        closed.wait(60)
+        elif not request.offsets and len(nodes.followed) < 3:
+            write(running(1))
+            closed.wait(limits.silence)
+            raise NodeError("node 1: no answer")
+        else:
+            closed.wait(60)
 
-    found = follower(Nodes(follow), timing=Timing().scaled(0.02))
+    nodes = Nodes(follow)
+    found = follower(nodes, timing=limits)
     results = []
     runner = threading.Thread(target=lambda: results.append(found.run()), daemon=True)
     runner.start()

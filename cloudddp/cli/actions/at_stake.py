@@ -24,17 +24,16 @@ from cloudddp.ssh.fleet import Fleet
 def at_stake(found: Cluster, settings: Config) -> list[tuple[Part, ...]]:
     """Return a message for each running job and each node with results that were not pulled. Never fails."""
     try:
-        targets = connect.targets(found, settings.cluster)
-    except Exception:  # no key, or a node without an address
-        return [
-            ("cannot check for running jobs and results not pulled yet: this computer has no key for its nodes",)
-        ]  # fmt: skip
+        targets, lost = connect.targets(found, settings.cluster)
+    except Exception as error:
+        return [(f"cannot check for running jobs and results not pulled yet: {error}",)]
     limit = timing.current().at_stake
     replies: dict[int, NewFilesReply] = {}
     asking = threading.Thread(target=_ask, args=(targets, settings, replies, limit), daemon=True)
     asking.start()
     asking.join(limit)
-    return _messages(dict(replies), sorted(targets))
+    unknown = [(f"{error}: jobs and results there are unknown",) for error in lost.values()]
+    return [*_messages(dict(replies), sorted(targets)), *unknown]
 
 
 def _ask(

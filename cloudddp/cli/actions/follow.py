@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn, ParamSpec
 
@@ -64,9 +63,8 @@ class Answer(enum.Enum):
 
 
 @timings.spanned("job")
-def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> tuple[JobResult, float]:
-    """Show the job's logs until it ends; return how it ended, and after how many seconds. Raises JobStopped
-    and Detached.
+def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> JobResult:
+    """Show the job's logs until it ends; return how it ended. Raises JobStopped and Detached.
 
     Ctrl-C asks on a terminal whether to cancel the job on every node, to leave it, or to keep watching; elsewhere it
     cancels the job. Call it inside `launch.stopped_if_interrupted`.
@@ -105,12 +103,11 @@ def _after(first: Callable[[], None], then: Callable[P, None]) -> Callable[P, No
 
 def _followed(
     follower: JobFollower, session: Session, runner: Runner, job_id: str, waiting: Progress
-) -> tuple[JobResult, float]:
+) -> JobResult:
     console, grace = session.console, session.settings.job.stop_grace
-    began = time.monotonic()
     while True:
         try:
-            return follower.run(), time.monotonic() - began
+            return follower.run()
         except KeyboardInterrupt as interrupt:
             waiting.stop()
             match _answer(console, interrupt):
@@ -161,7 +158,7 @@ def ended_nodes_query(session: Session, cluster: Cluster) -> Callable[[], Mappin
     """Return a function that queries AWS for nodes that have ended. Any thread may call it."""
 
     def query() -> dict[int, str]:
-        ended = inspect.ended_nodes(session.aws(), cluster, cluster.nodes)
+        ended = inspect.ended_nodes(session.aws(), cluster, cluster.nodes, stopped=True)
         return {node: one.report for node, one in ended.items()}
 
     return query
@@ -231,10 +228,10 @@ def _length(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
-def report_end(session: Session, cluster: Cluster, finished: JobResult, seconds: float) -> None:
+def report_end(session: Session, cluster: Cluster, finished: JobResult) -> None:
     """Report how a job ended, and what is known about nodes that were lost."""
     console = session.console
-    _report_outcome(console, finished, seconds)
+    _report_outcome(console, finished)
     ended = _report_ended(session, cluster, finished.doubtful) if finished.doubtful else frozenset()
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
     unchecked = set(finished.unverified) - ended
@@ -244,20 +241,20 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult, seconds:
             " of its logs may be missing; ", Command("logs", finished.job), " shows them once it responds",
         )  # fmt: skip
     elif unchecked:
-        words = [word for node in sorted(unchecked) for word in ("--replace", str(node))]
         console.log(
-            f"processes of the job may still run on {node_list(unchecked)}: ", Command("resume", *words),
-            " replaces it and starts the job again; ", Command("cancel", finished.job), " ends them once it responds",
+            f"processes of the job may still run on {node_list(unchecked)}: ", Command("cancel", finished.job),
+            " ends them once it responds; ", Command("resume"), " connects to it again, and starts the job again",
         )  # fmt: skip
 
 
-def _report_outcome(console: Console, finished: JobResult, seconds: float) -> None:
+def _report_outcome(console: Console, finished: JobResult) -> None:
     training = finished.training
     if finished.status == "succeeded":
         progress = f"; {training.text}" if training and training.text else ""
         ranks = "all ranks" if finished.ranks is None else counted(finished.ranks, "rank")
         restarts = f", {counted(finished.restarts, 'restart')}" if finished.restarts else ""
-        console.log(f"job {finished.job} finished: {ranks}, {duration(seconds)}{restarts}{progress}")
+        length = "" if finished.seconds is None else f", {duration(finished.seconds)}"
+        console.log(f"job {finished.job} finished: {ranks}{length}{restarts}{progress}")
         return
     if finished.status == "running":
         console.log(f"job {finished.job} is still running")
@@ -282,10 +279,11 @@ def report_stopped(console: Console, training: TrainingStatus | None) -> None:
 def _report_ended(session: Session, cluster: Cluster, lost: Iterable[int]) -> frozenset[int]:
     """Report what AWS reports about the nodes that were lost; return those whose instances have ended."""
     try:
-        found = inspect.ended_nodes(session.aws(), cluster, lost)
+        found = inspect.ended_nodes(session.aws(), cluster, lost, stopped=True)
     except AWSError as error:
         session.console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")
         return frozenset()
     for node, one in found.items():
-        session.console.log(f"node {node}: AWS reports {one.report}")
+        next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
+        session.console.log(f"node {node}: AWS reports {one.report}", *next_step)
     return frozenset(found)

@@ -136,7 +136,7 @@ def logs(
             _report_stall(console, record)
             _report_setup(console, record)
             return 0
-        report_end(session, cluster, finished, record.seconds or 0.0)
+        report_end(session, cluster, finished)
         if finished.leaving is not None:
             console.log("before the nodes end: ", Command("pull", "--all-nodes", "--job", record.id))
         return finished.exit_code

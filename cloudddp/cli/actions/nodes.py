@@ -97,7 +97,9 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequen
             hint=("install openssh-client, or use ", Command("exec"), ", which does not need it"),
         )
     connect.complete_host_keys(cluster, spec, progress=console.log)
-    targets = connect.targets(cluster, spec)
+    targets, lost = connect.targets(cluster, spec)
+    if node in lost:
+        raise lost[node]
     target = targets[node]
     target.require_host_key()
     known = ClusterFolder(cluster.id).known_hosts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -221,8 +221,8 @@ def _check_job(
     """Wait until the job has ended on the nodes that stay; return it as they know it, None if they do not. What is planned
     there is put off until it can be resumed. Raises CloudDDPError if it runs, has succeeded or was resumed before; NodeError if a node that EC2 says runs does not answer, and is not to be replaced."""
     stay = cluster.only([node.id for rank, node in cluster.nodes.items() if rank not in replaced])
-    if down := [rank for rank, node in stay.nodes.items() if node.state in ("stopping", "stopped")]:
-        raise NodeError(f"{node_list(down)} stopped", hint=_replace_hint(down))
+    for rank in stay.nodes:
+        stay.require_running(rank)
     new = [rank for rank, node in stay.nodes.items() if node.id not in record.nodes]
     known = stay.only([node.id for rank, node in stay.nodes.items() if rank not in new])
     runner, silent = connect.connect_reachable(
@@ -231,16 +231,31 @@ def _check_job(
     with closing(runner):
         # Before anything else: the nodes of a job that was launched with --down may be about to power off.
         planned_end.put_off_for_check(put_off, runner, _check_seconds(session))
+        ended = awaited_ends(session, cluster, silent) if silent else frozenset[int]()
+        silent = {node: error for node, error in silent.items() if node not in ended}
         if silent:
             raise NodeError(
                 f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}",
                 hint=_replace_hint(list(silent)),
             )
-        lost = set(record.nodes) - {node.id for node in stay.nodes.values()}
+        lost = set(record.nodes) - {node.id for rank, node in stay.nodes.items() if rank not in ended}
         seconds = _check_seconds(session) if lost else 0.0
-        ended = _check_ended(session, runner, record, seconds, has_run=bool(known.nodes))
+        job = _check_ended(session, runner, record, seconds, has_run=bool(known.nodes))
         planned_end.put_off_for_replacement(put_off, session, runner, cluster, record.keep)
-        return ended
+        return job
+
+
+def awaited_ends(
+    session: Session, cluster: Cluster, nodes: Collection[int], least: int | None = None
+) -> frozenset[int]:
+    """Return the nodes of these whose instances have ended. EC2 may take a while to notice: it is asked until so many of them
+    have (all), or for Timing.quiet seconds."""
+    deadline = time.monotonic() + timing.current().quiet
+    while True:
+        ended = frozenset(inspect.ended_nodes(session.aws(), cluster, nodes))
+        if len(ended) >= (len(nodes) if least is None else least) or time.monotonic() > deadline:
+            return ended
+        time.sleep(_AGAIN)
 
 
 def _check_seconds(session: Session) -> float:

@@ -217,10 +217,10 @@ def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:
             with stopped_if_interrupted(session.console, runner, job.id):
                 sending = start_job(session, runner, cluster, job)
                 try:
-                    ending.finished, seconds = foreground(session, runner, cluster, job.id)
+                    ending.finished = foreground(session, runner, cluster, job.id)
                 finally:
                     sending.abandon()
-            report_end(session, cluster, ending.finished, seconds)
+            report_end(session, cluster, ending.finished)
         except Detached as left:
             ending.detached = left.job_id
             raise

@@ -110,13 +110,13 @@ def start_and_follow(
             deadlines.report_leaving(console, cluster, session.settings, job)
             return None
         try:
-            finished, seconds = foreground(session, runner, cluster, job.id)
+            finished = foreground(session, runner, cluster, job.id)
         except Detached:
             deadlines.report_leaving(console, cluster, session.settings, job)
             raise
         finally:
             sending.abandon()
-    report_end(session, cluster, finished, seconds)
+    report_end(session, cluster, finished)
     deadlines.report_copies(console, session.settings, job.id)
     if finished.leaving is not None:
         pull_before_the_end(session, runner, cluster, finished)

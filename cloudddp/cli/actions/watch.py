@@ -15,7 +15,7 @@ from cloudddp.cli.actions.follow import (
     report_end,
     silence_reporter,
 )
-from cloudddp.cli.actions.resume import Busy, Request, Resumed, as_launched, resume_job
+from cloudddp.cli.actions.resume import Busy, Request, Resumed, as_launched, awaited_ends, resume_job
 from cloudddp.cli.actions.starting import pull_before_the_end
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
@@ -63,7 +63,7 @@ def watch(
         times -= 1
         console.log(f"{_loss(finished)}; resuming it")
         try:
-            resume_job(session, flags, Request(job, detach=True, suggest=False), put_off)
+            times, _ = _resume(session, flags, Request(job, detach=True, suggest=False), times, put_off)
         except Busy:
             _wait_for_other(session, ClusterFolder(cluster.id))
             times += 1
@@ -88,7 +88,7 @@ def keep_resuming(
         times -= 1
         session.console.log(f"{_loss(finished)}; resuming it")
         try:
-            again = resume_job(session, (), Request(finished.job, suggest=suggest))
+            times, again = _resume(session, (), Request(finished.job, suggest=suggest), times)
         except Busy:
             _wait_for_other(session, folder)
             times += 1
@@ -99,6 +99,22 @@ def keep_resuming(
             break
         finished = again
     return finished
+
+
+def _resume(
+    session: Session, flags: Sequence[Flag], wanted: Request, times: int, put_off: PutOff | None = None
+) -> tuple[int, JobResult | None]:
+    """As `resume_job`, again if a further node is lost meanwhile, at most `times` more; return how many are left, too."""
+    while True:
+        before = session.cluster()
+        try:
+            return times, resume_job(session, flags, wanted, put_off)
+        except NodeError as error:
+            if not times or not awaited_ends(session, before, before.nodes, least=1):
+                raise
+            session.console.warn(error.message)
+        times -= 1
+        session.console.log("another node was lost; resuming it again")
 
 
 class _Resuming(Exception):
@@ -149,7 +165,6 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
         job = status.find(jobs, job_id)
         if not job.status.ended and _is_resuming(folder):
             raise _Resuming
-        began = time.monotonic()
         follower = JobFollower(
             runner, job.id, job.nodes, Policy(wait=True), on_line=line_printer(console),
             on_quiet=quiet_reporter(console), on_silence=silence_reporter(console, job.id),
@@ -161,7 +176,7 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
             follower.close()
         if job.poweroff is not None and finished.status in _FAILED:  # until it is resumed, if it is
             planned_end.put_off_for_check(put_off, runner)
-        report_end(session, cluster, finished, time.monotonic() - began)
+        report_end(session, cluster, finished)
         if finished.leaving is not None:
             pull_before_the_end(session, runner, cluster, finished)
     return job_id, finished

@@ -41,12 +41,12 @@ Action = Continue | AskAws | Done
 
 
 def decide(state: FollowState, policy: Policy, now: float) -> Action:
-    """Return the next action. `now` is of the monotonic clock."""
+    """Return the next action. `now` is of the clock of Liveness."""
     if not state.followed or state.faulty is not None:
         return Done()
-    # The nodes have agreed how the job ended, without those that are silent; AWS may know why they are.
+    # The nodes have agreed how the job ended, without those that are silent, also on a new connection; AWS may know why.
     asked = state.aws_asked_at is not None and not state.aws_pending
-    if state.agreed is not None and state.followed <= state.quiet and asked:
+    if state.agreed is not None and state.followed <= state.quiet & state.retried and asked:
         return Done()
     doubtful = state.quiet | state.disconnected.keys() | _named(state)
     if (

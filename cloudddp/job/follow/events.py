@@ -89,6 +89,13 @@ class NodeReconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeUnreachable:
+    """An attempt to connect to a node again has failed; there will be another one."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLost:
     """A node is no longer followed although the job has not ended there.
 
@@ -126,6 +133,7 @@ Event = (
     | NodeResponding
     | NodeDisconnected
     | NodeReconnected
+    | NodeUnreachable
     | NodeLost
     | AwsAsked
     | AwsReport

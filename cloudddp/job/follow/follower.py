@@ -108,7 +108,7 @@ class JobFollower:
         for stream in self._streams:
             stream.start()
         while True:
-            now = time.monotonic()  # before a report, which lasts as long as the terminal is paused
+            now = self._liveness.clock()  # before a report, which lasts as long as the terminal is paused
             self._report()
             action = decide(self._state, self._policy, now)
             match action:
@@ -163,7 +163,7 @@ class JobFollower:
 
     def _apply(self, event: Event, following: int | None = None) -> None:
         before = self._progress
-        state = before.state.apply(event, time.monotonic())
+        state = before.state.apply(event, self._liveness.clock())
         unreported: deque[Line | NodeQuiet | NodeResponding | Silence] = deque(state.lines)
         if isinstance(event, NodeQuiet | NodeResponding | Silence):
             unreported.append(event)
@@ -173,7 +173,7 @@ class JobFollower:
     def _change_of_liveness(self) -> Event | None:
         if self._queue.backlogged:
             return None  # this side is slow: heartbeats wait behind the logs
-        now, wall = time.monotonic(), time.time()
+        now, wall = self._liveness.clock(), time.time()
         last_seen, timing = self._liveness.last_seen, self._policy.timing
         return next(liveness.changes(self._state, last_seen, now=now, wall=wall, timing=timing), None)
 
@@ -181,7 +181,7 @@ class JobFollower:
         if not self._policy.wait:
             return None
         kinds = (BarsDue,) * self._bars + (Silence,) * (self._on_silence is not None)
-        found = silence.due(self._state, self._policy.timing, time.monotonic())
+        found = silence.due(self._state, self._policy.timing, self._liveness.clock())
         return next((event for event in found if isinstance(event, kinds)), None)
 
     def _ask_aws(self) -> None:

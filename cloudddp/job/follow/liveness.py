@@ -1,13 +1,14 @@
-"""When each node last responded, and when a silent node counts as quiet or lost. Times are by the monotonic clock."""
+"""When each node last responded, and when a silent node counts as quiet or lost. Times are by a clock that stands still while
+this process does not run."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cloudddp.config.timing import Timing
 from cloudddp.job.follow.events import NodeLost, NodeQuiet, NodeResponding
 from cloudddp.job.follow.state import FollowState
+from cloudddp.ssh.awake import AwakeClock
 
 
 class Liveness:
@@ -15,7 +16,8 @@ class Liveness:
 
     def __init__(self, nodes: Iterable[int], timing: Timing) -> None:
         self._timing = timing
-        now = time.monotonic()
+        self.clock: Callable[[], float] = AwakeClock()
+        now = self.clock()
         self._last_seen = dict.fromkeys(nodes, now)
         self._steady_since: dict[int, float] = {}
         self._finished: set[int] = set()
@@ -27,16 +29,16 @@ class Liveness:
 
     def silence(self, node: int) -> float:
         """Seconds since a node last responded."""
-        return time.monotonic() - self._last_seen[node]
+        return self.clock() - self._last_seen[node]
 
     def received(self, node: int) -> None:
         """Record that a node has sent data."""
-        self._last_seen[node] = time.monotonic()
+        self._last_seen[node] = self.clock()
         self._steady_since.setdefault(node, self._last_seen[node])
 
     def answered(self, node: int) -> None:
-        """Record that a node whose stream has ended still responds."""
-        self._last_seen[node] = time.monotonic()
+        """Record that a node responds, although its stream has ended or is being opened again."""
+        self._last_seen[node] = self.clock()
 
     def broken(self, node: int) -> None:
         """Record that a node's connection has broken."""
@@ -57,7 +59,7 @@ class Liveness:
         respond, since after an outage of this computer's own network nodes come back one by one. While no node
         responds, this computer is probably offline, and the limit is long.
         """
-        now = time.monotonic()
+        now = self.clock()
         steady = self._steady_since.copy()
         others = [
             at

@@ -24,6 +24,7 @@ from cloudddp.job.follow.events import (
     NodeQuiet,
     NodeReconnected,
     NodeResponding,
+    NodeUnreachable,
     Silence,
 )
 from cloudddp.job.follow.lines import OpenLine
@@ -59,7 +60,8 @@ class NodeState:
 
     followed: bool = True
     quiet: bool = False
-    disconnected_at: float | None = None  # by the monotonic clock
+    retried: bool = False  # it has sent nothing since it was connected to once more, or could not be
+    disconnected_at: float | None = None
     lost: NodeLost | None = None
     job: JobState | None = None
     logs: Mapping[int, RankLog] = field(default_factory=dict)  # by rank
@@ -67,7 +69,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class FollowState:
-    """What is known about a job. Times (`..._at`) are by the monotonic clock; None means not yet."""
+    """What is known about a job. Times (`..._at`) are by the clock of Liveness; None means not yet."""
 
     nodes: Mapping[int, NodeState]
     lines: tuple[Line, ...] = ()  # completed by the last event
@@ -93,6 +95,10 @@ class FollowState:
     @property
     def quiet(self) -> frozenset[int]:
         return frozenset(node for node, one in self.nodes.items() if one.quiet)
+
+    @property
+    def retried(self) -> frozenset[int]:
+        return frozenset(node for node, one in self.nodes.items() if one.retried)
 
     @property
     def disconnected(self) -> dict[int, float]:
@@ -138,7 +144,7 @@ class FollowState:
     # -- transitions -----------------------------------------------------------------------------------------
 
     def apply(self, event: Event, now: float) -> FollowState:
-        """Return the state after an event, which is handled at `now` (monotonic clock)."""
+        """Return the state after an event, which is handled at `now` (clock of Liveness)."""
         before = replace(self, lines=()) if self.lines else self
         if before.began_at is None:
             before = replace(before, began_at=now)
@@ -152,7 +158,7 @@ class FollowState:
             case Silence():
                 return replace(before, silence_at=now)
             case JobUpdate(node, job):
-                return before._with(node, job=outcome.checked(job))
+                return before._with(node, job=outcome.checked(job), retried=False)
             case NodeFinished(node):
                 return before._closed(node)
             case NodeLost():
@@ -164,7 +170,9 @@ class FollowState:
             case NodeDisconnected(node):
                 return before._with(node, disconnected_at=now)
             case NodeReconnected(node):
-                return before._with(node, disconnected_at=None)
+                return before._with(node, disconnected_at=None, retried=True)
+            case NodeUnreachable(node):
+                return before._with(node, retried=True)
             case AwsAsked():
                 return replace(before, aws_pending=True, aws_asked_at=now)
             case AwsReport(ended):
@@ -179,7 +187,7 @@ class FollowState:
         log = logs.get(rank, RankLog())
         complete, line = lines.split(log.line, data, last=last)
         bar = "" if complete else log.bar
-        changed = self._with(node, logs={**logs, rank: RankLog(log.tail, line, bar)})
+        changed = self._with(node, logs={**logs, rank: RankLog(log.tail, line, bar)}, retried=False)
         return changed._with_lines(node, rank, complete) if complete else changed
 
     def _with_lines(self, node: int, rank: int, complete: Sequence[str]) -> FollowState:

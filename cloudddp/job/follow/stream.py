@@ -28,6 +28,7 @@ from cloudddp.job.follow.events import (
     NodeFinished,
     NodeLost,
     NodeReconnected,
+    NodeUnreachable,
 )
 from cloudddp.job.follow.liveness import Liveness
 from cloudddp.job.follow.selection import EVERYTHING, Selection
@@ -179,7 +180,7 @@ class NodeStream:
 
     def _may_recover(self, error: Exception) -> bool:
         """Note that the connection has broken; return False if the node is lost."""
-        now = time.monotonic()
+        now = self._liveness.clock()
         self._broken_since = self._broken_since or now
         self._liveness.broken(self._node)
         refused = isinstance(error, failures.RefusedByAgent)
@@ -191,15 +192,17 @@ class NodeStream:
     def _reconnect(self, error: Exception) -> None:
         """Try once to connect again, and follow the job from there."""
         self._check_finished_nodes()
-        give_up = self._liveness.should_give_up(self._node, self._broken_since or time.monotonic())
+        give_up = self._liveness.should_give_up(self._node, self._broken_since or self._liveness.clock())
         try:
             self._connections.reconnect(self._node)
         except Exception:
             if give_up or self._connections.closed:  # decided before this last attempt
                 self._lose(error)
             else:
+                self._emit(NodeUnreachable(self._node))
                 self._try_later(error)
             return
+        self._liveness.answered(self._node)
         self._emit(NodeReconnected(self._node))
         self._read()
 

@@ -38,6 +38,7 @@ class JobResult:
     training: TrainingStatus | None = None  # where the training was, if the script has reported it
     leaving: int | None = None  # the node that is about to end
     restarts: int = 0  # how often all ranks were started again
+    seconds: float | None = None  # from its start to its end, by the nodes' clocks
 
     @property
     def doubtful(self) -> frozenset[int]:
@@ -82,6 +83,7 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         training=found.training if found else None,
         leaving=outcome.leaving(state.jobs),
         restarts=max((job.restarts for job in state.jobs.values()), default=0),
+        seconds=outcome.seconds(state.jobs.values()),
     )
 
 
@@ -126,7 +128,7 @@ def _connection_ending(state: FollowState, first: RankFailure | None, wall: floa
     if state.all_ended:
         first_lost = min(state.lost)
         why = f"node {first_lost}: {state.lost[first_lost].reason}"
-        return _Ending(JobStatus.FAILED, 1, f"all its nodes have terminated; {why}")
+        return _Ending(JobStatus.FAILED, 1, f"none of its nodes is running any more; {why}")
     if state.all_lost:
         cause = "lost connection to all nodes; the job may still be running"
         return _Ending(JobStatus.UNKNOWN, 1, cause)

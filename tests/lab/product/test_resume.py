@@ -229,6 +229,26 @@ def test_watch_resumes_and_exits_with_the_job_s_code(cli: CommandLine) -> None:
     assert len(jobs(cli)) == 2
 
 
+@pytest.mark.parametrize("moment", ["resuming it", "resuming job"])
+def test_watch_resumes_although_a_second_node_is_lost_meanwhile(cli: CommandLine, moment: str) -> None:
+    cli.ok("up", "-n", "3", "-t", "g5.12xlarge")
+    job = running(cli, "count.py", count=3)
+    process = cli.start("watch", "--times", "2")
+    assert process.stderr is not None
+    cli.ok("sim", "fault", "kill", "1")
+    shown: list[str] = []
+    while moment not in (line := process.stderr.readline()):
+        assert line, shown
+        shown.append(line)
+    cli.ok("sim", "fault", "kill", "2")
+    wait_for(lambda: jobs(cli)[-1]["id"] != job and jobs(cli)[-1]["state"] == "running", "it was resumed")
+    wait_for(lambda: cli("logs").stdout.count("began") == 3, "all ranks have begun again")
+    cli.ok("exec", "--", "touch enough")
+    _, err = process.communicate(timeout=110)
+    assert process.returncode == 0, err
+    assert len(live(cli)) == 3
+
+
 # Slow enough that a node can be lost in the middle of it.
 TRAIN = """
 import sys, time, torch

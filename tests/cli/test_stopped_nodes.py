@@ -1,0 +1,108 @@
+"""A node that EC2 says does not run: every verb names it, and those that can use the other nodes do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.harness import wait_for
+from support.jobs import direct
+
+WRITE = "import os\nos.makedirs('runs', exist_ok=True)\nopen('runs/' + os.environ['RANK'], 'w').close()\nprint('hello')\n"
+
+
+def members(cli: Any) -> list[dict[str, Any]]:
+    return list(json.loads(cli.ok("status", "--json"))[0]["nodes"])
+
+
+@pytest.fixture
+def stop(cli: Any, ec2: Any) -> Callable[[int], str]:
+    """Run a job on two nodes, then stop one; return its name in messages."""
+
+    def stopped(node: int) -> str:
+        direct(cli, nodes=2)
+        cli.write("write.py", WRITE)
+        cli.ok("launch", "write.py")
+        cli.shared = None
+        found = members(cli)[node]["instance_id"]
+        ec2.stop_instances(InstanceIds=[found])
+        wait_for(lambda: members(cli)[node]["state"] == "stopped", "it has stopped")
+        return f"node {node} ({found}) is stopped (Client.UserInitiatedShutdown"
+
+    return stopped
+
+
+def test_verbs_use_the_nodes_that_run_and_name_the_stopped_one(
+    cli: Any, ec2: Any, stop: Callable[[int], str]
+) -> None:
+    sentence = stop(1)
+    pulled = cli("pull", "--node", "0")
+    assert (pulled.returncode, "node 0: 1 file" in pulled.stdout) == (0, True), pulled
+    assert sentence in pulled.stderr
+    for words, code, out in (
+        (("exec", "--node", "0", "--", "echo hello"), 0, "[node 0] hello"),
+        (("ssh", "0", "--", "echo hello"), 0, "hello"),
+        (("logs",), 1, "[rank 0 | node 0] hello"),
+        (("jobs",), 1, "succeeded"),
+    ):
+        done = cli(*words)
+        assert done.returncode == code, done
+        assert out in done.stdout
+        assert words[0] == "ssh" or sentence in done.stderr
+    for words in (
+        ("exec", "--node", "1", "--", "true"),
+        ("ssh", "1"),
+        ("exec", "--", "true"),
+        ("sync",),
+        ("launch", "write.py"),
+        ("resume",),
+        ("pull", "--node", "1"),
+        ("up", "-n", "2", "-t", "g5.12xlarge"),
+    ):
+        done = cli(*words)
+        assert done.returncode == 1, done
+        assert sentence in done.stderr
+        assert "resume --replace 1" in done.stderr, done
+    down = cli("down", "-y")
+    assert down.returncode == 0
+    assert sentence in down.stderr
+    assert "jobs and results there are unknown" in down.stderr
+    assert "no key" not in down.stderr
+
+
+def test_node_that_was_started_again_is_used_again(cli: Any, ec2: Any, stop: Callable[[int], str]) -> None:
+    stop(0)
+    done = cli("pull", "--node", "1")
+    assert (done.returncode, "node 1: 1 file" in done.stdout) == (0, True), done
+    node = members(cli)[0]["instance_id"]
+    ec2.start_instances(InstanceIds=[node])
+    wait_for(lambda: members(cli)[0]["state"] == "running", "it runs again")
+    assert cli.ok("exec", "--", "echo hello").count("hello") == 2
+
+
+def test_only_node_that_is_stopped_is_started_or_removed(cli: Any, ec2: Any) -> None:
+    cli.ok("up", "-n", "1")
+    (node,) = members(cli)
+    ec2.stop_instances(InstanceIds=[node["instance_id"]])
+    wait_for(lambda: members(cli)[0]["state"] == "stopped", "it has stopped")
+    done = cli("jobs")
+    assert done.returncode == 1
+    assert f"node 0 ({node['instance_id']}) is stopped" in done.stderr
+    assert f"start-instances --region us-east-1 --instance-ids {node['instance_id']}" in done.stderr
+    assert "--replace" not in done.stderr
+
+
+def test_job_ends_when_a_node_is_stopped(cli: Any, ec2: Any) -> None:
+    direct(cli, nodes=2)
+    cli.shared = None
+    cli.write("wait.py", "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
+    followed = cli.start("launch", "wait.py")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    node = members(cli)[1]["instance_id"]
+    ec2.stop_instances(InstanceIds=[node])
+    _, err = followed.communicate(timeout=120)
+    assert followed.returncode == 1, err
+    assert f"node 1: AWS reports that {node} is stop" in err
+    assert f"--instance-ids {node}` starts it again; `cloudddp resume --replace 1`" in err
