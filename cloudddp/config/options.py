@@ -41,9 +41,10 @@ class GlobalOptions:
             "--region": self.region,
             "--profile": self.profile,
         }
+        own = command.words[: command.words.index("--")] if "--" in command.words else command.words
         words = ["--sim"] if self.sim else []
         for option, value in chosen.items():
-            words += [option, value] if value and option not in command.words else []
+            words += [option, value] if value and option not in own else []
         if command.words[0] in WITHOUT_OPTIONS or command.words[0].startswith("-"):
             words = []
         return shlex.join(["cloudddp", *words, *command.words])
