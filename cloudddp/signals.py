@@ -1,4 +1,4 @@
-"""The one policy for Ctrl-C (SIGINT), SIGTERM and SIGHUP.
+"""The one policy for Ctrl-C (SIGINT), Ctrl-\\ (SIGQUIT), SIGTERM and SIGHUP.
 
 | phase                                                  | first signal                    | further signals |
 |--------------------------------------------------------|---------------------------------|-----------------|
@@ -38,7 +38,12 @@ class HungUp(Terminated):
 
 BLOCKED = 1.0  # seconds after which a signal interrupts a line that cannot be written: nobody reads the pipe
 
-EXCEPTIONS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, signal.SIGHUP: HungUp}
+EXCEPTIONS = {
+    signal.SIGINT: KeyboardInterrupt,
+    signal.SIGQUIT: KeyboardInterrupt,  # without this, a user who finds Ctrl-C slow leaves nodes behind without a word
+    signal.SIGTERM: Terminated,
+    signal.SIGHUP: HungUp,
+}
 
 
 def arm() -> None:

@@ -323,11 +323,9 @@ def _reply(node: int, request: Request[T], result: Result, limit: int) -> T:
     step = request.STEP
     if result.exit_code:
         raise NodeError(f"node {node}: step {step!r} failed: {failures.failure_text(result)}")
-    # The last line: a .bashrc may have written before.
-    line = result.stdout.rstrip().rpartition(b"\n")[2]
     kind: Any = request.REPLY
     try:
-        reply: T = decode(line, kind, limit=limit)
+        reply: T = decode(result.stdout, kind, limit=limit)
     except ProtocolError as error:
         raise failures.unreadable(node, step, error) from None
     return reply

@@ -25,6 +25,7 @@ from cloudddp.errors import (
     Interrupted,
     UsageError,
 )
+from cloudddp.ssh import login_shell
 
 # Errors of writing to stdout: no space, a quota, a limit of the file's size.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -42,6 +43,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return _run(console, arguments)
     finally:
+        if noise := login_shell.warning():
+            console.warn(noise)
         console.print_timings()
         signals.ignore()  # until the process has ended: Python resets its own handlers when the interpreter exits
         streams.flush()  # now: a stream that cannot be written when the interpreter exits means exit code 120

@@ -1,8 +1,7 @@
-"""Verbs that take SCRIPT ARGS...: they refuse options of cloudddp after the script, which gets all words there.
+"""Verbs that take SCRIPT ARGS...: what follows the script belongs to it, except for some options of cloudddp, which are refused.
 
 `cloudddp run train.py --max-cost 5` would otherwise create nodes without that limit, and a script that ignores unknown
-options would hide it. The options are read from click's own parameters. `--` before the script, or before the word,
-marks it as meant for the script.
+options would hide it. `--` before the script, or before the word, marks it as meant for the script.
 """
 
 from __future__ import annotations
@@ -17,13 +16,21 @@ import click
 from cloudddp.cli.verbs import Verb
 from cloudddp.errors import Command, UsageError
 
-FOR_THE_SCRIPT = frozenset({"-v", "--verbose", "-h", "--help"})  # harmless, and scripts often have them
+# Options of `launch` and `run` whose loss costs money or results. All others reach the script: `--config`, `-c`, `--env`,
+# `--nodes`, `--tag` and `--profile` are common in scripts, and losing them changes nothing that lasts.
+REFUSED = frozenset({
+    # The nodes would be real, more expensive, or billed for longer.
+    "--dry-run", "--sim", "--max-cost", "--max-hours", "--spot", "--reservation", "-n", "-t", "--instance-type", "--region",
+    "--regions", "--idle-minutes", "--down", "--keep", "--keep-on-failure", "--discard", "--allow-cpu",
+    # Another cluster's files would be overwritten, results not copied, a job cancelled by Ctrl-C, or a run wasted.
+    "--cluster", "--results-s3", "-d", "--detach", "--nproc-per-node",
+})  # fmt: skip
 JOB_VERBS = ("launch", "run")
 SIMILAR = 0.75  # similarity above which an unknown option counts as a misspelt option of ours
 
 
 class JobVerb(Verb):
-    """A verb with SCRIPT ARGS... that refuses its own options among ARGS. Raises UsageError."""
+    """A verb with SCRIPT ARGS... that refuses some options among ARGS. Raises UsageError."""
 
     def __init__(self, name: str, action: str, **settings: Any) -> None:
         super().__init__(name, action, passes_arguments=True, **settings)
@@ -48,7 +55,7 @@ class JobVerb(Verb):
         at = len(words) - len(arguments) - 1
         if _ends_options(ctx, self, words[:at]):
             return
-        known = _refused_options(ctx, self)
+        known = _known_options(ctx, self)
         for word in arguments:
             if word == "--":
                 return
@@ -85,8 +92,8 @@ def _names(command: click.Command) -> frozenset[str]:
     return frozenset(name for name, _ in _spellings(command.params))
 
 
-def _refused_options(ctx: click.Context, command: click.Command) -> dict[str, click.Option]:
-    """Return by spelling the options that may not follow the script: the verb's, and the long ones of its sibling.
+def _known_options(ctx: click.Context, command: click.Command) -> dict[str, click.Option]:
+    """Return by spelling the options that a user may mean: the verb's, and the long ones of its sibling.
 
     A user who types `run train.py --dry-run` expects a dry run, although only `launch` has one.
     """
@@ -95,7 +102,7 @@ def _refused_options(ctx: click.Context, command: click.Command) -> dict[str, cl
         if (sibling := _verbs(ctx).get(verb)) is not None:
             long = {name: option for name, option in _spellings(sibling.params) if name.startswith("--")}
             found = {**long, **found}
-    return {name: option for name, option in found.items() if name not in FOR_THE_SCRIPT}
+    return found
 
 
 def _path(ctx: click.Context) -> tuple[str, ...]:
@@ -122,20 +129,21 @@ def _spellings(params: Iterable[click.Parameter]) -> Iterator[tuple[str, click.O
 
 
 def _option_in(word: str, options: dict[str, click.Option]) -> str:
-    """Return the option that click would read in this word (`--max-cost=5`, `-n4`, `-dn4`), or ''."""
+    """Return the refused option that click would read in this word (`--max-cost=5`, `-n4`, `-yn4`), or ''."""
     if word.startswith("--"):
         name = word.partition("=")[0]
-        return name if name in options else ""
+        return name if name in options and name in REFUSED else ""
     if not word.startswith("-"):
         return ""
     first = ""
     for letter in word[1:]:
-        option = options.get(f"-{letter}")
-        if option is None:
+        name = f"-{letter}"
+        if name not in options:
             return ""
-        first = first or f"-{letter}"
-        if not option.is_flag:  # the rest of the word is its value
-            return first
+        if name in REFUSED:
+            first = first or name
+        if not options[name].is_flag:  # the rest of the word is its value
+            break
     return first
 
 
@@ -167,7 +175,7 @@ def _unknown_option(ctx: click.Context, command: click.Command, name: str, words
     """Return the error for an unknown option before the script: most often it is one of the script's own."""
     path = _path(ctx)
     verb = " ".join(path)
-    if name in _refused_options(ctx, command):
+    if name in _known_options(ctx, command):
         return UsageError(
             f"{name} is an option of {_verbs_with(ctx, name)}, not of {verb}",
             hint=("see ", Command(*path, "--help")),

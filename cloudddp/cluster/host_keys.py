@@ -29,7 +29,7 @@ from cloudddp.local_state import ClusterFolder
 from cloudddp.ssh import keys
 from cloudddp.ssh.fleet import Outcome
 
-_MAX_OUTPUT = 1 << 20  # bytes that a step may write, including what a .bashrc adds
+_MAX_OUTPUT = 1 << 20  # bytes that a step may write
 _RELOAD_SECONDS = 30.0  # sshd confirms a reload before it has done it, and may refuse connections meanwhile
 _RETRY_SECONDS = 0.02
 
@@ -220,8 +220,7 @@ def _generate(runner: Runner, node: int, known: KnownKeys, instance: str) -> str
         return recorded.pending
     output = _run(runner, node, "make-host-key", known.shared)
     try:
-        last_line = output.decode("ascii").rstrip().rpartition("\n")[2]  # a .bashrc may write before it
-        return keys.public(last_line)
+        return keys.public(output.decode("ascii"))
     except ValueError as error:
         raise NodeError(f"node {node}: cannot read its new host key: {error}") from None
 

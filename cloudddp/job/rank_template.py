@@ -16,6 +16,9 @@ from cloudddp.config.spec import JobSpec
 from cloudddp.job.new_job import Script
 
 STORE_SECONDS = 600
+# `-m torch.distributed.run` would put the current folder, which is the project, before the standard library: its queue.py or
+# random.py would be imported. -P is Python 3.11.
+_TORCHRUN = "import sys; sys.path[:] = filter(None, sys.path); from torch.distributed.run import main; main()"
 
 
 class Fact(StrEnum):
@@ -84,8 +87,8 @@ def _environment(job: JobSpec) -> dict[str, Word]:
 def _torchrun(job: JobSpec, ranks: int) -> tuple[Word, ...]:
     argv: list[Word] = [
         (Fact.PYTHON,),
-        ("-m",),
-        ("torch.distributed.run",),
+        ("-c",),
+        (_TORCHRUN,),
         ("--nnodes=", Fact.NODES),
         (f"--nproc-per-node={ranks}",),
         (f"--max-restarts={job.max_restarts}",),

@@ -8,7 +8,6 @@ from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.transfer import ReceiveEvent
 
-MAX_NOISE = 1 << 16  # bytes before the first report: a .bashrc may write some
 MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
 BYTES_PER_SECOND = 64 << 10  # of all reports, besides two long ones
 MAX_REPORTS = 200  # at once, and:
@@ -22,7 +21,6 @@ class Reports:
     def __init__(self, began: float) -> None:
         self._began = began
         self._line = bytearray()  # the beginning of a report
-        self._noise = 0  # bytes before the first report
         self._size = 0  # bytes of all reports
         self._count = self._notes = 0
 
@@ -38,19 +36,9 @@ class Reports:
         *lines, rest = bytes(self._line).split(b"\n")
         self._line[:] = rest
         for line in lines:
-            event = self._decoded(line)
-            if event is not None:
-                self._check(event, now)
-                yield event
-
-    def _decoded(self, line: bytes) -> ReceiveEvent | None:
-        try:
-            return decode(line, ReceiveEvent)
-        except ProtocolError:
-            self._noise += len(line) + 1
-            if self._count or self._noise > MAX_NOISE:
-                raise
-            return None
+            event = decode(line, ReceiveEvent)
+            self._check(event, now)
+            yield event
 
     def _check(self, event: ReceiveEvent, now: float) -> None:
         self._count += 1

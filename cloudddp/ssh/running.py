@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, NodeError
+from cloudddp.ssh import login_shell
 from cloudddp.ssh.channel import Activity, CommandIO, time_limit
 from cloudddp.text import one_line
 
@@ -40,6 +41,8 @@ class CommandSpec:
     `command_timeout` is the longest time, in seconds, in which the command neither sends nor accepts a byte; None sets no
     limit once the server has started it (keepalives still find a dead node). `total_timeout` limits the whole command: a
     node that sends a byte now and then would otherwise never time out. `activity` has limits that change, in place of both.
+
+    `until_exit`: it ends with its own process, also if one that it left in the background still holds its output open.
     """
 
     command: str
@@ -50,6 +53,7 @@ class CommandSpec:
     limit: int = MAX_OUTPUT
     total_timeout: float | None = None
     activity: Activity | None = None
+    until_exit: bool = False
 
 
 class RunningCommand:
@@ -69,6 +73,9 @@ class RunningCommand:
         self._label, self._transport, self._spec = label, transport, spec
         self._activity = spec.activity or Activity(spec.command_timeout, spec.total_timeout)
         self._out, self._err = (BoundedBuffer(label, spec.command, spec.limit) for _ in range(2))
+        self._marker = login_shell.Marker(at_exit=spec.until_exit)
+        receivers = spec.on_stdout or self._out.add, spec.on_stderr or self._err.add
+        self._outputs = [login_shell.Output(label, self._marker, receive) for receive in receivers]
         self._io = self._start(limits, window, wake)
 
     def _start(self, limits: Timing, window: int, wake: Callable[[], None]) -> CommandIO:
@@ -83,12 +90,11 @@ class RunningCommand:
             channel = transport.open_session(window, MAX_PACKET, timeout=activity.left(silence))
             channel.settimeout(activity.silence)
             activity.record()
-            keep = spec.on_stdout or self._out.add, spec.on_stderr or self._err.add
-            io = CommandIO(channel, spec.stdin, activity, keep, wake)
+            stdout, stderr = self._outputs
+            io = CommandIO(channel, spec.stdin, activity, (stdout.feed, stderr.feed), wake)
             with time_limit(activity.left(silence), channel):  # paramiko has no limit for this reply
-                channel.exec_command(
-                    spec.command.encode("utf-8", "surrogateescape")
-                )  # a path need not be UTF-8
+                text = self._marker.command(spec.command)
+                channel.exec_command(text.encode("utf-8", "surrogateescape"))  # a path need not be UTF-8
             return io
         except BaseException as error:
             if channel is not None:
@@ -115,15 +121,18 @@ class RunningCommand:
         import paramiko
 
         try:
-            return self._io.advance()
+            state = self._io.advance()
+            return CommandIO.ENDED if self._exit_code is not None else state
         except TimeoutError:
             raise self._timed_out(self._activity.reason()) from None
         except (paramiko.SSHException, EOFError) as error:  # an OSError comes from stdin or from on_stdout
             raise self._broken(error) from None
 
     def result(self) -> Result:
-        """Return the result of a command that has ended. Raises NodeError if it is the connection that has."""
-        exit_code = self._io.channel.exit_status
+        """Return the result of a command that has ended. Raises NodeError if it is the connection that has, or the shell
+        before the command."""
+        stdout, stderr = self._outputs
+        exit_code = self._io.channel.exit_status if self._exit_code is None else self._exit_code
         if exit_code == -1:  # no exit status: killed by a signal, or the connection is gone
             transport = self._transport
             if transport is not None:  # it closes its channels first, and becomes inactive a moment later
@@ -131,7 +140,18 @@ class RunningCommand:
             if transport is None or not transport.is_active():
                 raise self._broken(self._reason_of_end())
             exit_code = 255
+        if not stdout.has_begun:
+            raise login_shell.ended_early(self._label, exit_code, (stdout, stderr))
+        login_shell.record(self._label, stdout)
+        for output in self._outputs:
+            output.rest()
         return Result(int(exit_code), bytes(self._out.data), bytes(self._err.data))
+
+    @property
+    def _exit_code(self) -> int | None:
+        """The command's own exit code, once its output is complete on both streams."""
+        codes = [output.exit_code for output in self._outputs]
+        return None if None in codes else codes[0]
 
     def _reason_of_end(self) -> BaseException:
         import paramiko

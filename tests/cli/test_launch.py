@@ -144,6 +144,21 @@ def test_node_that_dies_stops_the_job_and_is_named(cli: Any, ec2: Any) -> None:
 
 
 @pytest.mark.torch
+def test_modules_of_the_project_do_not_replace_those_of_the_launcher(cli: Any) -> None:
+    pytest.importorskip("torch")
+    cli.nodes(1)
+    for name in ("queue.py", "typing.py", "sitecustomize.py", "torch/__init__.py", "random.py"):
+        cli.write(name, "raise SystemExit('the project replaces ' + __file__)\n")
+    cli.write("pkg/__init__.py", "")
+    cli.write("pkg/t.py", "import sys, os\nprint(os.path.basename(sys.path[0]), os.path.basename(os.getcwd()))\n")
+    script = cli("launch", "--nproc-per-node", "1", "pkg/t.py")
+    assert "] pkg project" in script.stdout, script.stderr
+    module = cli("launch", "--nproc-per-node", "1", "-m", "pkg.t")  # as plain `python -m`: the project comes first
+    assert "the project replaces" in module.stdout or "] project project" in module.stdout, module.stderr
+    assert "the launcher" not in module.stderr
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("rendezvous", ["c10d", "static"])
 def test_torchrun_across_nodes_trains_and_names_the_failing_rank(cli: Any, rendezvous: str) -> None:
     pytest.importorskip("torch")

@@ -1,4 +1,4 @@
-"""Options of cloudddp after the script are refused, not passed to the script."""
+"""Options of cloudddp after the script: those that cost money or results are refused, all others belong to the script."""
 
 from __future__ import annotations
 
@@ -9,19 +9,33 @@ import click
 import pytest
 from support.commands import verb as command_of
 
+from cloudddp.cli.job_verb import REFUSED
 from cloudddp.cli.main import main
-from cloudddp.errors import UsageError, render
+from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import Command, UsageError, render
 
-FOR_THE_SCRIPT = {"-v", "--verbose", "-h", "--help"}
+FOR_THE_SCRIPT = (
+    "--config=x",
+    "-c",
+    "--env",
+    "-e",
+    "--env-file",
+    "-m",
+    "--nodes",
+    "--tag",
+    "--profile",
+    "--image",
+    "--user",
+)
 
 
 def spellings() -> Iterator[tuple[str, str, click.Option]]:
-    """Yield every verb, spelling and option of `launch` and `run`, the global ones included."""
+    """Yield every verb, spelling and option of `launch` and `run` that is refused after the script."""
     for verb in ("launch", "run"):
         for option in command_of(verb).params:
             if isinstance(option, click.Option):
                 for name in (*option.opts, *option.secondary_opts):
-                    if name not in FOR_THE_SCRIPT:
+                    if name in REFUSED:
                         yield verb, name, option
 
 
@@ -53,10 +67,16 @@ def test_option_after_the_script_is_refused(verb: str, name: str, option: click.
         assert f"`cloudddp {verb} -- train.py --lr 0.1 {' '.join(form)}`" in hint(error)
 
 
-def test_options_that_cost_money_are_covered() -> None:
-    names = {name for verb, name, _ in EVERY if verb == "run"}
-    assert {"--max-cost", "--max-hours", "-n", "--nproc-per-node", "--sim", "-c", "--region"} <= names
-    assert {"-d", "--detach", "--dry-run"} <= {name for verb, name, _ in EVERY if verb == "launch"}
+def test_every_refused_option_exists() -> None:
+    assert {name for _, name, _ in EVERY} == REFUSED
+
+
+@pytest.mark.parametrize("verb", ["launch", "run"])
+@pytest.mark.parametrize("name", FOR_THE_SCRIPT)
+def test_other_options_belong_to_the_script(verb: str, name: str) -> None:
+    context = command_of(verb).make_context(verb, ["t.py", name, "4"], parent=click.Context(main))
+    assert context.params["args"] == (name, "4")
+    assert not context.params.get("config")
 
 
 @pytest.mark.parametrize(
@@ -70,12 +90,18 @@ def test_option_of_another_verb_is_refused(words: tuple[str, ...], owners: str) 
 
 
 def test_combined_short_flags_are_refused() -> None:
-    assert refusal("run", "train.py", "-yn4").message.startswith("-y comes after the script")
+    assert refusal("run", "train.py", "-yn4").message.startswith("-n comes after the script")
 
 
 def test_hint_repeats_options_before_the_script() -> None:
     error = refusal("run", "-n", "2", "--spot", "-eA=b c", "--sim", "t.py", "--max-cost", "5")
     assert "cloudddp run -n 2 --spot --env 'A=****' -- t.py --max-cost 5" in hint(error)
+
+
+def test_hint_keeps_global_options_that_the_script_has_too() -> None:
+    command = Command("launch", "--", "a.py", "-c", "cfg.yaml", "--region", "x")
+    shown = GlobalOptions(cluster="default", region="us-west-2").command_line(command)
+    assert shown == "cloudddp -c default --region us-west-2 launch -- a.py -c cfg.yaml --region x"
 
 
 @pytest.mark.parametrize("value", ["-c", "--config", "-e"])
@@ -88,7 +114,21 @@ def test_double_dash_as_a_value_does_not_end_options(value: str) -> None:
     [
         ("--", "args.py", "--sim", "-n4", "--detach"),
         ("args.py", "--", "--sim", "-n4", "--detach"),
-        ("args.py", "-v", "--help", "-lr", "3", "-", "--max-costs"),
+        (
+            "args.py",
+            "-v",
+            "--help",
+            "-lr",
+            "3",
+            "-",
+            "--max-costs",
+            "--config",
+            "c.yaml",
+            "-c",
+            "-n",
+            "4",
+            "-m",
+        ),
     ],
 )
 def test_script_arguments_reach_the_script(cli: Any, words: tuple[str, ...]) -> None:

@@ -164,6 +164,16 @@ def test_set_up_runs_in_the_environment_of_the_ranks_python(node: Node, environm
     assert reply.output == f"{environment}\n{environment}/bin/python\ntorchrun of the image\n"
 
 
+@pytest.mark.parametrize("python", [".venv/bin/python", "~/made/bin/python"])
+def test_command_uses_the_environment_that_an_earlier_one_created(node: Node, python: str) -> None:
+    folder = python.partition("/bin")[0]
+    create = f"mkdir -p {folder}/bin && ln -s {sys.executable} {python} && touch {folder}/pyvenv.cfg"
+    reply = set_up(node, create, 'command -v python; echo "$VIRTUAL_ENV"; exit 3', python=python)
+    first, second = reply.output.splitlines()
+    assert first.endswith(f"{folder.strip('~')}/bin/python")
+    assert second.endswith(folder.strip("~"))
+
+
 def test_ranks_run_in_the_environment_of_their_python(node: Node, environment: Path) -> None:
     code = "import os, subprocess; print(os.environ['VIRTUAL_ENV'], flush=True); subprocess.run('torchrun-of-image')"
     argv = (str(environment / "bin/python"), node.script(code))

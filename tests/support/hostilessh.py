@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,12 +73,17 @@ class _Accepting(paramiko.ServerInterface):  # type: ignore[misc]
     def check_channel_request(self, _kind: str, _number: int) -> int:
         return int(paramiko.OPEN_SUCCEEDED)
 
-    def check_channel_exec_request(self, channel: paramiko.Channel, _command: bytes) -> bool:
-        threading.Thread(target=self._run, args=(channel,), daemon=True).start()
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        threading.Thread(target=self._run, args=(channel, command), daemon=True).start()
         return True
 
-    def _run(self, channel: paramiko.Channel) -> None:
+    def _run(self, channel: paramiko.Channel, command: bytes) -> None:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            markers = subprocess.run(
+                ["sh", "-c", command.partition(b"\n")[0]], capture_output=True, check=True
+            )
+            channel.sendall(markers.stdout)
+            channel.sendall_stderr(markers.stderr)
             channel.recv(1)  # b"": the client has ended its input, and so has read that the command has begun
             self._attack(self._transport, channel)
 

@@ -32,8 +32,9 @@ class Server:
         algorithm: str = "",
         refuse: int = 0,
         nologin: int = 0,
+        start_file: str = "",
     ) -> None:
-        """`refuse`: how many logins are refused first, as before the key is installed; `nologin`: during how many the
+        """`start_file`: commands that the login shell runs first, as those of ~/.bashrc. `refuse`: how many logins are refused first, as before the key is installed; `nologin`: during how many the
         connection is closed after that, as sshd does while PAM refuses logins."""
         self.port = 0
         self.connections: list[Any] = []
@@ -42,6 +43,7 @@ class Server:
         self._login = asyncssh.import_public_key(login)
         self._sock = sock
         self._refuse, self._nologin = refuse, nologin
+        self._start_file = start_file
         self._children: set[asyncio.subprocess.Process] = set()
         self._all: list[asyncio.subprocess.Process] = []
         self._loop = asyncio.new_event_loop()
@@ -91,7 +93,7 @@ class Server:
         child = await asyncio.create_subprocess_exec(
             "sh",
             "-c",
-            process.command,
+            f"{self._start_file}\n{process.command}",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -46,7 +46,8 @@ def test_c10d_has_one_endpoint_and_an_explicit_host() -> None:
     plans = make_plans(JobSpec(nproc_per_node=2), [host(0), host(1)])
     for plan in plans:
         (process,) = plan.processes
-        assert process.launcher[:3] == (f"/py{plan.node}", "-m", "torch.distributed.run")
+        assert process.launcher[:2] == (f"/py{plan.node}", "-c")
+        assert "torch.distributed.run" in process.launcher[2]
         assert {"--nnodes=2", "--nproc-per-node=2", "--max-restarts=0"} <= set(process.launcher)
         assert f"--local-addr=10.0.0.{plan.node + 1}" in process.launcher
         assert {"--rdzv-backend=c10d", "--rdzv-id=job-1", "--rdzv-endpoint=10.0.0.1:40000"} <= set(

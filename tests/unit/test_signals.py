@@ -24,7 +24,7 @@ def notice():
 def output(program: str, *, ignored: str = "") -> list[str]:
     """Return the lines that a program prints; `ignored` is a signal that it inherits as ignored, as from nohup."""
     # A shell that runs the tests in the background has Ctrl-C ignored, and that is inherited.
-    before = "import signal\nfor name in ('SIGINT', 'SIGTERM', 'SIGHUP'):\n    signal.signal(getattr(signal, name), signal.SIG_DFL)\n"
+    before = "import signal\nfor name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT'):\n    signal.signal(getattr(signal, name), signal.SIG_DFL)\n"
     before += f"signal.signal(signal.{ignored}, signal.SIG_IGN)\n" if ignored else ""
     done = subprocess.run(
         [sys.executable, "-c", before + START + program],
@@ -35,7 +35,12 @@ def output(program: str, *, ignored: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "exception"), [("SIGINT", "KeyboardInterrupt"), ("SIGTERM", "Terminated"), ("SIGHUP", "HungUp")]
+    ("name", "exception"), [
+        ("SIGINT", "KeyboardInterrupt"),
+        ("SIGQUIT", "KeyboardInterrupt"),
+        ("SIGTERM", "Terminated"),
+        ("SIGHUP", "HungUp"),
+    ],
 )
 def test_armed_signal_raises_once(name: str, exception: str) -> None:
     program = f"""
@@ -44,7 +49,7 @@ try:
     send({name!r})
 except KeyboardInterrupt as error:
     print(type(error).__name__)
-    send("SIGINT", "SIGTERM", "SIGHUP")  # dropped: the first one is being handled
+    send("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # dropped: the first one is being handled
     print("handled")
 signals.arm()
 try:

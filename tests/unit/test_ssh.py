@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from support.sshserver import Server, Site, site
 
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError, NodeError, render
-from cloudddp.ssh import keys
+from cloudddp.ssh import keys, login_shell
 from cloudddp.ssh.channel import time_limit
 from cloudddp.ssh.connection import Connection, Target
 from cloudddp.ssh.fleet import Fleet
@@ -164,6 +165,71 @@ def test_killed_command_keeps_the_connection(
 ) -> None:
     assert connection.run("echo before; kill -9 $$").exit_code == 255
     assert connection.run("echo after").stdout == b"after\n"
+
+
+NOISE = {
+    "a line": "echo environment ready",
+    "no line break": "printf ready",
+    "stderr": "echo warning >&2",
+    "the text of commands": "set -xv",
+    "a lot": "head -c 3000000 /dev/zero; echo",
+    "bytes that are not UTF-8": "printf '\\377\\0'",
+}
+
+
+@pytest.mark.parametrize("start_file", NOISE.values(), ids=NOISE)
+@pytest.mark.parametrize("until_exit", [False, True])
+def test_what_start_files_print_is_skipped(ssh_site: Site, start_file: str, until_exit: bool) -> None:
+    target = ssh_site.target(ssh_site.server(start_file=start_file).port)
+    out, err, ends = bytearray(), bytearray(), queue.SimpleQueue[Any]()
+    command = "cat; printf 'no line break'; printf '\\377' >&2; exit 3"
+    with Fleet({0: target}) as fleet:
+        fleet.connect()
+        spec = CommandSpec(command, b"\0\377\n", 60, out.extend, err.extend, until_exit=until_exit)
+        fleet.start(0, spec, ends.put)
+        assert ends.get(timeout=HANG_GUARD).exit_code == 3
+    assert (bytes(out), bytes(err)) == (b"\0\377\nno line break", b"\377")
+    assert (target.label in login_shell.first_lines) == (
+        start_file not in ("", "set -xv", "echo warning >&2")
+    )
+
+
+@pytest.fixture(autouse=True)
+def no_recorded_noise() -> None:
+    login_shell.first_lines.clear()
+
+
+def test_shell_that_ends_before_the_command_is_named(ssh_site: Site) -> None:
+    server = ssh_site.server(start_file="echo 'This account is not available.'; exit 7")
+    opened = Connection.open(ssh_site.target(server.port))
+    with contextlib.closing(opened), pytest.raises(NodeError) as caught:
+        opened.run("true")
+    assert (
+        "its login shell ended before it ran the command (exit code 7): This account" in caught.value.message
+    )
+    assert "~/.bashrc" in render(caught.value.hint)
+    assert "cloudddp ssh 0" in render(caught.value.hint)
+
+
+def test_syntax_error_is_the_command_s_own(connection: Connection) -> None:
+    done = connection.run("echo 'open")
+    assert done.exit_code == 2
+    assert b"nterminated" in done.stderr or b"unexpected" in done.stderr.lower()
+
+
+@pytest.mark.parametrize(
+    "command", ["sleep 1000 & echo ok", "(sleep 1000; echo late) & echo ok", "yes >&2 & sleep 0.2; echo ok"]
+)
+def test_command_ends_although_a_process_in_the_background_holds_its_output(
+    ssh_site: Site, server: Server, command: str
+) -> None:
+    ends: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with Fleet({0: ssh_site.target(server.port)}) as fleet:
+        fleet.connect()
+        spec = CommandSpec(f"{command}; exit 4", command_timeout=None, on_stderr=len, until_exit=True)
+        fleet.start(0, spec, ends.put)
+        done = ends.get(timeout=HANG_GUARD)
+    assert (done.exit_code, done.stdout) == (4, b"ok\n")
 
 
 def test_large_input_and_output_at_the_same_time(connection: Connection) -> None:

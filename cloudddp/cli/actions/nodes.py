@@ -81,6 +81,7 @@ def _execute(
         command_timeout=None,
         on_stdout=lambda data: show(out.feed(data), err=False),
         on_stderr=lambda data: show(err.feed(data), err=True),
+        until_exit=True,
     )
     runner.start(node, spec, ended)
 

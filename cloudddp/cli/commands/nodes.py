@@ -73,7 +73,7 @@ exec_ = Verb(
         click.Option(["--node"], type=int, metavar="K", help="Run it on this node only."),
         click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED),
     ],
-    help="""Run COMMAND on every node, in the project's folder.
+    help="""Run COMMAND on every node, in the project's folder. Redirect the output of what it leaves in the background.
 
     A single word is a shell command line; several words are a program and its arguments. Exits with the highest exit
     code of all nodes.

@@ -58,15 +58,12 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
     task = phases.setup_task(folder, request.node)
     kernel.set_name(kernel.RUNS_A_JOB)
     kernel.adopt_orphans()
-    # Where job.python does not exist yet, because a command creates it: the Python that the image has.
-    active = activated(machine.find_python(request.python, project) or machine.find_python("", project))
-    env = {**os.environ, **active, **request.env, TASK_VARIABLE: task.mark}
     own = phases.SetupFile(
         request.job, request.node, request.script, time.time(), os.getpid(), processes.born(os.getpid())
     )
     store.write(task.record, own)
     with _open_log(folder) as log:
-        reply = _run_all(request, project, env, folder, log)
+        reply = _run_all(request, project, task.mark, folder, log)
     if reply.cancelled:
         processes.end(task, grace=1.0)
     if reply.exit_code:
@@ -74,12 +71,18 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
         with contextlib.suppress(OSError):  # a command may have deleted the whole store
             store.write(task.record, replace(own, ended=time.time(), exit_code=min(code, 255)))
         if DENIED in reply.output:
-            return replace(reply, read_only=_read_only(active.get("VIRTUAL_ENV", "")))
+            return replace(reply, read_only=_read_only(_active(request, project).get("VIRTUAL_ENV", "")))
         return reply
     task.record.unlink(missing_ok=True)
     store.create_root()
     stamp.write_text("done\n")
     return reply
+
+
+def _active(request: SetupRequest, project: Path) -> dict[str, str]:
+    """Return the variables of the environment that is there now: a command may have created it. Where job.python does not exist
+    yet, that of the Python that the image has."""
+    return activated(machine.find_python(request.python, project) or machine.find_python("", project))
 
 
 def _open_log(folder: Path) -> BinaryIO:
@@ -89,10 +92,11 @@ def _open_log(folder: Path) -> BinaryIO:
 
 
 def _run_all(
-    request: SetupRequest, project: Path, env: dict[str, str], folder: Path, log: BinaryIO
+    request: SetupRequest, project: Path, mark: str, folder: Path, log: BinaryIO
 ) -> SetupReply:
     copy = _Copy(log)
     for command in request.commands:
+        env = {**os.environ, **_active(request, project), **request.env, TASK_VARIABLE: mark}
         code, output = _run(command, project, env, folder, copy)
         if phases.is_stopping(folder):
             return SetupReply(exit_code=CANCELLED, command=command[:MAX_TEXT], cancelled=True)

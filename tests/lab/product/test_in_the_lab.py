@@ -427,6 +427,24 @@ def test_jobs_are_listed_also_if_a_connection_breaks(cli: CommandLine) -> None:
     assert "umask" not in done.stderr
 
 
+def test_start_files_that_print_do_not_reach_any_verb(cli: CommandLine) -> None:
+    direct(cli)
+    script = "import os\nos.makedirs('out', exist_ok=True)\nopen('out/a', 'w').write('a')\nprint('trained')\n"
+    cli.write("works.py", script)
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\noutputs = ["out"]\n')
+    cli.write("noise", "echo environment ready\nprintf 'no line break'\nset -x\n")
+    cli.ok("sync")
+    cli.ok("exec", "--", "cp noise ~/.bashrc && mkdir -p ~/.ssh && echo 'echo from rc' > ~/.ssh/rc")
+    done = cli("launch", "works.py")
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    assert done.stderr.count("~/.bashrc") == 1
+    assert "'from rc'" in done.stderr or "'environment ready'" in done.stderr
+    assert "trained" in cli.ok("logs")
+    assert cli.ok("exec", "--node", "1", "--", "printf '\\0x'; echo") == "[node 1] \\x00x\n"
+    assert "1 file" in cli.ok("pull", "--node", "0")
+
+
 def test_nodes_that_decide_apart_give_one_answer(cli: CommandLine) -> None:
     """Node 1 hears nothing of node 0, which hears it until it has ended its ranks: each has lost the other."""
     cli.env["CLOUDDDP_HEARTBEAT"] = "4"
