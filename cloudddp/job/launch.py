@@ -103,7 +103,7 @@ def launch(
     _check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
     hold.begin(runner, probes)
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
-    sync.update(runner, cluster, probes, config, files, progress)
+    versions = sync.update(runner, cluster, probes, config, files, progress, job=job.id)
     _set_up(runner, probes, config, job, progress, on_setup_line)
     if job.resumed_from and not config.job.snapshots:
         progress(snapshots.NONE_COPIED)
@@ -117,7 +117,7 @@ def launch(
         f"starting job {job.id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
     )
     try:
-        started = starting.start(runner, cluster, probes, config, plans, job, files.manifest)
+        started = starting.start(runner, cluster, probes, config, plans, job, files.manifest, versions)
     except Exception:  # some nodes may have started
         _abort(runner, job.id, progress)
         raise

@@ -22,6 +22,7 @@ from cloudddp.agent.protocol.codec import (
     MAX_SIZE,
     MAX_TEXT,
     ProtocolError,
+    check_job_id,
     check_length,
     check_project,
     check_range,
@@ -329,17 +330,20 @@ def read_wants(found: Frame) -> Wants:
 
 @dataclass(frozen=True)
 class ReceiveReply:
-    """How many files were written and deleted; the contents of `kept` ones were there already."""
+    """How many files were written and deleted; the contents of `kept` ones were there already. `version`: of the project, after
+    this sync."""
 
     written: int = 0
     deleted: int = 0
     kept: int = 0
     received: int = 0  # bytes in frames
+    version: int = 0
 
     def __post_init__(self) -> None:
         for name in ("written", "deleted", "kept"):
             check_range(name, getattr(self, name), 0, MAX_COUNT)
         check_range("received", self.received, 0, MAX_SIZE)
+        check_range("version", self.version, 0, MAX_SIZE)
 
 
 @dataclass(frozen=True)
@@ -372,12 +376,17 @@ class ReceiveEvent:
 class ReceiveRequest:
     """Followed on stdin by frames: those of the transfer for the node at position 0 of `chain`, whose source is the laptop. The
     others connect to the node before them. SOURCE names another position, or LAPTOP. The node reports ReceiveEvents,
-    one per line, serves the nodes after it, and ends with CLOSE, or when stdin does."""
+    one per line, serves the nodes after it, and ends with CLOSE, or when stdin does.
+
+    `version`: that of the project when it was compared, 0 for any; the sync is refused where it has another one. `job`: the one
+    whose launch this sync is part of, '' for none; nobody else may change the files until it has started."""
 
     project: str
     secret: str
     position: int
     chain: tuple[Peer, ...]
+    version: int = 0
+    job: str = ""
 
     STEP = "receive"
 
@@ -386,6 +395,9 @@ class ReceiveRequest:
         check_length("secret", self.secret, MAX_TOKEN)
         check_length("chain", self.chain, MAX_NODES)
         check_range("position", self.position, 0, len(self.chain) - 1)
+        check_range("version", self.version, 0, MAX_SIZE)
+        if self.job:
+            check_job_id("job", self.job)
 
 
 LAPTOP = -1  # as a position
