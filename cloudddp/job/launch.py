@@ -115,7 +115,7 @@ def launch(
     origin.check(probes)
     hold.begin(runner, probes)
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
-    sync.update(runner, cluster, probes, config, files, progress, origin)
+    versions = sync.update(runner, cluster, probes, config, files, progress, origin, job=job.id)
     _set_up(runner, probes, config, job, progress, on_setup_line)
     if job.resumed_from and not config.job.snapshots:
         progress(snapshots.NONE_COPIED)
@@ -129,7 +129,7 @@ def launch(
         f"starting job {job.id}: {total} rank{'s' * (total != 1)} on {len(plans)} node{'s' * (len(plans) != 1)}"
     )
     try:
-        started = starting.start(runner, cluster, probes, config, plans, job, files.manifest)
+        started = starting.start(runner, cluster, probes, config, plans, job, files.manifest, versions)
     except Exception:  # some nodes may have started
         _abort(runner, job.id, progress)
         raise

@@ -41,8 +41,9 @@ def start(
     plans: Sequence[NodePlan],
     job: NewJob,
     files: Collection[str],
+    versions: Mapping[int, int],
 ) -> dict[int, StartReply]:
-    """Start the ranks on every node. `files` are those of the project. Return the replies by node. Raises NodeError; then ranks may run on some nodes."""
+    """Start the ranks on every node. `files` are those of the project, `versions` what each node has of them. Return the replies by node. Raises NodeError; then ranks may run on some nodes."""
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
     results = destination(config, job.id)
@@ -72,6 +73,7 @@ def start(
             resumed_from=job.resumed_from,
             results=results,
             snapshots=looked_for,
+            version=versions[plan.node],
         )
         for plan in plans
     }

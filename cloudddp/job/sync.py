@@ -87,17 +87,21 @@ def update(
     files: Snapshot,
     progress: Progress,
     origin: Origin = UNKNOWN,
-) -> None:
+    *,
+    job: str = "",
+) -> dict[int, int]:
     """Make the nodes' project folders like this computer's: one step on each node, or none where nothing has changed.
 
-    `probes`: each node's reply to a probe. Raises UsageError, NodeError.
+    `probes`: each node's reply to a probe. `job`: whose launch this is part of. Return the version of the files on each node.
+    Raises UsageError, NodeError.
     """
+    versions = {node: reply.version for node, reply in probes.items()}
     theirs = {node: reply.folders for node, reply in probes.items() if reply.folders is not None}
     others = origin.others(probes)
     theirs.update({node: theirs.get(node, {}) for node in others})
     if not theirs:
         progress(f"files are up to date on every node ({len(files.manifest)} files)")
-        return
+        return versions
     _check_folders(theirs, files.folder_digests)
     order = order_of(theirs, probes, files.folder_digests)
     folders = different_folders(theirs.values(), files.folder_digests)
@@ -117,7 +121,7 @@ def update(
     transfer = Transfer(
         runner, files.root, listing,
         [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in order],
-        origin=origin.id,
+        origin=origin.id, versions=versions, job=job,
         approve=announced.approve, note=progress, on_sent=sent, on_bytes=announced.add,
     )  # fmt: skip
     with timings.span("send files"):
@@ -127,7 +131,7 @@ def update(
     contents.save(files.manifest)
     for path in unstable[:SHOWN]:
         progress(f"warning: {one_line(path)} was changing while it was sent; the next sync sends it again")
-    outcome.all()
+    return versions | {node: reply.version for node, reply in outcome.all().items() if reply}
 
 
 class _Announced:

@@ -12,7 +12,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,7 +78,7 @@ class Transfer:
     """One transfer of a listing to the nodes of a chain. `approve` gets what a node lacks before that is sent from here,
     and may raise: for the first node of the chain that ends the transfer, for another one only its step. `note` gets what
     the user should know, `on_bytes` the size of each frame that has left; `on_sent` each file's path, its record as it was
-    read, and its inode, or None if it was changing."""
+    read, and its inode, or None if it was changing. `versions`: of the project on each node when it was compared; `job`: whose launch this is part of, or ''."""
 
     def __init__(
         self,
@@ -89,6 +89,8 @@ class Transfer:
         *,
         project: str = PROJECT,
         origin: str = "",
+        versions: Mapping[int, int] | None = None,
+        job: str = "",
         approve: Callable[[int, Wants], None],
         note: Callable[[Text], None],
         on_sent: OnSent = ignore,
@@ -96,6 +98,7 @@ class Transfer:
     ) -> None:
         self._runner, self._root, self._listing = runner, root, listing
         self._chain, self._project, self._origin = tuple(chain), project, origin
+        self._versions, self._job = versions or {}, job
         self._approve, self._note, self._on_sent, self._on_bytes = approve, note, on_sent, on_bytes
         self._secret = secrets.token_hex(32)
         self._key = self._secret.encode()
@@ -148,7 +151,15 @@ class Transfer:
         client.start_step(
             self._runner,
             node.rank,
-            ReceiveRequest(self._project, self._secret, node.progress.position, self._chain, self._origin),
+            ReceiveRequest(
+                self._project,
+                self._secret,
+                node.progress.position,
+                self._chain,
+                self._origin,
+                version=self._versions.get(node.rank, 0),
+                job=self._job,
+            ),
             ended,
             body=self._input(node),
             timeout=SILENCE,

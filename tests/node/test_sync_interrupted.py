@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -50,12 +48,11 @@ def test_next_sync_repairs_a_broken_one(here: Path, node: SyncedNode, part: floa
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-@pytest.mark.parametrize("settled", [True, False])
 @pytest.mark.parametrize(("call", "number"), [("renameat", 1), ("renameat", 5), ("utimensat", 8)])
 def test_killed_sync_leaves_nothing_in_the_folder(
-    here: Path, node: SyncedNode, tmp_path: Path, call: str, number: int, settled: bool
+    here: Path, node: SyncedNode, tmp_path: Path, call: str, number: int
 ) -> None:
-    """Killed while a link (the first) or a file has a temporary name. `settled`: the next probe can record what is there."""
+    """Killed while a link (the first) or a file has a temporary name."""
     put(here, {name: name for name in ("top", "a/x", "a/b/y", "c/z", "c/y", "d/x", "d/y", "e", "f")})
     (here / "link").symlink_to("top")
     killed = f"-e trace={call} -e inject={call}:signal=SIGKILL:when={number}"
@@ -64,12 +61,7 @@ def test_killed_sync_leaves_nothing_in_the_folder(
         node.sync(here)
     assert list(node.project.rglob("*.cloudddp-tmp"))
     node.cluster.runner.wrap.clear()
-    with contextlib.ExitStack() as other:
-        if not settled:
-            lock = other.enter_context((node.node.home / ".cloudddp" / "sync-project.lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            node.cluster.runner.on_probed = other.close
-        node.sync(here)
+    node.sync(here)
     assert tree(node.project) == tree(here)
 
 

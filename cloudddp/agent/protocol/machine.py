@@ -58,6 +58,9 @@ class ProbeReply:
     efa: int = 0  # EFA devices; 0 where the request expects none
     poweroff: Optional[PowerOffReply] = None  # what is planned
     origin: str = ""  # whose files the project's folder has: ReceiveRequest.origin; "" if that is not known
+    version: int = (
+        0  # of the project, which each sync changes that changes a file; 0 where nothing was compared
+    )
 
     def __post_init__(self) -> None:
         if self.interface and not is_interface(self.interface):
@@ -77,6 +80,7 @@ class ProbeReply:
         check_range("agent_port", self.agent_port, 1, (1 << 16) - 1)
         check_range("time", self.time, 0, MAX_TIME)
         check_range("disk_free", self.disk_free, 0, MAX_SIZE)
+        check_range("version", self.version, 0, MAX_SIZE)
         check_length("running", self.running, MAX_RUNNING)
         for job in self.running:
             check_job_id("running", job)

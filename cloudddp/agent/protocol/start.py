@@ -8,6 +8,7 @@ from typing import Optional
 
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
+    MAX_SIZE,
     MAX_TEXT,
     ProtocolError,
     check_job_id,
@@ -140,7 +141,8 @@ class StartRequest:
     end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not. `keep`: likewise
     after a stall that ends the nodes. `results`: where the
     node copies its results then; None: nowhere. `snapshots`: of which the newest is sent to a node that stays if this one is
-    about to end; None: none is."""
+    about to end; None: none is. `version`: that of the project's files that this launch has sent or compared (transfer.py); the
+    job is refused where they have another one."""
 
     job: str
     node: int
@@ -164,6 +166,7 @@ class StartRequest:
     keep: float = 0.0
     results: Optional[Destination] = None
     snapshots: Optional[SnapshotSearch] = None
+    version: int = 0
 
     STEP = "start"
     REPLY = StartReply
@@ -182,6 +185,7 @@ class StartRequest:
         check_range("straggler_seconds", self.straggler_seconds, 0, MAX_SAVE)
         check_range("save", self.save, 0, MAX_SAVE)
         check_range("poweroff", self.poweroff, 0, MAX_LEFT)
+        check_range("version", self.version, 0, MAX_SIZE)
         check_range("keep", self.keep, 0, MAX_LEFT)
         if self.resumed_from:
             check_job_id("resumed_from", self.resumed_from)

@@ -22,6 +22,7 @@ from cloudddp.agent.protocol.codec import (
     MAX_SIZE,
     MAX_TEXT,
     ProtocolError,
+    check_job_id,
     check_length,
     check_origin,
     check_project,
@@ -330,17 +331,20 @@ def read_wants(found: Frame) -> Wants:
 
 @dataclass(frozen=True)
 class ReceiveReply:
-    """How many files were written and deleted; the contents of `kept` ones were there already."""
+    """How many files were written and deleted; the contents of `kept` ones were there already. `version`: of the project, after
+    this sync."""
 
     written: int = 0
     deleted: int = 0
     kept: int = 0
     received: int = 0  # bytes in frames
+    version: int = 0
 
     def __post_init__(self) -> None:
         for name in ("written", "deleted", "kept"):
             check_range(name, getattr(self, name), 0, MAX_COUNT)
         check_range("received", self.received, 0, MAX_SIZE)
+        check_range("version", self.version, 0, MAX_SIZE)
 
 
 @dataclass(frozen=True)
@@ -376,13 +380,17 @@ class ReceiveRequest:
     one per line, serves the nodes after it, and ends with CLOSE, or when stdin does.
 
     `origin` is the id of the laptop's project, "" for none. Files that another project has sent are compared by their
-    contents, not by size and time."""
+    contents, not by size and time. `version`: that of the project when it was compared, 0 for any; the sync is refused where it
+    has another one. `job`: the one whose launch this sync is part of, '' for none; nobody else may change the files until it has
+    started."""
 
     project: str
     secret: str
     position: int
     chain: tuple[Peer, ...]
     origin: str = ""
+    version: int = 0
+    job: str = ""
 
     STEP = "receive"
 
@@ -392,6 +400,9 @@ class ReceiveRequest:
         check_origin(self.origin)
         check_length("chain", self.chain, MAX_NODES)
         check_range("position", self.position, 0, len(self.chain) - 1)
+        check_range("version", self.version, 0, MAX_SIZE)
+        if self.job:
+            check_job_id("job", self.job)
 
 
 LAPTOP = -1  # as a position

@@ -32,7 +32,7 @@ def step(request: ProbeRequest) -> ProbeReply:
         machine.wait_for_boot(request.boot_seconds)
     timer = _deadline_timer() if request.deadline else {}
     counting = None if request.only_files else _Counting(request.gpus, request.gpu_seconds)
-    folders = _different_folders(folder, request.manifest_digest)
+    folders, version = _different_folders(folder, request.manifest_digest)
     gpus = counting.result() if counting else 0
     python = machine.find_python(request.python, folder)
     running = tuple(phases.running_jobs())
@@ -54,6 +54,7 @@ def step(request: ProbeRequest) -> ProbeReply:
         poweroff=poweroff.reply(),
         efa=machine.count_efa() if request.efa else 0,
         folders=folders,
+        version=version,
         torch_gpus=torch_gpus,
         torch_error=torch_error,
         origin=origin_of(folder),
@@ -89,13 +90,15 @@ def _deadline_timer() -> dict[str, str]:
     return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
 
 
-def _different_folders(folder: Path, digest: str) -> Optional[dict[str, str]]:
-    """Return the digests of the project's folders, or None where the manifest has this digest or none was given."""
+def _different_folders(folder: Path, digest: str) -> tuple[Optional[dict[str, str]], int]:
+    """Return the digests of the project's folders, or None where the manifest has this digest or none was given; and the version
+    of the project that they are of."""
     if not digest:
-        return None
-    folders = folder_digests(nested(manifest_to_wire(settled(folder))))
+        return None, 0
+    manifest, version = settled(folder)
+    folders = folder_digests(nested(manifest_to_wire(manifest)))
     if manifest_digest(folders) == digest:
-        return None
+        return None, version
     # After an interrupted transfer there may be the files of two syncs. {} is as good: `receive` compares each file.
     fits = len(folders) <= MAX_FILES and sum(map(len, folders)) < MAX_FOLDERS // 4
-    return folders if fits else {}
+    return (folders if fits else {}), version

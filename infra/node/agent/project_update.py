@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Optional
 
+from agent.project_lock import ProjectLock
 from agent.project_writer import Partial, Partials, ProjectWriter, remove_temporaries
 from agent.relay import LargeFile, Relay
 from agent.sources import SourceLost, report
@@ -27,8 +28,8 @@ DISK_RESERVE = 64 << 20  # bytes that stay free
 class ProjectUpdate:
     """The project's files while they are changed. `relay` passes on what arrives."""
 
-    def __init__(self, folder: Path, relay: Relay, origin: str = "") -> None:
-        self._folder, self._relay = folder, relay
+    def __init__(self, folder: Path, relay: Relay, lock: ProjectLock, origin: str = "") -> None:
+        self._folder, self._relay, self._lock = folder, relay, lock
         self._synced = Synced(folder, origin)
         self._plan: Optional[SyncPlan] = None
         self._writer: Optional[ProjectWriter] = None
@@ -89,7 +90,8 @@ class ProjectUpdate:
         free = shutil.disk_usage(str(self._folder)).free
         if made.size and free < made.size + DISK_RESERVE:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
-        # The probe does that, too, unless its disk was full or another sync was writing.
+        self._lock.changes()
+        # The probe does that, too, unless its disk was full.
         remove_temporaries(self._folder, self._synced.interrupted_folders)
         self._synced.begin(made.changed)
         writer = ProjectWriter(self._folder, self._has_worked)
@@ -181,4 +183,5 @@ class ProjectUpdate:
             deleted=len(made.delete),
             kept=len(made.touch) + len(made.move),
             received=self.received,
+            version=self._lock.version,
         )

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Optional
 
-from agent import store
+from agent import phases, project_lock, store
 from agent.link import REFUSED, Link
+from agent.project_lock import ProjectLock
 from agent.project_update import ProjectUpdate
 from agent.relay import PURPOSE, Relay
 from agent.sources import Laptop, OtherNode, SourceLost, report
-from agent.synced import open_lock
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError
+from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.transfer import (
     LAPTOP,
     ReceiveEvent,
@@ -33,8 +32,6 @@ REQUEST = ReceiveRequest
 CONNECT = 3.0  # seconds to connect to another node
 LISTENING = 10.0  # seconds for its agent to listen
 RETRY, LONGEST_RETRY = 0.002, 0.05  # seconds until a refused connection is tried again, doubled each time
-BUSY = 20.0  # seconds to wait for another sync of this project
-BUSY_POLL = 0.02  # seconds between two checks for its end
 ENDED = "the connection to the computer that syncs has ended"
 LOST = 60.0  # seconds of waiting for a byte from the laptop
 REPORT = 0.5  # seconds between two reports of what has been received
@@ -42,41 +39,36 @@ QUIET = 5.0  # seconds without one, at most
 
 
 def step(request: ReceiveRequest) -> None:
-    with _alone(request.project):
-        folder = store.project_folder(request.project)
+    folder = store.project_folder(request.project)
+    with project_lock.held(folder, unless_leased=request.job) as lock:
+        if request.version:
+            _check_jobs(request.job)
+        lock.check(request.version)
         folder.mkdir(exist_ok=True)
-        Receiver(request).run()
+        Receiver(request, lock).run()
+        if request.job:
+            lock.lease(request.job)
 
 
-@contextlib.contextmanager
-def _alone(project: str) -> Iterator[None]:
-    """Hold the lock of the project's files. A sync that was interrupted ends soon after its laptop is gone."""
-    store.create_root()
-    deadline = time.monotonic() + BUSY
-    with open_lock(store.project_folder(project)) as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise SystemExit(
-                        "another sync writes to this node; wait for its end, and repeat"
-                    ) from None
-                time.sleep(BUSY_POLL)
-        yield
+def _check_jobs(launched: str) -> None:
+    """Refuse to change the files of a job that is about to start; for a launch, also those of one that runs."""
+    for job in phases.running_jobs():
+        phase = phases.phase_of(store.job_folder(job))
+        if launched or phase in (JobPhase.SETUP, JobPhase.STARTING):
+            what = "is about to start" if phase in (JobPhase.SETUP, JobPhase.STARTING) else "runs"
+            raise SystemExit(f"job {job} {what} on this node; wait for its end, or cancel it, and repeat")
 
 
 class Receiver:
     """One node's part of a sync."""
 
-    def __init__(self, request: ReceiveRequest) -> None:
+    def __init__(self, request: ReceiveRequest, lock: ProjectLock) -> None:
         self._request = request
         self._secret = request.secret.encode()
         self._folder = store.project_folder(request.project)
         self._relay = Relay(self._folder, request.secret, len(request.chain))
         self._laptop = Laptop(self._secret)
-        self._project = ProjectUpdate(self._folder, self._relay, request.origin)
+        self._project = ProjectUpdate(self._folder, self._relay, lock, request.origin)
         self._source: Optional[OtherNode] = None
         self._instructed: Optional[int] = None  # where the laptop says that the rest comes from
         self._is_direct = False  # the main thread reads what the laptop sends

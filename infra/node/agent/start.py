@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from agent import guard, laps, phases, py_spy, store
+from agent import guard, laps, phases, project_lock, py_spy, store
 from cloudddp.agent.protocol.gang import Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartReply, StartRequest
@@ -17,12 +17,16 @@ from cloudddp.agent.protocol.start import StartReply, StartRequest
 REQUEST = StartRequest
 LOG_FILE = "supervisor.log"
 PAUSE = 0.01  # seconds between two polls of the supervisor
+BUSY = 5.0  # seconds to wait for another sync, which may find nothing to change
 
 
 def step(request: StartRequest) -> StartReply:
     laps.begin()
     folder = store.job_folder(request.job)
-    with store.locked("jobs"):
+    project = store.project_folder(request.project)
+    # No sync of another launch comes between: it is refused from now on, since this job runs.
+    with project_lock.held(project, within=BUSY) as lock, store.locked("jobs"):
+        lock.check(request.version)
         running = phases.running_jobs()
         if running:
             raise SystemExit(f"job {running[0]} is still running on this node")

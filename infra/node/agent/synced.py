@@ -8,14 +8,12 @@ may be as it was or as it will be. So a sync that changes few of many files writ
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Optional
+from typing import Optional
 
-from agent import files, store
+from agent import files, project_lock, store
 from cloudddp.agent.protocol.codec import (
     MAX_ORIGIN,
     MIXED,
@@ -131,10 +129,10 @@ def _origin_path(folder: Path) -> Path:
     return store.ROOT / f"origin-{folder.name}"
 
 
-def settled(folder: Path) -> Manifest:
-    """Return what is there of what syncs have written, and record it, unless a sync is writing or the disk is full."""
-    with contextlib.suppress(OSError), open_lock(folder) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def settled(folder: Path) -> tuple[Manifest, int]:
+    """Return what is there of what syncs have written, and its version; and record it, unless the disk is full. Raises SystemExit
+    while another sync writes."""
+    with contextlib.suppress(OSError), project_lock.held(folder) as lock:
         synced = Synced(folder)
         if synced.is_interrupted:
             from agent.project_writer import remove_temporaries  # here: a probe rarely needs it
@@ -144,14 +142,8 @@ def settled(folder: Path) -> Manifest:
         present = synced.current()
         with contextlib.suppress(OSError):
             synced.settle(present)
-        return present
-    return Synced(folder).current()
-
-
-def open_lock(folder: Path) -> BinaryIO:
-    """Return the file whose lock a sync holds while it changes the project. Raises OSError."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would block
-    return open(os.open(store.ROOT / f"sync-{folder.name}.lock", flags, 0o600), "r+b", buffering=0)
+        return present, lock.version
+    return Synced(folder).current(), 0
 
 
 def _record(folder: Path, name: str) -> Path:
