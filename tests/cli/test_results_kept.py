@@ -59,6 +59,33 @@ def test_run_pulls_the_outputs_of_every_node(cli: Any, remains: Any) -> None:
     assert remains().nothing
 
 
+LINKED = "import tempfile; far = tempfile.mkdtemp(); os.symlink(far, 'runs')\n"
+
+
+def test_run_pulls_what_a_link_leads_to(cli: Any, remains: Any) -> None:
+    configure(
+        cli, LINKED + "write('runs/deep/model.pt', 'weights'); os.symlink('model.pt', 'runs/deep/last')"
+    )
+    done = cli("run", "-n", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert pulled_files(cli) == {"runs/deep/model.pt", "runs/deep/last"}
+    assert remains().nothing
+
+
+def test_what_cannot_be_stored_is_not_pulled(cli: Any, remains: Any) -> None:
+    configure(cli, LINKED + "write('runs/a'); write('runs/conf/cloudddp.toml')")
+    done = cli("run", "-n", "1", "train.py")
+    assert done.returncode == 3, done.stderr
+    assert "node 0: runs (1 byte); runs/conf/cloudddp.toml: git or cloudddp would act on it" in done.stderr
+    assert len(remains().instances) == 1
+    pulled = cli("pull")
+    assert pulled.returncode == 1
+    assert "node 0: not all results were copied: runs/conf/cloudddp.toml" in pulled.stderr
+    down = cli("down", "-y")
+    assert "not pulled from node 0: runs (1 byte); runs/conf/cloudddp.toml: git or" in down.stderr
+    assert remains().nothing
+
+
 def test_run_discard_names_the_discarded_files(cli: Any, remains: Any) -> None:
     configure(cli, "write('out/model.pt'); raise SystemExit(7)")
     done = cli("run", "-n", "1", "--discard", "train.py")

@@ -12,6 +12,7 @@ from cloudddp.cli.actions.results import (
     pull_from,
     pull_resumed,
     raise_failures,
+    raise_left_out,
     report_held,
 )
 from cloudddp.cli.byte_progress import ByteProgress
@@ -86,10 +87,11 @@ def _pull(
         def pull_one(source: int) -> Pulled:
             with shown.of(source) as progress:
                 pulled = pull_resumed(
-                    runner, names, node=source, to=targets[source], since=since, progress=progress
-                )
+                    runner, names, node=source, to=targets[source], since=since, everything=bool(paths),
+                    progress=progress,
+                )  # fmt: skip
             if pulled.found and source in replies:
-                new_files.mark_pulled(runner, source, names, replies[source].time_ns, project=PROJECT)
+                new_files.mark_pulled(runner, source, names, replies[source].time_ns, pulled, project=PROJECT)
             return pulled
 
         try:
@@ -106,6 +108,7 @@ def _pull(
         if not any(pulled.found for pulled in outcome.values.values()):
             report_held(console, replies, session.settings)
             raise _nothing_to_pull(names, job.outputs)
+        raise_left_out(outcome.values)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 

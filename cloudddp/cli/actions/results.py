@@ -1,7 +1,7 @@
 """A job's results: pulled before its nodes are terminated, and reported if they were not pulled.
 
-`run` terminates nodes only when every new file on them has been pulled: new files outside `job.outputs`, or results
-whose transfer failed, keep the cluster until its deadline.
+The nodes record what was pulled and what was left out, and why. `run` terminates nodes only when they report that nothing is
+left.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, toml
+from cloudddp.cli.formats import counted, node_list, toml
 from cloudddp.cli.session import Session
 from cloudddp.cluster import inspect
 from cloudddp.cluster.connect import PROJECT
@@ -35,6 +35,7 @@ from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line, size_of
 
 PULL = Command("pull")
+SHOWN = 5  # files that were left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,18 @@ def collect(
             else:
                 why = str(outcome.errors.get(node, "its pull was stopped"))
                 lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
+        after = (
+            new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True) if targets else found
+        )
+        unknown = sorted(after.errors.keys() & found.values.keys())
+        lines += [f"node {node} did not answer, so its files are unknown" for node in unknown]
     except KeyboardInterrupt:
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
     collect_logs(console, runner, job_id, to)
     if not silent and not any(one.outputs.files for reply in found.values.values() for one in reply.jobs):
         console.log(f"no results: the job wrote nothing to {', '.join(job.outputs)} (job.outputs)")
-    held = [one for one in new_files.by_node(found.values) if one.others or not one.complete]
-    return Left((*lines, *map(_line, held)), pull_command(held, found.values))
+    held = new_files.by_node(after.values)
+    return Left((*lines, *map(line_of, held)), pull_command(held, found.values))
 
 
 def pull_from(runner: Runner, targets: Mapping[int, Path], work: Callable[[int], Pulled]) -> Outcome[Pulled]:
@@ -124,11 +130,14 @@ def pull_resumed(
     node: int,
     to: Path,
     since: float | None = None,
+    everything: bool = False,
     progress: Progress = pulling.no_progress,
 ) -> Pulled:
     """Pull from a node; if the connection breaks, connect once more and continue."""
     try:
-        return pulling.pull(runner, names, node=node, to=to, since=since, progress=progress)
+        return pulling.pull(
+            runner, names, node=node, to=to, since=since, everything=everything, progress=progress
+        )
     except NodeError as error:
         if not error.reason:
             raise
@@ -136,7 +145,9 @@ def pull_resumed(
             runner.reconnect(node)
         except NodeError:
             raise error from None
-    return pulling.pull(runner, names, node=node, to=to, since=since, progress=progress)
+    return pulling.pull(
+        runner, names, node=node, to=to, since=since, everything=everything, progress=progress
+    )
 
 
 def raise_failures(console: Console, outcome: Outcome[Pulled]) -> None:
@@ -144,6 +155,20 @@ def raise_failures(console: Console, outcome: Outcome[Pulled]) -> None:
     for node, error in sorted(outcome.errors.items())[1:]:
         console.warn(f"node {node}: its results were not pulled: {one_line(str(error), 500)}")
     outcome.all()
+
+
+def raise_left_out(pulled: Mapping[int, Pulled]) -> None:
+    """Raise CloudDDPError where results were not copied. What and why was reported."""
+    found = [node for node, one in sorted(pulled.items()) if one.left is None or one.left]
+    if found:
+        names = [one.name for node in found for one in pulled[node].left or ()]
+        listed = ", ".join(one_line(name, 200) for name in names[:SHOWN])
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        raise CloudDDPError(
+            f"{node_list(found)}: not all results were copied: {listed or 'too many files to name'}{more}",
+            hint=("the warnings above say why; the nodes keep these files until they terminate; ",
+                  Command("ssh", str(found[0])), " looks at them"),
+        )  # fmt: skip
 
 
 def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int:
@@ -180,7 +205,7 @@ def _pull_new(
     names = [name for name in settings.job.outputs if os.path.normpath(name) in there]
     names = names or list(settings.job.outputs)
     pulled = pull_resumed(runner, names, node=node, to=to, progress=progress)
-    new_files.mark_pulled(runner, node, names, reply.time_ns, project=PROJECT)
+    new_files.mark_pulled(runner, node, names, reply.time_ns, pulled, project=PROJECT)
     return pulled
 
 
@@ -208,7 +233,7 @@ def report_held(console: Console, replies: Mapping[int, NewFilesReply], settings
     names = [*settings.job.outputs, *dict.fromkeys(name for one in others for name in one.names)]
     console.warn(
         f"`pull` does not copy files outside job.outputs = {toml(settings.job.outputs)}: "
-        + "; ".join(map(_line, others))
+        + "; ".join(f"node {one.node}: {new_files.describe(one.others)}" for one in others)
     )
     console.log(
         "  ",
@@ -217,10 +242,12 @@ def report_held(console: Console, replies: Mapping[int, NewFilesReply], settings
     )
 
 
-def _line(held: NodeFiles) -> str:
-    """Return what one node holds outside the outputs."""
+def line_of(held: NodeFiles) -> str:
+    """Return what one node holds: new files, and why some were left out."""
+    what = new_files.describe((*held.outputs, *held.others)) or "files"
+    why = "".join(f"; {one_line(one.name, 200)}: {one_line(one.reason, 200)}" for one in held.left[:SHOWN])
     rest = "" if held.complete else "; there are too many files to check them all"
-    return f"node {held.node}: {new_files.describe(held.others) or 'files'}{rest}"
+    return f"node {held.node}: {what}{why}{rest}"
 
 
 def pull_command(
