@@ -80,7 +80,7 @@ class Snapshot:
 def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) -> Snapshot:
     """Return the project's files that the settings select for the nodes. `secret_files` are withheld as `.env` is, wherever
     they are. Raises UsageError where there are no files, or too many."""
-    keep_out = (*config.job.outputs, RESULTS)
+    keep_out = (*config.job.not_sent, RESULTS)
     secret = frozenset(_names_below(root, secret_files))
     project = snapshot(root, exclude=config.sync.exclude, keep_out=keep_out, secret=secret)
     if not project.manifest:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
@@ -70,6 +70,20 @@ class Have(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Of the whole project, what jobs wrote: what was not pulled yet, up to `limit` bytes, and what was written since `job`
+    began. `scratch` are paths that are left out."""
+
+    job: str
+    scratch: tuple[str, ...]
+    limit: int
+
+    def __post_init__(self) -> None:
+        check_job_id("job", self.job)
+        check_range("limit", self.limit, 0, MAX_SIZE)
+
+
+@dataclass(frozen=True)
 class PackRequest:
     """Files and folders of the project, or with `job` of that job's own folder (its logs), by their paths there. The answer
     is the stream above; stderr names what is missing."""
@@ -79,6 +93,7 @@ class PackRequest:
     job: str = ""
     have: tuple[Have, ...] = ()
     all: bool = False  # also files behind links that no job wrote
+    selection: Optional[Selection] = None
 
     STEP = "pack"
 

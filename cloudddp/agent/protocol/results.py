@@ -111,12 +111,14 @@ class NewFilesReply:
 @dataclass(frozen=True)
 class NewFilesRequest:
     """Search for files that were not pulled yet, of one job or ('') of all. `outputs` and `scratch` are paths in the
-    project: files below `outputs` are counted apart, files below `scratch` not at all."""
+    project: files below `outputs` are counted apart, files below `scratch` not at all. Without `outputs` those count as outputs that
+    files.Selection takes, with `limit`."""
 
     project: str
     outputs: tuple[str, ...]
     scratch: tuple[str, ...]
     job: str = ""
+    limit: int = 0
 
     STEP = "new_files"
     REPLY = NewFilesReply
@@ -125,6 +127,7 @@ class NewFilesRequest:
         check_project(self.project)
         if self.job:
             check_job_id("job", self.job)
+        check_range("limit", self.limit, 0, MAX_SIZE)
 
 
 @dataclass(frozen=True)

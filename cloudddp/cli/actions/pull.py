@@ -8,6 +8,7 @@ from pathlib import Path
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.pull_from_s3 import pull_from_s3
 from cloudddp.cli.actions.results import (
+    PROJECT_ROOT,
     collect_logs,
     pull_from,
     pull_resumed,
@@ -80,7 +81,8 @@ def _pull(
             )
         base = to or session.root / project_files.RESULTS / record.id
         targets = {k: base / f"node{k}" for k in runner.nodes} if all_nodes else {first: base}
-        names = paths or job.outputs
+        names = paths or job.outputs or (PROJECT_ROOT,)
+        selection = None if paths else new_files.selection_of(job, record.id)
         since = None if paths else record.started
         replies = new_files.find_all(runner, job, project=PROJECT).values
 
@@ -88,7 +90,7 @@ def _pull(
             with shown.of(source) as progress:
                 pulled = pull_resumed(
                     runner, names, node=source, to=targets[source], since=since, everything=bool(paths),
-                    progress=progress,
+                    selection=selection, progress=progress,
                 )  # fmt: skip
             if pulled.found and source in replies:
                 new_files.mark_pulled(runner, source, names, replies[source].time_ns, pulled, project=PROJECT)
@@ -114,6 +116,11 @@ def _pull(
 
 
 def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str]) -> CloudDDPError:
+    if list(names) == [PROJECT_ROOT]:
+        return CloudDDPError(
+            "nothing to pull: the jobs wrote no files in the project",
+            hint=("files elsewhere on a node: ", Command("exec", "--", "cp", "-r", "FOLDER", "."), " first"),
+        )
     return CloudDDPError(
         f"nothing to pull: no {' or '.join(names)} on the nodes",
         hint="give PATHS of the project on the nodes, or set [job] outputs in cloudddp.toml "

@@ -7,12 +7,14 @@ left.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.files import Selection
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
@@ -22,7 +24,7 @@ from cloudddp.cluster import inspect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.inspect import EndedNode
 from cloudddp.cluster.model import Cluster
-from cloudddp.config.spec import Config
+from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.job import project_files
 from cloudddp.job.follow.verdict import JobResult
@@ -35,6 +37,7 @@ from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line, size_of
 
 PULL = Command("pull")
+PROJECT_ROOT = "."  # what is pulled where no outputs are configured
 SHOWN = 5  # files that were left out
 
 
@@ -86,7 +89,7 @@ def collect(
 
         def pull_one(node: int) -> Pulled:
             with shown.of(node) as progress:
-                return _pull_new(runner, session.settings, node, found.values[node], targets[node], progress)
+                return _pull_new(runner, job, job_id, node, found.values[node], targets[node], progress)
 
         with ByteProgress(console) as shown:
             outcome = pull_from(runner, targets, pull_one)
@@ -105,7 +108,10 @@ def collect(
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
     collect_logs(console, runner, job_id, to)
     if not silent and not any(one.outputs.files for reply in found.values.values() for one in reply.jobs):
-        console.log(f"no results: the job wrote nothing to {', '.join(job.outputs)} (job.outputs)")
+        where = (
+            f"nothing to {', '.join(job.outputs)} (job.outputs)" if job.outputs else "no files in the project"
+        )
+        console.log(f"no results: the job wrote {where}")
     held = new_files.by_node(after.values)
     return Left((*lines, *map(line_of, held)), pull_command(held, found.values))
 
@@ -131,13 +137,16 @@ def pull_resumed(
     to: Path,
     since: float | None = None,
     everything: bool = False,
+    selection: Selection | None = None,
     progress: Progress = pulling.no_progress,
 ) -> Pulled:
     """Pull from a node; if the connection breaks, connect once more and continue."""
+    once = functools.partial(
+        pulling.pull, runner, names, node=node, to=to, since=since, everything=everything, selection=selection,
+        progress=progress,
+    )  # fmt: skip
     try:
-        return pulling.pull(
-            runner, names, node=node, to=to, since=since, everything=everything, progress=progress
-        )
+        return once()
     except NodeError as error:
         if not error.reason:
             raise
@@ -145,9 +154,7 @@ def pull_resumed(
             runner.reconnect(node)
         except NodeError:
             raise error from None
-    return pulling.pull(
-        runner, names, node=node, to=to, since=since, everything=everything, progress=progress
-    )
+    return once()
 
 
 def raise_failures(console: Console, outcome: Outcome[Pulled]) -> None:
@@ -195,16 +202,17 @@ def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int
 
 
 def _pull_new(
-    runner: Runner, settings: Config, node: int, reply: NewFilesReply, to: Path, progress: Progress
+    runner: Runner, job: JobSpec, job_id: str, node: int, reply: NewFilesReply, to: Path, progress: Progress
 ) -> Pulled:
     """Pull the outputs of one node, on which there are new ones.
 
     Requests the names in our own settings: those in the node's answer are chosen by the node.
     """
     there = names_of(one.outputs for one in reply.jobs)
-    names = [name for name in settings.job.outputs if os.path.normpath(name) in there]
-    names = names or list(settings.job.outputs)
-    pulled = pull_resumed(runner, names, node=node, to=to, progress=progress)
+    names = [name for name in job.outputs if os.path.normpath(name) in there]
+    names = names or list(job.outputs) or [PROJECT_ROOT]
+    selection = new_files.selection_of(job, job_id)
+    pulled = pull_resumed(runner, names, node=node, to=to, selection=selection, progress=progress)
     new_files.mark_pulled(runner, node, names, reply.time_ns, pulled, project=PROJECT)
     return pulled
 
@@ -229,6 +237,15 @@ def report_held(console: Console, replies: Mapping[int, NewFilesReply], settings
         listed = ", ".join(f"node {one.node}: {new_files.describe(one.outputs)}" for one in found)
         console.log(f"results: {listed}; next: ", Command("pull", *(["--all-nodes"] if elsewhere else [])))
     if not (others := [one for one in held if one.others]):
+        return
+    if not settings.job.outputs:
+        console.warn(
+            f"`pull` copies at most job.pull_mb = {settings.job.pull_mb:g} MiB of a node, and leaves out "
+            + "; ".join(f"node {one.node}: {new_files.describe(one.others)}" for one in others)
+        )
+        console.log(
+            "  ", pull_command(others, replies), " copies these; what nobody needs belongs in [job] scratch"
+        )
         return
     names = [*settings.job.outputs, *dict.fromkeys(name for one in others for name in one.names)]
     console.warn(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.files import Selection
 from cloudddp.agent.protocol.results import (
     LeftFile,
     NewFiles,
@@ -57,9 +58,19 @@ def find(
 ) -> NewFilesReply:
     """Return the new files on one node. Raises NodeError."""
     request = NewFilesRequest(
-        project=project, outputs=tuple(job.outputs), scratch=tuple(job.scratch), job=job_id
-    )
+        project=project, outputs=tuple(job.outputs), scratch=tuple(job.scratch), job=job_id,
+        limit=limit_of(job),
+    )  # fmt: skip
     return client.call(runner, node, request, timeout=timeout)
+
+
+def limit_of(job: JobSpec) -> int:
+    return int(job.pull_mb * 2**20)
+
+
+def selection_of(job: JobSpec, job_id: str) -> Selection | None:
+    """Return what a pull without names takes, or None: the outputs."""
+    return None if job.outputs else Selection(job_id, tuple(job.scratch), limit_of(job))
 
 
 def mark_pulled(

@@ -21,7 +21,7 @@ from pathlib import Path
 from cloudddp import local_state
 from cloudddp.agent import client, failures
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.files import PackRequest
+from cloudddp.agent.protocol.files import PackRequest, Selection
 from cloudddp.agent.protocol.results import EVIDENCE, LeftFile
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import Command, NodeError, UsageError, parts
@@ -74,17 +74,20 @@ def pull(
     to: Path,
     since: float | None = None,
     everything: bool = False,
+    selection: Selection | None = None,
     progress: Progress = no_progress,
 ) -> Pulled:
     """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began. `everything`: also
-    files behind links that no job wrote.
+    files behind links that no job wrote. `selection`: only these, below the names.
 
     Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never leaves a
     partial snapshot under its final name; the next pull from that node continues it. Raises UsageError for a name or a
     target that is not allowed; NodeError, with nothing moved, if the connection breaks or the node sends what was not
     requested; CloudDDPError where `to` cannot be written.
     """
-    return _Pull(runner, node, to, names, everything=everything, progress=progress).run(int(since or 0))
+    return _Pull(runner, node, to, names, everything=everything, selection=selection, progress=progress).run(
+        int(since or 0)
+    )
 
 
 def pull_logs(
@@ -166,9 +169,10 @@ class _Pull:
 
     def __init__(
         self, runner: Runner, node: int, to: Path, names: Sequence[str], *, progress: Progress, job: str = "",
-        everything: bool = False,
+        everything: bool = False, selection: Selection | None = None,
     ) -> None:  # fmt: skip
-        self._runner, self._node, self._to, self._job, self._everything = runner, node, to, job, everything
+        self._runner, self._node, self._to, self._job = runner, node, to, job
+        self._everything, self._selection = everything, selection
         self._roots = check_names(names)
         self._progress = progress
         self._notes = Notes()
@@ -211,6 +215,7 @@ class _Pull:
             self._job,
             tuple(one.wire for one in found),
             self._everything,
+            self._selection,
         )
         with Receive(
             arrived, self._roots, found, self._notes, node=node, since=since, progress=self._progress

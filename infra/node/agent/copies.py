@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import os
 import selectors
 import signal
@@ -20,13 +21,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
 from agent import imds, kernel, pack, phases, store
 from agent.commands import program, run_quietly
+from agent.new_files import Scan
 from agent.tree import Found, Tree
 from cloudddp.agent.protocol.copies import (
     LINK,
@@ -186,12 +188,13 @@ def _files(request: StartRequest, destination: Destination, folder: Path, notes:
     """Return what `pull` would bring, and the state of the job: small files first, then the newest outputs (a node that
     is about to end may not get further), then long logs."""
     project = store.project_folder(request.project)
-    found = [
-        *_below(project, destination.outputs, _key(destination, request.node, OUTPUTS), notes),
-        *_below(
-            folder, (*EVIDENCE, phases.STATE_FILE), _key(destination, request.node, LOGS), notes, log=True
-        ),
-    ]
+    prefix = _key(destination, request.node, OUTPUTS)
+    if destination.outputs:
+        outputs = _below(project, destination.outputs, prefix, notes)
+    else:
+        outputs = _keyed(_new(project, folder, destination.scratch, notes), prefix, notes)
+    logs = _key(destination, request.node, LOGS)
+    found = [*outputs, *_below(folder, (*EVIDENCE, phases.STATE_FILE), logs, notes, log=True)]
     return iter(sorted(found, key=lambda one: (one.size > SMALL, one.log, -one.mtime_ns)))
 
 
@@ -200,15 +203,26 @@ def _below(
 ) -> Iterator[File]:
     roots = [os.path.normpath(name) for name in names]
     tree = Tree(str(folder), roots, notes.left_out, since=0 if log else phases.first_began())
+    existing = [root for root in roots if os.path.lexists(folder / root)]
+    return _keyed((one for root in existing for one in tree.below(root)), prefix, notes, log=log)
+
+
+def _new(project: Path, folder: Path, scratch: Sequence[str], notes: _Notes) -> Iterator[Found]:
+    """Yield what was written in the project since the job began."""
+    began = phases.began_at(folder)
+    scan = Scan(project, (), scratch, began, again=began, seconds=math.inf, left_out=notes.left_out)
+    return (one.found for one in scan)
+
+
+def _keyed(found: Iterable[Found], prefix: str, notes: _Notes, *, log: bool = False) -> Iterator[File]:
     seen: dict[str, str] = {}
-    for root in roots:
-        for one in tree.below(root) if os.path.lexists(folder / root) else ():
-            shown = pack.on_one_line(one.name)
-            if shown not in seen:
-                seen[shown] = one.name
-                yield from _file(one, prefix, notes, log=log)
-            elif seen[shown] != one.name:  # else a root lies in another one
-                notes.left_out(one.name, "its key in S3 is that of another file")
+    for one in found:
+        shown = pack.on_one_line(one.name)
+        if shown not in seen:
+            seen[shown] = one.name
+            yield from _file(one, prefix, notes, log=log)
+        elif seen[shown] != one.name:  # else a root lies in another one
+            notes.left_out(one.name, "its key in S3 is that of another file")
 
 
 def _file(one: Found, prefix: str, notes: _Notes, *, log: bool) -> Iterator[File]:

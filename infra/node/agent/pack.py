@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import stat
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, Optional, Union
 
 from agent import phases, store
 from agent.holes import WithoutHoles, data_of
+from agent.new_files import Scan
+from agent.selection import choose
 from agent.tree import Found, Tree
 from cloudddp.agent.protocol import files
-from cloudddp.agent.protocol.files import End, Entry, LeftOut, PackRequest, Total, Work
+from cloudddp.agent.protocol.files import End, Entry, LeftOut, PackRequest, Selection, Total, Work
 
 REQUEST = PackRequest
 EMPTY = 1 << 26  # bytes of holes that may be sent as zeros
@@ -92,33 +97,28 @@ class Packer:
     ) -> None:
         self._out, self._folder, self._roots, self._notes = out, folder, roots, notes
         self._of_job = bool(request.job)
-        since = 0 if request.job or request.all else phases.first_began()
-        self._tree = Tree(folder, roots, notes.left_out, since=since)
+        self._request = request
         self._have = {one.path: (number, one) for number, one in enumerate(request.have)}
 
     def send(self) -> None:
         found: list[Found] = []
         same: list[int] = []
         total = size = 0
-        for root in self._roots:
-            if not os.path.lexists(os.path.join(self._folder, root)):
-                sys.stderr.write(f"missing {on_one_line(root)}\n")
-                continue
-            for one in self._tree.below(root):
-                name, info = one.name, one.info
-                self._out.working(looked=1)
-                if len(found) + len(same) >= files.MAX_ENTRIES:
-                    roots = ", ".join(map(on_one_line, self._roots))
-                    raise SystemExit(
-                        f"there are more than {files.MAX_ENTRIES:,} files below {roots}; name fewer: `cloudddp pull PATH`"
-                    )
-                if stat.S_ISREG(info.st_mode):
-                    if self._is_same(name, info, info.st_size):
-                        same.append(self._have[name][0])
-                        continue
-                    total += 1
-                    size += info.st_size
-                found.append(one)
+        for one in self._new(self._request.selection) if self._request.selection else self._below():
+            name, info = one.name, one.info
+            self._out.working(looked=1)
+            if len(found) + len(same) >= files.MAX_ENTRIES:
+                roots = ", ".join(map(on_one_line, self._roots))
+                raise SystemExit(
+                    f"there are more than {files.MAX_ENTRIES:,} files below {roots}; name fewer: `cloudddp pull PATH`"
+                )
+            if stat.S_ISREG(info.st_mode):
+                if self._is_same(name, info, info.st_size):
+                    same.append(self._have[name][0])
+                    continue
+                total += 1
+                size += info.st_size
+            found.append(one)
         self._out.send(files.encode_same(same))
         self._out.send(files.encode_total(Total(total, size)))
         for one in found:
@@ -126,6 +126,31 @@ class Packer:
         for frame in self._notes.frames:
             self._out.send(frame)
         self._out.send(files.frame(files.FINISH))
+
+    def _below(self) -> Iterator[Found]:
+        """Yield what is at or below the paths of the request."""
+        since = 0 if self._of_job or self._request.all else phases.first_began()
+        tree = Tree(self._folder, self._roots, self._notes.left_out, since=since)
+        for root in self._roots:
+            if os.path.lexists(os.path.join(self._folder, root)):
+                yield from tree.below(root)
+            else:
+                sys.stderr.write(f"missing {on_one_line(root)}\n")
+
+    def _new(self, selection: Selection) -> Iterator[Found]:
+        """Yield what jobs have written and was not pulled, up to the limit, and what was written since a job began."""
+        scan = Scan(
+            Path(self._folder), (), selection.scratch, phases.first_began(), seconds=math.inf,
+            again=phases.began_at(store.job_folder(selection.job)), left_out=self._notes.left_out,
+        )  # fmt: skip
+        new = []
+        for one in scan:
+            self._out.working(looked=1)
+            new.append(one)
+        taken, left = choose(new, selection.limit)
+        for name in left:
+            self._notes.left_out(name, f"beyond job.pull_mb = {selection.limit >> 20}")
+        yield from (one.found for one in taken)
 
     def _is_same(self, name: str, info: os.stat_result, size: int) -> bool:
         """Return whether the laptop has a file, by its size and time."""

@@ -43,7 +43,7 @@ def step(request: PulledRequest) -> PulledReply:
         left.update({one.name: one.reason for one in request.left})
         times = {**record.times, **dict.fromkeys(names, request.time_ns)}
         if len(left) > MAX_LEFT:
-            times = left = {}  # nothing counts as pulled
+            times, left = {}, {}  # nothing counts as pulled
         latest = sorted(times.items(), key=lambda item: -item[1])[:MAX_RECORDED]
         store.write(_file(folder), Record(dict(latest), left))
     return PulledReply(len(names))
