@@ -70,6 +70,13 @@ def restore(runner: Runner, plans: Mapping[int, tuple[str, float]]) -> float | N
     return min((one.left for one in changed if one.left is not None), default=None)
 
 
+def plan(runner: Runner, job: str, seconds: float) -> set[int]:
+    """Let the nodes power off in `seconds`, since `job` has ended; return those that will."""
+    request = PowerOffRequest(Change.PLAN, seconds, job)
+    replies = runner.each(lambda node: client.call(runner, node, request), fatal=lambda _: False)
+    return {node for node, reply in replies.values.items() if reply.job == job and reply.left is not None}
+
+
 def keep_after_failure(keep: float) -> float:
     """Return the seconds after which nodes power off whose job was not started, for a keep time in minutes: the user needs
     time to start it again."""

@@ -116,7 +116,7 @@ def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) 
     """Return the project's files that the settings select for the nodes. `secret_files` are withheld as `.env` is, wherever
     they are. Raises UsageError where there are no files, or too many, and for a folder that is no project."""
     project.require(root)
-    keep_out = (*config.job.outputs, RESULTS)
+    keep_out = (*config.job.not_sent, RESULTS)
     secret = frozenset(_names_below(root, secret_files))
     files = snapshot(
         root, exclude=config.sync.exclude, include=config.sync.include, keep_out=keep_out, secret=secret

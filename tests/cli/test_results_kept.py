@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from support.harness import TIMEOUT, interrupt
@@ -17,8 +18,10 @@ WRITE = (
 )
 
 
-def configure(cli: Any, script: str) -> None:
+def configure(cli: Any, script: str, outputs: str = "runs") -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
+    if outputs:
+        cli.env["CLOUDDDP_OUTPUTS"] = outputs
     cli.write("train.py", WRITE + script)
 
 
@@ -36,8 +39,9 @@ def test_run_keeps_the_cluster_if_files_are_outside_the_outputs(cli: Any, remain
     done = cli("run", "-n", "1", "train.py")
     assert done.returncode == 3, done.stderr
     assert len(remains().instances) == 1
-    assert "is kept until its deadline" in done.stderr
-    assert " an hour: not all files that the job wrote were pulled" in done.stderr
+    assert re.search(
+        r"is kept for 1 h 00 min, until .* UTC, at \$1\.\d+ an hour, at most \$1\.\d+: not all", done.stderr
+    )
     assert "node 0: out/ (2 files, 2.0 KiB), note.txt (1 byte)" in done.stderr
     assert "`cloudddp pull out note.txt`, then `cloudddp down`" in done.stderr
     assert '[job] outputs of cloudddp.toml (now ["runs"])' in done.stderr
@@ -56,6 +60,79 @@ def test_run_pulls_the_outputs_of_every_node(cli: Any, remains: Any) -> None:
     done = cli("run", "-n", "2", "train.py")
     assert done.returncode == 0, done.stderr
     assert pulled_files(cli) == {"runs/0", "node1/runs/1"}
+    assert remains().nothing
+
+
+def test_run_pulls_every_new_file_by_default(cli: Any, remains: Any) -> None:
+    configure(
+        cli,
+        "write('checkpoints/' + rank + '.pt'); write('config.txt', 'changed'); write('data/set'); write('big/set')\n"
+        "os.symlink('0.pt', 'checkpoints/last') if rank == '0' else None",
+        outputs="",
+    )
+    cli.write("config.txt", "sent")
+    cli.write("cloudddp.toml", '[job]\nscratch = ["big"]\n')
+    done = cli("run", "-n", "2", "train.py")
+    assert done.returncode == 0, done.stderr
+    names = {"config.txt", "data/set"}
+    assert pulled_files(cli) == {
+        "checkpoints/0.pt", "checkpoints/last", "node1/checkpoints/1.pt", *names, *(f"node1/{one}" for one in names)
+    }  # fmt: skip
+    assert remains().nothing
+
+
+def test_files_beyond_the_limit_keep_the_nodes_and_the_next_pull_copies_them(cli: Any, remains: Any) -> None:
+    configure(
+        cli,
+        "for k in range(3): write(f'out/{k}.pt', 'x' * 1_500_000); os.utime(f'out/{k}.pt', (k, k))\nwrite('log')",
+        outputs="",
+    )
+    cli.env["CLOUDDDP_PULL_MB"] = "3"
+    done = cli("run", "-n", "1", "train.py")
+    assert done.returncode == 3, done.stderr
+    assert pulled_files(cli) == {"out/1.pt", "out/2.pt", "log"}
+    assert "node 0: out/ (1.4 MiB); out/0.pt: beyond job.pull_mb = 3" in done.stderr
+    cli.ok("pull")
+    assert pulled_files(cli) == {f"out/{k}.pt" for k in range(3)} | {"log"}
+    assert "not pulled" not in cli("down", "-y").stderr
+
+
+def test_pull_repeated_finds_the_files_again_and_not_those_of_earlier_jobs(cli: Any) -> None:
+    configure(cli, "write('a')", outputs="")
+    cli.write("other.py", WRITE + "write('b')")
+    cli.ok("up", "-n", "1")
+    cli.ok("launch", "train.py")
+    assert "1 file," in cli.ok("pull")
+    assert "0 files, 0 bytes" in cli.ok("pull")
+    cli.ok("launch", "other.py")
+    cli.ok("pull", "--to", "got")
+    assert [path.name for path in (cli.cwd / "got").iterdir() if path.name != "logs"] == ["b"]
+
+
+LINKED = "import tempfile; far = tempfile.mkdtemp(); os.symlink(far, 'runs')\n"
+
+
+def test_run_pulls_what_a_link_leads_to(cli: Any, remains: Any) -> None:
+    configure(
+        cli, LINKED + "write('runs/deep/model.pt', 'weights'); os.symlink('model.pt', 'runs/deep/last')"
+    )
+    done = cli("run", "-n", "1", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert pulled_files(cli) == {"runs/deep/model.pt", "runs/deep/last"}
+    assert remains().nothing
+
+
+def test_what_cannot_be_stored_is_not_pulled(cli: Any, remains: Any) -> None:
+    configure(cli, LINKED + "write('runs/a'); write('runs/conf/cloudddp.toml')")
+    done = cli("run", "-n", "1", "train.py")
+    assert done.returncode == 3, done.stderr
+    assert "node 0: runs (1 byte); runs/conf/cloudddp.toml: git or cloudddp would act on it" in done.stderr
+    assert len(remains().instances) == 1
+    pulled = cli("pull")
+    assert pulled.returncode == 1
+    assert "node 0: not all results were copied: runs/conf/cloudddp.toml" in pulled.stderr
+    down = cli("down", "-y")
+    assert "not pulled from node 0: runs (1 byte); runs/conf/cloudddp.toml: git or" in down.stderr
     assert remains().nothing
 
 

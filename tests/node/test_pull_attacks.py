@@ -36,7 +36,7 @@ from support.streams import (
 
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import files
-from cloudddp.agent.protocol.files import DATA, GIVEN_UP, frame
+from cloudddp.agent.protocol.files import DATA, GIVEN_UP, LeftOut, encode_left_out, frame
 from cloudddp.cli import session
 from cloudddp.cli.console import Console
 from cloudddp.config.options import GlobalOptions
@@ -191,7 +191,7 @@ def test_hostile_stream_writes_nothing_into_the_project(node: CompromisedNode, a
 def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(node: CompromisedNode, tmp_path: Path) -> None:
     node.set_stream(stream(*(file(name) for name in (*streams.GUARDED, *streams.WELCOME)), FINISH))
     code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
-    assert code == 0, err
+    assert code == 1, err
     written = {str(p.relative_to(tmp_path / "to")) for p in (tmp_path / "to").rglob("*") if p.is_file()}
     assert written == set(streams.WELCOME)
     assert err.count("left out") == len(streams.GUARDED)
@@ -201,7 +201,7 @@ def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(node: Compromised
 def test_first_of_two_members_with_one_path_is_kept(node: CompromisedNode, tmp_path: Path, case: str) -> None:
     node.set_stream(stream(*streams.COLLISIONS[case], FINISH))
     code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
-    assert code == 0, err
+    assert code == 1, err
     assert "left out runs/a" in err
     contents = [path.read_bytes() for path in (tmp_path / "to").rglob("*") if path.is_file()]
     assert b"second" not in contents
@@ -209,10 +209,11 @@ def test_first_of_two_members_with_one_path_is_kept(node: CompromisedNode, tmp_p
 
 def test_names_and_notes_are_escaped(node: CompromisedNode, tmp_path: Path) -> None:
     evil = "runs/\x1b]0;owned\x07\u202egpj.\n.exe"
-    notes = "import sys\nsys.stderr.write('left out \\x1b[2Ka\\x9b1m\\r\\nmissing \\x1b]52;c;x\\x07\\n')\n"
-    node.set_stream(stream(file(evil), file("runs/\udcff"), file("runs/cloudddp.toml\u202e\x1b[2J"), file("runs/\x1b/cloudddp.toml"), FINISH), notes + SEND)  # fmt: skip
+    notes = "import sys\nsys.stderr.write('missing \\x1b]52;c;x\\x07\\n')\n"
+    out_of = encode_left_out(LeftOut("\x1b[2Ka\x9b1m\r", "\x07", counts=False))
+    node.set_stream(stream(file(evil), file("runs/\udcff"), file("runs/cloudddp.toml\u202e\x1b[2J"), file("runs/\x1b/cloudddp.toml"), out_of, FINISH), notes + SEND)  # fmt: skip
     code, out, err, _ = node.pull("--to", str(tmp_path / "to"))
-    assert code == 0, err
+    assert code == 1, err
     assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(out + err)
     assert "left out \\x1b[2Ka" in err
     assert "left out runs/\\x1b/cloudddp.toml" in err
@@ -233,7 +234,7 @@ def test_number_of_warnings_is_limited(node: CompromisedNode, tmp_path: Path, te
 def test_many_left_out_members_are_counted(node: CompromisedNode, tmp_path: Path) -> None:
     node.set_stream(stream(file("runs/a"), *(file(f"runs/.cloudddp-{k}", b"") for k in range(5000)), FINISH))
     code, _, err, _ = node.pull("--to", str(tmp_path / "to"))
-    assert code == 0, err
+    assert code == 1, err
     assert len(err.splitlines()) < 200
     assert "and 4950 more" in err
 

@@ -96,6 +96,8 @@ class Corpus:
             "dot-dot-inside": [file("runs/a/../b"), FINISH],
             "dot": [file("runs/./b"), FINISH],
             "empty-name": [file(""), FINISH],
+            "left-out-without-end": [*[files.encode_left_out(files.LeftOut("a", "b"))] * 1100, FINISH],
+            "left-out-cut": [frame(files.OUT, b"\1\0\5\0\5ab"), FINISH],
             "empty-component": [file("runs//b"), FINISH],
             "absolute": [file(f"{self.outside}/planted"), FINISH],
             "zero-byte": [file("runs/a\0b"), FINISH],

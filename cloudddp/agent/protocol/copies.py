@@ -33,7 +33,8 @@ def url_of(bucket: str, prefix: str) -> str:
 @dataclass(frozen=True)
 class Destination:
     """Where the nodes copy a job's results when it has ended: objects of `bucket` whose keys begin with `prefix` and a
-    slash. `outputs` are the paths in the project that are copied, besides the job's logs. `limit`: seconds after which a
+    slash. `outputs` are the paths in the project that are copied, besides the job's logs; without them, what jobs wrote there and
+    not below `scratch`. `limit`: seconds after which a
     node gives up; `patience`: seconds without progress after which it does."""
 
     bucket: str
@@ -41,12 +42,14 @@ class Destination:
     outputs: tuple[str, ...]
     limit: float
     patience: float
+    scratch: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_length("bucket", self.bucket, MAX_BUCKET)
         check_length("prefix", self.prefix, MAX_KEY)
         check_length("outputs", self.outputs, MAX_OUTPUTS)
-        for path in self.outputs:
+        check_length("scratch", self.scratch, MAX_OUTPUTS)
+        for path in (*self.outputs, *self.scratch):
             check_length("a path", path, MAX_PATH)
         check_range("limit", self.limit, 0, MAX_SECONDS)
         check_range("patience", self.patience, 0, MAX_SECONDS)

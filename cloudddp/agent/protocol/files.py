@@ -8,6 +8,7 @@ network byte order.
     entry   an Entry: a folder, a link, or a file, whose contents follow
     data    a piece of the file's contents, from Entry.offset on
     end     an End: the file is complete, or was given up
+    out     a LeftOut: what is not sent, and why; after the entries
     wait    a Work: the agent is reading and has nothing to send yet
     finish  the last frame
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
@@ -29,7 +30,7 @@ from cloudddp.agent.protocol.codec import (
 )
 
 MAGIC = b"cloudddp files 1\n"
-SAME, TOTAL, ENTRY, DATA, END, WAIT, FINISH = b"s", b"t", b"e", b"d", b"x", b"w", b"f"
+SAME, TOTAL, ENTRY, DATA, END, OUT, WAIT, FINISH = b"s", b"t", b"e", b"d", b"x", b"o", b"w", b"f"
 FILE, FOLDER, LINK = b"f", b"d", b"l"  # kinds of an entry
 SETTLED, RECENT, CHANGED, GIVEN_UP = range(4)  # states of a file at its end
 
@@ -37,18 +38,22 @@ MAX_HAVE = 200_000  # files of which the laptop describes what it has
 MAX_ENTRIES = 1_000_000  # files, folders and links in one stream
 MAX_DATA = 1 << 20  # bytes of contents in one frame
 MAX_NUMBERS = 4096  # in one frame
+MAX_LEFT_OUT = 1000  # that are named
+MAX_REASON = 500  # characters
 
 PREFIX = struct.Struct("!cI")
 _ENTRY = struct.Struct("!cHQqQHH")
 _TOTAL = struct.Struct("!QQ")
 _WORK = struct.Struct("!QQ")
 _END = struct.Struct("!B32s")
+_OUT = struct.Struct("!BHH")
 LONGEST = {
     SAME: 4 * MAX_NUMBERS,
     TOTAL: _TOTAL.size,
     ENTRY: _ENTRY.size + 2 * MAX_PATH,
     DATA: MAX_DATA,
     END: _END.size,
+    OUT: _OUT.size + MAX_PATH + 4 * MAX_REASON,
     WAIT: _WORK.size,
     FINISH: 0,
 }  # bytes of a payload, by the kind of its frame
@@ -65,14 +70,30 @@ class Have(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Of the whole project, what jobs wrote: what was not pulled yet, up to `limit` bytes, and what was written since `job`
+    began. `scratch` are paths that are left out."""
+
+    job: str
+    scratch: tuple[str, ...]
+    limit: int
+
+    def __post_init__(self) -> None:
+        check_job_id("job", self.job)
+        check_range("limit", self.limit, 0, MAX_SIZE)
+
+
+@dataclass(frozen=True)
 class PackRequest:
     """Files and folders of the project, or with `job` of that job's own folder (its logs), by their paths there. The answer
-    is the stream above; stderr names what is missing or was left out."""
+    is the stream above; stderr names what is missing."""
 
     project: str
     paths: tuple[str, ...]
     job: str = ""
     have: tuple[Have, ...] = ()
+    all: bool = False  # also files behind links that no job wrote
+    selection: Optional[Selection] = None
 
     STEP = "pack"
 
@@ -99,6 +120,15 @@ class Entry(NamedTuple):
     mtime_ns: int = 0  # since the epoch; may be negative
     target: str = ""  # of a link
     offset: int = 0  # bytes that are not sent, because the laptop has them (of a Have with a digest)
+
+
+class LeftOut(NamedTuple):
+    """A path that was not copied, and why. `counts`: a result may be missing because of it (which a pipe is not). Without a name:
+    there are more."""
+
+    name: str
+    reason: str
+    counts: bool = True
 
 
 @dataclass(frozen=True)
@@ -150,6 +180,11 @@ def encode_end(end: End) -> bytes:
     return frame(END, _END.pack(end.state, end.digest))
 
 
+def encode_left_out(one: LeftOut) -> bytes:
+    name, reason = (text.encode("utf-8", "surrogateescape") for text in (one.name, one.reason))
+    return frame(OUT, _OUT.pack(one.counts, len(name), len(reason)) + name + reason)
+
+
 def encode_same(numbers: list[int]) -> bytes:
     pieces = (numbers[at : at + MAX_NUMBERS] for at in range(0, len(numbers), MAX_NUMBERS))
     return b"".join(frame(SAME, struct.pack(f"!{len(piece)}I", *piece)) for piece in pieces)
@@ -198,6 +233,17 @@ def decode_end(data: bytes) -> End:
     state, digest = _END.unpack(data)
     check_range("the state of a file", state, SETTLED, GIVEN_UP)
     return End(state, digest)
+
+
+def decode_left_out(data: bytes) -> LeftOut:
+    if len(data) < _OUT.size:
+        raise ProtocolError("what was left out is too short")
+    counts, name_size, reason_size = _OUT.unpack_from(data)
+    if len(data) != _OUT.size + name_size + reason_size or name_size > MAX_PATH:
+        raise ProtocolError("what was left out has another length than it says")
+    texts = data[_OUT.size : _OUT.size + name_size], data[_OUT.size + name_size :]
+    name, reason = (text.decode("utf-8", "surrogateescape") for text in texts)
+    return LeftOut(name, reason, bool(counts))
 
 
 def decode_same(data: bytes) -> tuple[int, ...]:

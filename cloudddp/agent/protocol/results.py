@@ -16,6 +16,8 @@ from cloudddp.agent.protocol.codec import (
 )
 
 MAX_PLACES = 20  # that a reply names
+MAX_LEFT = 1000  # files that were left out, of which a node knows
+MAX_REASON = 500  # characters
 # Of a job's folder on a node: what explains how it ended. Not the records of the agent's own.
 EVIDENCE = (
     "ranks",
@@ -74,6 +76,18 @@ class JobFiles:
 
 
 @dataclass(frozen=True)
+class LeftFile:
+    """A path in the project that a pull has left out, or that cannot be read, and why."""
+
+    name: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        check_length("name", self.name, MAX_PATH)
+        check_length("reason", self.reason, MAX_REASON)
+
+
+@dataclass(frozen=True)
 class NewFilesReply:
     """`time_ns` is when the search began, by the clock of the node's file system, for PulledRequest; `complete` is
     False where there were too many files to look at; `rank_zero`: the node ran rank 0; `running` are job ids."""
@@ -83,11 +97,13 @@ class NewFilesReply:
     rank_zero: bool
     running: tuple[str, ...]
     jobs: tuple[JobFiles, ...]
+    left: tuple[LeftFile, ...] = ()
 
     def __post_init__(self) -> None:
         check_range("time_ns", self.time_ns, 0, MAX_SIZE)
         check_length("running", self.running, MAX_PLACES)
         check_length("jobs", self.jobs, MAX_PLACES)
+        check_length("left", self.left, MAX_PLACES)
         for job in self.running:
             check_job_id("running", job)
 
@@ -95,12 +111,14 @@ class NewFilesReply:
 @dataclass(frozen=True)
 class NewFilesRequest:
     """Search for files that were not pulled yet, of one job or ('') of all. `outputs` and `scratch` are paths in the
-    project: files below `outputs` are counted apart, files below `scratch` not at all."""
+    project: files below `outputs` are counted apart, files below `scratch` not at all. Without `outputs` those count as outputs that
+    files.Selection takes, with `limit`."""
 
     project: str
     outputs: tuple[str, ...]
     scratch: tuple[str, ...]
     job: str = ""
+    limit: int = 0
 
     STEP = "new_files"
     REPLY = NewFilesReply
@@ -109,6 +127,7 @@ class NewFilesRequest:
         check_project(self.project)
         if self.job:
             check_job_id("job", self.job)
+        check_range("limit", self.limit, 0, MAX_SIZE)
 
 
 @dataclass(frozen=True)
@@ -123,11 +142,12 @@ class PulledReply:
 
 @dataclass(frozen=True)
 class PulledRequest:
-    """Remember that the paths `names` were pulled as they were at `time_ns` (of a NewFilesReply)."""
+    """Remember that the paths `names` were pulled as they were at `time_ns` (of a NewFilesReply), all but what was `left`."""
 
     project: str
     names: tuple[str, ...]
     time_ns: int
+    left: tuple[LeftFile, ...] = ()
 
     STEP = "pulled"
     REPLY = PulledReply
@@ -135,3 +155,4 @@ class PulledRequest:
     def __post_init__(self) -> None:
         check_project(self.project)
         check_range("time_ns", self.time_ns, 0, MAX_SIZE)
+        check_length("left", self.left, MAX_LEFT)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 from cloudddp.agent.protocol.results import NewFilesReply
-from cloudddp.cli.actions.results import pull_command
+from cloudddp.cli.actions.results import line_of, pull_command
 from cloudddp.cli.formats import node_list
 from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
@@ -59,8 +59,7 @@ def _messages(replies: dict[int, NewFilesReply], nodes: list[int]) -> list[tuple
     kept = new_files.by_node(replies)
     for held in kept:
         jobs = ", ".join(one.job for one in replies[held.node].jobs)
-        what = new_files.describe((*held.outputs, *held.others)) or "files"
-        messages.append((f"not pulled from node {held.node}: {what}" + (f" of job {jobs}" if jobs else ""),))
+        messages.append((f"not pulled from {line_of(held)}" + (f" of job {jobs}" if jobs else ""),))
     if kept:
         command = pull_command(kept, replies, with_outputs=True)
         messages.append(("the files are deleted with the nodes; to keep them, first: ", command))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, dollars, duration, moment, toml
+from cloudddp.cli.formats import counted, dollars, duration, moment
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config
@@ -134,8 +134,8 @@ def report_if_passed(
         return
     place = place_of(settings, job_id)
     console.log(
-        f"the deadline of cluster {cluster.name}, {moment(cluster.expires)}, ended job {job_id}; results in "
-        f"{toml(settings.job.outputs)} that were not pulled are lost"
+        f"the deadline of cluster {cluster.name}, {moment(cluster.expires)}, ended job {job_id}; results that "
+        "were not pulled are lost"
         + ("" if place is None else f", but for what the nodes have copied to {place.url}: "),
         *([Command("pull", "--job", job_id)] if place is not None else []),
     )

@@ -8,10 +8,12 @@ from pathlib import Path
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.pull_from_s3 import pull_from_s3
 from cloudddp.cli.actions.results import (
+    PROJECT_ROOT,
     collect_logs,
     pull_from,
     pull_resumed,
     raise_failures,
+    raise_left_out,
     report_held,
 )
 from cloudddp.cli.byte_progress import ByteProgress
@@ -79,17 +81,19 @@ def _pull(
             )
         base = to or session.root / project_files.RESULTS / record.id
         targets = {k: base / f"node{k}" for k in runner.nodes} if all_nodes else {first: base}
-        names = paths or job.outputs
+        names = paths or job.outputs or (PROJECT_ROOT,)
+        selection = None if paths else new_files.selection_of(job, record.id)
         since = None if paths else record.started
         replies = new_files.find_all(runner, job, project=PROJECT).values
 
         def pull_one(source: int) -> Pulled:
             with shown.of(source) as progress:
                 pulled = pull_resumed(
-                    runner, names, node=source, to=targets[source], since=since, progress=progress
-                )
+                    runner, names, node=source, to=targets[source], since=since, everything=bool(paths),
+                    selection=selection, progress=progress,
+                )  # fmt: skip
             if pulled.found and source in replies:
-                new_files.mark_pulled(runner, source, names, replies[source].time_ns, project=PROJECT)
+                new_files.mark_pulled(runner, source, names, replies[source].time_ns, pulled, project=PROJECT)
             return pulled
 
         try:
@@ -106,11 +110,17 @@ def _pull(
         if not any(pulled.found for pulled in outcome.values.values()):
             report_held(console, replies, session.settings)
             raise _nothing_to_pull(names, job.outputs)
+        raise_left_out(outcome.values)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 
 
 def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str]) -> CloudDDPError:
+    if list(names) == [PROJECT_ROOT]:
+        return CloudDDPError(
+            "nothing to pull: the jobs wrote no files in the project",
+            hint=("files elsewhere on a node: ", Command("exec", "--", "cp", "-r", "FOLDER", "."), " first"),
+        )
     return CloudDDPError(
         f"nothing to pull: no {' or '.join(names)} on the nodes",
         hint="give PATHS of the project on the nodes, or set [job] outputs in cloudddp.toml "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudddp.agent.protocol.copies import CopyPhase
+from cloudddp.cli.actions.results import PROJECT_ROOT
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cli.session import Session
@@ -42,7 +43,7 @@ def pull_from_s3(
     first = zero if node is None else node
     base = to or session.root / project_files.RESULTS / record.job
     targets = {k: base / f"node{k}" for k in found} if all_nodes else {first: base}
-    names, files = paths or record.config.job.outputs, 0
+    names, files = paths or record.config.job.outputs or (PROJECT_ROOT,), 0
     for number, target in targets.items():
         objects = found[number].outputs if number in found else {}
         pulled = s3_pull.fetch(aws, place, objects, names, node=number, to=target)
@@ -55,7 +56,7 @@ def pull_from_s3(
             files += _report(console, number, pulled, logs)
     if not files:
         raise CloudDDPError(
-            f"nothing to pull: no {' or '.join(names)} of node {first} in {place.url}",
+            f"nothing to pull: no {'files' if names == (PROJECT_ROOT,) else ' or '.join(names)} of node {first} in {place.url}",
             hint="--all-nodes copies those of all nodes"
             if len(found) > 1 and not all_nodes
             else f"look with `aws s3 ls --recursive {place.url}`",

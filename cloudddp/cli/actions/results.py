@@ -1,28 +1,30 @@
 """A job's results: pulled before its nodes are terminated, and reported if they were not pulled.
 
-`run` terminates nodes only when every new file on them has been pulled: new files outside `job.outputs`, or results
-whose transfer failed, keep the cluster until its deadline.
+The nodes record what was pulled and what was left out, and why. `run` terminates nodes only when they report that nothing is
+left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.files import Selection
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.cli.byte_progress import ByteProgress
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, toml
+from cloudddp.cli.formats import counted, node_list, toml
 from cloudddp.cli.session import Session
 from cloudddp.cluster import inspect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.inspect import EndedNode
 from cloudddp.cluster.model import Cluster
-from cloudddp.config.spec import Config
+from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.job import project_files
 from cloudddp.job.follow.verdict import JobResult
@@ -35,6 +37,8 @@ from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line, size_of
 
 PULL = Command("pull")
+PROJECT_ROOT = "."  # what is pulled where no outputs are configured
+SHOWN = 5  # files that were left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def collect(
 
         def pull_one(node: int) -> Pulled:
             with shown.of(node) as progress:
-                return _pull_new(runner, session.settings, node, found.values[node], targets[node], progress)
+                return _pull_new(runner, job, job_id, node, found.values[node], targets[node], progress)
 
         with ByteProgress(console) as shown:
             outcome = pull_from(runner, targets, pull_one)
@@ -95,13 +99,21 @@ def collect(
             else:
                 why = str(outcome.errors.get(node, "its pull was stopped"))
                 lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
+        after = (
+            new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True) if targets else found
+        )
+        unknown = sorted(after.errors.keys() & found.values.keys())
+        lines += [f"node {node} did not answer, so its files are unknown" for node in unknown]
     except KeyboardInterrupt:
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
     collect_logs(console, runner, job_id, to)
     if not silent and not any(one.outputs.files for reply in found.values.values() for one in reply.jobs):
-        console.log(f"no results: the job wrote nothing to {', '.join(job.outputs)} (job.outputs)")
-    held = [one for one in new_files.by_node(found.values) if one.others or not one.complete]
-    return Left((*lines, *map(_line, held)), pull_command(held, found.values))
+        where = (
+            f"nothing to {', '.join(job.outputs)} (job.outputs)" if job.outputs else "no files in the project"
+        )
+        console.log(f"no results: the job wrote {where}")
+    held = new_files.by_node(after.values)
+    return Left((*lines, *map(line_of, held)), pull_command(held, found.values))
 
 
 def pull_from(runner: Runner, targets: Mapping[int, Path], work: Callable[[int], Pulled]) -> Outcome[Pulled]:
@@ -124,11 +136,17 @@ def pull_resumed(
     node: int,
     to: Path,
     since: float | None = None,
+    everything: bool = False,
+    selection: Selection | None = None,
     progress: Progress = pulling.no_progress,
 ) -> Pulled:
     """Pull from a node; if the connection breaks, connect once more and continue."""
+    once = functools.partial(
+        pulling.pull, runner, names, node=node, to=to, since=since, everything=everything, selection=selection,
+        progress=progress,
+    )  # fmt: skip
     try:
-        return pulling.pull(runner, names, node=node, to=to, since=since, progress=progress)
+        return once()
     except NodeError as error:
         if not error.reason:
             raise
@@ -136,7 +154,7 @@ def pull_resumed(
             runner.reconnect(node)
         except NodeError:
             raise error from None
-    return pulling.pull(runner, names, node=node, to=to, since=since, progress=progress)
+    return once()
 
 
 def raise_failures(console: Console, outcome: Outcome[Pulled]) -> None:
@@ -144,6 +162,20 @@ def raise_failures(console: Console, outcome: Outcome[Pulled]) -> None:
     for node, error in sorted(outcome.errors.items())[1:]:
         console.warn(f"node {node}: its results were not pulled: {one_line(str(error), 500)}")
     outcome.all()
+
+
+def raise_left_out(pulled: Mapping[int, Pulled]) -> None:
+    """Raise CloudDDPError where results were not copied. What and why was reported."""
+    found = [node for node, one in sorted(pulled.items()) if one.left is None or one.left]
+    if found:
+        names = [one.name for node in found for one in pulled[node].left or ()]
+        listed = ", ".join(one_line(name, 200) for name in names[:SHOWN])
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        raise CloudDDPError(
+            f"{node_list(found)}: not all results were copied: {listed or 'too many files to name'}{more}",
+            hint=("the warnings above say why; the nodes keep these files until they terminate; ",
+                  Command("ssh", str(found[0])), " looks at them"),
+        )  # fmt: skip
 
 
 def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int:
@@ -170,17 +202,18 @@ def collect_logs(console: Console, runner: Runner, job_id: str, to: Path) -> int
 
 
 def _pull_new(
-    runner: Runner, settings: Config, node: int, reply: NewFilesReply, to: Path, progress: Progress
+    runner: Runner, job: JobSpec, job_id: str, node: int, reply: NewFilesReply, to: Path, progress: Progress
 ) -> Pulled:
     """Pull the outputs of one node, on which there are new ones.
 
     Requests the names in our own settings: those in the node's answer are chosen by the node.
     """
     there = names_of(one.outputs for one in reply.jobs)
-    names = [name for name in settings.job.outputs if os.path.normpath(name) in there]
-    names = names or list(settings.job.outputs)
-    pulled = pull_resumed(runner, names, node=node, to=to, progress=progress)
-    new_files.mark_pulled(runner, node, names, reply.time_ns, project=PROJECT)
+    names = [name for name in job.outputs if os.path.normpath(name) in there]
+    names = names or list(job.outputs) or [PROJECT_ROOT]
+    selection = new_files.selection_of(job, job_id)
+    pulled = pull_resumed(runner, names, node=node, to=to, selection=selection, progress=progress)
+    new_files.mark_pulled(runner, node, names, reply.time_ns, pulled, project=PROJECT)
     return pulled
 
 
@@ -205,10 +238,19 @@ def report_held(console: Console, replies: Mapping[int, NewFilesReply], settings
         console.log(f"results: {listed}; next: ", Command("pull", *(["--all-nodes"] if elsewhere else [])))
     if not (others := [one for one in held if one.others]):
         return
+    if not settings.job.outputs:
+        console.warn(
+            f"`pull` copies at most job.pull_mb = {settings.job.pull_mb:g} MiB of a node, and leaves out "
+            + "; ".join(f"node {one.node}: {new_files.describe(one.others)}" for one in others)
+        )
+        console.log(
+            "  ", pull_command(others, replies), " copies these; what nobody needs belongs in [job] scratch"
+        )
+        return
     names = [*settings.job.outputs, *dict.fromkeys(name for one in others for name in one.names)]
     console.warn(
         f"`pull` does not copy files outside job.outputs = {toml(settings.job.outputs)}: "
-        + "; ".join(map(_line, others))
+        + "; ".join(f"node {one.node}: {new_files.describe(one.others)}" for one in others)
     )
     console.log(
         "  ",
@@ -217,10 +259,12 @@ def report_held(console: Console, replies: Mapping[int, NewFilesReply], settings
     )
 
 
-def _line(held: NodeFiles) -> str:
-    """Return what one node holds outside the outputs."""
+def line_of(held: NodeFiles) -> str:
+    """Return what one node holds: new files, and why some were left out."""
+    what = new_files.describe((*held.outputs, *held.others)) or "files"
+    why = "".join(f"; {one_line(one.name, 200)}: {one_line(one.reason, 200)}" for one in held.left[:SHOWN])
     rest = "" if held.complete else "; there are too many files to check them all"
-    return f"node {held.node}: {new_files.describe(held.others) or 'files'}{rest}"
+    return f"node {held.node}: {what}{why}{rest}"
 
 
 def pull_command(

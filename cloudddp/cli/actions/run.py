@@ -23,15 +23,15 @@ from cloudddp.cli.actions.results import Left, collect, ended_nodes
 from cloudddp.cli.actions.starting import checked_script, start_job, stopped_if_interrupted
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import counted, credentials_end, dollars, duration, moment, toml
+from cloudddp.cli.formats import counted, credentials_end, dollars, duration, moment, node_list, toml
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import search, teardown
+from cloudddp.cluster import connect, search, teardown
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.progress import ignore
-from cloudddp.config import env_file
+from cloudddp.config import env_file, timing
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import (
     CloudDDPError,
@@ -42,7 +42,7 @@ from cloudddp.errors import (
     parts,
     renewal_first,
 )
-from cloudddp.job import cancel, launch_record, project_files, ranks
+from cloudddp.job import cancel, launch_record, poweroff, project_files, ranks
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.new_job import NewJob, Script
 from cloudddp.job.results import pull
@@ -60,6 +60,8 @@ class _Ending:
 
     discard: bool
     keep: float | None = None  # minutes for which the nodes stay after a job that has failed
+    keep_files: float = 60.0  # minutes for which nodes stay that hold files
+    job: str = ""
     cluster: Cluster | None = None  # None until `run` has to remove it
     started: bool = False  # the job may have written files
     finished: JobResult | None = None
@@ -93,6 +95,7 @@ def run(
     yes: bool,
     discard: bool,
     keep: float | None,
+    keep_files: float,
     module: bool,
     variables: Sequence[str],
     env_files: Sequence[str],
@@ -106,7 +109,7 @@ def run(
         session.root / project_files.RESULTS, hint="make it a folder that you can write to, or remove it"
     )
     _refuse_existing(session)
-    ending = _Ending(discard, keep)
+    ending = _Ending(discard, keep, keep_files)
     try:
         with signals.interruptible():  # but not the teardown
             bring_up(session, yes=yes, check=partial(_check, session, yes), on_ready=ending.take)
@@ -199,7 +202,7 @@ def _collect_again(
     newest = launch_record.find(ClusterFolder(cluster.id), None).job if again is None else again.job
     if newest == finished.job:
         return
-    ending.left = None
+    ending.left, ending.job = None, newest
     if again is not None or interrupted:
         ending.finished = again
     with (
@@ -212,7 +215,7 @@ def _collect_again(
 def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:
     job = NewJob(script, ending.keep)  # the nodes end by themselves also if this computer is lost
     with session.connect() as (cluster, runner):
-        ending.started = True
+        ending.started, ending.job = True, job.id
         try:
             with stopped_if_interrupted(session.console, runner, job.id):
                 sending = start_job(session, runner, cluster, job)
@@ -254,7 +257,7 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
                 _leave_failed(session, cluster, ending)
                 return
             elif ending.held.lines:
-                _keep(session, cluster, ending.held, discard=ending.discard)
+                _keep(session, cluster, ending)
             report = take_down(session, cluster.id)
         except Leftovers:
             raise
@@ -311,21 +314,45 @@ def _leave_job(cluster: Cluster, job_id: str) -> NoReturn:
     )
 
 
-def _keep(session: Session, cluster: Cluster, left: Left, *, discard: bool) -> None:
-    """Raise Leftovers, naming what the nodes hold and what they cost; with `discard`, only warn."""
+def _keep(session: Session, cluster: Cluster, ending: _Ending) -> None:
+    """Raise Leftovers, naming what the nodes hold, how long they stay and what they cost; with `discard`, only warn."""
+    left, outputs = ending.held, session.settings.job.outputs
     listed = "".join(f"\n  {one_line(line, 1000)}" for line in left.lines)
-    if discard:
+    if ending.discard:
         session.console.warn(f"not pulled, and discarded with the nodes:{listed}")
         return
+    advice = (
+        f"Next time name such files in [job] outputs of cloudddp.toml (now {toml(outputs)}), or in"
+        if outputs
+        else "Next time name what nobody needs in"
+    )
     raise Leftovers(
-        f"cluster {cluster.name} is kept until its deadline, {_deadline(cluster)}, at {_price(cluster)}: "
-        f"not all files that the job wrote were pulled{listed}",
+        f"cluster {cluster.name} is kept {_end_nodes_later(session, cluster, ending)}: not all files that the job wrote were "
+        f"pulled{listed}",
         hint=(
-            left.pull, ", then ", Command("down"), ". Next time name such files in [job] outputs of cloudddp.toml "
-            f"(now {toml(session.settings.job.outputs)}), or in [job] scratch if they are not needed; "
-            "--discard terminates the nodes anyway",
+            left.pull, ", then ", Command("down"), f". {advice} [job] scratch; --discard terminates the nodes anyway",
         ),
     )  # fmt: skip
+
+
+def _end_nodes_later(session: Session, cluster: Cluster, ending: _Ending) -> str:
+    """Let the nodes end by themselves after --keep minutes; return how long they stay and what that costs."""
+    seconds = ending.keep_files * timing.current().minute
+    limit = (cluster.expires - datetime.now(UTC)).total_seconds() if cluster.expires else math.inf
+    planned: set[int] = set()
+    if ending.job and seconds < limit:
+        with contextlib.suppress(CloudDDPError, OSError):
+            runner, _ = connect.connect_reachable(cluster, session.settings.cluster)
+            with contextlib.closing(runner):
+                planned = poweroff.plan(runner, ending.job, seconds)
+    if not planned:
+        return f"until its deadline, {_deadline(cluster)}, at {_price(cluster)}"
+    hour = views.hourly(cluster)
+    cost = "" if hour is None else f", at most {dollars(hour * ending.keep_files / 60)}"
+    ends = moment(datetime.now(UTC) + timedelta(seconds=seconds))
+    rest = sorted(cluster.nodes.keys() - planned)
+    others = f" ({node_list(rest)}: until the deadline, {_deadline(cluster)})" if rest else ""
+    return f"for {duration(60 * ending.keep_files)}, until {ends}{others}, at {_price(cluster)}{cost}"
 
 
 def _deadline(cluster: Cluster) -> str:

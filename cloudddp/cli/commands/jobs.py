@@ -64,6 +64,13 @@ run = JobVerb(
             ["--discard"], is_flag=True, help="Terminate the nodes even if they hold files that were not pulled."
         ),
         click.Option(
+            ["--keep", "keep_files"],
+            type=Finite(1, 10_000),
+            default=60.0,
+            metavar="MIN",
+            help="Minutes for which nodes stay that hold files that were not pulled; then they end by themselves.  [default: 60]",
+        ),
+        click.Option(
             ["--keep-on-failure", "keep"],
             type=Finite(1, 10_000),
             metavar="MIN",
@@ -73,9 +80,9 @@ run = JobVerb(
     ],
     help="""Do a whole job: up, launch, pull and down in one command.
 
-    Results in job.outputs are pulled to results/JOB. The cluster is removed whatever happens, with one exception: if
-    the job has left other new files on the nodes, or a result cannot be pulled, the cluster is kept until its deadline
-    and the exit code is 3.
+    The files that the job wrote in the project are pulled to results/JOB (job.outputs selects some). The cluster is removed
+    whatever happens, with one exception: if not all of them could be pulled, the nodes stay for --keep minutes, and the
+    exit code is 3.
 
     \b
     Example:

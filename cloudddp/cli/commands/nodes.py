@@ -59,8 +59,9 @@ pull = Verb(
     ],
     help="""Copy results from the nodes to this computer.
 
-    PATHS are files or folders of the project on the nodes (default: job.outputs, which is `runs`). Files that are here
-    already are not sent again, and a transfer that broke continues.
+    PATHS are files or folders of the project on the nodes (default: job.outputs, or every file that jobs wrote in the project,
+    up to job.pull_mb of those not pulled yet). Files that are here already are not sent again, and a transfer that broke
+    continues. Exits with 1 if a result was left out.
     """,
 )  # fmt: skip
 

@@ -119,9 +119,19 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     outputs: Annotated[
         tuple[Relative, ...],
         limited(
-            "Folders or files in the project that the script writes on the nodes; `pull` and `run` copy them back."
+            "Folders or files in the project that the script writes on the nodes; `pull` and `run` copy them back. Default: "
+            "every file that jobs wrote in the project, up to `pull_mb`."
         ),
-    ] = ("runs",)
+    ] = ()
+    pull_mb: Annotated[
+        float,
+        limited(
+            "Without `outputs`: how many MiB of a node's new files `pull` and `run` copy. Of more, they copy small files and the "
+            "newest checkpoints, and name the others.",
+            gt=0,
+            le=1e7,
+        ),
+    ] = 2048.0
     snapshots: Annotated[
         tuple[Relative, ...],
         limited(
@@ -152,6 +162,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
     env: Annotated[dict[str, str], limited("Environment variables of every rank.")] = {}
+
+    @property
+    def not_sent(self) -> tuple[str, ...]:
+        """Paths of the project that belong to the nodes: a sync leaves them alone."""
+        return self.outputs or ("runs",)
 
 
 class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):

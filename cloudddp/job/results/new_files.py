@@ -11,8 +11,16 @@ from dataclasses import dataclass
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.results import NewFiles, NewFilesReply, NewFilesRequest, PulledRequest
+from cloudddp.agent.protocol.files import Selection
+from cloudddp.agent.protocol.results import (
+    LeftFile,
+    NewFiles,
+    NewFilesReply,
+    NewFilesRequest,
+    PulledRequest,
+)
 from cloudddp.config.spec import JobSpec
+from cloudddp.job.results.pull import Pulled
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line, size_of
 
@@ -50,15 +58,28 @@ def find(
 ) -> NewFilesReply:
     """Return the new files on one node. Raises NodeError."""
     request = NewFilesRequest(
-        project=project, outputs=tuple(job.outputs), scratch=tuple(job.scratch), job=job_id
-    )
+        project=project, outputs=tuple(job.outputs), scratch=tuple(job.scratch), job=job_id,
+        limit=limit_of(job),
+    )  # fmt: skip
     return client.call(runner, node, request, timeout=timeout)
 
 
-def mark_pulled(runner: Runner, node: int, names: Sequence[str], time_ns: int, *, project: str) -> None:
-    """Record on a node that these paths have been pulled, as they were at `time_ns` (of a NewFilesReply). Raises
-    NodeError."""
-    client.call(runner, node, PulledRequest(project=project, names=tuple(names), time_ns=time_ns))
+def limit_of(job: JobSpec) -> int:
+    return int(job.pull_mb * 2**20)
+
+
+def selection_of(job: JobSpec, job_id: str) -> Selection | None:
+    """Return what a pull without names takes, or None: the outputs."""
+    return None if job.outputs else Selection(job_id, tuple(job.scratch), limit_of(job))
+
+
+def mark_pulled(
+    runner: Runner, node: int, names: Sequence[str], time_ns: int, pulled: Pulled, *, project: str
+) -> None:
+    """Record on a node that these paths have been pulled, as they were at `time_ns` (of a NewFilesReply), and what was left
+    out. Raises NodeError."""
+    if pulled.left is not None:
+        client.call(runner, node, PulledRequest(project, tuple(names), time_ns, pulled.left))
 
 
 # -- for messages ------------------------------------------------------------------------------------------
@@ -68,13 +89,14 @@ def mark_pulled(runner: Runner, node: int, names: Sequence[str], time_ns: int, *
 class NodeFiles:
     """The new files of one node, of all jobs together: in job.outputs, and elsewhere in the project.
 
-    `complete` is False where there were too many files to check them all.
+    `complete` is False where there were too many files to check them all. `left` are paths that a pull has left out, and why.
     """
 
     node: int
     outputs: tuple[NewFiles, ...]
     others: tuple[NewFiles, ...]
     complete: bool = True
+    left: tuple[LeftFile, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,10 +112,11 @@ def by_node(replies: Mapping[int, NewFilesReply]) -> list[NodeFiles]:
             tuple(one.outputs for one in reply.jobs if one.outputs.files),
             tuple(one.others for one in reply.jobs if one.others.files),
             reply.complete,
+            reply.left,
         )
         for node, reply in sorted(replies.items())
     ]
-    return [one for one in found if one.outputs or one.others or not one.complete]
+    return [one for one in found if one.outputs or one.others or one.left or not one.complete]
 
 
 def names_of(found: Iterable[NewFiles]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cloudddp.agent.protocol.results import MAX_LEFT, MAX_REASON, LeftFile
 from cloudddp.text import one_line
 
 MAX_NOTES = 50  # that are shown; the others are counted
@@ -9,7 +10,6 @@ LONGEST = 500  # characters of a note
 _STDERR = 1 << 16  # bytes of the agent's notes that are kept
 MISSING = "missing "
 CHANGED = "changed while it was copied: "
-_PREFIXES = (MISSING, "left out ")  # with which the agent's notes begin
 
 
 class Notes:
@@ -20,10 +20,21 @@ class Notes:
         self._more = 0
         self._stderr = bytearray()
         self._cut = False
+        self._left: dict[str, str] = {}
+        self._left_more = False
 
-    def left_out(self, name: str, why: str) -> None:
-        """Note that a file was not written."""
-        self._add(f"left out {name}: {why}")
+    def left_out(self, name: str, why: str, *, counts: bool = True) -> None:
+        """Note that a file was not copied. `counts`: a result may be missing because of it. No name: nor were more files."""
+        self._add(f"left out {name or why}" + (f": {why}" if name else ""))
+        if counts and name and len(self._left) < MAX_LEFT:
+            self._left.setdefault(name, one_line(why, MAX_REASON))
+        elif counts and name not in self._left:
+            self._left_more = True
+
+    @property
+    def left(self) -> tuple[LeftFile, ...] | None:
+        """Results that were not copied; None where there are more than a node remembers."""
+        return None if self._left_more else tuple(LeftFile(*one) for one in self._left.items())
 
     def changed(self, name: str) -> None:
         """Note that a file may be a mix of two versions."""
@@ -48,7 +59,7 @@ class Notes:
 
     def lines(self) -> tuple[str, ...]:
         """Return the notes, and a line that counts those not shown."""
-        agents = [one_line(line, LONGEST) for line in self._stderr_lines() if line.startswith(_PREFIXES)]
+        agents = [one_line(line, LONGEST) for line in self._stderr_lines() if line.startswith(MISSING)]
         more = self._more + max(len(agents) - MAX_NOTES, 0)
         if self._cut:
             rest = [f"and more than {more} more" if more else "and more, which are not shown"]

@@ -61,7 +61,9 @@ class Move:
             ) from None
         with inner:
             if inner.identity == self._state:
-                self.notes.left_out(str(inner.path), "it is CLOUDDDP_HOME, which holds cloudddp's own files")
+                self.notes.left_out(
+                    "", f"{inner.path}: it is CLOUDDDP_HOME, which holds cloudddp's own files"
+                )
                 return
             with source.enter(name) as within:
                 self.contents(within, inner)

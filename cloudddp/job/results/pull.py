@@ -21,8 +21,8 @@ from pathlib import Path
 from cloudddp import local_state
 from cloudddp.agent import client, failures
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.files import PackRequest
-from cloudddp.agent.protocol.results import EVIDENCE
+from cloudddp.agent.protocol.files import PackRequest, Selection
+from cloudddp.agent.protocol.results import EVIDENCE, LeftFile
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import Command, NodeError, UsageError, parts
 from cloudddp.job.results import incoming, known, safe_names
@@ -43,13 +43,15 @@ PACK_SECONDS = 120.0  # without any data from the node
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """The result of a pull. `older` files were last written before the job began; `notes` list what was missing or
-    left out, and why. `unchanged` files are in the target already and not counted in `files`."""
+    left out, and why. `unchanged` files are in the target already and not counted in `files`. `left` are results that were not
+    copied; None: there are more than a node remembers."""
 
     files: int
     size: int
     older: int
     notes: tuple[str, ...]
     unchanged: int = 0
+    left: tuple[LeftFile, ...] | None = ()
 
     @property
     def found(self) -> int:
@@ -71,16 +73,21 @@ def pull(
     node: int,
     to: Path,
     since: float | None = None,
+    everything: bool = False,
+    selection: Selection | None = None,
     progress: Progress = no_progress,
 ) -> Pulled:
-    """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began.
+    """Copy files and folders of the project on one node into the folder `to`. `since`: when the job began. `everything`: also
+    files behind links that no job wrote. `selection`: only these, below the names.
 
     Files are written to a folder inside it and moved once all have arrived, so that a broken transfer never leaves a
     partial snapshot under its final name; the next pull from that node continues it. Raises UsageError for a name or a
     target that is not allowed; NodeError, with nothing moved, if the connection breaks or the node sends what was not
     requested; CloudDDPError where `to` cannot be written.
     """
-    return _Pull(runner, node, to, names, progress=progress).run(int(since or 0))
+    return _Pull(runner, node, to, names, everything=everything, selection=selection, progress=progress).run(
+        int(since or 0)
+    )
 
 
 def pull_logs(
@@ -161,9 +168,11 @@ class _Pull:
     """One pull from one node into one folder."""
 
     def __init__(
-        self, runner: Runner, node: int, to: Path, names: Sequence[str], *, progress: Progress, job: str = ""
-    ) -> None:
+        self, runner: Runner, node: int, to: Path, names: Sequence[str], *, progress: Progress, job: str = "",
+        everything: bool = False, selection: Selection | None = None,
+    ) -> None:  # fmt: skip
         self._runner, self._node, self._to, self._job = runner, node, to, job
+        self._everything, self._selection = everything, selection
         self._roots = check_names(names)
         self._progress = progress
         self._notes = Notes()
@@ -193,6 +202,7 @@ class _Pull:
             moved.older + receive.older,
             self._notes.lines(),
             receive.unchanged + moved.unchanged,
+            self._notes.left,
         )
 
     def _receive(self, arrived: Incoming, target: Folder, since: int) -> Receive:
@@ -204,6 +214,8 @@ class _Pull:
             tuple("/".join((".", *root)) for root in self._roots),
             self._job,
             tuple(one.wire for one in found),
+            self._everything,
+            self._selection,
         )
         with Receive(
             arrived, self._roots, found, self._notes, node=node, since=since, progress=self._progress

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudddp.agent.protocol import files
-from cloudddp.agent.protocol.files import End, Entry, Total
+from cloudddp.agent.protocol.files import End, Entry, LeftOut, Total
 from cloudddp.job.results import known as here
 from cloudddp.job.results.incoming import Incoming
 from cloudddp.job.results.known import Known
@@ -145,6 +145,9 @@ class Receive:
             self._files.discard()
         elif self._files.writes or self._entry.offset:
             self._complete(self._entry, end)
+
+    def left_out(self, one: LeftOut) -> None:
+        self._notes.left_out(one.name, one.reason, counts=one.counts)
 
     def _complete(self, entry: Entry, end: End) -> None:
         if self._hasher is not None and self._hasher.digest() != end.digest:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cloudddp.agent.protocol import files
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.files import End, Entry, Total, Work
+from cloudddp.agent.protocol.files import End, Entry, LeftOut, Total, Work
 
 LOOK_WORK = 1024  # bytes that count for a file that the agent has only looked at
 
@@ -35,6 +35,8 @@ class Receiver(Protocol):
 
     def end(self, end: End) -> None: ...
 
+    def left_out(self, one: LeftOut) -> None: ...
+
 
 class Reader:
     """Parses the bytes that it is fed, in pieces of any size; close it at the end. Raises Refused, and whatever the
@@ -43,7 +45,7 @@ class Reader:
     def __init__(self, receiver: Receiver, *, compared: int = 0) -> None:
         self._receiver = receiver
         self._compared = compared
-        self._sent = self._entries = 0
+        self._sent = self._entries = self._left_out = 0
         self._work = Work(0, 0)
         self._rest = b""  # the beginning of a frame
         self._magic = False  # whether the beginning of the stream was received
@@ -140,6 +142,11 @@ class Reader:
             self._receiver.same(files.decode_same(payload))
         elif kind == files.TOTAL:
             self._receiver.total(files.decode_total(payload))
+        elif kind == files.OUT:
+            self._left_out += 1
+            if self._left_out > files.MAX_LEFT_OUT + 1:
+                raise Refused(f"more than {files.MAX_LEFT_OUT:,} files are left out")
+            self._receiver.left_out(files.decode_left_out(payload))
         else:
             self._finished = True
         self._sent += len(payload)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import os
 import selectors
 import signal
@@ -20,13 +21,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
 from agent import imds, kernel, pack, phases, store
 from agent.commands import program, run_quietly
+from agent.new_files import Scan
+from agent.tree import Found, Tree
 from cloudddp.agent.protocol.copies import (
     LINK,
     LOGS,
@@ -156,7 +159,7 @@ class Copy:
             why = next(iter(batch.failed.values()), batch.silent)
             error = f"{len(batch.left)} files were not copied in time: {why}"
         notes.lines += [f"{files[number].key}: {why}" for number, why in batch.for_good.items()]
-        complete = not error and not batch.for_good
+        complete = not error and not batch.for_good and not notes.lost
         return replace(
             record, phase=CopyPhase.COMPLETE if complete else CopyPhase.INCOMPLETE, files=len(batch.done), size=batch.size,
             expected=len(files), left_out=notes.count, error=error[:MAX_NOTE],
@@ -167,29 +170,31 @@ class Copy:
 # -- which files -------------------------------------------------------------------------------------------
 
 
-class _Notes(pack.Notes):
-    """What is not copied, and why."""
+class _Notes:
+    """What is not copied, and why. `lost` of them may be results."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.count = self.lost = 0
         self.lines: list[str] = []
 
-    def left_out(self, name: str, reason: str) -> None:
+    def left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
         self.count += 1
+        self.lost += counts
         if self.count <= MAX_NOTES:
-            self.lines.append(f"{pack.on_one_line(name)}: {pack.on_one_line(reason)}")
+            self.lines.append(f"{pack.on_one_line(name)[: MAX_NOTE // 2]}: {pack.on_one_line(reason)}")
 
 
 def _files(request: StartRequest, destination: Destination, folder: Path, notes: _Notes) -> Iterator[File]:
     """Return what `pull` would bring, and the state of the job: small files first, then the newest outputs (a node that
     is about to end may not get further), then long logs."""
     project = store.project_folder(request.project)
-    found = [
-        *_below(project, destination.outputs, _key(destination, request.node, OUTPUTS), notes),
-        *_below(
-            folder, (*EVIDENCE, phases.STATE_FILE), _key(destination, request.node, LOGS), notes, log=True
-        ),
-    ]
+    prefix = _key(destination, request.node, OUTPUTS)
+    if destination.outputs:
+        outputs = _below(project, destination.outputs, prefix, notes)
+    else:
+        outputs = _keyed(_new(project, folder, destination.scratch, notes), prefix, notes)
+    logs = _key(destination, request.node, LOGS)
+    found = [*outputs, *_below(folder, (*EVIDENCE, phases.STATE_FILE), logs, notes, log=True)]
     return iter(sorted(found, key=lambda one: (one.size > SMALL, one.log, -one.mtime_ns)))
 
 
@@ -197,39 +202,43 @@ def _below(
     folder: Path, names: Sequence[str], prefix: str, notes: _Notes, *, log: bool = False
 ) -> Iterator[File]:
     roots = [os.path.normpath(name) for name in names]
-    seen: set[str] = set()
-    for root in roots:
-        found = pack.below(str(folder), root, notes) if os.path.lexists(folder / root) else ()
-        for name, _ in found:
-            path = folder / name
-            shown = pack.on_one_line(name)
-            if shown not in seen:  # a root in another one; or two names that differ in control characters
-                seen.add(shown)
-                with contextlib.suppress(FileNotFoundError):
-                    yield from _file(path, name, prefix, roots, notes, log=log)
+    tree = Tree(str(folder), roots, notes.left_out, since=0 if log else phases.first_began())
+    existing = [root for root in roots if os.path.lexists(folder / root)]
+    return _keyed((one for root in existing for one in tree.below(root)), prefix, notes, log=log)
 
 
-def _file(
-    path: Path, name: str, prefix: str, roots: list[str], notes: _Notes, *, log: bool
-) -> Iterator[File]:
-    info = os.lstat(path)
-    # Keys are UTF-8, and S3 advises against control characters.
-    key = f"{prefix}/{pack.on_one_line(name)}"
-    metadata = {MTIME: str(info.st_mtime_ns)}
-    if stat.S_ISDIR(info.st_mode):
+def _new(project: Path, folder: Path, scratch: Sequence[str], notes: _Notes) -> Iterator[Found]:
+    """Yield what was written in the project since the job began."""
+    began = phases.began_at(folder)
+    scan = Scan(project, (), scratch, began, again=began, seconds=math.inf, left_out=notes.left_out)
+    return (one.found for one in scan)
+
+
+def _keyed(found: Iterable[Found], prefix: str, notes: _Notes, *, log: bool = False) -> Iterator[File]:
+    seen: dict[str, str] = {}
+    for one in found:
+        shown = pack.on_one_line(one.name)
+        if shown not in seen:
+            seen[shown] = one.name
+            yield from _file(one, prefix, notes, log=log)
+        elif seen[shown] != one.name:  # else a root lies in another one
+            notes.left_out(one.name, "its key in S3 is that of another file")
+
+
+def _file(one: Found, prefix: str, notes: _Notes, *, log: bool) -> Iterator[File]:
+    if stat.S_ISDIR(one.info.st_mode):
         return
+    # Keys are UTF-8, and S3 advises against control characters.
+    key, mtime_ns = f"{prefix}/{pack.on_one_line(one.name)}", one.info.st_mtime_ns
+    metadata = {MTIME: str(mtime_ns)}
     if len(key.encode()) > MAX_KEY:
-        notes.left_out(name, f"its key in S3 would be longer than {MAX_KEY} bytes")
-    elif stat.S_ISREG(info.st_mode):
-        yield File(str(path), key, info.st_size, info.st_mtime_ns, log, metadata)
-    elif not stat.S_ISLNK(info.st_mode):
-        notes.left_out(name, "not a file")
+        notes.left_out(one.name, f"its key in S3 would be longer than {MAX_KEY} bytes")
+    elif not one.target:
+        yield File(one.path, key, one.info.st_size, mtime_ns, log, metadata)
+    elif one.target.isascii() and one.target.isprintable():
+        yield File(None, key, 0, mtime_ns, log, {**metadata, LINK: one.target})
     else:
-        target = os.readlink(path)
-        if pack.link_leads_to(name, target, roots) and target.isascii() and target.isprintable():
-            yield File(None, key, 0, info.st_mtime_ns, log, {**metadata, LINK: target})
-        else:
-            notes.left_out(name, f"a link to {target}")
+        notes.left_out(one.name, f"a link to {one.target}", counts=False)
 
 
 def _key(destination: Destination, node: int, *names: str) -> str:

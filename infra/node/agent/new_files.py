@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Optional
 
 from agent import files, phases, store
-from agent.pulled import pulled_times
+from agent.pulled import read_record
+from agent.selection import NewFile, choose
 from agent.synced import Synced
+from agent.tree import Found, LeftOut, Tree
 from cloudddp.agent.protocol.results import (
     MAX_PLACES,
+    MAX_REASON,
     JobFiles,
+    LeftFile,
     NewFiles,
     NewFilesReply,
     NewFilesRequest,
@@ -30,16 +35,6 @@ CACHES = frozenset(
     ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", ".git", ".venv", "venv")
 )  # fmt: skip
 SCAN_SECONDS = 10.0  # the longest that the search may take
-OUTPUTS, OTHERS = "outputs", "others"
-
-
-class NewFile(NamedTuple):
-    """`place` is the output that contains it, or the topmost of its parent folders that no sync created."""
-
-    ctime: int  # ns
-    kind: str  # OUTPUTS or OTHERS
-    place: str
-    size: int
 
 
 Places = dict[str, list[int]]  # place -> [files, bytes]
@@ -50,22 +45,20 @@ def step(request: NewFilesRequest) -> NewFilesReply:
     now = _file_clock()
     folders = [f for f in phases.job_folders() if phases.was_started(f)]
     chosen = [f for f in folders if request.job in ("", f.name)]
-    begins = sorted((_began_at(f), f.name) for f in chosen)
-    found: dict[str, dict[str, Places]] = {}
+    begins = sorted((phases.began_at(f), f.name) for f in chosen)
+    found: dict[str, tuple[Places, Places]] = {}  # job -> those that a pull takes, and others
     complete = True
+    left: dict[str, str] = {}
     if begins:
         scan = Scan(project, request.outputs, request.scratch, begins[0][0])
-        for new in scan:
+        for new, is_taken in _taken(scan, request.limit):
             job = [name for began, name in begins if began <= new.ctime][-1]
-            kinds = found.setdefault(job, {OUTPUTS: {}, OTHERS: {}})
-            place = kinds[new.kind].setdefault(new.place, [0, 0])
+            place = found.setdefault(job, ({}, {}))[not is_taken].setdefault(new.place, [0, 0])
             place[0] += 1
             place[1] += new.size
         complete = not scan.late
-    listed = [
-        JobFiles(job, _summary(kinds[OUTPUTS]), _summary(kinds[OTHERS]))
-        for job, kinds in sorted(found.items())
-    ]
+        left = scan.left
+    listed = [JobFiles(job, *map(_summary, places)) for job, places in sorted(found.items())]
     running = [job for job in phases.running_jobs() if request.job in ("", job)]
     return NewFilesReply(
         time_ns=now,
@@ -73,18 +66,18 @@ def step(request: NewFilesRequest) -> NewFilesReply:
         rank_zero=any((f / "ranks" / "0.json").exists() for f in chosen),
         running=tuple(running[-MAX_PLACES:]),
         jobs=tuple(listed[-MAX_PLACES:]),
+        left=tuple([LeftFile(name, why[:MAX_REASON]) for name, why in sorted(left.items())[:MAX_PLACES]]),
     )
 
 
-def _ctime(path: Path) -> int:
-    try:
-        return os.lstat(path).st_ctime_ns
-    except OSError:
-        return 0
-
-
-def _began_at(folder: Path) -> int:
-    return _ctime(folder / phases.BEGAN) or _ctime(folder / phases.JOB_FILE)
+def _taken(scan: Scan, limit: int) -> Iterator[tuple[NewFile, bool]]:
+    """Yield each new file, and whether a pull takes it."""
+    if scan.outputs:
+        yield from ((new, new.place in scan.outputs) for new in scan)
+        return
+    taken, left = choose(list(scan), limit)
+    yield from ((new, True) for new in taken)
+    yield from ((new, False) for files in left.values() for new in files)
 
 
 def _file_clock() -> int:
@@ -93,7 +86,7 @@ def _file_clock() -> int:
     try:
         store.create_root()
         path.touch()
-        return _ctime(path)
+        return phases.ctime(path)
     except OSError:  # the disk is full
         return time.time_ns() - 100_000_000
     finally:
@@ -111,48 +104,54 @@ def _summary(places: Places) -> NewFiles:
 
 
 class Scan:
-    """Yields each new file of a project; `late` says that the time limit was reached."""
+    """Yields each new file of a project; `late` says that the limit of `seconds` was reached. `left` names what a pull has left
+    out and what cannot be read, and why. Files that were pulled count again if they were written after `again` (ns)."""
 
-    def __init__(self, folder: Path, outputs: Sequence[str], scratch: Sequence[str], since: int) -> None:
-        self.folder, self.since = folder, since
+    def __init__(
+        self, folder: Path, outputs: Sequence[str], scratch: Sequence[str], since: int, *,
+        again: Optional[int] = None, seconds: float = SCAN_SECONDS, left_out: Optional[LeftOut] = None,
+    ) -> None:  # fmt: skip
+        self.folder, self.since, self.again, self.seconds = folder, since, again, seconds
         self.outputs = [os.path.normpath(name) for name in outputs]
         self.scratch = frozenset(os.path.normpath(name) for name in scratch)
         self.manifest = Synced(folder).recorded
         self.synced = {str(parent) for name in self.manifest for parent in Path(name).parents}
-        self.pulled = pulled_times(folder)
+        record = read_record(folder)
+        self.pulled = record.times
+        self.left = {name: why for name, why in record.left.items() if os.path.lexists(folder / name)}
         self.late = False
+        self._report = left_out or self._left_out
 
     def __iter__(self) -> Iterator[NewFile]:
-        deadline = time.monotonic() + SCAN_SECONDS
-        waiting = [""]
-        while waiting and not self.late:
-            below = waiting.pop()
-            with contextlib.suppress(OSError), os.scandir(str(self.folder / below)) as entries:
-                for entry in entries:
-                    name = f"{below}/{entry.name}" if below else entry.name
-                    self.late = self.late or time.monotonic() > deadline
-                    if (
-                        entry.name in CACHES
-                        or entry.name.endswith((".pyc", files.TEMPORARY))
-                        or name in self.scratch
-                    ):
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(name)
-                    elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
-                        with contextlib.suppress(OSError):
-                            yield from self._if_new(name, entry.stat(follow_symlinks=False))
+        deadline = time.monotonic() + self.seconds
+        tree = Tree(str(self.folder), ["."], self._report, since=self.since, skip=self._is_skipped)
+        with contextlib.suppress(OSError):
+            for one in tree.below("."):
+                self.late = time.monotonic() > deadline
+                if self.late:
+                    return
+                if not stat.S_ISDIR(one.info.st_mode):
+                    yield from self._if_new(one)
 
-    def _if_new(self, name: str, info: os.stat_result) -> Iterator[NewFile]:
-        written = info.st_ctime_ns
+    def _left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
+        if counts:
+            self.left.setdefault(name, reason)
+
+    def _is_skipped(self, name: str) -> bool:
+        last = name.rpartition("/")[2]
+        return last in CACHES or last.endswith((".pyc", files.TEMPORARY)) or name in self.scratch
+
+    def _if_new(self, found: Found) -> Iterator[NewFile]:
+        name, written = found.name, found.info.st_ctime_ns
         parents = [name, *map(str, Path(name).parents)]  # the last is "."
-        if written < self.since or any(written < self.pulled.get(p, 0) for p in parents):
+        is_left = self.left and any(p in self.left for p in parents)
+        pulled = not is_left and any(written < self.pulled.get(p, 0) for p in parents)
+        if written < self.since or (pulled and (self.again is None or written < self.again)):
             return
         if name in self.manifest and files.describe(self.folder / name) == self.manifest[name]:
             return  # a sync has written it
-        output = next((out for out in self.outputs if out in parents), None)
-        if output is not None:
-            yield NewFile(written, OUTPUTS, output, info.st_size)
-            return
-        unsynced = [p for p in parents[1:] if p not in self.synced and p != "."]
-        yield NewFile(written, OTHERS, f"{unsynced[-1]}/" if unsynced else name, info.st_size)
+        place = next((out for out in self.outputs if out in parents), "")
+        if not place:
+            unsynced = [p for p in parents[1:] if p not in self.synced and p != "."]
+            place = f"{unsynced[-1]}/" if unsynced else name
+        yield NewFile(written, place, found, pulled)

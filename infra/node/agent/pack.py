@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import stat
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, Optional, Union
 
-from agent import store
+from agent import phases, store
 from agent.holes import WithoutHoles, data_of
+from agent.new_files import Scan
+from agent.selection import choose
+from agent.tree import Found, Tree
 from cloudddp.agent.protocol import files
-from cloudddp.agent.protocol.files import End, Entry, PackRequest, Total, Work
+from cloudddp.agent.protocol.files import End, Entry, LeftOut, PackRequest, Selection, Total, Work
 
 REQUEST = PackRequest
-MAX_NOTES = 1000
 EMPTY = 1 << 26  # bytes of holes that may be sent as zeros
-REPOSITORY = ".git"  # the laptop would not take it
 BLOCK = 1 << 18  # bytes that are read and sent at once
 BUFFER = 1 << 17  # bytes of small files that are sent together
 QUIET_SECONDS = 5.0  # after which a frame says that the agent works
@@ -30,15 +33,13 @@ RECENT_NS = 10**9  # after a write so long ago another one has another time, by 
 
 
 def step(request: PackRequest) -> None:
-    """What cannot be sent (a pipe, a socket, a link to what was not requested, a file that is gone or unreadable) is
-    named on stderr and left out; the other files are still sent."""
+    """What cannot be sent (an unreadable file, a pipe) is named at the end of the stream; the other files are still sent."""
     folder = store.job_folder(request.job) if request.job else store.project_folder(request.project)
     roots = [os.path.normpath(name) for name in request.paths]
     notes = Notes()
     with io.BufferedWriter(io.FileIO(sys.stdout.fileno(), "wb", closefd=False), BUFFER) as stream:
         packer = Packer(Output(stream), str(folder), roots, notes, request)
         packer.send()
-    notes.close()
 
 
 class Output:
@@ -69,55 +70,23 @@ class Output:
 
 
 class Notes:
-    """What is left out, one line each on stderr: the first MAX_NOTES, then how many more there are."""
+    """What is left out, for the end of the stream: the first MAX_LEFT_OUT, then that there is more."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.frames: list[bytes] = []
 
-    def left_out(self, name: str, reason: str) -> None:
+    def left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
         self.count += 1
-        if self.count <= MAX_NOTES:
-            sys.stderr.write(f"left out {on_one_line(name)}: {on_one_line(reason)}\n")
-
-    def close(self) -> None:
-        if self.count > MAX_NOTES:
-            sys.stderr.write(f"left out {self.count - MAX_NOTES} more\n")
+        if self.count <= files.MAX_LEFT_OUT:
+            self.frames.append(files.encode_left_out(LeftOut(name, reason[: files.MAX_REASON], counts)))
+        elif self.count == files.MAX_LEFT_OUT + 1:
+            self.frames.append(files.encode_left_out(LeftOut("", "more files", counts=True)))
 
 
 def on_one_line(text: str) -> str:
     """Return a name with line breaks, control characters and bytes that are not UTF-8 escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def below(folder: str, root: str, notes: Notes) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the path `root` in a folder and, if it is a folder itself, everything below it except `.git` folders. Raises
-    OSError if it does not exist."""
-    info = os.lstat(os.path.join(folder, root))
-    yield root, info
-    left = [root] if stat.S_ISDIR(info.st_mode) else []
-    while left:
-        name = left.pop()
-        prefix = "" if name == "." else name + "/"
-        folders = []
-        try:
-            with os.scandir(os.path.join(folder, name)) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
-        except OSError as error:
-            notes.left_out(name, error.strerror or "cannot be read")
-            continue
-        for entry in entries:
-            path = prefix + entry.name
-            try:
-                info = entry.stat(follow_symlinks=False)
-            except OSError:  # it has gone
-                continue
-            if stat.S_ISDIR(info.st_mode):
-                if entry.name == REPOSITORY:
-                    notes.left_out(path, "the folder of a repository")
-                    continue
-                folders.append(path)
-            yield path, info
-        left += reversed(folders)
 
 
 class Packer:
@@ -128,35 +97,60 @@ class Packer:
     ) -> None:
         self._out, self._folder, self._roots, self._notes = out, folder, roots, notes
         self._of_job = bool(request.job)
+        self._request = request
         self._have = {one.path: (number, one) for number, one in enumerate(request.have)}
 
     def send(self) -> None:
-        found: list[tuple[str, os.stat_result]] = []
+        found: list[Found] = []
         same: list[int] = []
         total = size = 0
-        for root in self._roots:
-            if not os.path.lexists(os.path.join(self._folder, root)):
-                sys.stderr.write(f"missing {on_one_line(root)}\n")
-                continue
-            for name, info in below(self._folder, root, self._notes):
-                self._out.working(looked=1)
-                if len(found) + len(same) >= files.MAX_ENTRIES:
-                    roots = ", ".join(map(on_one_line, self._roots))
-                    raise SystemExit(
-                        f"there are more than {files.MAX_ENTRIES:,} files below {roots}; name fewer: `cloudddp pull PATH`"
-                    )
-                if stat.S_ISREG(info.st_mode):
-                    if self._is_same(name, info, info.st_size):
-                        same.append(self._have[name][0])
-                        continue
-                    total += 1
-                    size += info.st_size
-                found.append((name, info))
+        for one in self._new(self._request.selection) if self._request.selection else self._below():
+            name, info = one.name, one.info
+            self._out.working(looked=1)
+            if len(found) + len(same) >= files.MAX_ENTRIES:
+                roots = ", ".join(map(on_one_line, self._roots))
+                raise SystemExit(
+                    f"there are more than {files.MAX_ENTRIES:,} files below {roots}; name fewer: `cloudddp pull PATH`"
+                )
+            if stat.S_ISREG(info.st_mode):
+                if self._is_same(name, info, info.st_size):
+                    same.append(self._have[name][0])
+                    continue
+                total += 1
+                size += info.st_size
+            found.append(one)
         self._out.send(files.encode_same(same))
         self._out.send(files.encode_total(Total(total, size)))
-        for name, info in found:
-            self._entry(name, info)
+        for one in found:
+            self._entry(one)
+        for frame in self._notes.frames:
+            self._out.send(frame)
         self._out.send(files.frame(files.FINISH))
+
+    def _below(self) -> Iterator[Found]:
+        """Yield what is at or below the paths of the request."""
+        since = 0 if self._of_job or self._request.all else phases.first_began()
+        tree = Tree(self._folder, self._roots, self._notes.left_out, since=since)
+        for root in self._roots:
+            if os.path.lexists(os.path.join(self._folder, root)):
+                yield from tree.below(root)
+            else:
+                sys.stderr.write(f"missing {on_one_line(root)}\n")
+
+    def _new(self, selection: Selection) -> Iterator[Found]:
+        """Yield what jobs have written and was not pulled, up to the limit, and what was written since a job began."""
+        scan = Scan(
+            Path(self._folder), (), selection.scratch, phases.first_began(), seconds=math.inf,
+            again=phases.began_at(store.job_folder(selection.job)), left_out=self._notes.left_out,
+        )  # fmt: skip
+        new = []
+        for one in scan:
+            self._out.working(looked=1)
+            new.append(one)
+        taken, left = choose(new, selection.limit)
+        for name in left:
+            self._notes.left_out(name, f"beyond job.pull_mb = {selection.limit >> 20}")
+        yield from (one.found for one in taken)
 
     def _is_same(self, name: str, info: os.stat_result, size: int) -> bool:
         """Return whether the laptop has a file, by its size and time."""
@@ -167,43 +161,32 @@ class Packer:
             and (known[1].size, known[1].mtime_ns) == (size, info.st_mtime_ns)
         )
 
-    def _entry(self, name: str, info: os.stat_result) -> None:
+    def _entry(self, one: Found) -> None:
         try:
-            self._send_entry(name, info)
+            self._send_entry(one)
+        except FileNotFoundError:
+            pass  # it has gone
         except OSError as error:
-            self._notes.left_out(name, error.strerror or "cannot be read")
+            self._notes.left_out(one.name, error.strerror or "cannot be read")
 
-    def _send_entry(self, name: str, info: os.stat_result) -> None:
-        mode, mtime_ns = stat.S_IMODE(info.st_mode), info.st_mtime_ns
-        if stat.S_ISDIR(info.st_mode):
-            self._out.send(files.encode_entry(Entry(name, files.FOLDER, 0, mode, mtime_ns)))
-        elif stat.S_ISLNK(info.st_mode):
-            self._link(name, mode, mtime_ns)
-        elif stat.S_ISREG(info.st_mode):
-            self._file(name)
+    def _send_entry(self, one: Found) -> None:
+        mode, mtime_ns = stat.S_IMODE(one.info.st_mode), one.info.st_mtime_ns
+        if stat.S_ISDIR(one.info.st_mode):
+            self._out.send(files.encode_entry(Entry(one.name, files.FOLDER, 0, mode, mtime_ns)))
+        elif one.target:
+            self._out.send(files.encode_entry(Entry(one.name, files.LINK, 0, mode, mtime_ns, one.target)))
         else:
-            self._notes.left_out(name, "not a file")
-
-    def _link(self, name: str, mode: int, mtime_ns: int) -> None:
-        """Send a link to something that was requested. An absolute one into the project becomes relative."""
-        path = os.path.join(self._folder, name)
-        target = text = os.readlink(path)
-        if os.path.isabs(target) and os.path.commonpath([self._folder, target]) == self._folder:
-            target = os.path.relpath(target, os.path.dirname(path))
-        if link_leads_to(name, target, self._roots):
-            self._out.send(files.encode_entry(Entry(name, files.LINK, 0, mode, mtime_ns, target)))
-        else:
-            self._notes.left_out(name, f"a link to {text}")
+            self._file(one.name, one.path)
 
     # -- contents ------------------------------------------------------------------------------------------
 
-    def _file(self, name: str) -> None:
+    def _file(self, name: str, path: str) -> None:
         # The name may be something else by now: opening a pipe would block, and a link may lead anywhere.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        with io.FileIO(os.open(f"{self._folder}/{name}", flags)) as file:
+        with io.FileIO(os.open(path, flags)) as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
-                self._notes.left_out(name, "not a file")
+                self._notes.left_out(name, "not a file", counts=False)
                 return
             contents = self._contents(name, file, info)
             if contents is not None:
@@ -291,16 +274,3 @@ class FixedSize:
 
 
 Contents = Union[FixedSize, WithoutHoles]
-
-
-def link_leads_to(name: str, target: str, roots: list[str]) -> bool:
-    """Return whether a link ends at or below one of `roots`, by its text: as link_end in cloudddp/job/safe_names.py."""
-    words = [word for word in target.split("/") if word not in ("", ".")]
-    up = 0
-    while up < len(words) and words[up] == "..":
-        up += 1
-    above = name.split("/")[:-1]
-    if not target or target.startswith("/") or ".." in words[up:] or up > len(above):
-        return False
-    end = "/".join([*above[: len(above) - up], *words[up:]])
-    return any(root == "." or end == root or end.startswith(root + "/") for root in roots)

@@ -107,6 +107,23 @@ def known_folders() -> list[Path]:
     return [folder for folder in job_folders() if was_started(folder) or setup_of(folder)]
 
 
+def began_at(folder: Path) -> int:
+    """Return when a job started, by the file system's clock (ns)."""
+    return ctime(folder / BEGAN) or ctime(folder / JOB_FILE)
+
+
+def first_began() -> int:
+    """Return when the first job on this node started; 0 without one."""
+    return min((began_at(folder) for folder in job_folders() if was_started(folder)), default=0)
+
+
+def ctime(path: Path) -> int:
+    try:
+        return os.lstat(path).st_ctime_ns
+    except OSError:
+        return 0
+
+
 def was_started(folder: Path) -> bool:
     return os.path.exists(folder / JOB_FILE)  # unlike Path.exists, False where the folder is unreadable
 

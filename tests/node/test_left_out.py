@@ -1,0 +1,167 @@
+"""What a pull leaves out: it is not recorded as pulled, and links are followed on the node, within limits."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+from support.agentnode import Node
+
+from cloudddp.agent.protocol.files import Entry, LeftOut, PackRequest
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile, NewFilesRequest, PulledRequest
+from cloudddp.job.results.stream import Reader
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+WRITE = (
+    "import os\n"
+    "def write(name, text='x'):\n"
+    "    os.makedirs(os.path.dirname(name) or '.', exist_ok=True)\n"
+    "    with open(name, 'w') as file: file.write(text)\n"
+    "far = os.path.abspath('../far')\n"
+    "def link(target, name):\n"
+    "    os.makedirs(os.path.dirname(name) or '.', exist_ok=True); os.symlink(target, name)\n"
+)
+
+
+class Received:
+    """What a stream of `pack` has: links with their targets, contents, and what was left out."""
+
+    def __init__(self, data: bytes) -> None:
+        self.files: dict[str, str] = {}
+        self.out: list[LeftOut] = []
+        reader = Reader(self)
+        reader.feed(data)
+        reader.close()
+
+    def begin(self, entry: Entry) -> None:
+        self.name = entry.name
+        if entry.kind != b"d":
+            self.files[entry.name] = f"-> {entry.target}" if entry.target else ""
+
+    def data(self, piece: memoryview) -> None:
+        self.files[self.name] += bytes(piece).decode()
+
+    def left_out(self, one: LeftOut) -> None:
+        self.out.append(one)
+
+    def same(self, numbers: tuple[int, ...]) -> None: ...
+
+    def total(self, total: Any) -> None: ...
+
+    def end(self, end: Any) -> None: ...
+
+    @property
+    def lost(self) -> list[str]:
+        return sorted(one.name for one in self.out if one.counts)
+
+
+def ran(node: Node, code: str) -> None:
+    node.start(WRITE + code)
+    assert node.follow("job-1").state.phase is JobPhase.SUCCEEDED
+
+
+def packed(node: Node, *paths: str, everything: bool = False) -> Received:
+    done = node.run(PackRequest("p", paths or ("runs",), all=everything))
+    assert done.returncode == 0, done.stderr
+    return Received(done.stdout)
+
+
+def new(node: Node, *outputs: str) -> dict[str, int]:
+    reply = node.call(NewFilesRequest("p", outputs or ("runs",), ()))
+    found = [path for one in reply.jobs for path in (*one.outputs.paths, *one.others.paths)]
+    return {path.name: path.files for path in found}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("write(far + '/a'); link(far, 'runs')", {"runs/a": "x"}),
+        ("write(far + '/a'); link('../../far', 'runs/b')", {"runs/b/a": "x"}),
+        ("write(far + '/a'); link('../../far/a', 'runs/a')", {"runs/a": "x"}),
+        ("write('elsewhere/a'); link('../elsewhere', 'runs/b')", {"runs/b/a": "x"}),
+        ("write(far + '/a'); link('a', far + '/last'); link(far, 'runs')", {"runs/a": "x", "runs/last": "-> a"}),
+        ("write(far + '/a'); link(far + '/a', far + '/last'); link(far, 'runs')", {"runs/a": "x", "runs/last": "-> a"}),
+        ("write(far + '2/a'); link('../far2', far + '/more'); link(far, 'runs')", {"runs/more/a": "x"}),
+        ("write('runs/a'); link('a', 'runs/last')", {"runs/a": "x", "runs/last": "-> a"}),
+    ],
+)  # fmt: skip
+def test_link_to_files_on_the_node_is_followed(node: Node, code: str, expected: dict[str, str]) -> None:
+    ran(node, code)
+    assert new(node)["runs"] == len(expected)
+    found = packed(node)
+    assert found.files == expected
+    assert found.lost == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/proc", "/sys/kernel", "/dev", "/dev/null", "../..", ".", "..", "../.cloudddp", "loop", "/nowhere"],
+)
+def test_link_without_results_is_named_and_not_counted(node: Node, target: str) -> None:
+    ran(node, f"write('runs/a'); link({target!r}, 'runs/loop')")
+    found = packed(node)
+    assert set(found.files) <= {"runs/a", "runs/loop"}  # a link to itself, or inside the outputs, is kept
+    assert found.lost == []
+
+
+def test_link_to_a_data_set_brings_only_what_the_job_wrote_there(node: Node) -> None:
+    far = node.home / "far"
+    for name in ("old/1", "old/2", "3"):
+        (far / name).parent.mkdir(parents=True, exist_ok=True)
+        (far / name).write_text("old")
+    ran(node, "link(far, 'runs/data'); write(far + '/new/log')")
+    found = packed(node)
+    assert found.files == {"runs/data/new/log": "x"}
+    assert found.out == [
+        LeftOut("runs/data", f"a link to {far}: 3 files there are older than the first job", counts=False)
+    ]
+    assert len(packed(node, "runs/data", everything=True).files) == 4
+
+
+def test_links_that_lead_to_one_another_have_an_end(node: Node) -> None:
+    ran(
+        node,
+        "write(far + '/a/x'); link(far + '/b', far + '/a/b'); link('../a', far + '/b/a'); link(far, 'runs')",
+    )
+    assert packed(node).files == {"runs/a/x": "x", "runs/b/a": "-> ../a", "runs/a/b": "-> ../b"}
+    for k in range(1, 13):
+        (node.home / f"deep{k}").mkdir()
+        (node.home / f"deep{k}" / "next").symlink_to(f"../deep{k + 1}")
+    (node.project / "chain").symlink_to(node.home / "deep1")
+    assert packed(node, "chain").lost == ["chain" + "/next" * 8]
+
+
+def test_what_was_left_out_is_not_pulled(node: Node) -> None:
+    ran(node, "write('runs/a'); write('runs/b/1'); write('runs/b/2')")
+    at = node.call(NewFilesRequest("p", ("runs",), ())).time_ns + 10**9
+    node.call(PulledRequest("p", ("runs",), at, (LeftFile("runs/b", "no space"), LeftFile("runs/gone", "?"))))
+    reply = node.call(NewFilesRequest("p", ("runs",), ()))
+    assert [(one.outputs.files, one.others.files) for one in reply.jobs] == [(2, 0)]
+    assert reply.left == (LeftFile("runs/b", "no space"),)
+    node.call(PulledRequest("p", ("runs/b/1",), at))
+    assert new(node) == {"runs": 2}, "the folder was left out"
+    node.call(PulledRequest("p", ("runs/b",), at))
+    assert new(node) == {}
+    many = tuple(LeftFile(f"runs/{k}", "?") for k in range(MAX_LEFT))
+    node.call(PulledRequest("p", ("runs",), at, many))
+    node.call(PulledRequest("p", ("other",), at, (LeftFile("other/x", "?"),)))
+    assert new(node) == {"runs": 3}, "more than are remembered: nothing counts as pulled"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read it")
+def test_unreadable_folder_is_reported(node: Node) -> None:
+    ran(node, "write('out/a'); os.chmod('out', 0)")
+    reply = node.call(NewFilesRequest("p", ("runs",), ()))
+    (node.project / "out").chmod(0o755)
+    assert reply.left == (LeftFile("out", "Permission denied"),)
+
+
+def test_more_left_out_files_than_are_named_are_announced(node: Node) -> None:
+    ran(node, "os.makedirs('runs'); [os.mkfifo(f'runs/{k}') for k in range(1200)]")
+    found = packed(node)
+    assert len(found.out) == 1001
+    assert found.lost == [""]
