@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support import simulators
 from support.account import post_conditions
 from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
@@ -23,6 +24,9 @@ from support.terminal import Terminal
 for _name in [name for name in os.environ if name.startswith("PYTHON") and name != "PYTHONPATH"]:
     del os.environ[_name]
 sys.dont_write_bytecode = False
+# A shell that runs the tests in the background has Ctrl-C ignored, which every child would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every run, and no deadlines: machines are shared.
 settings.register_profile(
@@ -52,15 +56,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_simulator_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail if a test has started a simulator and not stopped it."""
-    yield
-    mine = f"--home\0{tmp_path_factory.getbasetemp()}/".encode()
-    left = []
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if mine in (line := process.read_bytes()):
-                left.append(line.replace(b"\0", b" ").decode())
-    assert left == []
+    """Fail if a test has started a simulator and not stopped it; stop those of tests that were interrupted."""
+    base = tmp_path_factory.getbasetemp()
+    with simulators.stopped_after_this_process(base):
+        yield
+    assert simulators.running(base) == []
 
 
 @pytest.fixture(scope="session")

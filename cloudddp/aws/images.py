@@ -17,6 +17,8 @@ from cloudddp.text import one_line
 _BEFORE_TURING = ("K80", "M60", "P100", "V100")
 # The description of AWS's Deep Learning AMIs: "Supported EC2 instances: G4dn, G5, P4, P5, P6-B200. Release notes: ...".
 _SUPPORTED = re.compile(r"Supported EC2 instances:\s*([A-Za-z0-9 ,-]{1,400})\.")
+# The Deep Learning AMI without a framework.
+_BASE = "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 
 LINUX = "Linux/UNIX"  # EC2's name of the platform
 
@@ -81,7 +83,8 @@ def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
     if warning and _is_default(spec):
         raise UsageError(
             f"the default image cannot be used: {warning}",
-            hint="give an image that supports the type: --image ami-...",
+            hint=f"AWS's image without PyTorch supports new types first: --image {_BASE.format(arch=info.arch)}, with a "
+            "`pip install torch` in [setup]; or an image of your own: --image ami-...",
         )
     root = found.root_device_name
     platform = one_line(found.platform_details or LINUX, 60)

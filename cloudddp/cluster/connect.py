@@ -181,7 +181,10 @@ def probe(
         runner,
         request,
         ship=new,
-        timeout=_PROBE_SECONDS + wait_boot + gpu_seconds + torch_seconds,
+        timeout=_PROBE_SECONDS
+        + wait_boot
+        + 2 * gpu_seconds
+        + torch_seconds,  # to be listed, then to be usable
         limit=MAX_FOLDERS if manifest else MAX_REPLY,
         then=then,
     )

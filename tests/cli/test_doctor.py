@@ -60,6 +60,15 @@ def test_spot_has_a_quota_of_its_own(cli: Any, conditions: Any) -> None:
     assert checks(cli, "-n", "2", "--spot", code=1)["quota"]["detail"].startswith("All G and VT Spot")
 
 
+def test_quota_of_spot_p6_instances_is_a_warning(cli: Any, conditions: Any) -> None:
+    """They are counted under a quota that is named for P5."""
+    conditions(quota={"spot-p5": 1000})
+    p6 = checks(cli, "-n", "1", "--spot", "-t", "p6-b200.48xlarge")["quota"]
+    assert p6["status"] == "warn"
+    assert "All P5 Spot Instance Requests (L-C4BD4855)" in p6["detail"]
+    assert checks(cli, "-n", "1", "--spot", "-t", "p5.48xlarge")["quota"]["status"] == "pass"
+
+
 def test_unreadable_quota_is_a_warning(cli: Any, conditions: Any) -> None:
     conditions(reject={"GetServiceQuota": {"code": "AccessDeniedException", "status": 400, "calls": 9}})
     assert checks(cli)["quota"]["status"] == "warn"

@@ -48,6 +48,24 @@ def test_default_image_is_refused_for_types_without_a_driver(
     assert "--image" in message
 
 
+def test_another_image_is_named_for_a_type_that_the_default_one_does_not_list(cli: Any, faults: Any) -> None:
+    """The parameter exists, and naming it is enough."""
+    message = refused(cli, faults, "-t", "g7.2xlarge")
+    base = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+    assert f"--image {base}" in message
+    assert "[setup]" in message
+    cli.ok("up", "-n", "1", "-t", "g7.2xlarge", "--image", base, **PRICED)
+
+
+def test_default_image_of_an_arm64_type_is_for_arm64(cli: Any, ec2: Any, remains: Any) -> None:
+    cli.ok("up", "-n", "1", "-t", "g5g.xlarge", **PRICED)
+    (id_,) = remains().instances
+    (found,) = ec2.describe_instances(InstanceIds=[id_])["Reservations"][0]["Instances"]
+    (image,) = ec2.describe_images(ImageIds=[found["ImageId"]])["Images"]
+    assert image["Architecture"] == "arm64"
+    assert "PyTorch" in image["Name"]
+
+
 @pytest.fixture
 def register(ec2: Any) -> Iterator[Callable[..., str]]:
     """Register images of one's own, with the description and properties of the caller's choice."""

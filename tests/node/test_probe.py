@@ -155,6 +155,16 @@ def test_each_gpu_is_used_with_torch(
     assert (found.torch_gpus, found.torch_error) == (usable, why)
 
 
+@pytest.mark.parametrize(("seconds", "usable"), [(60.0, 4), (0.0, 3)])
+def test_gpus_are_used_again_while_the_fabric_manager_starts(
+    node: Node, python: Callable[..., str], tmp_path: Path, seconds: float, usable: int
+) -> None:
+    begin = f"import os\nBROKEN = () if os.path.exists('{tmp_path}/x') else (2,)\nopen('{tmp_path}/x', 'w').close()\n"
+    program = python(begin + TORCH.replace("{broken}", "BROKEN"))
+    found = node.probe(python=program, torch_seconds=60.0, gpu_seconds=seconds)
+    assert found.torch_gpus == usable
+
+
 def test_torch_is_imported_on_request_only(node: Node, python: Callable[..., str]) -> None:
     found = node.probe(python=python("raise SystemExit('imported')"))
     assert (found.torch_gpus, found.torch_error) == (None, "")

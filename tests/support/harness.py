@@ -74,12 +74,6 @@ class CommandLine:
         return process
 
     def _start_cold(self, argv: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[str]:
-        def prepare() -> None:
-            # A shell that runs the tests in the background has Ctrl-C ignored, and that is inherited.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            if self.before_exec:
-                self.before_exec()
-
         return subprocess.Popen(
             [sys.executable, *argv],
             cwd=self.cwd,
@@ -88,7 +82,7 @@ class CommandLine:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=prepare,
+            preexec_fn=self.before_exec,
         )
 
     def __call__(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:

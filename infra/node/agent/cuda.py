@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from typing import Optional
 
 # Stand-ins for GPUs (the simulator's) answer only in a process with this variable: for jobs there is no GPU.
 GPU_CHECK_VARIABLE = "CLOUDDDP_GPU_CHECK"
 MAX_ERROR = 500  # characters
+_STARTING = "system not yet initialized"  # cudaErrorSystemNotReady, 802
+_PAUSE = 2.0  # seconds
 
 # `nvidia-smi -L` and device_count(), which asks NVML, list the GPUs of a machine whose fabric manager is down; the first
 # use of one fails there ("Error 802: system not yet initialized"). So each GPU is used. torchrun is imported as well.
@@ -35,11 +38,21 @@ print(json.dumps([usable, problem]))
 """
 
 
-def usable_gpus(python: str, seconds: float) -> tuple[Optional[int], str]:
+def usable_gpus(python: str, seconds: float, wait: float) -> tuple[Optional[int], str]:
     """Return how many GPUs PyTorch can use, and why not more; None for a Python without torch.
 
-    If the check fails or takes longer than `seconds`, the number is 0.
+    If the check fails or takes longer than `seconds`, the number is 0. It is repeated for up to `wait` seconds while the
+    fabric manager starts.
     """
+    until = time.monotonic() + wait
+    found = _check(python, seconds)
+    while _STARTING in found[1] and time.monotonic() < until:
+        time.sleep(_PAUSE)
+        found = _check(python, seconds)
+    return found
+
+
+def _check(python: str, seconds: float) -> tuple[Optional[int], str]:
     if not python:
         return None, ""
     try:

@@ -37,7 +37,7 @@ def step(request: ProbeRequest) -> ProbeReply:
     python = machine.find_python(request.python, folder)
     running = tuple(phases.running_jobs())
     # A job may use all of the GPUs' memory.
-    torch_gpus, torch_error = (None, "") if running else _usable_gpus(python, request.torch_seconds)
+    torch_gpus, torch_error = (None, "") if running else _usable_gpus(python, request)
     ports = machine.free_ports()
     return ProbeReply(
         interface=machine.interface_of(request.private_ip),
@@ -77,12 +77,12 @@ class _Counting:
         return self._found
 
 
-def _usable_gpus(python: str, seconds: float) -> tuple[Optional[int], str]:
-    if not seconds:
+def _usable_gpus(python: str, request: ProbeRequest) -> tuple[Optional[int], str]:
+    if not request.torch_seconds:
         return None, ""
     from agent import cuda  # only `up` asks
 
-    return cuda.usable_gpus(python, seconds)
+    return cuda.usable_gpus(python, request.torch_seconds, request.gpu_seconds)
 
 
 def _deadline_timer() -> dict[str, str]:
