@@ -300,18 +300,21 @@ def start(
         layers = _layers(options, flags, where.files)
         checked = settings.resolve(layers)
         _report_other_region(console, options, checked, layers)
-    except UsageError as error:
+    except UsageError:
         if not tolerant_verb:
             raise
-        checked, broken = _tolerated(console, options, where.files, tolerant_verb, error), True
+        checked, broken = _tolerated(console.warn, options, where.files, tolerant_verb), True
     if not dry_run:
         local_state.check_home()
         if options.sim:
             if options.region:
                 require_region(options.region)  # before anything is started
             _enter_simulator(console)
-            if not broken:
-                checked = settings.resolve(_layers(options, flags, where.files))  # its SSH port is a setting
+            # Its SSH port is a setting.
+            if broken:
+                checked = _tolerated(lambda _: None, options, where.files, tolerant_verb)
+            else:
+                checked = settings.resolve(_layers(options, flags, where.files))
     if options.profile and not options.sim:
         os.environ["AWS_PROFILE"] = options.profile  # for a proxy command that calls AWS, such as `aws ssm`
     return Session(
@@ -322,7 +325,7 @@ def start(
 
 
 def _tolerated(
-    console: Console, options: GlobalOptions, files: Sequence[Path], verb: str, error: UsageError
+    warn: Callable[[str], None], options: GlobalOptions, files: Sequence[Path], verb: str
 ) -> Config:
     """Return the settings without what is wrong with them, after a warning for each part. Raises UsageError if the name of the
     cluster may be in such a part, and `verb` needs it."""
@@ -338,8 +341,8 @@ def _tolerated(
             f"{doubt.message}. It may be about the cluster's name",
             hint=("fix it, or give the name: ", Command(verb, "-c", "NAME")),
         ) from None
-    for message in dict.fromkeys(messages or [error.message]):
-        console.warn(message)
+    for message in dict.fromkeys(messages):
+        warn(message)
     return found
 
 

@@ -31,6 +31,7 @@ class Search:
 
     answers: Mapping[AWS, list[Cluster]] = field(default_factory=dict)
     failed: Mapping[str, CloudDDPError] = field(default_factory=dict)
+    denied: tuple[str, ...] = ()  # by a policy of the organization, so that no cluster can be there
 
     @property
     def regions(self) -> list[str]:
@@ -71,11 +72,13 @@ class Search:
         ]
 
     def and_(self, more: Search) -> Search:
-        return Search({**self.answers, **more.answers}, {**self.failed, **more.failed})
+        failed = {**self.failed, **more.failed}
+        return Search({**self.answers, **more.answers}, failed, (*self.denied, *more.denied))
 
     def unanswered(self) -> str:
-        """Return the regions that could not be asked, with the reason of each; '' for none."""
-        return "; ".join(f"{region}: {error.message}" for region, error in self.failed.items())
+        """Return the regions that could not be asked, with the first reason; '' for none."""
+        first = next((error.message for error in self.failed.values()), "")
+        return f"{', '.join(self.failed)} ({first})" if first else ""
 
 
 def recorded(endpoint: str, name: str | None = None) -> list[str]:
@@ -114,6 +117,15 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     if first.of(name):
         return first
     others = rest(asked, (asked.region, *first.regions), name)
+    # What the organization denies to every user was not launched by one, unless it was before: then there is a record.
+    denied = [
+        region
+        for region, error in others.failed.items()
+        if isinstance(error, AWSError) and error.organization and region not in known
+    ]
+    others = Search(
+        others.answers, {k: v for k, v in others.failed.items() if k not in denied}, tuple(denied)
+    )
     # A region that the account has not enabled has no cluster, unless it was enabled when this computer created it.
     enabled = (*others.failed, *known)
     failed = {

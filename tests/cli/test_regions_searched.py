@@ -58,6 +58,19 @@ def test_down_reports_a_region_that_cannot_be_asked(
     assert "down --region" in done.stderr
 
 
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "AuthFailure"])
+def test_down_goes_on_if_the_first_region_refuses_to_answer(
+    elsewhere: CommandLine, other_region: Any, faults: Any, code: str
+) -> None:
+    elsewhere.write("cloudddp.toml", BOTH)
+    message = "AWS was not able to validate the access credentials"
+    faults.fail("DescribeInstances@us-east-1", code, status=403, message=message, times=9)
+    done = elsewhere("down", "-y")
+    assert done.returncode == 0, done.stderr
+    assert "may run where AWS could not be asked: us-east-1" in done.stderr
+    assert remaining(other_region, elsewhere.cluster).nothing
+
+
 def test_down_names_the_regions_without_the_cluster(alone: CommandLine, faults: Any) -> None:
     done = alone("down", "-y")
     assert done.returncode == 0, done.stderr
