@@ -11,7 +11,7 @@ import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cloudddp.aws import denials, regions
+from cloudddp.aws import denials, inventory, regions
 from cloudddp.aws.client import AWS
 from cloudddp.aws.explain import REGION_REFUSED
 from cloudddp.cluster import inspect
@@ -108,13 +108,13 @@ def ask(clouds: Sequence[AWS], name: str | None = None) -> Search:
 def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     """Look for a name wherever it may be other than in the region of `asked`, which has answered.
 
-    First in the configured and the recorded regions; if none has a live cluster of that name, in all others that are
+    First in the configured and the recorded regions; if none has a live cluster of the caller's, in all others that are
     enabled.
     """
     known = recorded(asked.endpoint, name)
     likely = [one for one in dict.fromkeys([*configured, *known]) if one != asked.region]
     first = ask([asked.at(region) for region in likely], name)
-    if first.of(name):
+    if first.own(name):
         return first
     others = rest(asked, (asked.region, *first.regions), name)
     # What the organization denies to every user was not launched by one, unless it was before: then there is a record.
@@ -132,6 +132,18 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
         region: error for region, error in first.failed.items() if region in enabled or _NOT_LISTED in enabled
     }
     return Search(first.answers, failed).and_(others)
+
+
+def with_addresses(found: Search, name: str, *, anyone: bool) -> list[AWS]:
+    """Return the regions with Elastic IPs of the caller's clusters of that name: they are billed without nodes. One AWS call
+    for each."""
+
+    def own(aws: AWS) -> bool:
+        ownership = Ownership(aws, anyone=anyone)
+        return any(map(ownership.mine, inventory.resources(aws, inventory.named(name), ["Elastic IP"])))
+
+    have = in_parallel([functools.partial(own, aws) for aws in found.answers])
+    return [aws for aws, has in zip(found.answers, have, strict=True) if has]
 
 
 def rest(asked: AWS, regions_asked: Collection[str], name: str | None = None) -> Search:

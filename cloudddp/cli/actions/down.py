@@ -51,10 +51,11 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
             raise _in_several(name, live | elsewhere)
         live, elsewhere = live or elsewhere, {}
     _confirm(console, session, [cluster for clusters in live.values() for cluster in clusters], yes=yes)
-    # In the region that was asked first something may be left of an earlier cluster.
+    # Without nodes something may be left of an earlier cluster.
+    billed = [] if live or options.region else search.with_addresses(beyond, name, anyone=anyone)
     reports = {
         place.region: take_down(replace(session, region=place.region))
-        for place in dict.fromkeys([*live, *here.answers])
+        for place in dict.fromkeys([*live, *billed, *here.answers])
     }
     nothing = all(report.nothing for report in reports.values())
     _report(console, session, reports, [] if not live or beyond.answers else _created_elsewhere(aws, name))
