@@ -62,7 +62,11 @@ class Session:
         """
         if self.region or self.options.region:
             return self._connect(self.region or self.options.region, finishing=finishing)
-        found = self._connections(self.configured[:1], finishing=finishing)[0]
+        return self._in_region(self._connections(self.configured[:1], finishing=finishing)[0])
+
+    def _in_region(self, found: AWS) -> AWS:
+        """Return a connection to the region where the cluster is, as far as that is known, with the same credentials: a new
+        connection may ask for an MFA code."""
         name = self.settings.cluster.name
         region = self._located.get(name) or self._created_in(found)
         if region in (None, found.region):
@@ -79,10 +83,9 @@ class Session:
         """Return a new connection to AWS per region in which `up` looks for capacity, in order."""
         return self._connections(self.configured)
 
-    def looked_in(self) -> list[AWS]:
+    def looked_in(self, clouds: list[AWS]) -> list[AWS]:
         """Return `clouds`, and without --region those in which this computer has created a cluster of that name: `up` must not
         create a second one."""
-        clouds = self.clouds()
         if self.options.region:
             return clouds
         known = search.recorded(clouds[0].endpoint, self.settings.cluster.name)
@@ -122,7 +125,7 @@ class Session:
         if len(places) > 1 or self.options.region:
             raise is_elsewhere(name, asked, places)
         self._located[name] = next(iter(places)).region
-        return self.aws()
+        return self._in_region(asked)
 
     @property
     def configured(self) -> Sequence[str | None]:
