@@ -98,7 +98,8 @@ class AWSError(CloudDDPError):
 
     `retries`: how often botocore had repeated the call before this answer; an earlier attempt may have had an effect.
     `transient`: AWS did not answer, answered with HTTP status 5xx, or throttled the call, so that it may work later.
-    `unsent`: there was no connection; that of an earlier attempt may have been lost.
+    `unsent`: there was no connection; that of an earlier attempt may have been lost. `organization`: a policy of the
+    organization denies the call.
     """
 
     def __init__(self, message: str, *, hint: Text = "", code: str = "") -> None:
@@ -107,6 +108,7 @@ class AWSError(CloudDDPError):
         self.retries = 0
         self.transient = False
         self.unsent = False
+        self.organization = False
 
 
 class CredentialsError(AWSError):

@@ -53,7 +53,9 @@ def denied(code: str, message: str, action: str, region: str, decode: Decode) ->
     encoded = _ENCODED.search(message)
     if encoded and len(encoded[1]) <= _MAX_ENCODED:
         denial = completed(denial, decode(encoded[1]))
-    return AWSError(f"{_sentence(denial, region)} ({code})", hint=_hint(denial), code=code)
+    error = AWSError(f"{_sentence(denial, region)} ({code})", hint=_hint(denial), code=code)
+    error.organization = denial.policy == _SCP
+    return error
 
 
 def read(message: str, action: str) -> Denial:

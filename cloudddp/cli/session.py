@@ -66,7 +66,11 @@ class Session:
         """
         if self.region or self.options.region:
             return self._connect(self.region or self.options.region, finishing=finishing)
-        found = self._connections(self.configured[:1], finishing=finishing)[0]
+        return self._in_region(self._connections(self.configured[:1], finishing=finishing)[0])
+
+    def _in_region(self, found: AWS) -> AWS:
+        """Return a connection to the region where the cluster is, as far as that is known, with the same credentials: a new
+        connection may ask for an MFA code."""
         name = self.settings.cluster.name
         region = self._located.get(name) or self._created_in(found)
         if region in (None, found.region):
@@ -83,10 +87,9 @@ class Session:
         """Return a new connection to AWS per region in which `up` looks for capacity, in order."""
         return self._connections(self.configured)
 
-    def looked_in(self) -> list[AWS]:
+    def looked_in(self, clouds: list[AWS]) -> list[AWS]:
         """Return `clouds`, and without --region those in which this computer has created a cluster of that name: `up` must not
         create a second one."""
-        clouds = self.clouds()
         if self.options.region:
             return clouds
         known = search.recorded(clouds[0].endpoint, self.settings.cluster.name)
@@ -126,7 +129,7 @@ class Session:
         if len(places) > 1 or self.options.region:
             raise is_elsewhere(name, asked, places)
         self._located[name] = next(iter(places)).region
-        return self.aws()
+        return self._in_region(asked)
 
     @property
     def configured(self) -> Sequence[str | None]:
@@ -334,18 +337,21 @@ def start(
         layers = _layers(options, flags, where)
         checked = settings.resolve(layers)
         _report_other_region(console, options, checked, layers)
-    except UsageError as error:
+    except UsageError:
         if not tolerant_verb:
             raise
-        checked, broken = _tolerated(console, options, where, tolerant_verb, error), True
+        checked, broken = _tolerated(console.warn, options, where, tolerant_verb), True
     if not dry_run:
         local_state.check_home()
         if options.sim:
             if options.region:
                 require_region(options.region)  # before anything is started
             _enter_simulator(console)
-            if not broken:
-                checked = settings.resolve(_layers(options, flags, where))  # its SSH port is a setting
+            # Its SSH port is a setting.
+            if broken:
+                checked = _tolerated(lambda _: None, options, where, tolerant_verb)
+            else:
+                checked = settings.resolve(_layers(options, flags, where))
     if options.profile and not options.sim:
         os.environ["AWS_PROFILE"] = options.profile  # for a proxy command that calls AWS, such as `aws ssm`
     return Session(
@@ -356,7 +362,7 @@ def start(
 
 
 def _tolerated(
-    console: Console, options: GlobalOptions, where: Project, verb: str, error: UsageError
+    warn: Callable[[str], None], options: GlobalOptions, where: Project, verb: str
 ) -> Config:
     """Return the settings without what is wrong with them, after a warning for each part. Raises UsageError if the name of the
     cluster may be in such a part, and `verb` needs it."""
@@ -377,8 +383,8 @@ def _tolerated(
             f"{doubt.message}. It may be about the cluster's name",
             hint=("fix it, or give the name: ", Command(verb, "-c", "NAME")),
         ) from None
-    for message in dict.fromkeys(messages or [error.message]):
-        console.warn(message)
+    for message in dict.fromkeys(messages):
+        warn(message)
     return found
 
 

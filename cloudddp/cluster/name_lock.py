@@ -133,8 +133,12 @@ def _advice(aws: AWS, found: Resource | Instance) -> Text:
         )
     if ownership.mine(found):
         return (
-            "you created it from another computer: remove it with ",
+            "you created it from another computer, where its ",
+            Command("up"),
+            " may still run: ",
+            Command("status"),
+            " shows its nodes, ",
             Command("down"),
-            ", or choose another name with -c",
+            " removes it; or choose another name with -c",
         )
     return ("choose another name with -c; or, if it is no longer needed: ", Command("down", "--anyone"))

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cloudddp.aws import denials, regions
+from cloudddp.aws import denials, inventory, regions
 from cloudddp.aws.client import AWS
 from cloudddp.aws.explain import REGION_REFUSED
 from cloudddp.cluster import inspect
@@ -31,6 +31,7 @@ class Search:
 
     answers: Mapping[AWS, list[Cluster]] = field(default_factory=dict)
     failed: Mapping[str, CloudDDPError] = field(default_factory=dict)
+    denied: tuple[str, ...] = ()  # by a policy of the organization, so that no cluster can be there
 
     @property
     def regions(self) -> list[str]:
@@ -71,11 +72,13 @@ class Search:
         ]
 
     def and_(self, more: Search) -> Search:
-        return Search({**self.answers, **more.answers}, {**self.failed, **more.failed})
+        failed = {**self.failed, **more.failed}
+        return Search({**self.answers, **more.answers}, failed, (*self.denied, *more.denied))
 
     def unanswered(self) -> str:
-        """Return the regions that could not be asked, with the reason of each; '' for none."""
-        return "; ".join(f"{region}: {error.message}" for region, error in self.failed.items())
+        """Return the regions that could not be asked, with the first reason; '' for none."""
+        first = next((error.message for error in self.failed.values()), "")
+        return f"{', '.join(self.failed)} ({first})" if first else ""
 
 
 def recorded(endpoint: str, name: str | None = None) -> list[str]:
@@ -105,21 +108,42 @@ def ask(clouds: Sequence[AWS], name: str | None = None) -> Search:
 def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     """Look for a name wherever it may be other than in the region of `asked`, which has answered.
 
-    First in the configured and the recorded regions; if none has a live cluster of that name, in all others that are
+    First in the configured and the recorded regions; if none has a live cluster of the caller's, in all others that are
     enabled.
     """
     known = recorded(asked.endpoint, name)
     likely = [one for one in dict.fromkeys([*configured, *known]) if one != asked.region]
     first = ask([asked.at(region) for region in likely], name)
-    if first.of(name):
+    if first.own(name):
         return first
     others = rest(asked, (asked.region, *first.regions), name)
+    # What the organization denies to every user was not launched by one, unless it was before: then there is a record.
+    denied = [
+        region
+        for region, error in others.failed.items()
+        if isinstance(error, AWSError) and error.organization and region not in known
+    ]
+    others = Search(
+        others.answers, {k: v for k, v in others.failed.items() if k not in denied}, tuple(denied)
+    )
     # A region that the account has not enabled has no cluster, unless it was enabled when this computer created it.
     enabled = (*others.failed, *known)
     failed = {
         region: error for region, error in first.failed.items() if region in enabled or _NOT_LISTED in enabled
     }
     return Search(first.answers, failed).and_(others)
+
+
+def with_addresses(found: Search, name: str, *, anyone: bool) -> list[AWS]:
+    """Return the regions with Elastic IPs of the caller's clusters of that name: they are billed without nodes. One AWS call
+    for each."""
+
+    def own(aws: AWS) -> bool:
+        ownership = Ownership(aws, anyone=anyone)
+        return any(map(ownership.mine, inventory.resources(aws, inventory.named(name), ["Elastic IP"])))
+
+    have = in_parallel([functools.partial(own, aws) for aws in found.answers])
+    return [aws for aws, has in zip(found.answers, have, strict=True) if has]
 
 
 def rest(asked: AWS, regions_asked: Collection[str], name: str | None = None) -> Search:

@@ -317,7 +317,7 @@ def test_denied_region_where_this_computer_has_a_cluster_is_not_left_out(
     cli: CommandLine, faults: Any, remains: Any
 ) -> None:
     cli.ok("up", "-n", "1")
-    faults.fail("DescribeInstances", "UnauthorizedOperation", status=403)
+    faults.fail("DescribeInstances@us-east-1", "UnauthorizedOperation", status=403)
     done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
     assert done.returncode == 1
     assert "AWS denied ec2:DescribeInstances in us-east-1" in done.stderr

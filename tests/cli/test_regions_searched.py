@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
-from support.harness import CommandLine, remaining
+from support.harness import CommandLine, remaining, wait_for
 
 BOTH = '[cluster]\nregions = ["us-east-1", "us-west-2"]\n'
 
@@ -56,6 +57,59 @@ def test_down_reports_a_region_that_cannot_be_asked(
     assert ("us-west-2" if "@" in action else "other regions") in done.stderr
     assert "us-east-1" in done.stderr
     assert "down --region" in done.stderr
+
+
+def test_down_releases_addresses_without_nodes_in_another_region(
+    alone: CommandLine, other_region: Any, tmp_path: Path
+) -> None:
+    alone.env["CLOUDDDP_PRICE"] = "30"
+    alone.ok("--region", "us-west-2", "up", "-n", "2", "-t", "p4d.24xlarge")
+    other_region.terminate_instances(InstanceIds=remaining(other_region, alone.cluster).instances)
+    wait_for(lambda: not remaining(other_region, alone.cluster).instances, "the nodes have ended")
+    assert remaining(other_region, alone.cluster).addresses
+    done = alone("down", "-y", CLOUDDDP_HOME=str(tmp_path / "other"))
+    assert done.returncode == 0, done.stderr
+    assert "2 Elastic IPs deleted" in done.stdout
+    assert remaining(other_region, alone.cluster).nothing
+
+
+def test_cluster_of_a_colleague_does_not_end_the_search(elsewhere: CommandLine, other_region: Any) -> None:
+    """It has the same name, in a configured region."""
+    tags = {
+        "cloudddp:cluster": elsewhere.cluster,
+        "cloudddp:cluster-id": "c-0123456789",
+        "cloudddp:owner": "alice",
+    }
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    launched = boto3.client(
+        "ec2", endpoint_url=elsewhere.env["AWS_ENDPOINT_URL"], region_name="eu-west-1",
+        aws_access_key_id="x", aws_secret_access_key="x",
+    )  # fmt: skip
+    image = launched.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    made = launched.run_instances(
+        ImageId=image, InstanceType="g5.xlarge", MinCount=1, MaxCount=1,
+        TagSpecifications=[{"ResourceType": "instance", "Tags": pairs}],
+    )  # fmt: skip
+    try:
+        elsewhere.write("cloudddp.toml", '[cluster]\nregions = ["us-east-1", "eu-west-1"]\n')
+        assert elsewhere("down", "-y").returncode == 0
+        assert remaining(other_region, elsewhere.cluster).nothing
+        assert len(remaining(launched, elsewhere.cluster).instances) == 1
+    finally:
+        launched.terminate_instances(InstanceIds=[made["Instances"][0]["InstanceId"]])
+
+
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "AuthFailure"])
+def test_down_goes_on_if_the_first_region_refuses_to_answer(
+    elsewhere: CommandLine, other_region: Any, faults: Any, code: str
+) -> None:
+    elsewhere.write("cloudddp.toml", BOTH)
+    message = "AWS was not able to validate the access credentials"
+    faults.fail("DescribeInstances@us-east-1", code, status=403, message=message, times=9)
+    done = elsewhere("down", "-y")
+    assert done.returncode == 0, done.stderr
+    assert "may run where AWS could not be asked: us-east-1" in done.stderr
+    assert remaining(other_region, elsewhere.cluster).nothing
 
 
 def test_down_names_the_regions_without_the_cluster(alone: CommandLine, faults: Any) -> None:

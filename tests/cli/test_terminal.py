@@ -63,9 +63,9 @@ def test_tables_fit_the_terminal(cli: Any) -> None:
         table = shown[shown.index("NODE" if words != ("jobs",) else "JOB") :].splitlines()
         assert code == 0
         assert max(map(len, table)) <= COLUMNS, shown
-    assert "step 120000 of 300000, best accuracy 0.9312" in at_terminal(cli, "jobs")[1]
+    assert "120000/300000, best 0.9312" in at_terminal(cli, "jobs")[1]
     assert max(map(len, cli.ok("jobs").splitlines())) < 500
-    assert "x" * 5000 in cli.ok("jobs", "--json")
+    assert len(json.loads(cli.ok("jobs", "--json"))[-1]["script"]) > 500
     assert "ZONE" in at_terminal(cli, "status")[1]
     assert "a-rather-long-name-of-a-run" in cli.ok("jobs")  # whole in a pipe
     assert "ZONE" in cli.ok("status")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from cloudddp import local_state, signals
 from cloudddp.aws import inventory, removal
 from cloudddp.aws.client import AWS
+from cloudddp.aws.explain import REGION_REFUSED
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import rehearsal
 from cloudddp.cli.actions.at_stake import at_stake
@@ -17,7 +18,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import inspect, known, name_lock, search, teardown
+from cloudddp.cluster import known, name_lock, search, teardown
 from cloudddp.cluster.known import Known
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
@@ -34,37 +35,41 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
         rehearsal.down(console, session.settings)
         return
     name, aws = session.settings.cluster.name, session.aws(finishing=True)
-    try:
-        here = Search({aws: inspect.find(aws)})
-    except CredentialsError as error:
-        raise _without_credentials(aws, name, error) from None
+    here = search.ask([aws])
+    refused = next(iter(here.failed.values()), None)
+    if isinstance(refused, CredentialsError) and refused.code not in REGION_REFUSED:
+        raise _without_answer(aws, name, refused)
     live = here.own(name, anyone=anyone)
     # The region that a broken configuration means is not certain.
     everywhere = not live or (session.broken and not options.region)
     beyond = session.look_beyond(aws) if everywhere else Search()
+    if refused is not None and not beyond.answers:
+        raise _without_answer(aws, name, refused)
     elsewhere = beyond.own(name, anyone=anyone)
     if not options.region:
         if len(live | elsewhere) > 1:
             raise _in_several(name, live | elsewhere)
         live, elsewhere = live or elsewhere, {}
     _confirm(console, session, [cluster for clusters in live.values() for cluster in clusters], yes=yes)
-    # In the region that was asked first something may be left of an earlier cluster.
+    # Without nodes something may be left of an earlier cluster.
+    billed = [] if live or options.region else search.with_addresses(beyond, name, anyone=anyone)
     reports = {
         place.region: take_down(replace(session, region=place.region))
-        for place in dict.fromkeys([*live, aws])
+        for place in dict.fromkeys([*live, *billed, *here.answers])
     }
     nothing = all(report.nothing for report in reports.values())
     _report(console, session, reports, [] if not live or beyond.answers else _created_elsewhere(aws, name))
-    if nothing:
+    if nothing and here.answers:
         _release_name(console, aws, name, session.ownership(aws))
     for line in lifecycle.others(here.others(name)):
         console.log(line)
     if elsewhere:
         raise sessions.is_elsewhere(name, aws, elsewhere, "down")
-    if beyond.failed and not live:
-        _report_unanswered(console, session, name, [aws.region, *beyond.regions], beyond)
+    asked = here.and_(beyond)
+    if asked.failed:
+        _report_unanswered(console, session, name, asked, found=bool(live))
     if nothing:
-        console.print_text(lifecycle.nothing(name, [aws.region, *beyond.regions]))
+        console.print_text(lifecycle.nothing(name, asked.regions, asked.denied))
 
 
 def _confirm(console: Console, session: Session, live: list[Cluster], *, yes: bool) -> None:
@@ -114,16 +119,15 @@ def _in_several(name: str, places: Mapping[AWS, Sequence[Cluster]]) -> Leftovers
     )
 
 
-def _report_unanswered(
-    console: Console, session: Session, name: str, asked: Sequence[str], found: Search
-) -> None:
-    """Report the regions that could not be asked. Raises Leftovers, unless the user has chosen another one."""
-    text = f"cluster {name!r} may still run where AWS could not be asked: {found.unanswered()}"
-    if session.options.region:
+def _report_unanswered(console: Console, session: Session, name: str, asked: Search, *, found: bool) -> None:
+    """Report the regions that could not be asked. Raises Leftovers, unless the user has chosen another one, or the cluster was
+    found."""
+    text = f"a cluster {name!r} may run where AWS could not be asked: {asked.unanswered()}"
+    if session.options.region or found:
         console.warn(text)
         return
     raise Leftovers(
-        f"{text}. It does not run in {', '.join(asked)}",
+        f"{text}. There is none in {', '.join(asked.regions)}",
         hint=(
             "repeat ",
             Command("down"),
@@ -172,8 +176,8 @@ def _own_journals(aws: AWS, name: str) -> Iterator[Known]:
                 yield known.from_journal(folder)
 
 
-def _without_credentials(aws: AWS, name: str, error: CredentialsError) -> CloudDDPError:
-    """Return the error of a teardown without credentials, with what this computer knows about the cluster, in any region."""
+def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:
+    """Return the error of a teardown for which AWS answered nowhere, with what this computer knows about the cluster, in any region."""
     now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     lines = []
     for record in local_state.known_clusters():

@@ -129,7 +129,7 @@ def run(
 
 def _refuse_existing(session: Session) -> None:
     name = session.settings.cluster.name
-    if search.in_regions(session.looked_in(), name, ignore).of(name):
+    if search.in_regions(session.looked_in(session.clouds()), name, ignore).of(name):
         raise _exists(session)
 
 

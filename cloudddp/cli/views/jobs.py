@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,24 +14,27 @@ from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.cli.formats import counted, duration, moment
 from cloudddp.cli.tables import table
+from cloudddp.cli.wrap import width_of
 from cloudddp.errors import Command
 from cloudddp.job.status import JobRecord
 from cloudddp.text import one_line, size_of
 
 Sentence = tuple[str | Command, ...]  # of Console.log
 
+_WIDE = 100  # columns of a terminal that has room for sentences in a table
 _SHOWN = 300  # characters of a job's command line in the table
 STALE = 60.0  # seconds after which the age of the last training report is shown
 
 
 def jobs_table(known: Sequence[JobRecord]) -> str:
+    narrow = 0 < width_of(sys.stdout) < _WIDE
     rows = [
         (
             record.id,
             _state(record),
             "-" if record.exit_code is None else str(record.exit_code),
             "-" if record.seconds is None else duration(record.seconds),
-            _training(record),
+            _training(record, narrow=narrow),
             one_line(record.script, _SHOWN)
             + (f" (resumed from {record.resumed_from})" if record.resumed_from else ""),
         )
@@ -119,23 +123,31 @@ def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
     return [_job_json(record) for record in known]
 
 
-def _training(record: JobRecord) -> str:
+def _training(record: JobRecord, *, narrow: bool) -> str:
     """Return the progress of the training, and the ranks that are slow; for a running job also the age of an old report: the
     job may hang."""
     slow = [f"rank {one.rank} ({one.ratio:.1f} x)" for one in current(record.stragglers)]
     behind = f"straggler{'s' * (len(slow) > 1)}: {', '.join(slow)}" if slow else ""
-    return "; ".join(part for part in (_progress(record), behind) if part) or "-"
+    return "; ".join(part for part in (_progress(record, narrow=narrow), behind) if part) or "-"
 
 
-def _progress(record: JobRecord) -> str:
+def _progress(record: JobRecord, *, narrow: bool) -> str:
     training = record.training
     if training is None or not training.text:
         return ""
+    text = _short(training) if narrow else training.text
     if training.preempted:
-        return f"{training.text}, snapshot saved"
+        return f"{text}, snapshot saved"
     age = time.time() - training.reported
     stale = not record.status.ended and age > STALE
-    return training.text + (f", {duration(age)} ago" if stale else "")
+    return text + (f", {duration(age)} ago" if stale else "")
+
+
+def _short(training: TrainingStatus) -> str:
+    """Return `120/3000, best 0.9861`: the accuracy would be what a narrow column cuts off."""
+    steps = "/".join(str(one) for one in (training.step, training.steps) if one is not None)
+    best = "" if training.best_accuracy is None else f"best {training.best_accuracy:.4f}"
+    return ", ".join(part for part in (steps, best) if part)
 
 
 def _job_json(record: JobRecord) -> dict[str, Any]:

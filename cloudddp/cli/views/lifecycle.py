@@ -133,9 +133,10 @@ def up(created: UpResult) -> str:
     return f"{head}; its nodes terminate in {time_left(cluster)}\n{nodes_table(cluster)}"
 
 
-def nothing(name: str, regions: Sequence[str]) -> str:
-    """Return that there is no cluster of that name in these regions."""
-    return f"cluster {name} does not exist; nothing to do (asked: {', '.join(regions)})"
+def nothing(name: str, regions: Sequence[str], denied: Sequence[str]) -> str:
+    """Return that there is no cluster of that name in these regions; `denied`, by a policy of the organization."""
+    more = f"; denied by your organization: {', '.join(denied)}" if denied else ""
+    return f"cluster {name} does not exist; nothing to do (asked: {', '.join(regions)}{more})"
 
 
 def down(report: DownReport, name: str, *, simulated: bool, region: str = "") -> str:
