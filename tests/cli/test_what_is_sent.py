@@ -330,3 +330,51 @@ def test_excluding_a_negated_pattern_names_include(cli: Any, faults: Any) -> Non
     cli.write("train.py", "")
     cli.write("cloudddp.toml", '[sync]\nexclude = ["!data/"]\n')
     assert 'include = ["data/"]' in refused(cli, faults, "launch", "train.py")
+
+
+# -- bytes that are not UTF-8 ----------------------------------------------------------------------------------
+
+RAW = "bad\udcff"  # as Python decodes b"bad\xff"
+
+
+def test_bytes_that_are_not_utf_8_are_carried(cli: Any, tmp_path: Path) -> None:
+    """In arguments, the script's name, the names of other files and the path of the project."""
+    direct(cli)
+    cli.cwd = tmp_path / RAW
+    cli.cwd.mkdir()
+    cli.write(
+        f"{RAW}.py",
+        "import os, sys; print(list(map(os.fsencode, sys.argv)), os.listdir(b'.'))"
+        "; os.mkdir('runs'); open(b'runs/out\\xff', 'w')",
+    )
+    dry = cli("launch", "--dry-run", f"{RAW}.py", RAW)
+    assert dry.returncode == 0, dry.stderr
+    done = cli("launch", f"{RAW}.py", RAW)
+    assert done.returncode == 0, done.stderr
+    assert r"[b'bad\xff.py', b'bad\xff'] [b'bad\xff.py']" in done.stdout
+    for words in (["jobs"], ["jobs", "--json"], ["status"], ["sync"], ["pull"]):
+        other = cli(*words)
+        assert other.returncode == 0, (words, other)
+    again = cli("resume")
+    assert "has succeeded" in again.stderr, again
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("launch", "-c", RAW, "a.py"),
+        ("launch", "--env-file", RAW, "a.py"),
+        ("launch", "--nproc-per-node", RAW, "a.py"),
+        ("launch", "-m", RAW),
+        ("launch", RAW),
+        ("--config", RAW, "launch", "a.py"),
+        ("pull", "--to", f"{RAW}/x"),
+        ("export", "slurm", "-o", RAW, "a.py", RAW),
+        ("init", RAW),
+    ],
+)
+def test_other_words_that_are_not_utf_8_are_no_bugs(cli: Any, words: tuple[str, ...]) -> None:
+    cli.write("a.py", "")
+    done = cli(*words)
+    assert "bug" not in done.stderr, done
+    assert "Traceback" not in done.stderr, done
