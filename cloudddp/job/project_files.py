@@ -475,11 +475,11 @@ def _ignore_file(path: Path) -> Callable[[str], bool | None] | None:
     import pathspec
 
     try:
-        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # git skips a byte order mark
     except OSError:
         return None
     try:
-        spec = pathspec.GitIgnoreSpec.from_lines(lines)
+        spec = pathspec.GitIgnoreSpec.from_lines(lines := text.splitlines())
     except (ValueError, re.error):
         spec = pathspec.GitIgnoreSpec.from_lines(filter(_is_pattern, lines))
     return lambda name: spec.check_file(name).include
