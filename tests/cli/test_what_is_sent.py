@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from support.harness import TIMEOUT
 from support.jobs import direct
+from support.localsync import LocalCluster
 
 from cloudddp.config.spec import Config, SyncSpec
 from cloudddp.errors import UsageError
-from cloudddp.job import launch, project_files
+from cloudddp.job import launch, project_files, sync
 from cloudddp.job.new_job import Script
 
 VERBS = [("launch", "train.py"), ("launch", "--dry-run", "train.py"), ("run", "train.py"), ("sync",)]
@@ -312,6 +313,35 @@ def test_include_sends_ignored_files_but_no_secrets_except_by_their_path(
     config = Config(sync=SyncSpec(include=("data/", "data/server.key")))
     sent = set(project_files.of_config(tmp_path, config).manifest)
     assert sent == {"a.py", ".gitignore", "data/train.bin", "data/server.key", "data/link"}
+
+
+def test_ignored_files_are_named_outside_a_repository(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "data/x", "b/meta.pkl", "runs/x", ".cache/x")
+    (tmp_path / ".gitignore").write_text("data/\n*.pkl\nruns/\n.cache/\n")
+    assert "name them: b/meta.pkl, data/ (" in warnings(tmp_path)
+
+
+def test_interrupted_replacement_of_another_project_is_asked_about_again(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    asked: list[int] = []
+    write(here, "a.py")
+    nodes = LocalCluster(tmp_path / "nodes", 1)
+    files = project_files.of_config(here, Config())
+
+    def send() -> None:
+        own = sync.Origin("a1", asked.extend)
+        sync.sync(nodes.runner, nodes.cluster, Config(), files=files, progress=lambda _: None, origin=own)
+
+    send()
+    (node,) = nodes.nodes
+    send()
+    assert asked == []
+    origin = node.home / ".cloudddp" / "origin-project"
+    assert origin.read_text() == "a1"
+    origin.write_text("mixed")
+    send()
+    assert asked == [0]
+    assert origin.read_text() == "a1"
 
 
 def test_submodule_without_files_is_named(tmp_path: Path) -> None:
