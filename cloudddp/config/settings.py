@@ -93,7 +93,7 @@ def read_toml(path: Path) -> Layer:
     """Return a configuration file as a layer. Raises UsageError if it cannot be read or is not TOML."""
     content = ""
     try:
-        content = read(path).decode()
+        content = read(path).decode("utf-8-sig")  # Windows editors write a byte order mark
         values = tomllib.loads(content)
     except (
         ValueError,

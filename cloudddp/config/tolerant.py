@@ -95,7 +95,7 @@ def _beginning(path: Path) -> dict[str, Any]:
     end = len(lines)
     for _ in range(_MOST_PARSED):
         try:
-            return tomllib.loads(b"\n".join(lines[:end]).decode())
+            return tomllib.loads(b"\n".join(lines[:end]).decode("utf-8-sig"))
         except UnicodeDecodeError as error:
             end = error.object.count(b"\n", 0, error.start)
         except (ValueError, RecursionError) as error:

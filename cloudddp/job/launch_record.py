@@ -8,6 +8,7 @@ given again.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -91,7 +92,8 @@ def keep(folder: ClusterFolder, record: LaunchRecord) -> None:
     """Write the record of a new job. Raises CloudDDPError if another job has the same id, since jobs are ended by id; OSError,
     UsageError."""
     try:
-        folder.write_new(folder.job(record.job), msgspec.json.encode(record).decode())
+        # msgspec's encoder refuses bytes that are not UTF-8, which a path and an argument may have.
+        folder.write_new(folder.job(record.job), json.dumps(msgspec.to_builtins(record)))
     except FileExistsError:
         raise CloudDDPError(
             f"another launch began at the same moment and has the id {record.job}; nothing was started",
@@ -141,8 +143,8 @@ def in_s3(folders: Iterable[ClusterFolder], wanted: str | None) -> LaunchRecord 
 def _read(folder: ClusterFolder, job_id: str) -> LaunchRecord:
     path = folder.job(job_id)
     try:
-        return msgspec.json.decode(folder.read(path) or "", type=LaunchRecord)
-    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
+        return msgspec.convert(json.loads(folder.read(path) or ""), LaunchRecord)
+    except (ValueError, RecursionError) as error:  # msgspec's and json's own errors are ValueErrors
         raise CloudDDPError(
             f"{path}: cannot read what job {job_id} was launched with: {one_line(str(error), 200)}",
             hint=("start it again with ", Command("launch", "SCRIPT")),

@@ -66,6 +66,7 @@ class Snapshot:
     withheld: tuple[str, ...] = ()  # files and folders that may hold secrets, which are not sent
     unsent: tuple[str, ...] = ()  # files that git tracks, and that are not sent
     unfetched: tuple[str, ...] = ()  # submodules without a checkout
+    ignored: tuple[str, ...] | None = None  # by .gitignore; None in a repository, where git knows
 
     def there(self, name: str) -> str | None:
         """Return the path in the project to which a path leads on the nodes, through the links that are sent; None where it
@@ -152,7 +153,7 @@ def notes(files: Snapshot, config: Config) -> Iterator[str]:
             f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; copy the files into the project, or "
             "add the links to sync.exclude"
         )
-    if ignored := _ignored_names(files.root, config):
+    if ignored := _ignored_names(files, config):
         yield (
             f"not sent, since git's ignore rules name them: {_some(ignored)} (sync.include sends what the job needs, sync.exclude ends "
             "this message)"
@@ -179,15 +180,13 @@ def _parents(name: str) -> Iterator[str]:
         yield name
 
 
-def _ignored_names(root: Path, config: Config) -> list[str]:
+def _ignored_names(files: Snapshot, config: Config) -> list[str]:
     """Return the files and folders that .gitignore names, without those that are hidden or that tools build."""
-    if _in_repository(root):
+    names: Sequence[str] = files.ignored or ()
+    if files.ignored is None:
         words = ("-oiz", "--exclude-standard", "--directory", "--no-empty-directory", "--", ".")
-        listing = _git(root, "ls-files", *words)
+        listing = _git(files.root, "ls-files", *words)
         names = [os.fsdecode(raw) for raw in listing.stdout.split(b"\0") if raw]
-    else:
-        _walk(listed := _Listed(), root)
-        names = listed.ignored
     scratch = [posixpath.normpath(out) for out in config.job.scratch]
     hidden = _matcher((*NEVER_SENT, *_BUILT, *config.sync.exclude, *config.sync.include))
     return [
@@ -300,7 +299,12 @@ def snapshot(
         if entry is not None:
             manifest[name] = entry
     return Snapshot(
-        root, manifest, tuple(sorted({*withheld.values()})), tuple(unsent), tuple(sorted(listed.unfetched))
+        root,
+        manifest,
+        withheld=tuple(sorted({*withheld.values()})),
+        unsent=tuple(unsent),
+        unfetched=tuple(sorted(listed.unfetched)),
+        ignored=None if listed.ignored is None else tuple(listed.ignored),
     )
 
 
@@ -349,7 +353,7 @@ class _Listed:
 
     files: dict[str, bool] = field(default_factory=dict)
     unfetched: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)  # by .gitignore, outside a repository
+    ignored: list[str] | None = None  # by .gitignore, outside a repository
 
     def add(self, name: str, *, tracked: bool) -> None:
         self.files[name] = tracked or self.files.get(name, False)
@@ -445,6 +449,7 @@ def _is_folder(path: str) -> bool:
 
 def _walk(listed: _Listed, root: Path) -> None:
     """List the files of a project that is not a repository. A folder's .gitignore applies to everything below it."""
+    listed.ignored = []
     stack: list[tuple[str, tuple[tuple[str, Callable[[str], bool | None]], ...]]] = [("", ())]
     excluded = _matcher(NEVER_SENT)
     while stack:
@@ -475,11 +480,11 @@ def _ignore_file(path: Path) -> Callable[[str], bool | None] | None:
     import pathspec
 
     try:
-        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # git skips a byte order mark
     except OSError:
         return None
     try:
-        spec = pathspec.GitIgnoreSpec.from_lines(lines)
+        spec = pathspec.GitIgnoreSpec.from_lines(lines := text.splitlines())
     except (ValueError, re.error):
         spec = pathspec.GitIgnoreSpec.from_lines(filter(_is_pattern, lines))
     return lambda name: spec.check_file(name).include

@@ -65,6 +65,12 @@ def _module(root: Path, here: Path, target: str, sent: Collection[str], env: Map
     what = f"no module {target!r} in {root}"
     if target and any((root / folder / Path(*target.split("."))).is_dir() for folder in folders):
         what = f"module {target} is a package without __main__.py"
+    for entry in env.get("PYTHONPATH", "").split(":"):
+        inside = os.path.relpath(entry, root) if entry.startswith("/") else ".."
+        if not inside.startswith("..") and _file_of(root, inside, target):
+            raise UsageError(
+                f"{what}: PYTHONPATH has {entry}, a path of this computer", hint=f"write it as {inside}"
+            )
     raise UsageError(what, hint=_advice(root, here, target, sent))
 
 

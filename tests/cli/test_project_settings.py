@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 def test_project_settings_apply_in_subfolders(cli: Any) -> None:
     del cli.env["CLOUDDDP_CLUSTER"]
     cli.write("cloudddp.toml", f'[cluster]\nname = "{cli.cluster}"\nnodes = 1\n')
-    (cli.cwd / ".git").mkdir()
+    subprocess.run(["git", "init", "-q", str(cli.cwd)], check=True)
     below = cli.cwd / "a" / "b"
     below.mkdir(parents=True)
     cli.cwd = below
@@ -19,6 +20,8 @@ def test_project_settings_apply_in_subfolders(cli: Any) -> None:
     done = cli("status")
     assert done.returncode == 0
     assert "using" in done.stderr
+    cli.write("train.py", "")
+    assert "ranks start there, not in a/b/" in cli("launch", "--dry-run", "train.py").stderr
 
 
 def test_settings_are_not_read_from_shared_folders(cli: Any, tmp_path: Path) -> None:

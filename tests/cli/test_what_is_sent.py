@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from support.harness import TIMEOUT
 from support.jobs import direct
+from support.localsync import LocalCluster
 
 from cloudddp.config.spec import Config, SyncSpec
 from cloudddp.errors import UsageError
-from cloudddp.job import launch, project_files
+from cloudddp.job import launch, project_files, sync
 from cloudddp.job.new_job import Script
 
 VERBS = [("launch", "train.py"), ("launch", "--dry-run", "train.py"), ("run", "train.py"), ("sync",)]
@@ -314,6 +315,35 @@ def test_include_sends_ignored_files_but_no_secrets_except_by_their_path(
     assert sent == {"a.py", ".gitignore", "data/train.bin", "data/server.key", "data/link"}
 
 
+def test_ignored_files_are_named_outside_a_repository(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "data/x", "b/meta.pkl", "runs/x", ".cache/x")
+    (tmp_path / ".gitignore").write_text("data/\n*.pkl\nruns/\n.cache/\n")
+    assert "name them: b/meta.pkl, data/ (" in warnings(tmp_path)
+
+
+def test_interrupted_replacement_of_another_project_is_asked_about_again(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    asked: list[int] = []
+    write(here, "a.py")
+    nodes = LocalCluster(tmp_path / "nodes", 1)
+    files = project_files.of_config(here, Config())
+
+    def send() -> None:
+        own = sync.Origin("a1", asked.extend)
+        sync.sync(nodes.runner, nodes.cluster, Config(), files=files, progress=lambda _: None, origin=own)
+
+    send()
+    (node,) = nodes.nodes
+    send()
+    assert asked == []
+    origin = node.home / ".cloudddp" / "origin-project"
+    assert origin.read_text() == "a1"
+    origin.write_text("mixed")
+    send()
+    assert asked == [0]
+    assert origin.read_text() == "a1"
+
+
 def test_submodule_without_files_is_named(tmp_path: Path) -> None:
     write(tmp_path, "inner/a.py", "outer/b.py")
     for name in ("inner", "outer"):
@@ -330,3 +360,51 @@ def test_excluding_a_negated_pattern_names_include(cli: Any, faults: Any) -> Non
     cli.write("train.py", "")
     cli.write("cloudddp.toml", '[sync]\nexclude = ["!data/"]\n')
     assert 'include = ["data/"]' in refused(cli, faults, "launch", "train.py")
+
+
+# -- bytes that are not UTF-8 ----------------------------------------------------------------------------------
+
+RAW = "bad\udcff"  # as Python decodes b"bad\xff"
+
+
+def test_bytes_that_are_not_utf_8_are_carried(cli: Any, tmp_path: Path) -> None:
+    """In arguments, the script's name, the names of other files and the path of the project."""
+    direct(cli)
+    cli.cwd = tmp_path / RAW
+    cli.cwd.mkdir()
+    cli.write(
+        f"{RAW}.py",
+        "import os, sys; print(list(map(os.fsencode, sys.argv)), os.listdir(b'.'))"
+        "; os.mkdir('runs'); open(b'runs/out\\xff', 'w')",
+    )
+    dry = cli("launch", "--dry-run", f"{RAW}.py", RAW)
+    assert dry.returncode == 0, dry.stderr
+    done = cli("launch", f"{RAW}.py", RAW)
+    assert done.returncode == 0, done.stderr
+    assert r"[b'bad\xff.py', b'bad\xff'] [b'bad\xff.py']" in done.stdout
+    for words in (["jobs"], ["jobs", "--json"], ["status"], ["sync"], ["pull"]):
+        other = cli(*words)
+        assert other.returncode == 0, (words, other)
+    again = cli("resume")
+    assert "has succeeded" in again.stderr, again
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("launch", "-c", RAW, "a.py"),
+        ("launch", "--env-file", RAW, "a.py"),
+        ("launch", "--nproc-per-node", RAW, "a.py"),
+        ("launch", "-m", RAW),
+        ("launch", RAW),
+        ("--config", RAW, "launch", "a.py"),
+        ("pull", "--to", f"{RAW}/x"),
+        ("export", "slurm", "-o", RAW, "a.py", RAW),
+        ("init", RAW),
+    ],
+)
+def test_other_words_that_are_not_utf_8_are_no_bugs(cli: Any, words: tuple[str, ...]) -> None:
+    cli.write("a.py", "")
+    done = cli(*words)
+    assert "bug" not in done.stderr, done
+    assert "Traceback" not in done.stderr, done

@@ -99,6 +99,13 @@ def test_module_is_found_through_pythonpath(tmp_path: Path) -> None:
     assert resolve(tmp_path, "pkg.go", PYTHONPATH="/elsewhere:./src/").target == "pkg.go"
 
 
+def test_pythonpath_of_this_computer_is_named(tmp_path: Path) -> None:
+    write_files(tmp_path, "src/pkg/a.py")
+    with pytest.raises(UsageError, match="a path of this computer") as caught:
+        resolve(tmp_path, "pkg.a", PYTHONPATH=f"/opt/x:{tmp_path}/src")
+    assert caught.value.hint == "write it as src"
+
+
 def test_module_name_relative_to_a_subfolder_is_corrected(tmp_path: Path) -> None:
     write_files(tmp_path, "sub/deep/go.py")
     with pytest.raises(UsageError) as refused:

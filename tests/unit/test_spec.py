@@ -45,6 +45,12 @@ def file_refusal(folder: Path, text: str) -> UsageError:
 # -- sources ---------------------------------------------------------------------------------------------------
 
 
+def test_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "cloudddp.toml"
+    path.write_bytes(b"\xef\xbb\xbf[cluster]\nnodes = 3\n")
+    assert settings.resolve([settings.read_toml(path)]).cluster.nodes == 3
+
+
 def test_source_with_the_highest_precedence_wins() -> None:
     flag = Layer("--nodes", {"cluster": {"nodes": "5"}}, textual=True)
     environment = settings.environment_layers({"CLOUDDDP_NODES": "4", "CLOUDDDP_DISK_GB": "400"})

@@ -209,7 +209,17 @@ def test_gitignore_files_apply_outside_a_repository(here: Path) -> None:
 @needs_git
 @pytest.mark.parametrize(
     "rules",
-    ["*.a\n!b.a\n", "/x\n", "x/\n", "x/*\n!x/b.a\n", "**/x\n", "x/**/b.a\n", "# c\n\\#c\n", "*\n!*/\n!*.a\n"],
+    [
+        "*.a\n!b.a\n",
+        "/x\n",
+        "x/\n",
+        "x/*\n!x/b.a\n",
+        "**/x\n",
+        "x/**/b.a\n",
+        "# c\n\\#c\n",
+        "*\n!*/\n!*.a\n",
+        "\ufeffx/\n",
+    ],
 )
 def test_walk_agrees_with_git(here: Path, tmp_path: Path, rules: str) -> None:
     files: dict[str, str | bytes] = dict.fromkeys(

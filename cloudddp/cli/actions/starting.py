@@ -31,6 +31,10 @@ def checked_script(session: Session, script: Script, *, fresh: bool = False) -> 
         session.root, Path.cwd(), script, session.settings, fresh=fresh,
         secret_files=map(Path, session.env_files), warn=session.console.warn,
     )  # fmt: skip
+    if (here := Path.cwd()) != session.root and here.is_relative_to(session.root):
+        session.console.log(
+            f"the project is {session.root}: ranks start there, not in {here.relative_to(session.root)}/"
+        )
     if fresh:
         check_nodes_min(session.settings, session.settings.cluster.nodes)
     return found
