@@ -133,8 +133,10 @@ def _advice(aws: AWS, found: Resource | Instance) -> Text:
         )
     if ownership.mine(found):
         return (
-            "you created it from another computer: remove it with ",
+            "another computer of yours created it, or is still in ",
+            Command("up"),
+            ": use it from there, or choose another name with -c; ",
             Command("down"),
-            ", or choose another name with -c",
+            " removes it with its jobs and results",
         )
     return ("choose another name with -c; or, if it is no longer needed: ", Command("down", "--anyone"))
