@@ -76,25 +76,37 @@ def _terminate_each(aws: AWS, ids: list[str]) -> list[str]:
     return unknown
 
 
+def power_minutes(instance_type: str, gpus: int) -> float:
+    """Return the minutes that an instance may take to boot, or to shut down. Pure.
+
+    AWS's metal instances can take over 20 minutes (canonical/pycloudlib, PR 192, which waits for 40). Clusters of large
+    GPU machines exceed 10 minutes (NVIDIA/nephele, PR 16, which proposes 30).
+    """
+    if ".metal" in instance_type:
+        return 40.0
+    return 30.0 if gpus > 1 else 10.0
+
+
 @timings.spanned("wait: nodes are terminated")
 def wait_terminated(
     aws: AWS,
     look: Callable[[], list[Instance]],
     *,
-    timeout: float = 600.0,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[Instance]:
-    """Wait until every instance that `look` returns is terminated; terminate live ones; return the remaining ones.
+    """Wait until every instance that `look` returns is terminated; terminate live ones; return the remaining ones. The limit
+    is that of the slowest type among them.
 
     botocore's waiter polls every 15 s and fails if an instance has already disappeared. One failed call (a network
     problem) does not end the wait; four in a row do. `progress` is called with the number of remaining instances.
     """
-    deadline = time.monotonic() + timeout
+    began, minutes = time.monotonic(), power_minutes("", 0)
     pause, failures = 0.2, 0
     remaining: list[Instance] = []
     while True:
         try:
             remaining = [instance for instance in look() if instance.state != "terminated"]
+            minutes = max([minutes, *(power_minutes(one.type, one.tags.gpus or 0) for one in remaining)])
             if live := [instance.id for instance in remaining if instance.live]:
                 terminate(aws, live)
             failures = 0
@@ -102,7 +114,7 @@ def wait_terminated(
             failures += 1
             if failures > 3 or error.code:
                 raise
-        if (not remaining and not failures) or time.monotonic() > deadline:
+        if (not remaining and not failures) or time.monotonic() - began > minutes * timing.current().minute:
             return remaining
         progress(len(remaining))
         time.sleep(pause)

@@ -133,12 +133,12 @@ def _advice(aws: AWS, found: Resource | Instance) -> Text:
         )
     if ownership.mine(found):
         return (
-            "you created it from another computer, where its ",
+            "another computer of yours created it, or is still in ",
             Command("up"),
-            " may still run: ",
+            ": ",
             Command("status"),
-            " shows its nodes, ",
+            " shows its nodes. Use it from there, or choose another name with -c; ",
             Command("down"),
-            " removes it; or choose another name with -c",
+            " removes it with its jobs and results",
         )
     return ("choose another name with -c; or, if it is no longer needed: ", Command("down", "--anyone"))

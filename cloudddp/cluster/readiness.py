@@ -9,7 +9,7 @@ from cloudddp import timings
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
-from cloudddp.aws.removal import POLL_SECONDS
+from cloudddp.aws.removal import POLL_SECONDS, power_minutes
 from cloudddp.cluster import name_lock
 from cloudddp.cluster.connect import Dial, Meanwhile, connect, probe
 from cloudddp.cluster.inspect import refresh
@@ -27,16 +27,8 @@ _LEAST_BOOT_SECONDS = 30.0  # for cloud-init, however late SSH answered
 
 
 def ready_minutes(spec: ClusterSpec, gpus: int) -> float:
-    """Return the minutes that a node may take to boot: as set, or by the type and its number of GPUs. Pure.
-
-    AWS's metal instances can take over 20 minutes (canonical/pycloudlib, PR 192, which waits for 40). Clusters of large
-    GPU machines exceed 10 minutes (NVIDIA/nephele, PR 16, which proposes 30).
-    """
-    if spec.ready_minutes is not None:
-        return spec.ready_minutes
-    if ".metal" in spec.instance_type:
-        return 40.0
-    return 30.0 if gpus > 1 else 10.0
+    """Return the minutes that a node may take to boot: as set, or by the type and its number of GPUs. Pure."""
+    return spec.ready_minutes or power_minutes(spec.instance_type, gpus)
 
 
 @timings.spanned("wait: nodes run")

@@ -110,6 +110,7 @@ class Connection:
         kind, blob = host_key.split()[:2]
         key = paramiko.PKey.from_type_string(kind, base64.b64decode(blob))
         client.get_host_keys().add(target.known_as, kind, key)
+        login_key = _login_key(target)
         stream = None
         try:
             stream = target.route.open(target, connect_timeout, limits)
@@ -119,7 +120,7 @@ class Connection:
                 target.host,
                 target.port,
                 username=target.user,
-                pkey=paramiko.Ed25519Key.from_private_key_file(str(target.private_key)),
+                pkey=login_key,
                 sock=stream,
                 timeout=connect_timeout,
                 banner_timeout=connect_timeout,
@@ -193,6 +194,22 @@ class Connection:
     def close(self) -> None:
         """Close the connection; a command that waits in another thread ends with NodeError."""
         self._client.close()
+
+
+def _login_key(target: Target) -> paramiko.PKey:
+    """Return the private login key. Raises ConnectError, without patience: no node can be reached without it."""
+    import paramiko
+
+    try:
+        return paramiko.Ed25519Key.from_private_key_file(str(target.private_key))
+    except paramiko.PasswordRequiredException:
+        why = "needs a passphrase, which cloudddp's own keys never have"
+    except (OSError, ValueError, paramiko.SSHException) as error:
+        why = f"cannot read the cluster's private key: {reason_of(error)}"
+    raise ConnectError(
+        f"{target.private_key}: {why}",
+        hint=("restore the file; without it the nodes cannot be used: ", Command("down"), " stops the bill"),
+    )
 
 
 def _is_end(error: BaseException) -> bool:
@@ -289,6 +306,4 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
             ),
             patience=inf,
         )
-    if isinstance(error, paramiko.PasswordRequiredException):
-        return ConnectError(f"{target.private_key}: needs a passphrase, which cloudddp's own keys never have")
     return ConnectError(f"{where}: {reason_of(error)}", patience=inf)

@@ -172,6 +172,7 @@ def test_name_held_by_another_computer_is_not_taken_over(
     (cluster_id,) = cluster_ids(ec2, cli.cluster)
     done = other("up", "-y", "-n", "1")
     assert done.returncode == 1
+    assert "another computer of yours created it, or is still in `cloudddp up`" in done.stderr
     assert names_the_holder(done.stderr, cluster_id), done.stderr
     assert "cloudddp down" in done.stderr
     assert not remains().instances

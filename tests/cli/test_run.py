@@ -123,9 +123,13 @@ def test_run_does_not_take_over_a_cluster_that_appears_after_its_check(
     assert len(remains().instances) == 1
 
 
-def test_run_with_more_ranks_than_gpus_creates_nothing(cli: Any, faults: Any, remains: Any) -> None:
+@pytest.mark.parametrize("words", [("up",), ("up", "--dry-run"), ("run", "train.py")])
+def test_more_ranks_than_gpus_create_nothing(cli: Any, faults: Any, words: tuple[str, ...]) -> None:
     cli.write("train.py", "")
-    done = cli("run", "-n", "1", "-t", "g5.xlarge", "--nproc-per-node", "2", "train.py")
+    cli.write(
+        "cloudddp.toml", "[job]\nnproc_per_node = 2\n[cluster]\nnodes = 1\ninstance_type = 'g5.xlarge'\n"
+    )
+    done = cli(*words)
     assert done.returncode == 2, done.stderr
     assert "1 GPU, fewer than the 2 ranks" in done.stderr
     assert not {"ImportKeyPair", "CreateSecurityGroup", "RunInstances"} & set(faults.calls)

@@ -552,3 +552,11 @@ def test_windows_of_many_nodes_are_limited_together(ssh_site: Site, server: Serv
         targets = dict.fromkeys(range(nodes), ssh_site.target(server.port))
         with Fleet(targets) as fleet:
             assert fleet.window == window
+
+
+def test_missing_private_key_is_named_and_not_retried(ssh_site: Site, tmp_path: Path) -> None:
+    target = ssh_site.target(ssh_site.server().port, private_key=tmp_path / "gone")
+    with pytest.raises(ConnectError, match="cannot read the cluster's private key: No such file") as caught:
+        Connection.open(target)
+    assert str(tmp_path / "gone") in caught.value.message
+    assert caught.value.patience == 0

@@ -36,6 +36,7 @@ from cloudddp.cluster.up import UpResult
 from cloudddp.config.spec import ClusterSpec, Config
 from cloudddp.errors import CloudDDPError
 from cloudddp.job import launch as starting
+from cloudddp.job import ranks
 from cloudddp.job.new_job import NewJob, Script
 from cloudddp.job.poweroff import Hold
 from cloudddp.ssh import keys
@@ -337,6 +338,7 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tu
     shown: list[str] = []
 
     def agree(plans: Sequence[Plan], found: TypeInfo) -> None:
+        ranks.nproc(settings.job, [found.gpus] * settings.cluster.nodes)
         info.append(found)
         shown.append(lifecycle.plans(plans, found, settings.cluster))
         if show:

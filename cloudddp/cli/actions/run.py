@@ -15,7 +15,6 @@ from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
-from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
@@ -42,7 +41,7 @@ from cloudddp.errors import (
     parts,
     renewal_first,
 )
-from cloudddp.job import cancel, launch_record, poweroff, project_files, ranks
+from cloudddp.job import cancel, launch_record, poweroff, project_files
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.new_job import NewJob, Script
 from cloudddp.job.results import pull
@@ -112,7 +111,7 @@ def run(
     ending = _Ending(discard, keep, keep_files)
     try:
         with signals.interruptible():  # but not the teardown
-            bring_up(session, yes=yes, check=partial(_check, session, yes), on_ready=ending.take)
+            bring_up(session, yes=yes, check=partial(_check, yes), on_ready=ending.take)
             if ending.cluster is None:
                 raise _exists(session)  # another command has created it in the meantime
             session = replace(session, region=ending.cluster.region)
@@ -141,10 +140,8 @@ def _exists(session: Session) -> CloudDDPError:
     )
 
 
-def _check(session: Session, yes: bool, plans: Sequence[Plan], info: TypeInfo, aws: AWS) -> None:
-    """Raise UsageError where a node would run more ranks than the instance type has GPUs, or if the credentials end
-    before the deadline: `run` needs them to remove the cluster."""
-    ranks.nproc(session.settings.job, [info.gpus] * session.settings.cluster.nodes)
+def _check(yes: bool, plans: Sequence[Plan], aws: AWS) -> None:
+    """Raise UsageError if the credentials end before the deadline: `run` needs them to remove the cluster."""
     ends, deadline = aws.credentials_end(), max(plan.expires for plan in plans)
     if yes or ends is None or ends >= deadline:
         return

@@ -21,6 +21,7 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.up import UpResult
 from cloudddp.config.options import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError, Command, Interrupted
+from cloudddp.job import ranks
 
 
 def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_run: bool, yes: bool) -> None:
@@ -68,17 +69,18 @@ def bring_up(
     session: Session,
     *,
     yes: bool,
-    check: Callable[[Sequence[Plan], TypeInfo, AWS], None] = lambda *_: None,
+    check: Callable[[Sequence[Plan], AWS], None] = lambda *_: None,
     on_ready: Callable[[Cluster], None] = lambda _: None,
 ) -> UpResult:
-    """Create the cluster after asking, for `up` and `run`. `check` is called before, and raises for what the instance
-    type or the credentials cannot do. `on_ready` is called with the cluster that was created, which the caller now has to remove."""
+    """Create the cluster after asking, for `up` and `run`. Raises UsageError before that where a node would run more
+    ranks than the type has GPUs. `check` is called then, and raises for what the credentials cannot do. `on_ready` is called with the cluster that was created, which the caller now has to remove."""
     console, spec, clouds = session.console, session.settings.cluster, session.clouds()
     with console.progress() as progress:
 
         def agree(plans: Sequence[Plan], info: TypeInfo) -> None:
             progress.stop()
-            check(plans, info, clouds[0])
+            ranks.nproc(session.settings.job, [info.gpus] * spec.nodes)
+            check(plans, clouds[0])
             console.print_text(lifecycle.plans(plans, info, spec, clouds[0].credentials_end()), err=True)
             console.must_confirm("Start these nodes?", yes=yes)
 
