@@ -233,7 +233,7 @@ def _set_up(
             commands=tuple(config.setup.run),
             inputs=tuple(config.setup.inputs),
             env=dict(config.job.env),
-            python=probes[node].python,
+            python=config.job.python,  # which a command may create
         )
 
     try:

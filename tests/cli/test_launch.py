@@ -150,10 +150,14 @@ def test_modules_of_the_project_do_not_replace_those_of_the_launcher(cli: Any) -
     for name in ("queue.py", "typing.py", "sitecustomize.py", "torch/__init__.py", "random.py"):
         cli.write(name, "raise SystemExit('the project replaces ' + __file__)\n")
     cli.write("pkg/__init__.py", "")
-    cli.write("pkg/t.py", "import sys, os\nprint(os.path.basename(sys.path[0]), os.path.basename(os.getcwd()))\n")
+    cli.write(
+        "pkg/t.py", "import sys, os\nprint(os.path.basename(sys.path[0]), os.path.basename(os.getcwd()))\n"
+    )
     script = cli("launch", "--nproc-per-node", "1", "pkg/t.py")
     assert "] pkg project" in script.stdout, script.stderr
-    module = cli("launch", "--nproc-per-node", "1", "-m", "pkg.t")  # as plain `python -m`: the project comes first
+    module = cli(
+        "launch", "--nproc-per-node", "1", "-m", "pkg.t"
+    )  # as plain `python -m`: the project comes first
     assert "the project replaces" in module.stdout or "] project project" in module.stdout, module.stderr
     assert "the launcher" not in module.stderr
 

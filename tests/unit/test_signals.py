@@ -35,7 +35,8 @@ def output(program: str, *, ignored: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "exception"), [
+    ("name", "exception"),
+    [
         ("SIGINT", "KeyboardInterrupt"),
         ("SIGQUIT", "KeyboardInterrupt"),
         ("SIGTERM", "Terminated"),

@@ -91,9 +91,7 @@ def _open_log(folder: Path) -> BinaryIO:
     return open(number, "r+b", buffering=0)
 
 
-def _run_all(
-    request: SetupRequest, project: Path, mark: str, folder: Path, log: BinaryIO
-) -> SetupReply:
+def _run_all(request: SetupRequest, project: Path, mark: str, folder: Path, log: BinaryIO) -> SetupReply:
     copy = _Copy(log)
     for command in request.commands:
         env = {**os.environ, **_active(request, project), **request.env, TASK_VARIABLE: mark}
