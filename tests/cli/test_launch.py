@@ -143,6 +143,15 @@ def test_node_that_dies_stops_the_job_and_is_named(cli: Any, ec2: Any) -> None:
     assert "may still run" not in err
 
 
+def test_missing_module_of_a_rank_names_the_setup(cli: Any) -> None:
+    direct(cli)
+    cli.write("requirements.txt", "")
+    cli.write("needs.py", "import not_installed_anywhere\n")
+    done = cli("launch", "needs.py")
+    assert done.returncode == 1
+    assert 'run = ["pip install -r requirements.txt"]' in " ".join(done.stderr.split())
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("rendezvous", ["c10d", "direct"])
 def test_shell_script_runs_once_per_rank(cli: Any, rendezvous: str) -> None:
