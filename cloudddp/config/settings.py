@@ -34,6 +34,11 @@ _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED_ENVIRONMENT = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 )
+# Options of torchrun that cloudddp sets, or that take the place of the script.
+OF_TORCHRUN = (
+    "nnodes", "nproc-per-node", "max-restarts", "local-addr", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "standalone",
+    "node-rank", "master-addr", "master-port", "no-python", "module", "run-path", "help",
+)  # fmt: skip
 # CLOUDDDP_* variables that are not settings; any other one is a misspelt setting.
 OTHER_VARIABLES = frozenset(
     [
@@ -241,6 +246,8 @@ def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
         )
     if key == "env":
         _check_environment(origin, checked)
+    if key == "torchrun_args":
+        _check_torchrun(origin, checked)
     if key == "tags":
         _require(origin, extra_tags.problem(checked))
     if key == "ssh_from":
@@ -313,6 +320,24 @@ def _listed(section: str, hint: Any, value: Any) -> Any:
 def _numeric(value: Any) -> Any:
     """Turn '4' into 4 where the field is a union of number and word, which msgspec does not convert."""
     return int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
+
+
+def _check_torchrun(origin: str, options: Iterable[str]) -> None:
+    for option in options:
+        name = option.partition("=")[0].lstrip("-").replace("_", "-")
+        if not option.startswith("-") or not name:
+            raise UsageError(
+                f"{origin}: job.torchrun_args has {option!r}, which is no option",
+                hint='give each option with its value as one item: ["--numa-binding=node"]',
+            )
+        # torchrun takes the beginning of a name, too.
+        if option[:2] in ("-m", "-h") or (
+            option[:2] == "--" and any(own.startswith(name) for own in OF_TORCHRUN)
+        ):
+            raise UsageError(
+                f"{origin}: job.torchrun_args has {option}, which cloudddp sets itself",
+                hint="remove it; use nproc_per_node, rendezvous, master_port and max_restarts instead",
+            )
 
 
 def _check_environment(origin: str, variables: Mapping[str, str]) -> None:

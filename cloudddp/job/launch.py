@@ -35,7 +35,6 @@ from cloudddp.text import one_line
 OnSetupLine = Callable[[int, str], None]  # node, line
 
 CLOCK_SKEW = 5.0  # seconds; more makes it uncertain which rank failed first, and breaks certificates
-SETUP_OUTPUT_LINES = 40  # of a setup command that failed, as shown
 
 
 def prepare(
@@ -240,7 +239,7 @@ def _set_up(
             commands=tuple(config.setup.run),
             inputs=tuple(config.setup.inputs),
             env=dict(config.job.env),
-            python=probes[node].python,
+            python=config.job.python,  # which a command may create
         )
 
     try:
@@ -255,11 +254,9 @@ def _set_up(
         )
     for node, reply in replies.items():
         if reply.exit_code:
-            output = "\n".join(
-                f"  | {one_line(line)}" for line in reply.output.splitlines()[-SETUP_OUTPUT_LINES:]
-            )
+            # Its output was shown as it was written.
             raise NodeError(
-                f"node {node}: setup command exited with code {reply.exit_code}: {one_line(reply.command)}\n{output}",
+                f"node {node}: setup command exited with code {reply.exit_code}: {one_line(reply.command)}",
                 hint=_setup_hint(reply),
             )
 

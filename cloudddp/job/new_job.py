@@ -26,22 +26,32 @@ def _new_id() -> str:
     return f"{now:%Y%m%d-%H%M%S}-{_DIGITS[high]}{_DIGITS[low]}{random}"
 
 
+_EXEC = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What every rank runs: a file of the project, or with `module` a module as for `python -m`."""
+    """What every rank runs: a file of the project, or with `module` a module as for `python -m`. `program`: the words that
+    start it, where it is not written in Python."""
 
     target: str
     args: tuple[str, ...] = ()
     module: bool = False
+    program: tuple[str, ...] = ()
 
     @property
     def argv(self) -> list[str]:
+        """Return the arguments of Python. A program is started by it as well, whose environment it so gets."""
+        return ["-ISc", _EXEC, *self.program, *self.args] if self.program else self._words
+
+    @property
+    def _words(self) -> list[str]:
         return (["-m"] if self.module else []) + [self.target, *self.args]
 
     @property
     def shown(self) -> str:
         """The script and its arguments as lists of jobs show them."""
-        return one_line(shlex.join(self.argv), LONGEST_SCRIPT)
+        return one_line(shlex.join(self._words), LONGEST_SCRIPT)
 
 
 @dataclass(frozen=True, slots=True)

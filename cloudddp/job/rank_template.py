@@ -110,4 +110,4 @@ def _torchrun(job: JobSpec, ranks: int) -> tuple[Word, ...]:
             ("--master-addr=", Fact.HEAD),
             ("--master-port=", Fact.PORT),
         ]
-    return (*argv, ("--no-python",))
+    return (*argv, *((word,) for word in job.torchrun_args), ("--no-python",))

@@ -1,4 +1,5 @@
-"""Which file of the project a launch starts: a path as the user typed it, or a module as `python -m` finds it.
+"""Which file of the project a launch starts: a path as the user typed it (a Python script, or another program), or a module as
+`python -m` finds it.
 
 It is resolved on the laptop, so that a misspelt script is refused before any node is created. It reads the file
 system only.
@@ -6,15 +7,26 @@ system only.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
-from collections.abc import Collection, Iterator, Mapping
+import shlex
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cloudddp.errors import UsageError
+from cloudddp.errors import Command, UsageError
 from cloudddp.job.new_job import Script
 
 SHOWN = 10  # names in a hint
+# Programs that start the ranks themselves, or Python, with the words that come before the script.
+STARTERS = {
+    "accelerate": ("launch",), "lightning": ("run",), "fabric": ("run",), "uv": ("run",), "poetry": ("run",), "pipenv": ("run",),
+    "conda": ("run",), "pixi": ("run",), "deepspeed": (), "colossalai": ("run",), "mpirun": (), "mpiexec": (), "srun": (),
+}  # fmt: skip
+# Those that also install what the project needs, which the nodes do in [setup].
+INSTALLERS = ("uv", "poetry", "pipenv", "conda", "pixi")
+SHELLS = (".sh", ".bash")
 TORCHRUN = ("python", "python3", "torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
@@ -29,8 +41,64 @@ def find(
     """
     if script.module:
         return script, _module(root, here, script.target, listed, env or {})
-    file = _path(root, here, script.target)
-    return Script(file, script.args), file
+    target = script.target
+    if "/" not in target and not any((folder / target).is_file() for folder in (here, root)):
+        if target in _entry_points(root):
+            return Script(target, script.args, program=(target,)), "pyproject.toml"
+        if target in (*STARTERS, *TORCHRUN):
+            raise _starter(here, root, target, script.args)
+    file = _path(root, here, target)
+    return Script(file, script.args, program=_program(root / file, file)), file
+
+
+def _program(path: Path, file: str) -> tuple[str, ...]:
+    """Return the words that start a file which is not written in Python, () for one that is. Raises UsageError."""
+    if file.endswith(".ipynb"):
+        name = shlex.quote(file)
+        raise UsageError(
+            f"{file} is a notebook, which Python cannot run",
+            hint=f"convert it: `jupyter nbconvert --to script {name}`, and launch {file.removesuffix('.ipynb')}.py",
+        )
+    with contextlib.suppress(OSError), path.open("rb") as opened:
+        first = opened.readline(200)
+        if file.endswith(".py") or (first.startswith(b"#!") and b"python" in first):
+            return ()
+        if file.endswith(SHELLS):
+            return ("bash", file)
+        if first.startswith((b"#!", b"\x7fELF")):
+            if not os.access(path, os.X_OK):
+                raise UsageError(
+                    f"{file} is a program, but not executable", hint=f"chmod +x {shlex.quote(file)}"
+                )
+            return (f"./{file}",)
+    return ()
+
+
+def _entry_points(root: Path) -> Collection[str]:
+    """Return the programs that the project installs."""
+    try:
+        project = tomllib.loads((root / "pyproject.toml").read_text()).get("project", {})
+        return tuple(project.get("scripts", {}))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return ()
+
+
+def _starter(here: Path, root: Path, target: str, args: Sequence[str]) -> UsageError:
+    """Return the error for a program that would start the ranks, or Python, with the command that works."""
+    at = next(
+        (
+            i
+            for i, word in enumerate(args)
+            if word == "-m" or (here / word).is_file() or (root / word).is_file()
+        ),
+        None,
+    )
+    rest = ["SCRIPT"] if at is None else list(args[at:])
+    omitted = [target, *(args[:at] if at is not None else STARTERS.get(target, ()))]
+    hint: list[str | Command] = ["omit it: ", Command("launch", *rest)]
+    if target in INSTALLERS:
+        hint += ["; install what it needs with [setup] run in cloudddp.toml"]
+    return UsageError(f"cloudddp starts the ranks itself, without `{shlex.join(omitted)}`", hint=tuple(hint))
 
 
 def _path(root: Path, here: Path, target: str) -> str:
@@ -38,8 +106,9 @@ def _path(root: Path, here: Path, target: str) -> str:
     if found is None:
         raise UsageError(
             f"script not found: {target} (in {here})",
-            hint=f"omit {target}: cloudddp starts it"
-            if target in TORCHRUN
+            hint="give its path, or -m MODULE; for a program that is installed on the nodes, write a script with "
+            f'`exec {shlex.quote(target)} "$@"` into NAME.sh and launch that'
+            if "/" not in target and "." not in target
             else "give its path, or -m MODULE",
         )
     inside_root = Path(os.path.normpath(found.absolute()))

@@ -143,6 +143,28 @@ def test_node_that_dies_stops_the_job_and_is_named(cli: Any, ec2: Any) -> None:
     assert "may still run" not in err
 
 
+def test_missing_module_of_a_rank_names_the_setup(cli: Any) -> None:
+    direct(cli)
+    cli.write("requirements.txt", "")
+    cli.write("needs.py", "import not_installed_anywhere\n")
+    done = cli("launch", "needs.py")
+    assert done.returncode == 1
+    assert 'run = ["pip install -r requirements.txt"]' in " ".join(done.stderr.split())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("rendezvous", ["c10d", "direct"])
+def test_shell_script_runs_once_per_rank(cli: Any, rendezvous: str) -> None:
+    pytest.importorskip("torch")
+    cli.nodes(1)
+    cli.write("run.sh", 'echo "$RANK of $WORLD_SIZE at ${MASTER_ADDR:+an address}, $1 $2"; exit 4\n')
+    done = cli("launch", "--rendezvous", rendezvous, "--nproc-per-node", "2", "run.sh", "a b", "$LOCAL_RANK")
+    expected = {rank: [f"{rank} of 2 at an address, a b $LOCAL_RANK"] for rank in range(2)}
+    assert lines_by_rank(done.stdout).items() <= expected.items()
+    assert lines_by_rank(done.stdout)
+    assert done.returncode == 4
+
+
 @pytest.mark.torch
 def test_modules_of_the_project_do_not_replace_those_of_the_launcher(cli: Any) -> None:
     pytest.importorskip("torch")

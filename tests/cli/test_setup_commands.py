@@ -23,12 +23,12 @@ def test_setup_commands_run_once_per_content(cli: Any) -> None:
 
 def test_output_of_a_failed_setup_command_is_shown(cli: Any) -> None:
     direct(cli)
-    cli.write("cloudddp.toml", '[setup]\nrun = ["echo the cause; exit 9"]\n')
+    cli.write("cloudddp.toml", '[setup]\nrun = ["echo the $((1 + 1))nd cause; exit 9"]\n')
     cli.write("ok.py", "print('not reached')")
     done = cli("launch", "ok.py")
     assert done.returncode == 1
     assert "exited with code 9" in done.stderr
-    assert "the cause" in done.stderr
+    assert done.stderr.count("the 2nd cause") == 1
     assert "not reached" not in done.stdout
 
 

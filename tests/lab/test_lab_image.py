@@ -52,11 +52,19 @@ def test_pip_of_the_system_refuses_to_install(ssh: paramiko.SSHClient) -> None:
 
 
 def test_pip_of_pytorch_installs_where_its_python_finds_it(ssh: paramiko.SSHClient) -> None:
-    assert shell(ssh, "/opt/pytorch/bin/python -c 'import os; print(os.environ[\"PIP_TARGET\"])'") == (
-        "/home/ubuntu/.site-packages"
+    packages = shell(
+        ssh, "/opt/pytorch/bin/python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))'"
     )
-    shell(ssh, "mkdir -p ~/.site-packages && echo 'value = 7' > ~/.site-packages/installed_here.py")
+    assert packages.startswith("/opt/pytorch/")
+    shell(ssh, f"echo 'value = 7' > {packages}/installed_here.py")
     assert shell(ssh, "/opt/pytorch/bin/python -c 'import installed_here as i; print(i.value)'") == "7"
+
+
+def test_pip_says_once_that_there_is_no_index(ssh: paramiko.SSHClient) -> None:
+    done = attempt(ssh, "/opt/pytorch/bin/pip install nothing-of-this-name")
+    assert done.status == 1
+    assert done.err.count(b"there is no package index here") == 1
+    assert b"Retrying" not in done.err
 
 
 def test_gpu_check_sees_the_gpus_of_the_type(ssh: paramiko.SSHClient) -> None:

@@ -42,6 +42,11 @@ def make_plans(job: JobSpec, hosts: list[Host], script: Script = SCRIPT) -> list
     return ranks.plan(job, hosts, script, job_id="job-1", cluster="demo")
 
 
+def test_options_of_torchrun_are_passed() -> None:
+    (plan,) = make_plans(JobSpec(torchrun_args=("--numa-binding=node", "-t3")), [host(0)])
+    assert plan.processes[0].launcher[-3:] == ("--numa-binding=node", "-t3", "--no-python")
+
+
 def test_c10d_has_one_endpoint_and_an_explicit_host() -> None:
     plans = make_plans(JobSpec(nproc_per_node=2), [host(0), host(1)])
     for plan in plans:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudddp.errors import UsageError
+from cloudddp.errors import UsageError, render
 from cloudddp.job import scripts
 from cloudddp.job.ranks import Script
 
@@ -120,3 +120,70 @@ def test_unknown_module_is_refused_before_any_aws_call(cli: Any, faults: Any, wo
     assert done.returncode == 2
     assert f"no module {words[2]!r}" in done.stderr
     assert faults.calls == []
+
+
+# -- programs that are not Python files ----------------------------------------------------------------------------
+
+
+def by_path(root: Path, target: str, *args: str) -> Script:
+    sent = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
+    return scripts.resolve(root, root, Script(target, args), sent)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "program"),
+    [
+        ("train.sh", "exec python t.py", ("bash", "train.sh")),
+        ("sub/train.bash", "", ("bash", "sub/train.bash")),
+        ("train", "#!/usr/bin/env ruby\n", ("./train",)),
+        ("sub/train", "\x7fELF", ("./sub/train",)),
+        ("train.py", "#!/bin/sh\n", ()),
+        ("tool", "#!/usr/bin/env python3\n", ()),
+        ("no_suffix", "print(1)", ()),
+    ],
+)
+def test_program_is_started_by_what_it_needs(
+    tmp_path: Path, name: str, text: str, program: tuple[str, ...]
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / name).write_text(text)
+    (tmp_path / name).chmod(0o755)
+    found = by_path(tmp_path, name, "--lr", "1")
+    assert found == Script(name, ("--lr", "1"), program=program)
+    assert found.shown == f"{name} --lr 1"
+    if program:
+        assert found.argv[2:] == [*program, "--lr", "1"]
+
+
+def test_console_entry_point_of_the_project_is_a_program(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project.scripts]\nmy-train = "a:main"\n')
+    assert by_path(tmp_path, "my-train", "x") == Script("my-train", ("x",), program=("my-train",))
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (("nb.ipynb",), "is a notebook", "jupyter nbconvert --to script nb.ipynb"),
+        (
+            ("accelerate", "launch", "--num_processes", "2", "t.py", "--x"),
+            "without `accelerate launch",
+            "cloudddp launch t.py --x`",
+        ),
+        (("accelerate", "launch", "-m", "pkg.t"), "starts the ranks itself", "cloudddp launch -m pkg.t`"),
+        (("deepspeed", "t.py"), "without `deepspeed`", "cloudddp launch t.py`"),
+        (("uv", "run", "t.py"), "without `uv run`", "[setup] run"),
+        (("torchrun", "--nproc-per-node", "2", "t.py"), "starts the ranks itself", "cloudddp launch t.py`"),
+        (("lightning", "run"), "without `lightning run`", "cloudddp launch SCRIPT`"),
+        (("plain",), "not executable", "chmod +x plain"),
+        (("my-train",), "script not found", 'exec my-train "$@"'),
+    ],
+)
+def test_what_cannot_be_started_is_refused_with_the_command_that_works(
+    tmp_path: Path, words: tuple[str, ...], message: str, hint: str
+) -> None:
+    for name, text in (("nb.ipynb", "{}"), ("t.py", ""), ("plain", "#!/bin/sh\n")):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError) as refused:
+        by_path(tmp_path, *words)
+    assert message in refused.value.message
+    assert hint in render(refused.value.hint)

@@ -327,6 +327,16 @@ def test_nul_in_a_value_is_refused() -> None:
     refusal("job", "env", {"A": "x\0y"})
 
 
+@pytest.mark.parametrize(
+    "option", ["--nnodes=2", "--rdzv_id=x", "--nproc", "-m", "--no-python", "train.py", "--"]
+)
+def test_option_of_torchrun_that_cloudddp_sets_is_refused(option: str) -> None:
+    layer = settings.Layer("cloudddp.toml", {"job": {"torchrun_args": [option]}})
+    with pytest.raises(UsageError) as refused:
+        settings.resolve([layer])
+    assert f"job.torchrun_args has {option}" in refused.value.message.replace("'", "")
+
+
 @pytest.mark.parametrize("name", sorted(settings.RESERVED_ENVIRONMENT))
 def test_reserved_variable_is_refused(name: str) -> None:
     assert name in refusal("job", "env", {name: "0"}).message

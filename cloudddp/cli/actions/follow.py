@@ -22,6 +22,7 @@ from cloudddp.cluster import inspect
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import AWSError, Command
 from cloudddp.job import cancel
+from cloudddp.job.advice import advice
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
@@ -232,6 +233,14 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult) -> None:
     """Report how a job ended, and what is known about nodes that were lost."""
     console = session.console
     _report_outcome(console, finished)
+    if finished.status == "failed":
+        why = advice(
+            (*finished.last_lines, finished.cause or ""),
+            simulated=console.options.sim,
+            has_requirements=(session.root / "requirements.txt").is_file(),
+        )
+        if why:
+            console.log(why)
     ended = _report_ended(session, cluster, finished.doubtful) if finished.doubtful else frozenset()
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
     unchecked = set(finished.unverified) - ended

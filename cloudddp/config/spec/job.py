@@ -40,6 +40,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             le=100,
         ),
     ] = 0
+    torchrun_args: Annotated[
+        tuple[str, ...],
+        limited(
+            'More options of torchrun, such as ["--numa-binding=node"]. Not those that cloudddp sets itself.'
+        ),
+    ] = ()
     python: Annotated[
         str,
         limited("Python on the nodes. If empty: /opt/pytorch/bin/python where it exists, else python3."),

@@ -4,7 +4,7 @@
   type. Everywhere else PyTorch sees none, so that jobs use gloo.
 - The first import of torch on a node is as slow as the condition `boot` says. A volume is read from its snapshot when a
   block is first used, so on AWS that import can take minutes.
-- In the environment of /opt/pytorch, which is read-only here, pip installs into the user's home.
+- On a namespace node, which reaches no package index, pip does not try again and again.
 
 Standalone, because it is copied to the node.
 """
@@ -21,20 +21,23 @@ _IMPORTED = os.path.join(os.environ.get("TMPDIR", "/var/tmp"), ".torch-was-impor
 
 
 def main() -> None:
-    if _is_opt_pytorch():
-        os.environ.setdefault("PIP_TARGET", os.path.expanduser("~/.site-packages"))  # noqa: PTH111
+    if __file__.startswith("/usr/"):  # of a namespace node
+        _says_that_pip_has_no_index()
     if _read("cold") and not os.path.exists(_IMPORTED):  # noqa: PTH110
         sys.meta_path.insert(0, _ColdDisk())
     if os.environ.get("CLOUDDDP_GPU_CHECK") and _has_torch():
         _install_stand_in()
 
 
-def _is_opt_pytorch() -> bool:
-    """Return whether this is the Python of /opt/pytorch: the simulator's environment, or a Python in /usr."""
-    marker, own = "/opt/pytorch/pyvenv.cfg", os.path.join(sys.prefix, "pyvenv.cfg")  # noqa: PTH118
-    if os.path.exists(marker):  # noqa: PTH110
-        return os.path.exists(own) and os.path.samefile(marker, own)  # noqa: PTH110, PTH121
-    return os.path.isdir("/opt/pytorch/bin") and sys.prefix == sys.base_prefix  # noqa: PTH112
+def _says_that_pip_has_no_index() -> None:
+    """Say once why pip cannot install: without this it tries five times, for a minute."""
+    words = sys.orig_argv[1:]
+    is_pip = "pip" in words[:2] or any(os.path.basename(word).startswith("pip") for word in words[:1])  # noqa: PTH119
+    if is_pip and "install" in words and not {"--no-index", "-e", "--editable"} & set(words):
+        os.environ.setdefault("PIP_RETRIES", "0")
+        sys.stderr.write(
+            "simulated node: there is no package index here; put wheels into the project and give pip --no-index --find-links\n"
+        )
 
 
 def _read(name: str) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cloudddp.sim.guest import log, python_startup
-from cloudddp.sim.hosts import node_folder
+from cloudddp.sim.hosts import node_folder, python_environment
 from cloudddp.sim.hosts.loopback_ssh import host_keys, stubs
 from cloudddp.sim.hosts.loopback_ssh.server import USER, NodeServer
 from cloudddp.sim.hosts.loopback_ssh.sessions import Workspace
@@ -166,7 +166,14 @@ class LoopbackHosts:
 
     def _environment(self, instance_id: str) -> dict[str, str]:
         folder = self._folder(instance_id)
-        path = (folder / "bin", Path(sys.executable).parent, "/usr/local/bin", "/usr/bin", "/bin")
+        path = (
+            folder / "bin",
+            folder / "venv/bin",
+            Path(sys.executable).parent,
+            "/usr/local/bin",
+            "/usr/bin",
+            "/bin",
+        )
         return {
             "HOME": str(folder / "home"),
             "USER": USER,
@@ -174,9 +181,7 @@ class LoopbackHosts:
             "SHELL": "/bin/bash",
             "TMPDIR": str(node_folder.temporary_folder(folder)),
             "LANG": "C.UTF-8",
-            # `pip install` installs into the node's home, not into the environment of the simulator.
-            "PIP_TARGET": str(folder / "home" / "site-packages"),
-            "PYTHONPATH": f"{folder / 'home' / 'site-packages'}:{folder / 'python'}",
+            "PYTHONPATH": str(folder / "python"),
             "PATH": os.pathsep.join(map(str, path)),
             processes.HOME_MARK: str(self._home),
             processes.NODE_MARK: instance_id,
@@ -197,6 +202,8 @@ def _create_files(folder: Path, spec: NodeSpec) -> None:
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
     _create_python_startup(folder / "python", spec)
+    venv, prefixes = folder / "venv", (Path(sys.prefix), Path(sys.base_prefix))
+    python_environment.create(venv, venv, prefix=prefixes[0], base_prefix=prefixes[1])
 
 
 def _create_python_startup(folder: Path, spec: NodeSpec) -> None:

@@ -30,7 +30,6 @@ from cloudddp.sim.net.router import Router, node_commands
 _ENDINGS = {status: ending for ending, status in on_node.EXIT_STATUS.items()}
 _SHRINKS = 50  # attempts, while a program writes to the disk
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # what Ubuntu's PAM sets at login
-_SITE_PACKAGES = f"/home/{rootfs.USER}/.site-packages"
 
 
 @dataclass(slots=True)
@@ -238,7 +237,7 @@ class NamespaceHosts:
             network_commands="\n".join(commands),
             environment={
                 "PATH": _PATH,
-                "PYTHONPATH": f"{_SITE_PACKAGES}:/{rootfs.PYTHON_STARTUP}",
+                "PYTHONPATH": f"/{rootfs.PYTHON_STARTUP}",
                 "AWS_ENDPOINT_URL_S3": f"http://{S3}:{S3_PORT}",
             },
             as_root=self._as_root,

@@ -35,12 +35,51 @@ def test_set_up_and_ranks_use_the_environment_of_pytorch(cli: CommandLine) -> No
     for line in ("/opt/pytorch/bin/pip", "/opt/pytorch/bin/torchrun", "/opt/pytorch"):
         assert any(shown.endswith(f"] {line}") for shown in output.splitlines()), output
     assert "rank /opt/pytorch/bin/torchrun /opt/pytorch" in output
-    assert ".site-packages" in cli.ok("exec", "/opt/pytorch/bin/pip config list")
+
+
+PACKAGE = """[project]
+name = "hello"
+version = "1"
+[project.scripts]
+hello = "hello:main"
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[tool.setuptools]
+py-modules = ["hello"]
+"""
+
+
+def test_installed_project_and_its_programs_are_found_by_ranks(cli: CommandLine) -> None:
+    cli.write("pyproject.toml", PACKAGE)
+    cli.write("hello.py", "def main(): print('hello of the program')\n")
+    settings = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n[setup]\n'
+    cli.write("cloudddp.toml", settings + 'run = ["pip install --no-index --no-build-isolation -e ."]\n')
+    cli.write("sub/show.py", "import hello, subprocess\nhello.main()\nsubprocess.run(['hello'])\n")
+    cli.ok("up", "-n", "1", "-t", "g5.xlarge")
+    assert cli.ok("launch", "sub/show.py").count("hello of the program") == 2
+
+
+def test_set_up_installs_into_the_environment_that_it_creates(cli: CommandLine) -> None:
+    cli.write(
+        "cloudddp.toml",
+        '[job]\npython = ".venv/bin/python"\nrendezvous = "direct"\nnproc_per_node = 1\n[setup]\n'
+        'run = ["python3 -m venv .venv", "command -v pip", "pip --version"]\n',
+    )
+    cli.write(
+        "show.py", "import sys\nprint(sys.prefix)\ntry: import moto\nexcept ImportError: print('separate')\n"
+    )
+    cli.ok("up", "-n", "1", "-t", "g5.xlarge")
+    done = cli("launch", "show.py")
+    assert done.returncode == 0, done.stderr
+    assert "/project/.venv/bin/pip\n" in done.stderr
+    assert "from /home/ubuntu/project/.venv/lib/" in done.stderr
+    assert "/project/.venv\n" in done.stdout
+    assert "separate" in done.stdout
 
 
 def test_set_up_that_may_not_change_the_environment_says_how_to(cli: CommandLine) -> None:
-    """Whether /opt/pytorch belongs to the login user is not documented. The one of the lab is on a read-only mount, so
-    this one was made by root."""
+    """Whether /opt/pytorch belongs to the login user is not documented. The one of the lab does; this one was made by root."""
     cli.write(
         "cloudddp.toml",
         '[job]\npython = "/srv/env/bin/python"\n[setup]\nrun = ["cd $VIRTUAL_ENV/lib/python3*/site-packages && touch new"]\n',

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudddp.sim.guest import cloud_init, on_node
+from cloudddp.sim.hosts import python_environment
 from cloudddp.sim.hosts.machine import memory
 from cloudddp.sim.linux import kernel
 
@@ -248,13 +249,12 @@ def _mount_python(machine: Machine, root: Path) -> None:
     for path in dict.fromkeys((machine.base_prefix, prefix)):
         if not path.is_relative_to("/usr"):
             kernel.bind(path, _folder(root, str(path.relative_to("/"))), read_only=True)
-    if not prefix.is_relative_to("/usr"):
-        kernel.bind(prefix, _folder(root, _TORCH), read_only=True)
-        return
-    programs = _folder(root, f"{_TORCH}/bin")
-    for name in ("python", "python3"):
-        if not os.path.lexists(programs / name):
-            (programs / name).symlink_to(prefix / "bin/python3")
+    environment = _folder(root, _TORCH)
+    if not (environment / "pyvenv.cfg").exists():
+        python_environment.create(
+            environment, Path("/", _TORCH), prefix=prefix, base_prefix=machine.base_prefix
+        )
+        chown_to_user(environment, *environment.rglob("*"))
 
 
 def _mount_proc_and_sys(root: Path) -> None:

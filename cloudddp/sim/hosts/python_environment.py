@@ -1,0 +1,45 @@
+"""The virtual environment of a node: a writable one of its own, in which the packages of the simulator's can be imported.
+
+So pip installs where its Python looks, `pip install -e .` and console scripts work, and a second environment is separate from
+it, as on a machine. It runs before a namespace node has its file system, with the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def create(folder: Path, shown: Path, *, prefix: Path, base_prefix: Path) -> None:
+    """Create it in a folder that the node sees at `shown`, unless it exists: it is a part of the node's disk.
+
+    `prefix` and `base_prefix` are those of the simulator's Python.
+    """
+    if (folder / "pyvenv.cfg").exists():
+        return
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = folder / "lib" / version / "site-packages"
+    for path in (packages, folder / "bin"):
+        path.mkdir(parents=True)
+    lower = prefix / "lib" / version / "site-packages"
+    (packages / "of_the_simulator.pth").write_text(f"import site; site.addsitedir({str(lower)!r})\n")
+    for name in ("python", "python3", version):
+        (folder / "bin" / name).symlink_to(base_prefix / "bin" / version)
+    for program in (prefix / "bin").iterdir() if prefix != base_prefix else ():
+        if not (folder / "bin" / program.name).is_symlink() and program.is_file():
+            _add_program(program, folder / "bin" / program.name, shown / "bin/python")
+    # Last: it says that the environment is complete.
+    config = f"home = {base_prefix / 'bin'}\ninclude-system-site-packages = false\nversion = {sys.version.split()[0]}\n"
+    (folder / "pyvenv.cfg").write_text(config)
+
+
+def _add_program(program: Path, target: Path, python: Path) -> None:
+    """Add a program of the simulator's environment. One that is a Python script runs in this environment."""
+    data = program.read_bytes()
+    first, newline, rest = data.partition(b"\n")
+    if not (first.startswith(b"#!") and b"python" in first):
+        target.symlink_to(program)
+        return
+    target.write_bytes(b"#!" + os.fsencode(python) + newline + rest)
+    target.chmod(0o755)
