@@ -29,7 +29,7 @@ from cloudddp.agent.protocol.codec import (
     decode,
     encode,
 )
-from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_folders
+from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_folder, check_folders
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
 
@@ -45,6 +45,8 @@ MAX_BATCH = 8192  # files
 MAX_BODY = 2 * SMALL
 FILE_WORK = 4096  # bytes of work that a change of a file counts as, besides its contents
 MAX_LISTING = 64 << 20  # bytes, before and after decompression
+REPLACED = "replaced-by-sync"  # the folder of the project for what jobs wrote where a sync writes
+MAX_KEPT = 20  # names of that which are reported
 
 SEAL = 16  # bytes of an HMAC-SHA-256
 DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same ones
@@ -329,6 +331,21 @@ def read_wants(found: Frame) -> Wants:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """How many files and folders that jobs wrote were in the way of a sync and are in REPLACED now, and some of their names, in wire
+    form."""
+
+    count: int
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_range("count", self.count, 1, MAX_COUNT)
+        check_length("names", self.names, MAX_KEPT)
+        for name in self.names:
+            check_folder(name)
+
+
+@dataclass(frozen=True)
 class ReceiveReply:
     """How many files were written and deleted; the contents of `kept` ones were there already. `version`: of the project, after
     this sync."""
@@ -338,6 +355,7 @@ class ReceiveReply:
     kept: int = 0
     received: int = 0  # bytes in frames
     version: int = 0
+    replaced: Optional[Kept] = None
 
     def __post_init__(self) -> None:
         for name in ("written", "deleted", "kept"):

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from agent import files, phases, store
 from agent.pulled import pulled_times
@@ -85,6 +85,11 @@ def _ctime(path: Path) -> int:
 
 def _began_at(folder: Path) -> int:
     return _ctime(folder / phases.BEGAN) or _ctime(folder / phases.JOB_FILE)
+
+
+def first_began() -> Optional[int]:
+    """Return when the first job that is known here began, by the file system's clock, or None."""
+    return min((_began_at(f) for f in phases.job_folders() if phases.was_started(f)), default=None)
 
 
 def _file_clock() -> int:

@@ -94,7 +94,7 @@ class ProjectUpdate:
         # The probe does that, too, unless its disk was full.
         remove_temporaries(self._folder, self._synced.interrupted_folders)
         self._synced.begin(made.changed)
-        writer = ProjectWriter(self._folder, self._has_worked)
+        writer = ProjectWriter(self._folder, self._has_worked, made.old)
         writer.forget_partials({made.names[index] for index in made.large})
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
             writer.move(name, made.names[index], made.entries[index])
@@ -182,4 +182,5 @@ class ProjectUpdate:
             kept=len(made.touch) + len(made.move),
             received=self.received,
             version=self._lock.version,
+            replaced=self._writer.replaced.kept if self._writer is not None else None,
         )
