@@ -265,17 +265,20 @@ def _walk(root: Path) -> Iterator[str]:
         own = _ignore_file(root / folder / ".gitignore")
         if own is not None:
             rules = (*rules, (folder, own))
-        with os.scandir(root / folder) as entries:
-            for entry in entries:
-                name = folder + entry.name
-                is_folder = entry.is_dir(follow_symlinks=False)
-                tested = name + "/" if is_folder else name
-                if excluded(tested) or _ignored(tested, rules):
-                    continue
-                if is_folder:
-                    stack.append((tested, rules))
-                else:
-                    yield name
+        try:
+            entries = list(os.scandir(root / folder))
+        except FileNotFoundError:
+            continue  # it was deleted meanwhile
+        for entry in entries:
+            name = folder + entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            tested = name + "/" if is_folder else name
+            if excluded(tested) or _ignored(tested, rules):
+                continue
+            if is_folder:
+                stack.append((tested, rules))
+            else:
+                yield name
 
 
 def _ignore_file(path: Path) -> Callable[[str], bool | None] | None:

@@ -60,12 +60,12 @@ _PREFIX = struct.Struct(">BIQ")  # kind, bytes of the head, bytes of the body
 _RECORD = struct.Struct(">IQqB16s")  # index, size, mtime in ns, flags, digest
 _PART = struct.Struct(">IQBI")  # index, offset, codec, bytes before compression
 _BATCH = struct.Struct(">BI")  # codec, bytes before compression
-_EXECUTABLE, _MISSING = 1, 2  # flags
+_EXECUTABLE, _MISSING, _DELETED = 1, 2, 4  # flags
 
 
 class Record(NamedTuple):
     """A file as it was read: `number` is its index in the listing, its size in bytes. `missing`: the sender does not have
-    it, and there are no contents."""
+    it, and there are no contents; `deleted`: likewise, and the sender is the laptop, which had it when it was listed."""
 
     number: int
     size: int
@@ -73,6 +73,7 @@ class Record(NamedTuple):
     executable: bool
     digest: bytes
     missing: bool = False
+    deleted: bool = False
 
     @property
     def mode(self) -> int:
@@ -149,13 +150,21 @@ def read_frame(read: Callable[[int], bytes], secret: bytes) -> Frame:
 
 
 def _pack(record: Record) -> bytes:
-    flags = _EXECUTABLE * record.executable | _MISSING * record.missing
+    flags = _EXECUTABLE * record.executable | _MISSING * record.missing | _DELETED * record.deleted
     return _RECORD.pack(record.number, record.size, record.mtime_ns, flags, record.digest)
 
 
 def _unpack(fields: tuple[Any, ...]) -> Record:
     index, size, mtime_ns, flags, digest = fields
-    return Record(index, size, mtime_ns, bool(flags & _EXECUTABLE), digest, bool(flags & _MISSING))
+    return Record(
+        index,
+        size,
+        mtime_ns,
+        bool(flags & _EXECUTABLE),
+        digest,
+        bool(flags & _MISSING),
+        bool(flags & _DELETED),
+    )
 
 
 def batch(
@@ -178,7 +187,7 @@ def read_batch(found: Frame) -> list[tuple[Record, memoryview]]:
     for fields in _RECORD.iter_unpack(found.head[_BATCH.size :]):
         record = _unpack(fields)
         data = contents[at : at + record.size]
-        if not record.missing and sha256(data).digest()[:DIGEST] != record.digest:
+        if not (record.missing or record.deleted) and sha256(data).digest()[:DIGEST] != record.digest:
             raise ProtocolError("the contents of a file were changed on the way")
         at += record.size
         files.append((record, data))
