@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from cloudddp.agent.protocol.snapshots import SnapshotSearch, matches
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.spec.job import JobSpec
+from cloudddp.errors import Text
+from cloudddp.text import one_line
+
+SHOWN = 3  # files that are named
 
 NONE_COPIED = (
     "no file is copied between nodes, since job.share is empty: the script continues from what it finds on each node, "
     "or begins"
 )
+
+
+def on_some_nodes(outputs: Mapping[int, Sequence[str]]) -> Text:
+    """Return what is to be known of the files of earlier jobs that only some nodes have; '' where all have the same. Pure."""
+    everywhere = set.intersection(*map(set, outputs.values()))
+    holders: dict[tuple[int, ...], list[str]] = {}
+    for name in sorted(set().union(*outputs.values()) - everywhere):
+        nodes = tuple(node for node, names in sorted(outputs.items()) if name in names)
+        holders.setdefault(nodes, []).append(name)
+    if not holders:
+        return ""
+    listed = "; ".join(
+        f"{', '.join(one_line(name, 80) for name in names[:SHOWN])}{', ...' * (len(names) > SHOWN)}: only on node "
+        + ", ".join(map(str, nodes))
+        for nodes, names in holders.items()
+    )
+    return f"files of earlier jobs are not on all nodes ({listed}); if the script reads them on all, name them in [job] share"
 
 
 def looking_for(job: JobSpec, files: Collection[str]) -> SnapshotSearch | None:

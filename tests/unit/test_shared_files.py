@@ -6,7 +6,7 @@ import pytest
 
 from cloudddp.agent.protocol.snapshots import Copy, Offer, Snapshot, copies, matches
 from cloudddp.config.spec.job import JobSpec
-from cloudddp.job.snapshots import looking_for
+from cloudddp.job.snapshots import looking_for, on_some_nodes
 
 A1, A2, B1 = Snapshot("a", 1, 5), Snapshot("a", 2, 5), Snapshot("b", 1, 5)
 
@@ -54,3 +54,21 @@ def test_settings_name_what_is_shared(job: JobSpec, shared: dict[str, bool], eve
     assert {name: matches(name, found.patterns) for name in shared} == shared
     assert found.every is every
     assert looking_for(JobSpec(), ("train.py",)) is None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "named"),
+    [
+        ({0: ()}, ""),
+        ({0: ("runs/",), 1: ("runs/",)}, ""),
+        ({0: ("runs/", "snapshot.pt"), 1: ("runs/",)}, "snapshot.pt: only on node 0)"),
+        (
+            {0: ("a", "b"), 1: ("c",), 2: ("a",)},
+            "a: only on node 0, 2; b: only on node 0; c: only on node 1)",
+        ),
+    ],
+)
+def test_files_that_only_some_nodes_have_are_named(outputs: dict[int, tuple[str, ...]], named: str) -> None:
+    found = str(on_some_nodes(outputs))
+    assert named in found
+    assert bool(found) is bool(named)

@@ -92,6 +92,14 @@ def first_began() -> Optional[int]:
     return min((_began_at(f) for f in phases.job_folders() if phases.was_started(f)), default=None)
 
 
+def written_by_jobs(project: Path) -> Iterator[str]:
+    """Yield the files, and the topmost folders, that jobs wrote in the project; a name of a folder ends with '/'."""
+    began = first_began()
+    if began is not None:
+        for new in Scan(project, (), (), began, pulled_too=True):
+            yield new.place
+
+
 def _file_clock() -> int:
     """Return the time by the file system's clock, in ns since the epoch."""
     path = store.ROOT / f".clock-{os.getpid()}"
@@ -118,13 +126,21 @@ def _summary(places: Places) -> NewFiles:
 class Scan:
     """Yields each new file of a project; `late` says that the time limit was reached."""
 
-    def __init__(self, folder: Path, outputs: Sequence[str], scratch: Sequence[str], since: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        outputs: Sequence[str],
+        scratch: Sequence[str],
+        since: int,
+        *,
+        pulled_too: bool = False,
+    ) -> None:
         self.folder, self.since = folder, since
         self.outputs = [os.path.normpath(name) for name in outputs]
         self.scratch = frozenset(os.path.normpath(name) for name in scratch)
         self.manifest = Synced(folder).recorded
         self.synced = {str(parent) for name in self.manifest for parent in Path(name).parents}
-        self.pulled = pulled_times(folder)
+        self.pulled = {} if pulled_too else pulled_times(folder)
         self.late = False
 
     def __iter__(self) -> Iterator[NewFile]:
