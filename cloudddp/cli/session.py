@@ -361,9 +361,7 @@ def start(
     )  # fmt: skip
 
 
-def _tolerated(
-    warn: Callable[[str], None], options: GlobalOptions, where: Project, verb: str
-) -> Config:
+def _tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Project, verb: str) -> Config:
     """Return the settings without what is wrong with them, after a warning for each part. Raises UsageError if the name of the
     cluster may be in such a part, and `verb` needs it."""
     *given, folder = _layers(options, (), replace(where, files=()), {})

@@ -116,7 +116,11 @@ def launch(
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     versions = sync.update(runner, cluster, probes, config, files, progress, origin, job=job.id)
     _set_up(runner, probes, config, job, progress, on_setup_line)
-    if job.resumed_from and not config.job.snapshots:
+    if not (config.job.share or config.job.snapshots) and (
+        note := snapshots.on_some_nodes({node: reply.outputs for node, reply in probes.items()})
+    ):
+        progress(note)
+    if job.resumed_from and not (config.job.share or config.job.snapshots):
         progress(snapshots.NONE_COPIED)
     hosts = _hosts(cluster, probes, config.job.python)
     plans = ranks.plan(

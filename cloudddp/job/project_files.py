@@ -457,8 +457,10 @@ def _walk(listed: _Listed, root: Path) -> None:
         own = _ignore_file(root / folder / ".gitignore")
         if own is not None:
             rules = (*rules, (folder, own))
-        with os.scandir(root / folder) as found:
-            entries = list(found)
+        try:
+            entries = list(os.scandir(root / folder))
+        except FileNotFoundError:
+            continue  # it was deleted meanwhile
         if folder and any(entry.name == ".git" for entry in entries):  # a repository inside the project
             _git_list(listed, root, folder)
             continue

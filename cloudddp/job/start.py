@@ -47,8 +47,7 @@ def start(
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
     results = destination(config, job.id)
-    patterns = config.job.snapshots
-    looked_for = snapshots.looking_for(patterns, files) if patterns else None
+    looked_for = snapshots.looking_for(config.job, files)
     requests = {
         plan.node: StartRequest(
             job=job.id,

@@ -105,6 +105,20 @@ def test_pulled_results_are_not_sent_back(cli: Any) -> None:
     assert (cli.cwd / "out" / "node1" / "write.py").read_text() == (cli.cwd / "write.py").read_text()
 
 
+def test_file_that_a_job_changed_is_not_lost_with_the_next_sync(cli: Any) -> None:
+    direct(cli)
+    cli.write("train.py", "open('model.pt', 'w').write('trained')")
+    cli.write("model.pt", "before")
+    cli.ok("launch", "train.py")
+    done = cli("sync")
+    assert "warning: node 0: a job wrote model.pt, which was not pulled" in done.stderr
+    assert "`cloudddp pull replaced-by-sync --node 0` copies it" in done.stderr
+    assert "before" in cli.ok("exec", "cat model.pt")
+    cli.ok("pull", "replaced-by-sync", "--node", "0")
+    (found,) = (cli.cwd / "results").rglob("model.pt")
+    assert found.read_text() == "trained"
+
+
 def test_pull_works_without_tarfile_filters(cli: Any) -> None:
     """Debian 12's own is 3.11.2; extraction filters came with 3.11.4."""
     direct(cli)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, CommandLine
-from support.jobs import direct
+from support.jobs import direct, lines_by_rank
 
 WAITS = '[setup]\nrun = ["touch ~/began; while [ ! -e ~/go ]; do sleep 0.1; done"]\n'
 
@@ -33,3 +33,23 @@ def test_no_other_project_replaces_the_files_between_a_launch_and_its_start(
     assert refused.returncode == 1
     assert "Traceback" not in refused.stderr
     assert "of two" not in refused.stdout
+
+
+def test_second_launch_names_what_only_the_node_of_rank_0_has_and_shares_it_on_request(cli: Any) -> None:
+    """As multinode.py of pytorch/examples: rank 0 saves, and every rank continues from what it finds."""
+    direct(cli, nodes=2)
+    cli.write(
+        "train.py",
+        "import os\nprint('continues', os.path.exists('snapshot.pt'))\n"
+        "if os.environ['RANK'] == '0': open('snapshot.pt', 'wb').write(b'saved')",
+    )
+    assert "not on all nodes" not in cli("launch", "train.py").stderr
+    done = cli("launch", "train.py")
+    assert "files of earlier jobs are not on all nodes (snapshot.pt: only on node 0)" in done.stderr
+    assert lines_by_rank(done.stdout) == {0: ["continues True"], 1: ["continues False"]}
+    cli.write("train.py", (cli.cwd / "train.py").read_text().replace("snapshot.pt", "snapshot.bin"))
+    cli.write("cloudddp.toml", '[job]\nshare = ["snapshot.bin"]\n')
+    cli.ok("launch", "train.py")
+    done = cli("launch", "train.py")
+    assert lines_by_rank(done.stdout) == {0: ["continues True"], 1: ["continues True"]}
+    assert "not on all nodes" not in done.stderr

@@ -98,13 +98,42 @@ def test_resumed_job_begins_with_the_newest_valid_snapshot(gangs: Make) -> None:
     assert "runs/broken.pt is damaged; an older snapshot is used" in notes(job, 1)
 
 
-def test_first_start_copies_nothing(gangs: Make) -> None:
+def test_first_start_copies_the_newest_snapshot_too(gangs: Make) -> None:
+    """A second `launch` on the same nodes, where only the node of rank 0 has what the first one saved."""
     job = gangs(2)
     hold(job, 0, "runs/old.bin", b"old", 1e9)
     job.start(FINDS, FINDS, snapshots=SNAPSHOTS)
     assert job.verdict().phase is JobPhase.SUCCEEDED
-    assert finds(job, 1) == ["finds"]
-    assert notes(job, 0) == ""
+    assert finds(job, 1) == ["finds old.bin:old:1000000000000000000"]
+
+
+def test_every_shared_file_is_on_all_nodes_in_its_newest_version(gangs: Make) -> None:
+    """The shards of a folder that torch.distributed.checkpoint has written come from all nodes, to all nodes."""
+    job = gangs(3)
+    newest = {
+        "runs/dcp/.metadata": 0,
+        "runs/dcp/__0_0.distcp": 0,
+        "runs/dcp/__2_0.distcp": 1,
+        "runs/log.bin": 2,
+    }
+    for name, node in newest.items():
+        hold(job, node, name, f"by {node}".encode(), 15e8)
+    hold(job, 0, "runs/log.bin", b"older", 1e9)
+    hold(job, 1, "runs/base.bin", b"a file of the project", 16e8)
+    hold(job, 1, "other.bin", b"not shared", 16e8)
+    broken = hold(job, 2, "runs/broken.pt", b"PK" + bytes(99), 15e8)
+    share = SnapshotSearch("p", ("runs", "runs/**"), ("runs/base.bin",), every=True)
+    job.start(FINDS, FINDS, FINDS, snapshots=share)
+    assert job.verdict().phase is JobPhase.SUCCEEDED
+    for node in range(3):
+        for name, source in newest.items():
+            copy = job[node].project / name
+            assert (copy.read_bytes(), copy.stat().st_mtime) == (f"by {source}".encode(), 15e8)
+    assert not (job[0].project / "runs/base.bin").exists()
+    assert not (job[0].project / "other.bin").exists()
+    assert not (job[0].project / broken.relative_to(job[2].project)).exists()
+    assert "and 1 more file, 0.0 MB, which only some nodes have, from node 0 to node 1, 2" in notes(job, 0)
+    assert "node 2: runs/broken.pt is damaged; it was not copied" in notes(job, 0)
 
 
 def test_ranks_begin_anew_where_no_node_has_a_snapshot(gangs: Make) -> None:

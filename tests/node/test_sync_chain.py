@@ -271,10 +271,17 @@ def listening(pid: int) -> int:
 
 def test_file_that_cannot_be_read_ends_the_sync_on_all_nodes(here: Path, tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "nodes", 3)
-    cluster.runner.on_probed = lambda: (here / "package3" / "file57").unlink(missing_ok=True)
+
+    def replace() -> None:
+        if (path := here / "package3" / "file57").is_file():
+            path.unlink()
+            path.mkdir()
+
+    cluster.runner.on_probed = replace
     with pytest.raises(CloudDDPError, match=r"cannot read package3/file57, which the nodes need"):
         cluster.sync(here)
     cluster.runner.on_probed = lambda: None
+    (here / "package3" / "file57").rmdir()
     cluster.sync(here)
     assert all(same(here, node.project) for node in cluster.nodes)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.localsync import LocalCluster
 from support.syncednode import UP_TO_DATE, UPDATED, SyncedNode, put, tree
 
 from agent import link, store
@@ -316,10 +317,38 @@ def test_file_that_changes_while_it_is_read_is_named_and_sent_again(here: Path, 
     assert tree(node.project) == tree(here)
 
 
-def test_file_that_disappears_before_it_is_sent_is_named(here: Path, node: SyncedNode) -> None:
-    put(here, {"a": "1", "gone.tmp": "2"})
-    node.cluster.runner.on_probed = (here / "gone.tmp").unlink
-    with pytest.raises(CloudDDPError, match=r"cannot read gone\.tmp, which the nodes need"):
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("was_sent", [True, False])
+def test_file_that_disappears_before_it_is_sent_counts_as_deleted(
+    here: Path, tmp_path: Path, nodes: int, was_sent: bool
+) -> None:
+    """As an editor's temporary files, and what a build replaces."""
+    cluster = LocalCluster(tmp_path / "nodes", nodes)
+    gone = {"gone.tmp": "2", "d/large": b"3" * 2_000_000, "d/e": "4"}
+    put(here, {"a": "1"} | (gone if was_sent else {}))
+    cluster.sync(here)
+    put(here, {"a": "changed", "gone.tmp": "22", "d/large": b"4" * 2_000_000, "d/e": "44"})
+
+    def delete() -> None:
+        (here / "gone.tmp").unlink(missing_ok=True)
+        shutil.rmtree(here / "d", ignore_errors=True)
+
+    cluster.runner.on_probed = delete
+    said = cluster.sync(here)
+    assert not any("warning" in line for line in said), said
+    assert [tree(node.project) for node in cluster.nodes] == [tree(here)] * nodes
+    assert UP_TO_DATE in cluster.sync(here)[0]
+
+
+def test_file_that_cannot_be_read_is_named(here: Path, node: SyncedNode) -> None:
+    put(here, {"a": "1", "b": "2"})
+
+    def replaced() -> None:
+        (here / "b").unlink()
+        (here / "b").mkdir()
+
+    node.cluster.runner.on_probed = replaced
+    with pytest.raises(CloudDDPError, match="cannot read b, which the nodes need"):
         node.sync(here)
 
 

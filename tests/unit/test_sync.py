@@ -381,3 +381,14 @@ def test_patterns_match_as_those_of_gitignore(more: tuple[str, ...], parts: list
     name = "/".join(parts) + end
     expected = pathspec.GitIgnoreSpec.from_lines(patterns).match_file(name)
     assert project_files._matcher(patterns)(name) == expected
+
+
+def test_folder_that_disappears_during_the_walk_is_skipped(tmp_path: Path) -> None:
+    for name in ("a/x", "b/x", "c"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = project_files._walk(tmp_path)
+    names = {next(found)}
+    shutil.rmtree(tmp_path / "a")
+    names |= set(found)
+    assert names - {"a/x"} == {"b/x", "c"}

@@ -21,6 +21,7 @@ from cloudddp.agent.protocol.codec import (
 from cloudddp.agent.protocol.manifest import FOLDER_DIGEST, MAX_FILES, check_folder
 from cloudddp.agent.protocol.phases import MAX_RUNNING
 from cloudddp.agent.protocol.poweroff import PowerOffReply
+from cloudddp.agent.protocol.results import MAX_PLACES
 
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
 MAX_FOLDERS = 8 << 20  # bytes of a reply that holds the digests of a project's folders
@@ -61,6 +62,9 @@ class ProbeReply:
     version: int = (
         0  # of the project, which each sync changes that changes a file; 0 where nothing was compared
     )
+    outputs: tuple[
+        str, ...
+    ] = ()  # what earlier jobs wrote in the project, unless that is too much, or not known in time
 
     def __post_init__(self) -> None:
         if self.interface and not is_interface(self.interface):
@@ -81,6 +85,9 @@ class ProbeReply:
         check_range("time", self.time, 0, MAX_TIME)
         check_range("disk_free", self.disk_free, 0, MAX_SIZE)
         check_range("version", self.version, 0, MAX_SIZE)
+        check_length("outputs", self.outputs, MAX_PLACES)
+        for name in self.outputs:
+            check_length("a path", name, MAX_PATH)
         check_length("running", self.running, MAX_RUNNING)
         for job in self.running:
             check_job_id("running", job)

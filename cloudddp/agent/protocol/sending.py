@@ -55,7 +55,7 @@ def ignore(_path: str, _record: Record, _inode: Optional[int]) -> None:
 class Sender:
     """Makes frames of files below `root`. `on_sent` gets each file's path, its record as it was read, and its inode, or None if it
     was changing. `encode` returns some data with its codec. A file that cannot be read raises UnreadableFile, or is sent as missing
-    where `tolerant`."""
+    where `tolerant`; one that does not exist is sent as deleted otherwise."""
 
     def __init__(
         self,
@@ -86,9 +86,14 @@ class Sender:
                 try:
                     descriptor, info = _open(wanted.path, root)
                 except OSError as error:
-                    if not self._tolerant:
+                    is_deleted = isinstance(error, (FileNotFoundError, NotADirectoryError))
+                    if not (self._tolerant or is_deleted):
                         raise UnreadableFile(wanted.path, error) from None
-                    records.append(Record(wanted.number, 0, 0, False, b"\0" * DIGEST, missing=True))
+                    gone = Record(
+                        wanted.number, 0, 0, False, b"\0" * DIGEST,
+                        missing=self._tolerant, deleted=not self._tolerant,
+                    )  # fmt: skip
+                    records.append(gone)
                     continue
                 try:
                     if info.st_size > SMALL or wanted.offset:

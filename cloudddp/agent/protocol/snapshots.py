@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Optional
 
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
@@ -14,7 +15,9 @@ from cloudddp.agent.protocol.codec import (
     check_range,
 )
 
-MAX_PATTERNS = 100
+MAX_PATTERNS = 200
+MAX_SHARED = 2000  # files of a node
+MAX_SHARED_NAMES = 1 << 19  # characters of their paths: they are sent in one message
 MAX_SNAPSHOT = 1 << 44  # bytes
 MAX_EXCLUDED = 100_000  # paths, as many as a project may have
 MAX_NS = 1 << 63
@@ -52,11 +55,13 @@ class Snapshot:
 @dataclass(frozen=True)
 class SnapshotSearch:
     """Look for files that match one of the `patterns`, which are relative to the project, but for those in `exclude`: files of
-    the project itself. A file whose name ends in .pt has to be a valid zip archive, as torch.save writes it."""
+    the project itself. A file whose name ends in .pt has to be a valid zip archive, as torch.save writes it. `every`: the newest
+    version of each of them is shared; otherwise only the newest file."""
 
     project: str
     patterns: tuple[str, ...]
     exclude: tuple[str, ...] = ()
+    every: bool = False
 
     def __post_init__(self) -> None:
         check_project(self.project)
@@ -68,12 +73,14 @@ class SnapshotSearch:
 
 @dataclass(frozen=True)
 class Offer:
-    """The newest snapshot of a node, and the port at which the others can get it."""
+    """The files that a node shares, the newest first, and the port at which the others can get them. Only the newest snapshot has a
+    digest."""
 
-    snapshot: Snapshot
+    files: tuple[Snapshot, ...]
     port: int = 0
 
     def __post_init__(self) -> None:
+        check_length("files", self.files, MAX_SHARED)
         check_range("port", self.port, 0, (1 << 16) - 1)
 
 
@@ -88,6 +95,40 @@ def refusal(snapshot: Snapshot, search: SnapshotSearch, latest_ns: float) -> str
     if snapshot.mtime_ns > latest_ns:
         return f"the time of {name} is more than a day in the future"
     return ""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A file that some nodes lack, and the node that has its newest version."""
+
+    file: Snapshot
+    source: int
+    lacking: tuple[int, ...]
+
+
+def copies(offers: Mapping[int, Offer], *, every: bool) -> list[Copy]:
+    """Return what has to be copied so that each node has the newest version of every file, or of the newest one. Pure."""
+    versions: dict[str, dict[int, Snapshot]] = {}
+    for node, offer in sorted(offers.items()):
+        for file in offer.files:
+            versions.setdefault(file.path, {})[node] = file
+    found = []
+    for holders in versions.values():
+        source = max(holders, key=lambda node: (holders[node].mtime_ns, -node))
+        newest = holders[source]
+        lacking = [node for node in sorted(offers) if not _is_same(holders.get(node), newest)]
+        found.append(Copy(newest, source, tuple(lacking)))
+    if not every:
+        found = sorted(found, key=lambda one: (-one.file.mtime_ns, one.source))[:1]
+    return [one for one in found if one.lacking]
+
+
+def _is_same(file: Optional[Snapshot], newest: Snapshot) -> bool:
+    if file is None:
+        return False
+    if newest.digest:
+        return file.digest == newest.digest
+    return (file.size, file.mtime_ns) == (newest.size, newest.mtime_ns)
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:

@@ -30,7 +30,7 @@ from cloudddp.agent.protocol.codec import (
     decode,
     encode,
 )
-from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_folders
+from cloudddp.agent.protocol.manifest import FILE, MAX_FILES, Entry, Folder, check_folder, check_folders
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import MAX_NODES, MAX_TOKEN
 
@@ -46,6 +46,8 @@ MAX_BATCH = 8192  # files
 MAX_BODY = 2 * SMALL
 FILE_WORK = 4096  # bytes of work that a change of a file counts as, besides its contents
 MAX_LISTING = 64 << 20  # bytes, before and after decompression
+REPLACED = "replaced-by-sync"  # the folder of the project for what jobs wrote where a sync writes
+MAX_KEPT = 20  # names of that which are reported
 
 SEAL = 16  # bytes of an HMAC-SHA-256
 DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same ones
@@ -59,12 +61,12 @@ _PREFIX = struct.Struct(">BIQ")  # kind, bytes of the head, bytes of the body
 _RECORD = struct.Struct(">IQqB16s")  # index, size, mtime in ns, flags, digest
 _PART = struct.Struct(">IQBI")  # index, offset, codec, bytes before compression
 _BATCH = struct.Struct(">BI")  # codec, bytes before compression
-_EXECUTABLE, _MISSING = 1, 2  # flags
+_EXECUTABLE, _MISSING, _DELETED = 1, 2, 4  # flags
 
 
 class Record(NamedTuple):
     """A file as it was read: `number` is its index in the listing, its size in bytes. `missing`: the sender does not have
-    it, and there are no contents."""
+    it, and there are no contents; `deleted`: likewise, and the sender is the laptop, which had it when it was listed."""
 
     number: int
     size: int
@@ -72,6 +74,7 @@ class Record(NamedTuple):
     executable: bool
     digest: bytes
     missing: bool = False
+    deleted: bool = False
 
     @property
     def mode(self) -> int:
@@ -148,13 +151,21 @@ def read_frame(read: Callable[[int], bytes], secret: bytes) -> Frame:
 
 
 def _pack(record: Record) -> bytes:
-    flags = _EXECUTABLE * record.executable | _MISSING * record.missing
+    flags = _EXECUTABLE * record.executable | _MISSING * record.missing | _DELETED * record.deleted
     return _RECORD.pack(record.number, record.size, record.mtime_ns, flags, record.digest)
 
 
 def _unpack(fields: tuple[Any, ...]) -> Record:
     index, size, mtime_ns, flags, digest = fields
-    return Record(index, size, mtime_ns, bool(flags & _EXECUTABLE), digest, bool(flags & _MISSING))
+    return Record(
+        index,
+        size,
+        mtime_ns,
+        bool(flags & _EXECUTABLE),
+        digest,
+        bool(flags & _MISSING),
+        bool(flags & _DELETED),
+    )
 
 
 def batch(
@@ -177,7 +188,7 @@ def read_batch(found: Frame) -> list[tuple[Record, memoryview]]:
     for fields in _RECORD.iter_unpack(found.head[_BATCH.size :]):
         record = _unpack(fields)
         data = contents[at : at + record.size]
-        if not record.missing and sha256(data).digest()[:DIGEST] != record.digest:
+        if not (record.missing or record.deleted) and sha256(data).digest()[:DIGEST] != record.digest:
             raise ProtocolError("the contents of a file were changed on the way")
         at += record.size
         files.append((record, data))
@@ -330,6 +341,21 @@ def read_wants(found: Frame) -> Wants:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """How many files and folders that jobs wrote were in the way of a sync and are in REPLACED now, and some of their names, in wire
+    form."""
+
+    count: int
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_range("count", self.count, 1, MAX_COUNT)
+        check_length("names", self.names, MAX_KEPT)
+        for name in self.names:
+            check_folder(name)
+
+
+@dataclass(frozen=True)
 class ReceiveReply:
     """How many files were written and deleted; the contents of `kept` ones were there already. `version`: of the project, after
     this sync."""
@@ -339,6 +365,7 @@ class ReceiveReply:
     kept: int = 0
     received: int = 0  # bytes in frames
     version: int = 0
+    replaced: Optional[Kept] = None
 
     def __post_init__(self) -> None:
         for name in ("written", "deleted", "kept"):

@@ -141,10 +141,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: Annotated[
         tuple[Relative, ...],
         limited(
-            "Patterns of the script's snapshots in the project, such as 'runs/**/*.pt'. Before ranks start again (`resume`, "
-            "`--retries`), the newest file is copied to the nodes that lack it, from node to node; a node that AWS is about to "
-            "end sends its newest one to a node that stays. Not needed where every node holds a snapshot, as with "
-            "`--snapshot-per-node` of train/."
+            "Patterns of the script's snapshots in the project, such as 'runs/**/*.pt'. Before ranks start, only the newest "
+            "file of all is copied to the nodes that lack it; a node that AWS is about to end sends its newest one to a node "
+            "that stays. Not needed where every node holds a snapshot, as with `--snapshot-per-node` of train/. `share` takes "
+            "its place where both are set."
+        ),
+    ] = ()
+    share: Annotated[
+        tuple[Relative, ...],
+        limited(
+            "Files and folders that the script writes in the project on some nodes and reads on all, such as 'snapshot.pt' or "
+            "'out'; patterns as for `snapshots`. Before ranks start, the newest version of each file is copied to the nodes "
+            "that lack it."
         ),
     ] = ()
     scratch: Annotated[

@@ -80,6 +80,14 @@ def _taken(scan: Scan, limit: int) -> Iterator[tuple[NewFile, bool]]:
     yield from ((new, False) for files in left.values() for new in files)
 
 
+def written_by_jobs(project: Path) -> Iterator[str]:
+    """Yield the files, and the topmost folders, that jobs wrote in the project; a name of a folder ends with '/'."""
+    began = phases.first_began()
+    if began:
+        for new in Scan(project, (), (), began, again=0):
+            yield new.place
+
+
 def _file_clock() -> int:
     """Return the time by the file system's clock, in ns since the epoch."""
     path = store.ROOT / f".clock-{os.getpid()}"

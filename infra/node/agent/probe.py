@@ -12,6 +12,7 @@ from typing import Optional
 from agent import machine, phases, poweroff, store
 from agent.commands import run_quietly
 from agent.synced import origin_of, settled
+from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import (
     MAX_FILES,
@@ -20,9 +21,11 @@ from cloudddp.agent.protocol.manifest import (
     manifest_to_wire,
     nested,
 )
+from cloudddp.agent.protocol.results import MAX_PLACES
 
 REQUEST = ProbeRequest
 TIMER = "cloudddp-deadline.timer"
+OUTPUTS_SECONDS = 0.2  # that a launch may wait for names that are only shown
 
 
 def step(request: ProbeRequest) -> ProbeReply:
@@ -33,6 +36,7 @@ def step(request: ProbeRequest) -> ProbeReply:
     timer = _deadline_timer() if request.deadline else {}
     counting = None if request.only_files else _Counting(request.gpus, request.gpu_seconds)
     folders, version = _different_folders(folder, request.manifest_digest)
+    leftovers = _Outputs(folder) if request.manifest_digest and not request.only_files else None
     gpus = counting.result() if counting else 0
     python = machine.find_python(request.python, folder)
     running = tuple(phases.running_jobs())
@@ -55,6 +59,7 @@ def step(request: ProbeRequest) -> ProbeReply:
         efa=machine.count_efa() if request.efa else 0,
         folders=folders,
         version=version,
+        outputs=leftovers.found() if leftovers else (),
         torch_gpus=torch_gpus,
         torch_error=torch_error,
         origin=origin_of(folder),
@@ -75,6 +80,30 @@ class _Counting:
     def result(self) -> int:
         self._thread.join()
         return self._found
+
+
+class _Outputs:
+    """Looks in a thread for what earlier jobs wrote in the project."""
+
+    def __init__(self, project: Path) -> None:
+        self._found: tuple[str, ...] = ()
+        self._thread = threading.Thread(target=self._look, args=(project,), daemon=True)
+        if any(map(phases.was_started, phases.job_folders())):
+            self._thread.start()
+
+    def found(self) -> tuple[str, ...]:
+        """Return the names, or none where there are many, or the search takes longer than everything else."""
+        if self._thread.ident:
+            self._thread.join(OUTPUTS_SECONDS)
+        return self._found
+
+    def _look(self, project: Path) -> None:
+        from agent.new_files import written_by_jobs
+
+        names = sorted(
+            {name for name in written_by_jobs(project) if name.isprintable() and len(name) <= MAX_PATH}
+        )
+        self._found = tuple(names) if len(names) <= MAX_PLACES else ()
 
 
 def _usable_gpus(python: str, request: ProbeRequest) -> tuple[Optional[int], str]:

@@ -37,6 +37,7 @@ class ProjectUpdate:
         self._records: dict[int, Record] = {}  # of the files that were written
         self.again: list[int] = []  # files whose beginning here was wrong: the laptop has to send them whole
         self._restarted: set[int] = set()
+        self._is_changed = False  # files of this node
         self.received = 0  # bytes in frames
         # Bytes that were hashed besides, and transfer.FILE_WORK for each other change of a file.
         self.worked = 0
@@ -90,11 +91,13 @@ class ProjectUpdate:
         free = shutil.disk_usage(str(self._folder)).free
         if made.size and free < made.size + DISK_RESERVE:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
-        self._lock.changes()
+        self._is_changed = made.is_change
+        if made.is_change:
+            self._lock.changes()
         # The probe does that, too, unless its disk was full.
         remove_temporaries(self._folder, self._synced.interrupted_folders)
         self._synced.begin(made.changed)
-        writer = ProjectWriter(self._folder, self._has_worked)
+        writer = ProjectWriter(self._folder, self._has_worked, made.old)
         writer.forget_partials({made.names[index] for index in made.large})
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
             writer.move(name, made.names[index], made.entries[index])
@@ -118,10 +121,21 @@ class ProjectUpdate:
         for record, contents in transfer.read_batch(frame):
             if record.missing or record.number not in made.wanted or record.number in self._records:
                 continue
+            if record.deleted:
+                self._forget(record.number)
+                continue
             self._writer.small(made.names[record.number], record, contents)
             self._has_worked(transfer.FILE_WORK)
             self._records[record.number] = record
         self._relay.arrived(frame)
+
+    def _forget(self, index: int) -> None:
+        """Delete a file here that was deleted on the laptop since it was listed."""
+        assert self._writer is not None  # noqa: S101  prepare was called
+        name = self.plan.names[index]
+        del self.plan.wanted[index], self.plan.new[name]
+        if name in self.plan.old:
+            self._writer.remove([name])
 
     def take_part(self, frame: Frame) -> None:
         index, offset, data = transfer.read_part(frame)
@@ -170,7 +184,7 @@ class ProjectUpdate:
     def finish(self) -> ReceiveReply:
         """Record the manifest that the project has now."""
         made = self.plan
-        if made.is_change:
+        if self._is_changed:
             report(ReceiveEvent(received=self.received, stage=transfer.WRITING))
             if self._writer is not None:
                 self._writer.to_disk()
@@ -184,4 +198,5 @@ class ProjectUpdate:
             kept=len(made.touch) + len(made.move),
             received=self.received,
             version=self._lock.version,
+            replaced=self._writer.replaced.kept if self._writer is not None else None,
         )

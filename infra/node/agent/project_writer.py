@@ -14,12 +14,13 @@ import secrets
 import shutil
 import stat
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Callable, Optional
 
 from agent import files, store
+from agent.replaced import Replaced
 from cloudddp.agent.protocol.codec import ProtocolError, decode_mapping
 from cloudddp.agent.protocol.manifest import Entry
 from cloudddp.agent.protocol.transfer import DIGEST, FILE_WORK, Record
@@ -35,8 +36,10 @@ class ProjectWriter:
     """Writes below one folder. Names were checked where the listing was decoded (manifest.check_folders). Not for use by several
     threads."""
 
-    def __init__(self, folder: Path, on_work: Callable[[int], None]) -> None:
-        """`on_work` gets the bytes of files that were begun earlier, as they are hashed, and FILE_WORK for each that is
+    def __init__(
+        self, folder: Path, on_work: Callable[[int], None], synced: Container[str] = frozenset()
+    ) -> None:
+        """`synced` may be overwritten: files that a sync has written. `on_work` gets the bytes of files that were begun earlier, as they are hashed, and FILE_WORK for each that is
         deleted."""
         self.folder = folder
         self._on_work = on_work
@@ -45,6 +48,7 @@ class ProjectWriter:
         self._mark = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._partials = Partials(folder)
+        self.replaced = Replaced(folder, synced, self._place, self._mark)
         os.umask(0o022)  # each file is created with its mode
 
     def small(self, name: str, record: Record, contents: memoryview) -> None:
@@ -59,6 +63,7 @@ class ProjectWriter:
                 os.utime(descriptor, ns=(record.mtime_ns, record.mtime_ns))
             finally:
                 os.close(descriptor)
+            self.replaced.keep(parent, base, name, record)
             _name(parent, temporary, base)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -69,6 +74,7 @@ class ProjectWriter:
         parent, base = self._place(name)
         temporary = self._temporary()
         os.symlink(target, temporary, dir_fd=parent)
+        self.replaced.keep(parent, base, name)
         _name(parent, temporary, base)
 
     def _temporary(self) -> str:
@@ -98,6 +104,7 @@ class ProjectWriter:
         source = os.open(files.inside(self.folder, folder) if folder else self.folder, _FOLDER)
         try:
             parent, new = self._place(name)
+            self.replaced.keep(parent, new, name)
             _name(parent, base, new, source)
         except FileNotFoundError:
             raise SystemExit(
@@ -158,14 +165,16 @@ class ProjectWriter:
     def partial(self, name: str, entry: Entry) -> Partial:
         """Return what there is of a file that comes in parts."""
         parent, base = self._place(name)
-        return Partial(parent, base, _partial_name(name, entry), name, self._partials, self._on_work)
+        return Partial(
+            parent, base, _partial_name(name, entry), name, self._partials, self._on_work, self.replaced
+        )
 
     def forget_partials(self, wanted: set[str]) -> None:
         """Delete what earlier syncs have begun, but for these files."""
         self._partials.forget(wanted)
 
     def _place(self, name: str) -> tuple[int, str]:
-        """Return an open folder and the name in it. What is in the way of a folder is deleted."""
+        """Return an open folder and the name in it. What is in the way of a folder is deleted, or kept where a job wrote it."""
         folder, _, base = name.rpartition("/")
         if not folder:
             return self._root, base
@@ -179,13 +188,24 @@ class ProjectWriter:
 
     def _open(self, folder: str) -> int:
         at = os.dup(self._root)
+        path = ""
         for part in folder.split("/"):
+            path = f"{path}/{part}" if path else part
             try:
-                inner = _enter(at, part)
+                inner = self._enter(at, part, path)
             finally:
                 os.close(at)
             at = inner
         return at
+
+    def _enter(self, parent: int, base: str, name: str) -> int:
+        with contextlib.suppress(OSError):
+            return os.open(base, _FOLDER, dir_fd=parent)
+        self.replaced.keep(parent, base, name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(base, dir_fd=parent)  # a file or a link, and it is a folder now
+        os.mkdir(base, 0o755, dir_fd=parent)
+        return os.open(base, _FOLDER, dir_fd=parent)
 
 
 def remove_temporaries(folder: Path, folders: Iterable[str]) -> None:
@@ -200,15 +220,6 @@ def remove_temporaries(folder: Path, folders: Iterable[str]) -> None:
             for left in os.listdir(at):
                 if _TEMPORARY.fullmatch(left):
                     os.unlink(left, dir_fd=at)
-
-
-def _enter(parent: int, name: str) -> int:
-    with contextlib.suppress(OSError):
-        return os.open(name, _FOLDER, dir_fd=parent)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=parent)  # a file or a link, and it is a folder now
-    os.mkdir(name, 0o755, dir_fd=parent)
-    return os.open(name, _FOLDER, dir_fd=parent)
 
 
 def _name(parent: int, present: str, base: str, source: Optional[int] = None) -> None:
@@ -237,8 +248,9 @@ class Partial:
         name: str,
         partials: Partials,
         on_work: Callable[[int], None],
+        replaced: Replaced,
     ) -> None:
-        self._on_work = on_work
+        self._on_work, self._replaced = on_work, replaced
         self._parent, self._base, self._temporary = os.dup(parent), base, temporary
         self._name, self._partials = name, partials
         self._descriptor: Optional[int] = None
@@ -283,6 +295,7 @@ class Partial:
         if good:
             os.fchmod(self._descriptor, record.mode)
             os.utime(self._descriptor, ns=(record.mtime_ns, record.mtime_ns))
+            self._replaced.keep(self._parent, self._base, self._name, record)
             _name(self._parent, self._temporary, self._base)
         else:
             with contextlib.suppress(OSError):

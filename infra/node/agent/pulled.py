@@ -22,6 +22,13 @@ class Record:
     times: dict[str, int] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
 
+    def is_pulled(self, name: str, written: int) -> bool:
+        """Return whether a file that was `written` at a time (ns) has been copied as it is."""
+        parts = (name, *map(str, Path(name).parents))  # the last is "."
+        return not any(part in self.left for part in parts) and any(
+            written < self.times.get(part, 0) for part in parts
+        )
+
 
 def read_record(folder: Path) -> Record:
     try:

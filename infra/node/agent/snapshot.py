@@ -12,17 +12,48 @@ from pathlib import Path
 
 from agent import files, store
 from cloudddp.agent.protocol.codec import MAX_PATH
-from cloudddp.agent.protocol.snapshots import MAX_PATTERNS, Snapshot, SnapshotSearch
+from cloudddp.agent.protocol.snapshots import (
+    MAX_PATTERNS,
+    MAX_SHARED,
+    MAX_SHARED_NAMES,
+    Snapshot,
+    SnapshotSearch,
+)
 
 PIECE = 1 << 20  # bytes
 
 
 def newest(search: SnapshotSearch) -> Snapshot:
     project = store.project_folder(search.project)
+    skipped: list[str] = []
+    for name, (mtime_ns, size) in _found(search):
+        with contextlib.suppress(OSError):
+            if is_valid(project / name):
+                return Snapshot(name, mtime_ns, size, digest(project / name), tuple(skipped[:MAX_PATTERNS]))
+        skipped.append(name)
+    return Snapshot(skipped=tuple(skipped[:MAX_PATTERNS]))
+
+
+def every(search: SnapshotSearch) -> tuple[Snapshot, ...]:
+    """Return all files that match, the newest first, as many as one message may name. They are not read."""
+    found: list[Snapshot] = []
+    length = 0
+    for name, (mtime_ns, size) in _found(search)[:MAX_SHARED]:
+        length += len(name)
+        if length > MAX_SHARED_NAMES:
+            break
+        found.append(Snapshot(name, mtime_ns, size))
+    return tuple(found)
+
+
+def _found(search: SnapshotSearch) -> list[tuple[str, tuple[int, int]]]:
+    """Return name, time and size of the files that match, the newest first."""
+    project = store.project_folder(search.project)
     excluded = set(search.exclude)
     found: dict[str, tuple[int, int]] = {}
     for pattern in search.patterns:
-        for path in project.glob(pattern):
+        # Before Python 3.13 a pattern that ends with ** finds folders only.
+        for path in project.glob(f"{pattern}/*" if pattern.endswith("**") else pattern):
             name = path.relative_to(project).as_posix()
             with contextlib.suppress(OSError, UnicodeEncodeError):
                 name.encode()
@@ -30,13 +61,7 @@ def newest(search: SnapshotSearch) -> Snapshot:
                 usual = stat.S_ISREG(info.st_mode) and not name.endswith(files.TEMPORARY)
                 if usual and len(name) <= MAX_PATH and name not in excluded:
                     found[name] = (max(info.st_mtime_ns, 0), info.st_size)
-    skipped: list[str] = []
-    for name, (mtime_ns, size) in sorted(found.items(), key=lambda item: item[1], reverse=True):
-        with contextlib.suppress(OSError):
-            if is_valid(project / name):
-                return Snapshot(name, mtime_ns, size, digest(project / name), tuple(skipped[:MAX_PATTERNS]))
-        skipped.append(name)
-    return Snapshot(skipped=tuple(skipped[:MAX_PATTERNS]))
+    return sorted(found.items(), key=lambda item: item[1], reverse=True)
 
 
 def is_valid(path: Path) -> bool:

@@ -1,7 +1,7 @@
-"""Before ranks continue from a snapshot: the newest one that any node holds is copied to the nodes that lack it.
+"""Before ranks start: the newest snapshot, or the newest version of each shared file, is copied to the nodes that lack it.
 
-Each node finds its newest snapshot and tells the others, with a port at which they can get it. So every node knows which of
-them is the newest, and who lacks it; those get it from the node that has it (link.py). The ranks start once all have it.
+Each node finds its files and tells the others, with a port at which they can get them. So every node knows which of them are the
+newest, and who lacks them; those get them from the nodes that have them (link.py). The ranks start once all have them.
 A script that sends its snapshot to all ranks by itself, as train/ does, needs none of this.
 """
 
@@ -19,7 +19,7 @@ from agent import crash, job_record, snapshot, store
 from agent.link import REFUSED, Link
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Kind, Message
-from cloudddp.agent.protocol.snapshots import LATEST, Offer, SnapshotSearch, refusal
+from cloudddp.agent.protocol.snapshots import LATEST, Copy, Offer, Snapshot, SnapshotSearch, copies, refusal
 from cloudddp.agent.protocol.start import StartRequest
 
 CONNECT = 15.0  # seconds to connect to the node that has the newest snapshot
@@ -41,7 +41,7 @@ class Spread:
         self._peers = {peer.node: peer for peer in request.gang.peers}
         self._offers: dict[int, Offer] = {}
         self._holders: set[int] = set()  # nodes that hold the newest one
-        self._found: Optional[Offer] = None  # by this node
+        self._found: Optional[Offer] = None  # by this node: what it offers
         self._listener: Optional[socket.socket] = None
         self._links: set[Link] = set()
         self._lock = threading.Lock()  # of _links and _closed
@@ -79,10 +79,11 @@ class Spread:
         """Do what is due, and yield what the other nodes have to know."""
         if self._found is not None and self._node not in self._offers:
             self._offers[self._node] = self._found
-            self._note_damaged(self._found.snapshot.skipped)
-            yield Message(
-                Kind.SNAPSHOT, offer=replace(self._found, snapshot=replace(self._found.snapshot, skipped=()))
-            )
+            for file in self._found.files:
+                self._note_damaged(file.skipped)
+            usable = tuple([replace(one, skipped=()) for one in self._found.files if one.path])
+            self._offers[self._node] = self._found = replace(self._found, files=usable)
+            yield Message(Kind.SNAPSHOT, offer=self._found)
         if not self._is_planned and self._offers.keys() == self._peers.keys():
             self._is_planned = True
             self._copy()
@@ -108,50 +109,52 @@ class Spread:
     def _find(self) -> None:
         """Find the newest snapshot of this node, and listen for those that lack it."""
         try:
-            found = snapshot.newest(self._search)
+            search = self._search
+            found = snapshot.every(search) if search.every else (snapshot.newest(search),)
             port = 0
-            if found.path and len(self._peers) > 1:
+            if any(one.path for one in found) and len(self._peers) > 1:
                 self._listener = socket.socket()
                 self._listener.bind((self._peers[self._node].address, 0))
                 self._listener.listen(len(self._peers) + MAX_STRANGERS)
                 port = self._listener.getsockname()[1]
                 threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
-            self._found = Offer(found, port)
+            self._found = Offer(tuple(found), port)
         except Exception as error:  # of which the supervisor must know, whatever it is
             self._error = f"its newest snapshot was not found: {crash.last_line(error)}"
 
     def _copy(self) -> None:
-        """Begin to get the newest snapshot if this node lacks it."""
+        """Begin to get what this node lacks."""
         latest = (time.time() + LATEST) * 1e9
         for node, offer in sorted(self._offers.items()):
-            if why := refusal(offer.snapshot, self._search, latest):
-                self._error = f"node {node} reports its newest snapshot, and {why}: nothing was copied"
-                return
-        nodes = [node for node, offer in sorted(self._offers.items()) if offer.snapshot.path]
-        if not nodes:
+            for file in offer.files:
+                if why := refusal(file, self._search, latest):
+                    self._error = f"node {node} reports its newest snapshot, and {why}: nothing was copied"
+                    return
+        if not any(offer.files for offer in self._offers.values()):
             self._has_it = True
-            if self._node == min(self._peers):
+            if self._request.resumed_from and self._node == min(self._peers):
                 self._note(f"no node has a snapshot that matches {', '.join(self._search.patterns)}")
             return
-        source = max(nodes, key=lambda node: (self._offers[node].snapshot.mtime_ns, -node))
-        wanted = self._offers[source].snapshot
-        same = (wanted.path, wanted.digest)
-        lacking = [
-            node
-            for node, one in sorted(self._offers.items())
-            if (one.snapshot.path, one.snapshot.digest) != same
-        ]
-        if lacking and self._node in (source, *lacking):
-            where = ", ".join(map(str, lacking))
-            size = f"{wanted.size / 1e6:,.1f} MB"
-            self._note(
-                f"copying {wanted.path}, {size}, the newest snapshot, from node {source} to node {where}"
-            )
-        if self._node not in lacking:
+        planned = copies(self._offers, every=self._search.every)
+        self._note_copies([one for one in planned if self._node in (one.source, *one.lacking)])
+        wanted = [one for one in planned if self._node in one.lacking]
+        if not wanted:
             self._has_it = True
             return
-        self._receiver = threading.Thread(target=self._receive, args=(source,), daemon=True)
+        self._receiver = threading.Thread(target=self._receive, args=(wanted,), daemon=True)
         self._receiver.start()
+
+    def _note_copies(self, planned: list[Copy]) -> None:
+        """Note what is copied from this node, and to it, in one line for each pair of source and targets."""
+        groups: dict[tuple[int, tuple[int, ...]], list[Snapshot]] = {}
+        for one in planned:
+            groups.setdefault((one.source, one.lacking), []).append(one.file)
+        for (source, lacking), files in groups.items():
+            size = f"{sum(one.size for one in files) / 1e6:,.1f} MB"
+            more = f" and {len(files) - 1} more file{'s' * (len(files) > 2)}" if len(files) > 1 else ""
+            what = "which only some nodes have" if self._search.every else "the newest snapshot"
+            where = ", ".join(map(str, lacking))
+            self._note(f"copying {files[0].path}{more}, {size}, {what}, from node {source} to node {where}")
 
     def _note(self, text: str) -> None:
         job_record.note(store.job_folder(self._request.job), text)
@@ -187,32 +190,51 @@ class Spread:
                     threading.Thread(target=self._give, args=(link,), daemon=True).start()
 
     def _give(self, link: Link) -> None:
-        """Send the snapshot to a node of the job. One that does not get it says so itself."""
+        """Send the files that a node of the job asks for. One that does not get them says so itself."""
         try:
             link.accept()
-            if self._found is not None:
-                found = self._found.snapshot
-                link.send(store.project_folder(self._request.project) / found.path, found.size)
+            offered = {one.path: one for one in self._found.files} if self._found is not None else {}
+            while name := link.read("path", LONGEST):
+                file = offered[name]
+                path = store.project_folder(self._request.project) / name
+                is_valid = bool(file.digest) or snapshot.is_valid(path)
+                link.write("digest", (file.digest or snapshot.digest(path)) if is_valid else "")
+                if is_valid:
+                    link.send(path, file.size)
         except REFUSED:
             pass  # a stranger, or a node that was lost
         finally:
             self._forget(link)
 
-    def _receive(self, source: int) -> None:
-        """Get the snapshot of that node."""
-        offer = self._offers[source]
-        try:
-            link = self._connected(source, offer.port)
-            if link is None:
-                return
+    def _receive(self, wanted: list[Copy]) -> None:
+        """Get these files, source by source."""
+        for source in sorted({one.source for one in wanted}):
+            name = ""
             try:
-                snapshot.write(self._request.project, offer.snapshot, link.receive)
-            finally:
-                self._forget(link)
-            self._has_it = True
-        except (Exception, SystemExit) as error:
-            text = str(error) if isinstance(error, (*REFUSED, SystemExit)) else crash.last_line(error)
-            self._error = f"{offer.snapshot.path} was not copied from node {source}: {text}"
+                link = self._connected(source, self._offers[source].port)
+                if link is None:
+                    return
+                try:
+                    for one in wanted:
+                        if one.source == source:
+                            name = one.file.path
+                            self._receive_file(link, source, one.file)
+                    link.write("path", "")
+                finally:
+                    self._forget(link)
+            except (Exception, SystemExit) as error:
+                text = str(error) if isinstance(error, (*REFUSED, SystemExit)) else crash.last_line(error)
+                self._error = f"{name or 'a file'} was not copied from node {source}: {text}"
+                return
+        self._has_it = True
+
+    def _receive_file(self, link: Link, source: int, file: Snapshot) -> None:
+        link.write("path", file.path)
+        digest = link.read("digest", LONGEST)
+        if digest:
+            snapshot.write(self._request.project, replace(file, digest=digest), link.receive)
+        else:
+            self._note(f"node {source}: {file.path} is damaged; it was not copied")
 
     def _connected(self, source: int, port: int) -> Optional[Link]:
         """Connect to that node, again while strangers take its connections. Return None after `close`. Raises what REFUSED

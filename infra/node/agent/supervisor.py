@@ -93,7 +93,7 @@ class _Supervisor:
         self._peers.begin(number)
         self._attempt = Attempt(self._request, self._record.folder, number)
         self._is_launched = False  # the launchers of this attempt were started
-        self._spread = self._new_spread() if number or self._request.resumed_from else None
+        self._spread = self._new_spread()
         self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
         self._stragglers = stragglers.Watch(self._node, self._record.folder, self._request.straggler_seconds)
         self._is_stopping = False  # the ranks of all nodes are being ended
@@ -101,7 +101,7 @@ class _Supervisor:
         self._finished_at: Optional[float] = None  # when the ranks of all nodes were
 
     def _new_spread(self) -> Optional[Spread]:
-        """Return what copies the newest snapshot to the nodes that lack it, before ranks continue from it."""
+        """Return what copies the newest snapshot, or the shared files, to the nodes that lack it, before ranks start."""
         if self._request.snapshots is None or len(self._request.gang.peers) == 1:
             return None
         from agent.spread import Spread  # 20 ms, which other jobs need not take
