@@ -239,6 +239,7 @@ def test_launch_names_new_files_and_the_command_that_pulls_them(cli: Any) -> Non
     assert "results: node 1: runs (1 byte); next: `cloudddp pull --all-nodes`" in launched.stderr
     assert "node 0: out/ (1 byte)" in launched.stderr
     assert '`cloudddp pull out` copies them; or set outputs = ["runs", "out"]' in launched.stderr
+    assert "results: node 1: runs (1 byte); next: `cloudddp pull --all-nodes`" in cli("jobs").stderr
     nothing = cli("pull")
     assert nothing.returncode == 1
     assert "nothing to pull: no runs on the nodes" in nothing.stderr
@@ -249,6 +250,7 @@ def test_launch_names_new_files_and_the_command_that_pulls_them(cli: Any) -> Non
     (verdict, _) = (cli.cwd / "results").glob("*/logs/*/verdict.json")  # of both nodes
     assert json.loads(verdict.read_text())["phase"] == "succeeded"
     cli.ok("pull", "--all-nodes", "runs", "out")
+    assert "results:" not in cli("jobs").stderr
     assert "not pulled" not in cli("down", "-y").stderr
 
 

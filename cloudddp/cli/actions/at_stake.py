@@ -21,8 +21,8 @@ from cloudddp.ssh.connection import Target
 from cloudddp.ssh.fleet import Fleet
 
 
-def at_stake(found: Cluster, settings: Config) -> list[tuple[Part, ...]]:
-    """Return a message for each running job and each node with results that were not pulled. Never fails."""
+def at_stake(found: Cluster, settings: Config, *, jobs: bool = True) -> list[tuple[Part, ...]]:
+    """Return a message for each running job (with `jobs`) and each node with results that were not pulled. Never fails."""
     try:
         targets = connect.targets(found, settings.cluster)
     except Exception:  # no key, or a node without an address
@@ -34,7 +34,7 @@ def at_stake(found: Cluster, settings: Config) -> list[tuple[Part, ...]]:
     asking = threading.Thread(target=_ask, args=(targets, settings, replies, limit), daemon=True)
     asking.start()
     asking.join(limit)
-    return _messages(dict(replies), sorted(targets))
+    return _messages(dict(replies), sorted(targets), jobs=jobs)
 
 
 def _ask(
@@ -49,9 +49,9 @@ def _ask(
         fleet.each(one, fatal=lambda _: False)
 
 
-def _messages(replies: dict[int, NewFilesReply], nodes: list[int]) -> list[tuple[Part, ...]]:
+def _messages(replies: dict[int, NewFilesReply], nodes: list[int], *, jobs: bool) -> list[tuple[Part, ...]]:
     running: dict[str, list[int]] = {}
-    for node, reply in sorted(replies.items()):
+    for node, reply in sorted(replies.items()) if jobs else ():
         for job in reply.running:
             running.setdefault(job, []).append(node)
     messages: list[tuple[Part, ...]] = [
@@ -59,8 +59,8 @@ def _messages(replies: dict[int, NewFilesReply], nodes: list[int]) -> list[tuple
     ]
     kept = new_files.by_node(replies)
     for held in kept:
-        jobs = ", ".join(one.job for one in replies[held.node].jobs)
-        messages.append((f"not pulled from {line_of(held)}" + (f" of job {jobs}" if jobs else ""),))
+        of = ", ".join(one.job for one in replies[held.node].jobs)
+        messages.append((f"not pulled from {line_of(held)}" + (f" of job {of}" if of else ""),))
     if kept:
         command = pull_command(kept, replies, with_outputs=True)
         messages.append(("the files are deleted with the nodes; to keep them, first: ", command))

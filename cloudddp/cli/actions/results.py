@@ -236,6 +236,9 @@ def report_held(console: Console, replies: Mapping[int, NewFilesReply], settings
         elsewhere = any(not replies[one.node].rank_zero for one in found)
         listed = ", ".join(f"node {one.node}: {new_files.describe(one.outputs)}" for one in found)
         console.log(f"results: {listed}; next: ", Command("pull", *(["--all-nodes"] if elsewhere else [])))
+    for one in held:
+        if one.left:
+            console.warn(f"left out by a pull: {line_of(one)}")
     if not (others := [one for one in held if one.others]):
         return
     if not settings.job.outputs:
