@@ -88,13 +88,14 @@ class Transfer:
         chain: Sequence[Peer],
         *,
         project: str = PROJECT,
+        adds: bool = False,
         approve: Callable[[int, Wants], None],
         note: Callable[[Text], None],
         on_sent: OnSent = ignore,
         on_bytes: Callable[[int], None] = lambda _size: None,
     ) -> None:
         self._runner, self._root, self._listing = runner, root, listing
-        self._chain, self._project = tuple(chain), project
+        self._chain, self._project, self._adds = tuple(chain), project, adds
         self._approve, self._note, self._on_sent, self._on_bytes = approve, note, on_sent, on_bytes
         self._secret = secrets.token_hex(32)
         self._key = self._secret.encode()
@@ -147,7 +148,7 @@ class Transfer:
         client.start_step(
             self._runner,
             node.rank,
-            ReceiveRequest(self._project, self._secret, node.progress.position, self._chain),
+            ReceiveRequest(self._project, self._secret, node.progress.position, self._chain, self._adds),
             ended,
             body=self._input(node),
             timeout=SILENCE,

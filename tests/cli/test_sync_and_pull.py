@@ -92,6 +92,25 @@ def test_pulled_results_are_not_sent_back(cli: Any) -> None:
     assert (cli.cwd / "out" / "node1" / "write.py").read_text() == (cli.cwd / "write.py").read_text()
 
 
+def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write("write.py", "import os\nos.makedirs('ckpt'); rank = os.environ['RANK']\nopen('ckpt/' + rank + '.pt', 'w').write(rank * 9)\n"
+              "os.symlink(rank + '.pt', 'ckpt/last'); open('data.txt', 'a').write('job')\n")  # fmt: skip
+    cli.write("data.txt", "sent")
+    cli.ok("launch", "write.py")
+    cli.ok("pull")
+    cli.ok("pull", "--all-nodes", "ckpt")
+    cli.ok("exec", "rm -r ckpt")
+    assert cli("sync", "job").returncode == 2
+    assert cli("sync", "--results", "20200101-000000-none").returncode == 2
+    cli.ok("sync", "--results")
+    cli.write("more.py", "")
+    cli.ok("sync")
+    listed = sorted(cli.ok("exec", "cat ckpt/*.pt; cat ckpt/last data.txt").splitlines())
+    assert listed == ["[node 0] 000000000000000000sent", "[node 1] 000000000111111111111111111sent"], listed
+    assert "results:" not in cli("jobs").stderr
+
+
 def test_pull_works_without_tarfile_filters(cli: Any) -> None:
     """Debian 12's own is 3.11.2; extraction filters came with 3.11.4."""
     direct(cli)

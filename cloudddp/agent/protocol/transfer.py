@@ -372,12 +372,14 @@ class ReceiveEvent:
 class ReceiveRequest:
     """Followed on stdin by frames: those of the transfer for the node at position 0 of `chain`, whose source is the laptop. The
     others connect to the node before them. SOURCE names another position, or LAPTOP. The node reports ReceiveEvents,
-    one per line, serves the nodes after it, and ends with CLOSE, or when stdin does."""
+    one per line, serves the nodes after it, and ends with CLOSE, or when stdin does. `adds`: nothing is deleted, and the files
+    are not recorded as those of a sync."""
 
     project: str
     secret: str
     position: int
     chain: tuple[Peer, ...]
+    adds: bool = False
 
     STEP = "receive"
 

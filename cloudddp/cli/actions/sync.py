@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from cloudddp.agent.protocol.codec import is_job_id
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.formats import counted
+from cloudddp.cli.session import Session
 from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import Command, UsageError
+from cloudddp.job import project_files
 from cloudddp.job import sync as syncing
+from cloudddp.job.results.restore import restore
 
 
-def sync(console: Console, options: GlobalOptions, *, anyone: bool) -> None:
+def sync(
+    console: Console, options: GlobalOptions, *, anyone: bool, results: bool, job_id: str | None
+) -> None:
+    if job_id is not None and not results:
+        raise UsageError(
+            "a job is for --results", hint=("send its results: ", Command("sync", "--results", job_id))
+        )
     session = sessions.start(console, options, anyone=anyone)
+    folder = _results_of(session, job_id) if results else None
     with session.connect() as (cluster, runner), console.progress() as progress:
         try:
             syncing.sync(runner, cluster, session.settings, root=session.root, progress=progress)
+            if folder is not None:
+                project = project_files.of_config(session.root, session.settings).manifest
+                count = restore(
+                    runner, cluster, session.settings.job, folder, project=project, progress=progress
+                )
+                progress(
+                    f"{counted(count, 'result')} of {folder} on the nodes, where a sync leaves them alone"
+                )
         except KeyboardInterrupt:
             console.log("files that have arrived are kept; repeat the command to send the others")
             raise
+
+
+def _results_of(session: Session, job_id: str | None) -> Path:
+    """Return the folder of a job's results, by default the newest. Raises UsageError."""
+    base = session.root / project_files.RESULTS
+    found = sorted(path for path in base.glob("*") if path.is_dir() and is_job_id(path.name))
+    chosen = [path for path in found if job_id in (None, path.name)]
+    if not chosen:
+        raise UsageError(
+            f"{base} has no results" + (f" of job {job_id}" if job_id else ""),
+            hint=(f"there are: {', '.join(path.name for path in found[-5:])}" if found else (Command("pull"), " copies them")),
+        )  # fmt: skip
+    return chosen[-1]

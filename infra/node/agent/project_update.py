@@ -25,10 +25,11 @@ DISK_RESERVE = 64 << 20  # bytes that stay free
 
 
 class ProjectUpdate:
-    """The project's files while they are changed. `relay` passes on what arrives."""
+    """The project's files while they are changed. `relay` passes on what arrives. `adds`: these are results, which no sync
+    records or deletes."""
 
-    def __init__(self, folder: Path, relay: Relay) -> None:
-        self._folder, self._relay = folder, relay
+    def __init__(self, folder: Path, relay: Relay, *, adds: bool = False) -> None:
+        self._folder, self._relay, self._adds = folder, relay, adds
         self._synced = Synced(folder)
         self._plan: Optional[SyncPlan] = None
         self._writer: Optional[ProjectWriter] = None
@@ -54,7 +55,7 @@ class ProjectUpdate:
         """Decide what this node lacks. Nothing is changed yet."""
         listing = transfer.read_listing(frame)
         self._relay.listed(frame.raw)
-        self._plan = made = plan(self._folder, self._synced, listing)
+        self._plan = made = plan(self._folder, None if self._adds else self._synced, listing)
         self._relay.compared(listing.entries(), frozenset((*made.wanted, *made.move)))
 
     def wants(self) -> Wants:
@@ -91,7 +92,8 @@ class ProjectUpdate:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
         # The probe does that, too, unless its disk was full or another sync was writing.
         remove_temporaries(self._folder, self._synced.interrupted_folders)
-        self._synced.begin(made.changed)
+        if not self._adds:
+            self._synced.begin(made.changed)
         writer = ProjectWriter(self._folder, self._has_worked)
         writer.forget_partials({made.names[index] for index in made.large})
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
@@ -173,6 +175,7 @@ class ProjectUpdate:
             if self._writer is not None:
                 self._writer.to_disk()
             made.take(self._records)
+        if made.is_change and not self._adds:
             self._synced.record(made.new, made.digests)
         return ReceiveReply(
             written=len(self._records) + len(made.links),
