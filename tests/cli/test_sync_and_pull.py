@@ -106,6 +106,7 @@ def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> N
     cli.ok("sync", "--results")
     cli.write("more.py", "")
     cli.ok("sync")
+    assert "are on this computer and not" not in cli("launch", "more.py").stderr
     listed = sorted(cli.ok("exec", "cat ckpt/*.pt; cat ckpt/last data.txt").splitlines())
     assert listed == ["[node 0] 000000000000000000sent", "[node 1] 000000000111111111111111111sent"], listed
     assert "results:" not in cli("jobs").stderr
@@ -196,3 +197,17 @@ def test_folder_larger_than_the_memory_is_sent(cli: Any, tmp_path: Any) -> None:
     assert process.returncode == 0, (tmp_path / "err.txt").read_text()
     assert "sending 21 files, 360.0 MiB" in (tmp_path / "err.txt").read_text()
     assert process.peak_memory < 200e6
+
+
+def test_first_launch_on_new_nodes_names_results_that_are_here(cli: Any) -> None:
+    cli.write("results/20260101-000000-abcd/logs/node0/0.log", "")
+    cli.write("a.py", "")
+    direct(cli)
+    quiet = cli("launch", "a.py")
+    assert "are on this computer and not" not in quiet.stderr, "only logs"
+    cli.ok("down", "-y")
+    cli.write("results/20260101-000000-abcd/ckpt/1.pt", "x")
+    cli.ok("up", "-n", "1")
+    line = "are on this computer and not on the nodes (the newest: "
+    assert line in cli("launch", "a.py").stderr
+    assert line not in cli("launch", "a.py").stderr

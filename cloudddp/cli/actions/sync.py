@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cloudddp.agent.protocol.codec import is_job_id
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
@@ -13,7 +12,7 @@ from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import Command, UsageError
 from cloudddp.job import project_files
 from cloudddp.job import sync as syncing
-from cloudddp.job.results.restore import restore
+from cloudddp.job.results.restore import restore, results_here
 
 
 def sync(
@@ -44,7 +43,7 @@ def sync(
 def _results_of(session: Session, job_id: str | None) -> Path:
     """Return the folder of a job's results, by default the newest. Raises UsageError."""
     base = session.root / project_files.RESULTS
-    found = sorted(path for path in base.glob("*") if path.is_dir() and is_job_id(path.name))
+    found = results_here(session.root)
     chosen = [path for path in found if job_id in (None, path.name)]
     if not chosen:
         raise UsageError(

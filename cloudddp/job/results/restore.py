@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.codec import is_job_id
 from cloudddp.agent.protocol.manifest import MAX_FILES, Entry, Manifest, entry_of, manifest_to_wire, nested
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.transfer import Listing
@@ -18,9 +19,17 @@ from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import JobSpec
 from cloudddp.errors import Text, UsageError
+from cloudddp.job import project_files
 from cloudddp.job.results import new_files, safe_names
 from cloudddp.job.results.pull import LOGS, Pulled
 from cloudddp.job.transfer import Transfer
+
+
+def results_here(root: Path) -> list[Path]:
+    """Return the folders of results in a project, by job, the newest last, that have more than logs."""
+    base = root / project_files.RESULTS
+    found = sorted(path for path in base.glob("*") if is_job_id(path.name) and path.is_dir())
+    return [path for path in found if any(one.name != LOGS for one in path.iterdir())]
 
 
 def restore(
