@@ -67,7 +67,8 @@ def test_run_pulls_every_new_file_by_default(cli: Any, remains: Any) -> None:
     configure(
         cli,
         "write('checkpoints/' + rank + '.pt'); write('config.txt', 'changed'); write('data/set'); write('big/set')\n"
-        "os.symlink('0.pt', 'checkpoints/last') if rank == '0' else None",
+        "os.symlink('0.pt', 'checkpoints/last') if rank == '0' else None\n"
+        "write(f'dcp/__{rank}_0.distcp'); rank == '0' and write('dcp/.metadata')",
         outputs="",
     )
     cli.write("config.txt", "sent")
@@ -76,7 +77,8 @@ def test_run_pulls_every_new_file_by_default(cli: Any, remains: Any) -> None:
     assert done.returncode == 0, done.stderr
     names = {"config.txt", "data/set"}
     assert pulled_files(cli) == {
-        "checkpoints/0.pt", "checkpoints/last", "node1/checkpoints/1.pt", *names, *(f"node1/{one}" for one in names)
+        "checkpoints/0.pt", "checkpoints/last", "node1/checkpoints/1.pt", "dcp/.metadata", "dcp/__0_0.distcp",
+        "dcp/__1_0.distcp", "node1/dcp/__1_0.distcp", *names, *(f"node1/{one}" for one in names)
     }  # fmt: skip
     assert remains().nothing
 
