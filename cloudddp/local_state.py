@@ -215,6 +215,11 @@ class ClusterFolder:
         """What was launched as a job of that id, which has to be valid: see job/launch_record.py."""
         return self.path / f"job-{job_id}.json"
 
+    @property
+    def restored(self) -> Path:
+        """A file that exists once results were put back on the nodes (`sync --results`)."""
+        return self.path / "restored"
+
     def jobs(self) -> list[str]:
         """Return the ids of the jobs with such a file, unchecked, newest last."""
         return sorted(path.stem.removeprefix("job-") for path in self.path.glob("job-*.json"))

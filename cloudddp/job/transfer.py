@@ -91,6 +91,7 @@ class Transfer:
         origin: str = "",
         versions: Mapping[int, int] | None = None,
         job: str = "",
+        adds: bool = False,
         approve: Callable[[int, Wants], None],
         note: Callable[[Text], None],
         on_sent: OnSent = ignore,
@@ -98,7 +99,7 @@ class Transfer:
     ) -> None:
         self._runner, self._root, self._listing = runner, root, listing
         self._chain, self._project, self._origin = tuple(chain), project, origin
-        self._versions, self._job = versions or {}, job
+        self._versions, self._job, self._adds = versions or {}, job, adds
         self._approve, self._note, self._on_sent, self._on_bytes = approve, note, on_sent, on_bytes
         self._secret = secrets.token_hex(32)
         self._key = self._secret.encode()
@@ -159,6 +160,7 @@ class Transfer:
                 self._origin,
                 version=self._versions.get(node.rank, 0),
                 job=self._job,
+                adds=self._adds,
             ),
             ended,
             body=self._input(node),

@@ -48,8 +48,23 @@ def test_job_ended_by_the_deadline_is_reported(cli: Any, ec2: Any, remains: Any)
     assert "none of its nodes is running any more" in err
     assert "may still be running" not in err
     assert f"the deadline of cluster {cli.cluster}" in err
-    assert 'results in ["runs"] that were not pulled are lost' in err
+    assert "results that were not pulled are lost" in err
     for verb in ("jobs", "logs", "pull"):
         done = cli(verb)
         assert done.returncode == 1
         assert "reached its deadline" in done.stderr
+
+
+def test_warning_before_the_deadline_names_results_that_were_not_pulled(
+    cli: Any, ec2: Any, remains: Any
+) -> None:
+    up_until(cli, ec2, remains, seconds=40)
+    cli.write("wait.py", f"open('model.pt', 'w').write('x')\n{WAIT}")
+    process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.1")  # 3 minutes are 18 s
+    assert process.stderr is not None
+    seen = ""
+    while "to keep them, first: `cloudddp pull`" not in seen and (line := process.stderr.readline()):
+        seen += line
+    assert "warning: the nodes terminate in 18 s" in seen
+    assert "not pulled from node 0: model.pt (1 byte) of job " in seen
+    assert "is running" not in seen

@@ -67,7 +67,8 @@ def test_run_pulls_every_new_file_by_default(cli: Any, remains: Any) -> None:
     configure(
         cli,
         "write('checkpoints/' + rank + '.pt'); write('config.txt', 'changed'); write('data/set'); write('big/set')\n"
-        "os.symlink('0.pt', 'checkpoints/last') if rank == '0' else None",
+        "os.symlink('0.pt', 'checkpoints/last') if rank == '0' else None\n"
+        "write(f'dcp/__{rank}_0.distcp'); rank == '0' and write('dcp/.metadata')",
         outputs="",
     )
     cli.write("config.txt", "sent")
@@ -76,7 +77,8 @@ def test_run_pulls_every_new_file_by_default(cli: Any, remains: Any) -> None:
     assert done.returncode == 0, done.stderr
     names = {"config.txt", "data/set"}
     assert pulled_files(cli) == {
-        "checkpoints/0.pt", "checkpoints/last", "node1/checkpoints/1.pt", *names, *(f"node1/{one}" for one in names)
+        "checkpoints/0.pt", "checkpoints/last", "node1/checkpoints/1.pt", "dcp/.metadata", "dcp/__0_0.distcp",
+        "dcp/__1_0.distcp", "node1/dcp/__1_0.distcp", *names, *(f"node1/{one}" for one in names)
     }  # fmt: skip
     assert remains().nothing
 
@@ -239,6 +241,7 @@ def test_launch_names_new_files_and_the_command_that_pulls_them(cli: Any) -> Non
     assert "results: node 1: runs (1 byte); next: `cloudddp pull --all-nodes`" in launched.stderr
     assert "node 0: out/ (1 byte)" in launched.stderr
     assert '`cloudddp pull out` copies them; or set outputs = ["runs", "out"]' in launched.stderr
+    assert "results: node 1: runs (1 byte); next: `cloudddp pull --all-nodes`" in cli("jobs").stderr
     nothing = cli("pull")
     assert nothing.returncode == 1
     assert "nothing to pull: no runs on the nodes" in nothing.stderr
@@ -249,6 +252,7 @@ def test_launch_names_new_files_and_the_command_that_pulls_them(cli: Any) -> Non
     (verdict, _) = (cli.cwd / "results").glob("*/logs/*/verdict.json")  # of both nodes
     assert json.loads(verdict.read_text())["phase"] == "succeeded"
     cli.ok("pull", "--all-nodes", "runs", "out")
+    assert "results:" not in cli("jobs").stderr
     assert "not pulled" not in cli("down", "-y").stderr
 
 

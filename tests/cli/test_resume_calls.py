@@ -244,3 +244,9 @@ def test_watch_waits_while_another_command_resumes_the_job(cli: Any) -> None:
     assert lines == {"[rank 0 | node 0] began\n", "[rank 1 | node 1] began\n"}
     cli.ok("cancel")
     process.communicate(timeout=TIMEOUT)
+
+
+def test_arguments_after_two_dashes_are_for_the_script(cli: Any, failed: list[str]) -> None:
+    cli.write("script.py", "import sys; print('with', sys.argv[1:]); raise SystemExit(5)\n")
+    assert "with ['--resume', 'a.pt']" in cli("resume", "--", "--resume", "a.pt").stdout
+    assert "with ['--resume', 'a.pt', '-x']" in cli("resume", "--", "-x").stdout

@@ -119,6 +119,26 @@ def test_file_that_a_job_changed_is_not_lost_with_the_next_sync(cli: Any) -> Non
     assert found.read_text() == "trained"
 
 
+def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write("write.py", "import os\nos.makedirs('ckpt'); rank = os.environ['RANK']\nopen('ckpt/' + rank + '.pt', 'w').write(rank * 9)\n"
+              "os.symlink(rank + '.pt', 'ckpt/last'); open('data.txt', 'a').write('job')\n")  # fmt: skip
+    cli.write("data.txt", "sent")
+    cli.ok("launch", "write.py")
+    cli.ok("pull")
+    cli.ok("pull", "--all-nodes", "ckpt")
+    cli.ok("exec", "rm -r ckpt")
+    assert cli("sync", "job").returncode == 2
+    assert cli("sync", "--results", "20200101-000000-none").returncode == 2
+    cli.ok("sync", "--results")
+    cli.write("more.py", "")
+    cli.ok("sync")
+    assert "are on this computer and not" not in cli("launch", "more.py").stderr
+    listed = sorted(cli.ok("exec", "cat ckpt/*.pt; cat ckpt/last data.txt").splitlines())
+    assert listed == ["[node 0] 000000000000000000sent", "[node 1] 000000000111111111111111111sent"], listed
+    assert "results:" not in cli("jobs").stderr
+
+
 def test_pull_works_without_tarfile_filters(cli: Any) -> None:
     """Debian 12's own is 3.11.2; extraction filters came with 3.11.4."""
     direct(cli)
@@ -204,3 +224,17 @@ def test_folder_larger_than_the_memory_is_sent(cli: Any, tmp_path: Any) -> None:
     assert process.returncode == 0, (tmp_path / "err.txt").read_text()
     assert "sending 21 files, 360.0 MiB" in (tmp_path / "err.txt").read_text()
     assert process.peak_memory < 200e6
+
+
+def test_first_launch_on_new_nodes_names_results_that_are_here(cli: Any) -> None:
+    cli.write("results/20260101-000000-abcd/logs/node0/0.log", "")
+    cli.write("a.py", "")
+    direct(cli)
+    quiet = cli("launch", "a.py")
+    assert "are on this computer and not" not in quiet.stderr, "only logs"
+    cli.ok("down", "-y")
+    cli.write("results/20260101-000000-abcd/ckpt/1.pt", "x")
+    cli.ok("up", "-n", "1")
+    line = "are on this computer and not on the nodes (the newest: "
+    assert line in cli("launch", "a.py").stderr
+    assert line not in cli("launch", "a.py").stderr

@@ -217,6 +217,14 @@ def test_links_are_kept_inside_the_outputs_and_followed_elsewhere(node: Node, s3
     assert link["Metadata"]["link"] == "step-1"
 
 
+def test_without_outputs_every_new_file_is_copied(node: Node, s3: S3) -> None:
+    (node.project / "input").write_text("input")
+    code = "import os\nfor name in ('model.pt', 'big'): open(name, 'w')\nos.symlink('../far', 'far'); os.mkdir('../far'); open('far/x', 'w')\n"
+    found = copied(node, code, results=to(outputs=(), scratch=("big",)))
+    assert (found.phase, found.notes) == (CopyPhase.COMPLETE, ())
+    assert sorted(name for name in keys(s3) if "outputs" in name) == ["outputs/far/x", "outputs/model.pt"]
+
+
 def test_copy_without_all_results_is_incomplete(node: Node, s3: S3) -> None:
     code = WRITE + (
         "open('runs/a\\nb', 'w'); open('runs/a\\\\nb', 'w')\n"

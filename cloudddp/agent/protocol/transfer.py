@@ -404,7 +404,8 @@ class ReceiveEvent:
 class ReceiveRequest:
     """Followed on stdin by frames: those of the transfer for the node at position 0 of `chain`, whose source is the laptop. The
     others connect to the node before them. SOURCE names another position, or LAPTOP. The node reports ReceiveEvents,
-    one per line, serves the nodes after it, and ends with CLOSE, or when stdin does.
+    one per line, serves the nodes after it, and ends with CLOSE, or when stdin does. `adds`: nothing is deleted, and the files
+    are not recorded as those of a sync.
 
     `origin` is the id of the laptop's project, "" for none. Files that another project has sent are compared by their
     contents, not by size and time. `version`: that of the project when it was compared, 0 for any; the sync is refused where it
@@ -418,6 +419,7 @@ class ReceiveRequest:
     origin: str = ""
     version: int = 0
     job: str = ""
+    adds: bool = False
 
     STEP = "receive"
 

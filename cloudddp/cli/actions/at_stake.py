@@ -21,8 +21,8 @@ from cloudddp.ssh.connection import Target
 from cloudddp.ssh.fleet import Fleet
 
 
-def at_stake(found: Cluster, settings: Config) -> list[tuple[Part, ...]]:
-    """Return a message for each running job and each node with results that were not pulled. Never fails."""
+def at_stake(found: Cluster, settings: Config, *, jobs: bool = True) -> list[tuple[Part, ...]]:
+    """Return a message for each running job (with `jobs`) and each node with results that were not pulled. Never fails."""
     try:
         targets, lost = connect.targets(found, settings.cluster)
     except Exception as error:
@@ -33,7 +33,7 @@ def at_stake(found: Cluster, settings: Config) -> list[tuple[Part, ...]]:
     asking.start()
     asking.join(limit)
     unknown = [(f"{error}: jobs and results there are unknown",) for error in lost.values()]
-    return [*_messages(dict(replies), sorted(targets)), *unknown]
+    return [*_messages(dict(replies), sorted(targets), jobs=jobs), *unknown]
 
 
 def _ask(
@@ -48,9 +48,9 @@ def _ask(
         fleet.each(one, fatal=lambda _: False)
 
 
-def _messages(replies: dict[int, NewFilesReply], nodes: list[int]) -> list[tuple[Part, ...]]:
+def _messages(replies: dict[int, NewFilesReply], nodes: list[int], *, jobs: bool) -> list[tuple[Part, ...]]:
     running: dict[str, list[int]] = {}
-    for node, reply in sorted(replies.items()):
+    for node, reply in sorted(replies.items()) if jobs else ():
         for job in reply.running:
             running.setdefault(job, []).append(node)
     messages: list[tuple[Part, ...]] = [
@@ -58,8 +58,8 @@ def _messages(replies: dict[int, NewFilesReply], nodes: list[int]) -> list[tuple
     ]
     kept = new_files.by_node(replies)
     for held in kept:
-        jobs = ", ".join(one.job for one in replies[held.node].jobs)
-        messages.append((f"not pulled from {line_of(held)}" + (f" of job {jobs}" if jobs else ""),))
+        of = ", ".join(one.job for one in replies[held.node].jobs)
+        messages.append((f"not pulled from {line_of(held)}" + (f" of job {of}" if of else ""),))
     if kept:
         command = pull_command(kept, replies, with_outputs=True)
         messages.append(("the files are deleted with the nodes; to keep them, first: ", command))

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 
+from cloudddp.cli.actions.at_stake import at_stake
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, dollars, duration, moment
 from cloudddp.cluster.model import Cluster
@@ -35,9 +36,10 @@ def warn_if_near(console: Console, cluster: Cluster) -> None:
 
 
 @contextlib.contextmanager
-def warnings(console: Console, cluster: Cluster | None) -> Iterator[None]:
-    """Warn of the deadline 30, 10 and 3 minutes before it, while a job is followed. `cluster` None: never."""
-    timers = [] if cluster is None else _timers(console, cluster)
+def warnings(console: Console, cluster: Cluster | None, settings: Config) -> Iterator[None]:
+    """Warn of the deadline 30, 10 and 3 minutes before it, while a job is followed, and name the results that it would delete.
+    `cluster` None: never."""
+    timers = [] if cluster is None else _timers(console, cluster, settings)
     for timer in timers:
         timer.daemon = True
         timer.start()
@@ -48,17 +50,19 @@ def warnings(console: Console, cluster: Cluster | None) -> Iterator[None]:
             timer.cancel()
 
 
-def _timers(console: Console, cluster: Cluster) -> list[threading.Timer]:
+def _timers(console: Console, cluster: Cluster, settings: Config) -> list[threading.Timer]:
     if cluster.expires is None:
         return []
     left = (cluster.expires - datetime.now(UTC)).total_seconds()
     before = [minutes * timing.current().minute for minutes in WARNINGS]
     text = f", at {moment(cluster.expires)} (the cluster's deadline)"
-    return [
-        threading.Timer(left - seconds, console.warn, [f"the nodes terminate in {duration(seconds)}{text}"])
-        for seconds in before
-        if 0 < seconds < left
-    ]
+
+    def warn(seconds: float) -> None:
+        console.warn(f"the nodes terminate in {duration(seconds)}{text}")
+        for message in at_stake(cluster, settings, jobs=False):
+            console.warn(*message)
+
+    return [threading.Timer(left - seconds, warn, [seconds]) for seconds in before if 0 < seconds < left]
 
 
 def report_leaving(console: Console, cluster: Cluster, settings: Config, job: NewJob) -> None:

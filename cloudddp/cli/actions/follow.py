@@ -84,7 +84,7 @@ def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) 
         ended_instances=ended_nodes_query(session, cluster),
     )
     try:
-        with deadlines.warnings(session.console, cluster):
+        with deadlines.warnings(session.console, cluster, session.settings):
             return _followed(follower, session, runner, job_id, waiting)
     finally:
         waiting.stop()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.follow import report_stopped
+from cloudddp.cli.actions.results import report_held
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import jobs as views
+from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import NodeError
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import status
+from cloudddp.job.results import new_files
 
 
 def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool) -> None:
@@ -27,6 +30,11 @@ def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: boo
                 console.log(*ending)
             for line in views.copies(known):
                 console.log(line)
+            report_held(
+                console,
+                new_files.find_all(runner, session.settings.job, project=PROJECT).values,
+                session.settings,
+            )
         else:
             console.log("no jobs")
         if silent:

@@ -123,7 +123,10 @@ def logs(
         if follow:
             _report_stall(console, record)
         try:
-            with timings.span("logs"), deadlines.warnings(console, cluster if follow else None):
+            with (
+                timings.span("logs"),
+                deadlines.warnings(console, cluster if follow else None, session.settings),
+            ):
                 finished = follower.run()
         except KeyboardInterrupt:
             console.log("the job keeps running; ", Command("cancel", record.id), " ends it")

@@ -10,6 +10,7 @@ from cloudddp.cli.actions.pull_from_s3 import pull_from_s3
 from cloudddp.cli.actions.results import (
     PROJECT_ROOT,
     collect_logs,
+    merge_shards,
     pull_from,
     pull_resumed,
     raise_failures,
@@ -104,6 +105,7 @@ def _pull(
             raise
         for source, pulled in sorted(outcome.values.items()):
             _report(console, source, pulled, targets[source], record.id)
+        merge_shards(console, base, {source: targets[source] for source in outcome.values})
         if outcome.values and not paths:
             collect_logs(console, runner, record.id, base)
         raise_failures(console, outcome)

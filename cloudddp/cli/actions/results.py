@@ -28,7 +28,7 @@ from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.job import project_files
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.results import new_files, safe_names
+from cloudddp.job.results import new_files, safe_names, shards
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import NodeFiles, names_of
 from cloudddp.job.results.pull import Pulled
@@ -164,6 +164,17 @@ def raise_failures(console: Console, outcome: Outcome[Pulled]) -> None:
     outcome.all()
 
 
+def merge_shards(console: Console, base: Path, folders: Mapping[int, Path]) -> None:
+    """Make each checkpoint of which several nodes hold shards one folder below `base`. Never fails."""
+    try:
+        merged = shards.merge(base, folders) if len(folders) > 1 else []
+    except OSError as error:
+        console.warn(f"{base}: the shards of the nodes' checkpoints were not put together: {error}")
+        return
+    for path in merged[:SHOWN]:
+        console.log(f"{base / one_line(path, 200)} has the shards of all nodes")
+
+
 def raise_left_out(pulled: Mapping[int, Pulled]) -> None:
     """Raise CloudDDPError where results were not copied. What and why was reported."""
     found = [node for node, one in sorted(pulled.items()) if one.left is None or one.left]
@@ -236,6 +247,9 @@ def report_held(console: Console, replies: Mapping[int, NewFilesReply], settings
         elsewhere = any(not replies[one.node].rank_zero for one in found)
         listed = ", ".join(f"node {one.node}: {new_files.describe(one.outputs)}" for one in found)
         console.log(f"results: {listed}; next: ", Command("pull", *(["--all-nodes"] if elsewhere else [])))
+    for one in held:
+        if one.left:
+            console.warn(f"left out by a pull: {line_of(one)}")
     if not (others := [one for one in held if one.others]):
         return
     if not settings.job.outputs:

@@ -60,6 +60,7 @@ class Request:
     replaced: frozenset[int] = frozenset()
     detach: bool = False
     suggest: bool = True
+    more: tuple[str, ...] = ()  # arguments of the script, after those that it had
 
 
 def resume(
@@ -72,11 +73,12 @@ def resume(
     replaced: Sequence[str],
     variables: Sequence[str],
     env_files: Sequence[str],
+    more: Sequence[str],
 ) -> int:
     nodes = frozenset(map(_node, replaced))
     session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
     try:
-        finished = resume_job(session, flags, Request(job_id, nodes, detach))
+        finished = resume_job(session, flags, Request(job_id, nodes, detach, more=tuple(more)))
     except (JobStopped, Detached) as ended:
         return _left(console, ended)
     return 0 if finished is None else finished.exit_code
@@ -142,7 +144,8 @@ def resume_job(
                 f"no node that job {record.job} ran on is left: the script begins where it finds a snapshot elsewhere"
             )
         own = replace(own, settings=_for_nodes(own.settings, cluster))
-        job = NewJob(record.script, record.poweroff, record.job, record.keep)
+        script = replace(record.script, args=(*record.script.args, *wanted.more))
+        job = NewJob(script, record.poweroff, record.job, record.keep)
         own.console.log(f"resuming job {record.job} as {job.id} on {counted(len(cluster.nodes), 'node')}")
         with closing(connect.connect(cluster, own.settings.cluster, progress=own.console.log)) as runner:
             return start_and_follow(

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.formats import counted
+from cloudddp.cli.session import Session
 from cloudddp.config.options import GlobalOptions
+from cloudddp.errors import Command, UsageError
 from cloudddp.job import project_files
 from cloudddp.job import sync as syncing
+from cloudddp.job.results.restore import restore, results_here
 
 
-def sync(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -> None:
+def sync(
+    console: Console, options: GlobalOptions, *, anyone: bool, yes: bool, results: bool, job_id: str | None
+) -> None:
+    if job_id is not None and not results:
+        raise UsageError(
+            "a job is for --results", hint=("send its results: ", Command("sync", "--results", job_id))
+        )
     session = sessions.start(console, options, anyone=anyone)
+    folder = _results_of(session, job_id) if results else None
     files = project_files.of_config(session.root, session.settings)
     for note in project_files.notes(files, session.settings):
         console.warn(note)
@@ -20,6 +33,26 @@ def sync(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -
                 runner, cluster, session.settings, files=files, progress=progress,
                 origin=session.origin(yes=yes, before=progress.stop),
             )  # fmt: skip
+            if folder is not None:
+                count = restore(
+                    runner, cluster, session.settings.job, folder, project=files.manifest, progress=progress
+                )
+                progress(
+                    f"{counted(count, 'result')} of {folder} on the nodes, where a sync leaves them alone"
+                )
         except KeyboardInterrupt:
             console.log("files that have arrived are kept; repeat the command to send the others")
             raise
+
+
+def _results_of(session: Session, job_id: str | None) -> Path:
+    """Return the folder of a job's results, by default the newest. Raises UsageError."""
+    base = session.root / project_files.RESULTS
+    found = results_here(session.root)
+    chosen = [path for path in found if job_id in (None, path.name)]
+    if not chosen:
+        raise UsageError(
+            f"{base} has no results" + (f" of job {job_id}" if job_id else ""),
+            hint=(f"there are: {', '.join(path.name for path in found[-5:])}" if found else (Command("pull"), " copies them")),
+        )  # fmt: skip
+    return chosen[-1]

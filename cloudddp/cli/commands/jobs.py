@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from cloudddp.cli.commands.options import (
@@ -152,7 +155,21 @@ stacks = Verb(
     Without JOB, those of the job that is running. The ranks stop for a moment while py-spy reads them, and go on.
     """,
 )
-resume = Verb(
+
+
+class _Resume(Verb):
+    """What follows `--` is for the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[__name__] = tuple(args[end + 1 :])
+        return super().parse_args(ctx, args[:end])
+
+    def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {**super().arguments(params), "more": click.get_current_context().meta[__name__]}
+
+
+resume = _Resume(
     "resume",
     "cloudddp.cli.actions.resume:resume",
     params=[
@@ -169,12 +186,13 @@ resume = Verb(
 
     Nodes that have terminated are replaced by the same type in the same zone, with the same deadline. Then the script is
     started again with the arguments and settings of JOB, or of the newest job, as a new job: where it continues is up to
-    the script. The job has to have been launched from this computer.
+    the script. Arguments after `--` are appended to those of the script. The job has to have been launched from this computer.
 
     \b
     Examples:
       cloudddp resume
       cloudddp resume --replace 3 --wait-capacity 2h
+      cloudddp resume -- --resume checkpoints/last.pt
     """,
 )  # fmt: skip
 

@@ -39,10 +39,24 @@ init = Verb(
 sync = Verb(
     "sync",
     "cloudddp.cli.actions.sync:sync",
-    params=[ANYONE, YES],
+    params=[
+        ANYONE,
+        YES,
+        click.Option(
+            ["--results"], is_flag=True, help="Also put pulled results back: those of JOB, or the newest."
+        ),
+        click.Argument(["job_id"], metavar="[JOB]", required=False),
+    ],
     help="""Send the project's files to every node.
 
     `launch` does this first. Nodes that have the files of another project get those of this one only after a confirmation.
+
+    With --results, files in results/JOB go back to their places in the project, for a script that continues from its
+    checkpoints; those in results/JOB/nodeN to that node only. Files of the project itself stay as they are.
+
+    \b
+    Example:
+      cloudddp sync --results && cloudddp launch train.py --resume checkpoints/last.pt
     """,
 )
 

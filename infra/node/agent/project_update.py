@@ -26,10 +26,13 @@ DISK_RESERVE = 64 << 20  # bytes that stay free
 
 
 class ProjectUpdate:
-    """The project's files while they are changed. `relay` passes on what arrives."""
+    """The project's files while they are changed. `relay` passes on what arrives. `adds`: these are results, which no sync
+    records or deletes."""
 
-    def __init__(self, folder: Path, relay: Relay, lock: ProjectLock, origin: str = "") -> None:
-        self._folder, self._relay, self._lock = folder, relay, lock
+    def __init__(
+        self, folder: Path, relay: Relay, lock: ProjectLock, origin: str = "", *, adds: bool = False
+    ) -> None:
+        self._folder, self._relay, self._lock, self._adds = folder, relay, lock, adds
         self._synced = Synced(folder, origin)
         self._plan: Optional[SyncPlan] = None
         self._writer: Optional[ProjectWriter] = None
@@ -56,7 +59,7 @@ class ProjectUpdate:
         """Decide what this node lacks. Nothing is changed yet."""
         listing = transfer.read_listing(frame)
         self._relay.listed(frame.raw)
-        self._plan = made = plan(self._folder, self._synced, listing)
+        self._plan = made = plan(self._folder, None if self._adds else self._synced, listing)
         self._relay.compared(listing.entries(), frozenset((*made.wanted, *made.move)))
 
     def wants(self) -> Wants:
@@ -96,7 +99,8 @@ class ProjectUpdate:
             self._lock.changes()
         # The probe does that, too, unless its disk was full.
         remove_temporaries(self._folder, self._synced.interrupted_folders)
-        self._synced.begin(made.changed)
+        if not self._adds:
+            self._synced.begin(made.changed)
         writer = ProjectWriter(self._folder, self._has_worked, made.old)
         writer.forget_partials({made.names[index] for index in made.large})
         for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
@@ -189,8 +193,9 @@ class ProjectUpdate:
             if self._writer is not None:
                 self._writer.to_disk()
             made.take(self._records)
+        if made.is_change and not self._adds:
             self._synced.record(made.new, made.digests)
-        else:
+        elif not self._adds:
             self._synced.take_over()
         return ReceiveReply(
             written=len(self._records) + len(made.links),

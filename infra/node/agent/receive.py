@@ -68,7 +68,7 @@ class Receiver:
         self._folder = store.project_folder(request.project)
         self._relay = Relay(self._folder, request.secret, len(request.chain))
         self._laptop = Laptop(self._secret)
-        self._project = ProjectUpdate(self._folder, self._relay, lock, request.origin)
+        self._project = ProjectUpdate(self._folder, self._relay, lock, request.origin, adds=request.adds)
         self._source: Optional[OtherNode] = None
         self._instructed: Optional[int] = None  # where the laptop says that the rest comes from
         self._is_direct = False  # the main thread reads what the laptop sends

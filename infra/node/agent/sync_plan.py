@@ -51,22 +51,22 @@ class SyncPlan:
             self.digests[name] = record.digest.hex()
 
 
-def plan(folder: Path, synced: Synced, listing: Listing) -> SyncPlan:
-    """Return what to do. Names were checked when the listing was decoded."""
+def plan(folder: Path, synced: Optional[Synced], listing: Listing) -> SyncPlan:
+    """Return what to do; without what was `synced`, all is written and nothing deleted. Names were checked when the listing was decoded."""
     listed = [(path_from_wire(path), entry) for path, entry in listing.entries()]
     names = [name for name, _ in listed]
     entries = [
         entry._replace(target=path_from_wire(entry.target)) if entry.target else entry for _, entry in listed
     ]
     folders = {path_from_wire(name) for name in listing.folders}
-    old = synced.current(folders)
-    if synced.is_foreign:  # a file with the same size and time may have other contents
+    old = synced.current(folders) if synced else {}
+    if synced and synced.is_foreign:  # a file with the same size and time may have other contents
         old = {name: entry._replace(mtime_ns=-1) for name, entry in old.items()}
     here = dict(zip(names, entries))
     delete = [name for name in old if name.rpartition("/")[0] in folders and name not in here]
     new = {name: entry for name, entry in old.items() if name.rpartition("/")[0] not in folders}
     new.update(here)
-    made = SyncPlan(names, entries, old, new, delete=delete, digests=synced.digests(old))
+    made = SyncPlan(names, entries, old, new, delete=delete, digests=synced.digests(old) if synced else {})
     contents = {path_from_wire(name): digest for name, digest in listing.contents.items()}
     moved = _Moved(folder, made)
     for index, (name, entry) in enumerate(zip(names, entries)):

@@ -71,6 +71,15 @@ def test_nodes_of_a_failed_job_stay_and_end_by_themselves(cli: CommandLine, ec2:
     wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
 
 
+def test_nodes_that_hold_files_stay_for_a_while_and_end_by_themselves(cli: CommandLine, ec2: Any) -> None:
+    cli.write("writes.py", "open('cloudddp.toml', 'w').write('x')\n")  # a name that `pull` never writes
+    done = cli("run", *NODES, "--keep", "3", "writes.py", CLOUDDDP_TIME_SCALE="0.1")
+    assert done.returncode == 3, done.stderr
+    assert re.search(r"is kept for 3 min 00 s, until .* an hour, at most \$", done.stderr), done.stderr
+    assert len(remaining(ec2, cli.cluster).instances) == 2
+    wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
+
+
 def test_nodes_of_a_job_that_succeeds_end_at_once(cli: CommandLine, ec2: Any) -> None:
     cli.write("works.py", "")
     cli.ok("run", *NODES, "--keep-on-failure", "1000", "works.py")

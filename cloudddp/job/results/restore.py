@@ -1,0 +1,84 @@
+"""Puts pulled results back at their places in the project on the nodes (`sync --results`).
+
+The nodes do not record them as files of a sync: the next sync leaves them alone, as it does what a job wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+
+from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.codec import is_job_id
+from cloudddp.agent.protocol.manifest import MAX_FILES, Entry, Manifest, entry_of, manifest_to_wire, nested
+from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.transfer import Listing
+from cloudddp.cluster.connect import PROJECT, probe
+from cloudddp.cluster.model import Cluster
+from cloudddp.config.spec import JobSpec
+from cloudddp.errors import Text, UsageError
+from cloudddp.job import project_files
+from cloudddp.job.results import new_files, safe_names
+from cloudddp.job.results.pull import LOGS, Pulled
+from cloudddp.job.transfer import Transfer
+
+
+def results_here(root: Path) -> list[Path]:
+    """Return the folders of results in a project, by job, the newest last, that have more than logs."""
+    base = root / project_files.RESULTS
+    found = sorted(path for path in base.glob("*") if is_job_id(path.name) and path.is_dir())
+    return [path for path in found if any(one.name != LOGS for one in path.iterdir())]
+
+
+def restore(
+    runner: Runner, cluster: Cluster, job: JobSpec, folder: Path, *, project: Collection[str], progress: Callable[[Text], None]
+) -> int:  # fmt: skip
+    """Send the results in `folder` to the nodes, but for files of the `project`; return how many there are. A folder `nodeN` goes
+    to that node only. Raises UsageError, NodeError."""
+    own = {node: folder / f"node{node}" for node in cluster.nodes if (folder / f"node{node}").is_dir()}
+    common = _manifest(folder, (LOGS, *(path.name for path in own.values())))
+    parts = [(folder, common, sorted(cluster.nodes))]
+    parts += [(path, _manifest(path, ()), [node]) for node, path in own.items()]
+    probes = probe(runner, cluster, only_files=True)
+    count = 0
+    for root, found, nodes in parts:
+        manifest = {name: entry for name, entry in found.items() if name not in project}
+        if not manifest:
+            continue
+        progress(f"sending {len(manifest):,} files of {root} to {len(nodes)} node{'s' * (len(nodes) != 1)}")
+        Transfer(
+            runner, root, Listing(nested(manifest_to_wire(manifest))),
+            [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in nodes],
+            approve=lambda _node, _wants: None, note=progress, adds=True,
+        ).run().all()  # fmt: skip
+        for node in nodes:  # they are here: they do not wait to be pulled
+            time_ns = new_files.find(runner, node, job, project=PROJECT).time_ns
+            new_files.mark_pulled(
+                runner, node, sorted(manifest), time_ns, Pulled(0, 0, 0, ()), project=PROJECT
+            )
+        count += len(manifest)
+    return count
+
+
+def _manifest(root: Path, without: Iterable[str]) -> Manifest:
+    """Return the files and links below a folder, `without` some at its top."""
+    found = dict(_entries(root, frozenset(without)))
+    if len(found) > MAX_FILES:
+        raise UsageError(f"{root} has more than {MAX_FILES:,} files", hint="move some of them elsewhere")
+    return found
+
+
+def _entries(root: Path, without: Collection[str]) -> Iterator[tuple[str, Entry]]:
+    for folder, folders, names in os.walk(root):
+        if Path(folder) == root:
+            folders[:] = [name for name in folders if name not in without]
+        folders[:] = [name for name in folders if not safe_names.guarded(name)]
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        for name in (*names, *links):
+            path = Path(folder) / name
+            info = path.lstat()
+            entry = entry_of(info, os.readlink(path) if stat.S_ISLNK(info.st_mode) else "")  # noqa: PTH115
+            if entry is not None and not safe_names.guarded(name):
+                yield path.relative_to(root).as_posix(), entry
