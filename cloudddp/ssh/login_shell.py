@@ -33,10 +33,10 @@ class Marker:
     def command(self, text: str) -> str:
         """Return what the shell has to run. The command has a line of its own: if it does not parse, the marker is printed
         before the error."""
-        begin, end = self._words[:2], self._words[::2]
-        lines = [f"set +xv; {_print(*begin, '')}"]
+        first, begin, end = self._words
+        lines = [f"set +xv; {_print(first, begin, '')}"]
         if self.at_exit:
-            lines += [f"(eval {shlex.quote(text)})", f'set -- "$?"; {_print(*end, "$1")}; exit "$1"']
+            lines += [f"(eval {shlex.quote(text)})", f'set -- "$?"; {_print(first, end, "$1")}; exit "$1"']
         else:
             lines.append(text)
         return "\n".join(lines)

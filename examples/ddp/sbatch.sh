@@ -73,8 +73,8 @@ node() {
   program="$(declare -f rank; declare -p state); rank \"\$@\""
   # torchrun replaces $$ by $ in arguments, and $local_rank.
   exec "$python" \
-    -m \
-    torch.distributed.run \
+    -c \
+    'import sys; sys.path[:] = filter(None, sys.path); from torch.distributed.run import main; main()' \
     "--nnodes=$nodes" \
     --nproc-per-node=1 \
     --max-restarts=0 \

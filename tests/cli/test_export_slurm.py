@@ -212,10 +212,9 @@ def test_bad_usage_exits_2_and_says_what_to_type(
     ("words", "message"),
     [
         (("missing.py",), "script not found: missing.py"),
-        (("torchrun", "train.py"), "omit torchrun: cloudddp starts it"),
+        (("torchrun", "train.py"), "starts the ranks itself, without `torchrun`"),
         (("-m", "missing"), "no module 'missing'"),
         (("../outside.py",), "outside the project"),
-        (("train.py", "--time", "10"), "put it before train.py"),
         (("train.py", "--max-cost", "5"), "cloudddp export slurm -- train.py --max-cost 5"),
         ((), "Missing argument 'SCRIPT'"),
     ],
