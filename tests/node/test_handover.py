@@ -126,12 +126,12 @@ def test_connection_that_the_end_of_the_job_closes_is_tried_again(tmp_path: Path
 
 
 def test_snapshot_that_the_other_node_has_is_not_sent(gangs: Make, metadata: Metadata) -> None:
-    """Node 1 saves, and node 0 ends: what it holds is older."""
+    """Node 1 saves, and node 0 ends: what it holds is older. Node 1 has that since the start of the job."""
     job = gangs(2)
     (job[0].project / "runs").mkdir()
     (job[0].project / "runs/old.bin").write_bytes(b"old")
     preempted(job, metadata, 0, saver=1)
-    assert held(job[1]) == ["step.bin"]
+    assert held(job[1]) == ["old.bin", "step.bin"]
     assert b"copied" not in job.log(1, 1) + job.log(0, 0)
 
 
@@ -220,19 +220,19 @@ def test_path_that_is_no_snapshot_is_refused(gangs: Make, metadata: Metadata, tm
     job = gangs(2)
     (job[1].project / "train.py").write_text("print('mine')")
     job[0].metadata = metadata.address
-    evil = SnapshotSearch("p", ("*.py",))
+    evil = SnapshotSearch("p", ("train.py",))
     requests = {
         job[0]: job[0].starting(SAVES, gang=job.gang, env={"SAVER": "7", "SIZE": "1"}, snapshots=evil),
         job[1]: job[1].starting(
             SAVES, first_rank=1, gang=job.gang, env={"SAVER": "7", "SIZE": "1"}, snapshots=SNAPSHOTS
         ),
     }
-    (job[0].project / "train.py").write_text("print('evil')")
-    os.utime(job[0].project / "train.py", (time.time() + 60, time.time() + 60))
     job.start_requests(requests)
     for number in range(2):
         until((job[number].project / "ready").exists)
         job.pid(number, number)
+    (job[0].project / "train.py").write_text("print('evil')")
+    os.utime(job[0].project / "train.py", (time.time() + 60, time.time() + 60))
     announce(metadata)
     job.verdict()
     for node in job.nodes:
