@@ -64,7 +64,7 @@ def test_full_disk_is_named_and_nothing_is_kept(cli: Any) -> None:
         "for k in range(20):\n with open(f'runs/{k:02}', 'wb') as file: file.write(bytes(100_000))\n"
         "os.makedirs('one')\nwith open('one/large', 'wb') as file: file.write(bytes(4 << 20))\n",
     )
-    small = on_a_disk_of(cli, "1m", "pull", "--to", "out")
+    small = on_a_disk_of(cli, "1m", "pull", "--to", "out", "runs")
     assert small.returncode == 1, small.stderr
     assert "no space left on this computer's disk for the results; nothing was kept" in small.stderr
     assert small.stdout.endswith("contents:\nout\n")

@@ -99,6 +99,7 @@ def collect(
             else:
                 why = str(outcome.errors.get(node, "its pull was stopped"))
                 lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
+        merge_shards(console, to, {node: targets[node] for node in outcome.values})
         after = (
             new_files.find_all(runner, job, project=PROJECT, job_id=job_id, retry=True) if targets else found
         )
