@@ -86,6 +86,7 @@ class AWS:
             )
         require_region(self.region, core)
         core.set_config_variable("region", self.region)  # also for the clients that load credentials
+        self._core = core
         self._session = boto3.session.Session(botocore_session=core)
         outputs = [partition["outputs"] for partition in core.get_data("partitions")["partitions"]]
         self._suffixes = tuple(
@@ -94,7 +95,7 @@ class AWS:
 
     def has_region(self, name: str) -> bool:
         """Return whether EC2 has a region of that name, as far as botocore knows."""
-        return name in regions(self._session)
+        return name in regions(self._core)
 
     def at(self, region: str) -> AWS:
         """Return a connection to another region with the same credentials."""
