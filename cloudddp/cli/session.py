@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +16,13 @@ from cloudddp.aws import regions
 from cloudddp.aws.client import AWS, RegionError, require_region
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import node_list
+from cloudddp.cli.sources import enter_simulator, layers_of, report_other_region, tolerated
 from cloudddp.cluster import inspect, search
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.search import Search
-from cloudddp.config import project, settings, tolerant
-from cloudddp.config.example import name_for
+from cloudddp.config import project, settings
 from cloudddp.config.options import Flag, GlobalOptions
-from cloudddp.config.project import Project
-from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, ConnectError, NodeError, Part, UsageError
 from cloudddp.tags import iso
@@ -334,24 +332,24 @@ def start(
         raise UsageError("--region and --regions exclude each other", hint="give only one of them")
     broken = False
     try:
-        layers = _layers(options, flags, where)
+        layers = layers_of(options, flags, where)
         checked = settings.resolve(layers)
-        _report_other_region(console, options, checked, layers)
+        report_other_region(console, options, checked, layers)
     except UsageError:
         if not tolerant_verb:
             raise
-        checked, broken = _tolerated(console.warn, options, where, tolerant_verb), True
+        checked, broken = tolerated(console.warn, options, where, tolerant_verb), True
     if not dry_run:
         local_state.check_home()
         if options.sim:
             if options.region:
                 require_region(options.region)  # before anything is started
-            _enter_simulator(console)
+            enter_simulator(console)
             # Its SSH port is a setting.
             if broken:
-                checked = _tolerated(lambda _: None, options, where, tolerant_verb)
+                checked = tolerated(lambda _: None, options, where, tolerant_verb)
             else:
-                checked = settings.resolve(_layers(options, flags, where))
+                checked = settings.resolve(layers_of(options, flags, where))
     if options.profile and not options.sim:
         os.environ["AWS_PROFILE"] = options.profile  # for a proxy command that calls AWS, such as `aws ssm`
     return Session(
@@ -359,102 +357,6 @@ def start(
         files=where.files, variables=tuple(variables), env_files=tuple(env_files),
         tolerant=bool(tolerant_verb), _broken=[broken],
     )  # fmt: skip
-
-
-def _tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Project, verb: str) -> Config:
-    """Return the settings without what is wrong with them, after a warning for each part. Raises UsageError if the name of the
-    cluster may be in such a part, and `verb` needs it."""
-    *given, folder = _layers(options, (), replace(where, files=()), {})
-    settings.resolve(given)  # options have to be valid
-    messages: list[str] = []
-    try:
-        found = tolerant.resolve(
-            given,
-            os.environ,
-            where.files,
-            lambda one: messages.append(one.message),
-            named=verb != "ls",
-            default=folder,
-        )
-    except UsageError as doubt:
-        raise UsageError(
-            f"{doubt.message}. It may be about the cluster's name",
-            hint=("fix it, or give the name: ", Command(verb, "-c", "NAME")),
-        ) from None
-    for message in dict.fromkeys(messages):
-        warn(message)
-    return found
-
-
-def named_cluster(options: GlobalOptions) -> str | None:
-    """Return the cluster that an option, a variable or a file names; None where only the folder's name is left."""
-    layers = _layers(options, (), project.find(options.config))
-    named = any("name" in layer.values.get("cluster", {}) for layer in layers[:-1])
-    return settings.resolve(layers).cluster.name if named else None
-
-
-def _layers(
-    options: GlobalOptions,
-    flags: Sequence[Flag],
-    where: Project,
-    environ: Mapping[str, str] = os.environ,
-) -> list[Layer]:
-    """Return every source of settings, by precedence, the highest first.
-
-    The simulator has its own region and SSH port, which override those of files and the environment; `--region` is kept,
-    since the simulator serves every region.
-    """
-    given = [
-        *flags,
-        *([Flag("--cluster", "cluster", "name", options.cluster)] if options.cluster is not None else []),
-        *([Flag("--region", "cluster", "region", options.region)] if options.region is not None else []),
-    ]
-    layers = [settings.from_flags(given), *settings.environment_layers(environ)]
-    layers += [settings.read_toml(path) for path in where.files]
-    layers.append(Layer("the project's folder", {"cluster": {"name": name_for(where.root)}}))
-    if not options.sim:
-        return layers
-    region = options.region or (os.environ.get("AWS_REGION") or "us-east-1")
-    origin = "--region" if options.region else "the simulator"
-    regions = {} if any(flag.key == "regions" for flag in flags) else {"regions": ""}
-    simulated = Layer(origin, {"cluster": {"region": region, **regions}}, textual=True)
-    port = [layer for layer in layers if layer.origin == "environment variable CLOUDDDP_SSH_PORT"]
-    return [simulated, *port, *layers]
-
-
-def _report_other_region(
-    console: Console, options: GlobalOptions, checked: Config, layers: Sequence[Layer]
-) -> None:
-    """Log that the simulator's region overrides the one that a file or the environment sets."""
-    if not options.sim or options.region:
-        return
-    used = checked.cluster.region
-    for layer in layers[1:]:  # the first one is the simulator's
-        given = layer.values.get("cluster", {}).get("region")
-        if given is not None:
-            if given != used:
-                console.log(
-                    f"--sim uses its own region, {used}, and not {given} ({layer.origin}); --region chooses another"
-                )
-            return
-
-
-def _enter_simulator(console: Console) -> None:
-    """Start the simulator unless it runs, and point this process at it."""
-    # 10 ms, which only --sim costs.
-    from cloudddp.sim import control
-
-    found = control.find(local_state.home())
-    if found is None:
-        console.log("starting the simulator (", Command("sim", "stop"), " stops it)")
-        with timings.span("start of the simulator"):
-            found = control.start(local_state.home(), nodes=os.environ.get("CLOUDDDP_SIM_NODES", "auto"))
-        if found.why:
-            console.log(f"its nodes share this computer's network and processes: {found.why}")
-    control.enter(found)
-    for name in control.HIDDEN:
-        os.environ.pop(name, None)
-    os.environ.update(control.environment(found))
 
 
 def _report_missing(console: Console, found: Cluster, *, refuse: bool) -> None:
