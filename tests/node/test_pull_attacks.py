@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -94,8 +95,9 @@ def node(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
     place = tmp_path_factory.mktemp("laptop")
     project, outside = place / "project", place / "elsewhere"
-    for path in (project / ".git" / "hooks", outside):
-        path.mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    (project / ".git" / "hooks").mkdir(exist_ok=True)
+    outside.mkdir()
     (outside / "bait").write_text("unharmed\n")
     env = clean_environment(
         CLOUDDDP_HOME=str(simulator.home),

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pathspec
 import pytest
@@ -383,12 +384,18 @@ def test_patterns_match_as_those_of_gitignore(more: tuple[str, ...], parts: list
     assert project_files._matcher(patterns)(name) == expected
 
 
-def test_folder_that_disappears_during_the_walk_is_skipped(tmp_path: Path) -> None:
+def test_folder_that_disappears_during_the_walk_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("a/x", "b/x", "c"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = project_files._walk(tmp_path)
-    names = {next(found)}
-    shutil.rmtree(tmp_path / "a")
-    names |= set(found)
-    assert names - {"a/x"} == {"b/x", "c"}
+    scandir = os.scandir
+
+    def scan(path: Any) -> Any:
+        if path == tmp_path / "a/":
+            shutil.rmtree(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert set(project_files.snapshot(tmp_path).manifest) == {"b/x", "c"}
