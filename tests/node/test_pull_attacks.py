@@ -103,6 +103,7 @@ def node(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         CLOUDDDP_HOME=str(simulator.home),
         CLOUDDDP_CLUSTER="captured",
         CLOUDDDP_YES="1",
+        CLOUDDDP_OUTPUTS="runs",
         CLOUDDDP_RENDEZVOUS="direct",
         CLOUDDDP_NPROC_PER_NODE="1",
         **control.environment(simulator),
