@@ -117,12 +117,12 @@ def test_link_to_a_data_set_brings_only_what_the_job_wrote_there(node: Node) -> 
     found = packed(node)
     assert found.files == {"runs/data/new/log": "x"}
     assert found.out == [
-        LeftOut("runs/data", f"a link to {far}: 3 files there are older than the first job", counts=False)
+        LeftOut("runs/data", f"a link to {far}: 3 files below it are older than the first job", counts=False)
     ]
     assert len(packed(node, "runs/data", everything=True).files) == 4
 
 
-def test_links_that_lead_to_one_another_have_an_end(node: Node) -> None:
+def test_cycle_of_links_ends(node: Node) -> None:
     ran(
         node,
         "write(far + '/a/x'); link(far + '/b', far + '/a/b'); link('../a', far + '/b/a'); link(far, 'runs')",

@@ -94,7 +94,7 @@ class Tree:
             self._waiting[last:] = reversed(self._waiting[last:])
         for base in bases:
             if base.old:
-                what = "1 file there is" if base.old == 1 else f"{base.old:,} files there are"
+                what = "1 file below it is" if base.old == 1 else f"{base.old:,} files below it are"
                 self._left_out(
                     base.name, f"a link to {base.real}: {what} older than the first job", counts=False
                 )
