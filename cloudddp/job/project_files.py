@@ -170,7 +170,7 @@ def _dangling(files: Snapshot, config: Config) -> list[str]:
         is_sent = there is not None and (there in files.manifest or there in folders or not there)
         if is_sent or not (files.root / name).exists():
             continue
-        if there is None or not _rule(there, config).startswith("job.outputs"):
+        if there is None or not _output(there, config):
             found.append(f"{name} -> {target}")
     return found
 
@@ -205,10 +205,14 @@ def _rule(name: str, config: Config) -> str:
         return f"{pattern} is never sent"
     if _is_below(name, [RESULTS]):
         return f"{RESULTS}/ is where `pull` puts results"
-    for out in config.job.outputs:
-        if _is_below(name, [posixpath.normpath(out)]):
-            return f"job.outputs names {out}"
+    if out := _output(name, config):
+        return f"job.outputs names {out}" if config.job.outputs else f"{out}/ is where jobs write results"
     return "sync.exclude names it" if _matcher(config.sync.exclude)(name) else ""
+
+
+def _output(name: str, config: Config) -> str:
+    """Return the output of jobs to which a path belongs, or ''."""
+    return next((out for out in config.job.not_sent if _is_below(name, [posixpath.normpath(out)])), "")
 
 
 def require_sent(files: Snapshot, config: Config, script: str) -> None:
