@@ -311,8 +311,12 @@ def snapshot(
 def _secrets(root: Path, listed: _Listed, names: Iterable[str], known: frozenset[str]) -> dict[str, str]:
     """Return the files to withhold: `known` ones, and those that hold secrets by their names, unless git tracks them. The
     value is the file, or the folder that has such a name."""
-    is_secret = _matcher(secret_names.PATTERNS)
+    matches = _matcher(secret_names.PATTERNS)
     found = {}
+
+    def is_secret(name: str) -> bool:
+        return matches(name.lower())
+
     for name in names:
         if not (name in known or is_secret(name)) or listed.files[name]:
             continue

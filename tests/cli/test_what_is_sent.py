@@ -77,6 +77,7 @@ def test_folders_that_hold_more_than_a_project_are_refused(
 SECRETS = (
     "id_ed25519", "sub/server.pem", "deploy.key", ".ssh/config", ".aws/credentials", "a/.netrc", ".bash_history",
     ".kube/config", ".docker/config.json", ".cache/huggingface/token", "keys/service-account-1.json", ".env",
+    "ID_RSA", "Server.PEM", "sub/.ENV.prod", ".envrc", "prod.env", "id_rsa_work",
 )  # fmt: skip
 SENT = ("id_ed25519.pub", "ca.pem", ".docker/other", "history.py", "token", "train.py")
 
