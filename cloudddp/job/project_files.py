@@ -205,9 +205,10 @@ def _rule(name: str, config: Config) -> str:
         return f"{pattern} is never sent"
     if _is_below(name, [RESULTS]):
         return f"{RESULTS}/ is where `pull` puts results"
-    for out in config.job.outputs:
+    for out in config.job.not_sent:
         if _is_below(name, [posixpath.normpath(out)]):
-            return f"job.outputs names {out}"
+            named = out in config.job.outputs
+            return f"job.outputs names {out}" if named else f"job.outputs is empty, and {out}/ is for results"
     return "sync.exclude names it" if _matcher(config.sync.exclude)(name) else ""
 
 
