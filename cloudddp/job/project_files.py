@@ -206,7 +206,8 @@ def _rule(name: str, config: Config) -> str:
     if _is_below(name, [RESULTS]):
         return f"{RESULTS}/ is where `pull` puts results"
     if out := _output(name, config):
-        return f"job.outputs names {out}" if config.job.outputs else f"{out}/ is where jobs write results"
+        named = out in config.job.outputs
+        return f"job.outputs names {out}" if named else f"job.outputs is empty, and {out}/ is for results"
     return "sync.exclude names it" if _matcher(config.sync.exclude)(name) else ""
 
 
@@ -315,8 +316,12 @@ def snapshot(
 def _secrets(root: Path, listed: _Listed, names: Iterable[str], known: frozenset[str]) -> dict[str, str]:
     """Return the files to withhold: `known` ones, and those that hold secrets by their names, unless git tracks them. The
     value is the file, or the folder that has such a name."""
-    is_secret = _matcher(secret_names.PATTERNS)
+    matches = _matcher(secret_names.PATTERNS)
     found = {}
+
+    def is_secret(name: str) -> bool:
+        return matches(name.lower())
+
     for name in names:
         if not (name in known or is_secret(name)) or listed.files[name]:
             continue
