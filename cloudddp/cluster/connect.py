@@ -181,10 +181,8 @@ def probe(
         runner,
         request,
         ship=new,
-        timeout=_PROBE_SECONDS
-        + wait_boot
-        + 2 * gpu_seconds
-        + torch_seconds,  # to be listed, then to be usable
+        # GPUs have gpu_seconds to be listed, and again to be usable.
+        timeout=_PROBE_SECONDS + wait_boot + 2 * gpu_seconds + torch_seconds,
         limit=MAX_FOLDERS if manifest else MAX_REPLY,
         then=then,
     )

@@ -1,7 +1,7 @@
 """In which regions a cluster may be, and what they answer: the one place that knows.
 
-A name is unique in one region of an account only, and any computer may have chosen the region. So that nobody is told that
-there is no cluster while it runs, it is looked for where the settings say, where this computer has created one of that name,
+A name is unique in one region of an account only, and any computer may have chosen the region. A command must not report that
+there is no cluster while one runs. So it looks in the configured regions, where this computer has created a cluster of that name,
 and then in every region that is enabled in the account.
 """
 
@@ -71,7 +71,8 @@ class Search:
             if one.name != name and ownership.owns(one)
         ]
 
-    def and_(self, more: Search) -> Search:
+    def merged(self, more: Search) -> Search:
+        """Return the answers of both."""
         failed = {**self.failed, **more.failed}
         return Search({**self.answers, **more.answers}, failed, (*self.denied, *more.denied))
 
@@ -131,7 +132,7 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     failed = {
         region: error for region, error in first.failed.items() if region in enabled or _NOT_LISTED in enabled
     }
-    return Search(first.answers, failed).and_(others)
+    return Search(first.answers, failed).merged(others)
 
 
 def with_addresses(found: Search, name: str, *, anyone: bool) -> list[AWS]:

@@ -56,14 +56,15 @@ def require(root: Path) -> None:
     """Raise UsageError for a folder that holds more than a project, since all of its files would be sent: a home folder, `/`,
     what is above a home, and folders of the operating system."""
     folder = resolved(root)
-    if kind := _not_a_project(folder):
+    if kind := holds_more(folder):
         raise UsageError(
             f"{folder} is {kind}, so it is not a project: all of its files would be sent to the nodes",
             hint="make one: `mkdir my-project`, move the script and its files there, `cd my-project`",
         )
 
 
-def _not_a_project(folder: Path) -> str:
+def holds_more(folder: Path) -> str:
+    """Return what a folder, without links in its path, is that holds more than a project; '' for none of these."""
     homes = [resolved(home) for home in (os.path.expanduser("~"), _home_of(os.getuid())) if home]  # noqa: PTH111
     if folder in homes:
         return "your home folder"
@@ -71,7 +72,9 @@ def _not_a_project(folder: Path) -> str:
         return "above your home folder"
     if folder == folder.parent:
         return "the root of the file system"
-    if folder == resolved(_home_of(folder.stat().st_uid) or os.devnull):  # under sudo, for example
+    if folder.exists() and folder == resolved(
+        _home_of(folder.stat().st_uid) or os.devnull
+    ):  # under sudo, for example
         return "the home folder of its owner"
     temporary = (tempfile.gettempdir(), "/var/tmp")  # noqa: S108  they are refused
     if folder in map(resolved, temporary):

@@ -327,7 +327,7 @@ def _check_torchrun(origin: str, options: Iterable[str]) -> None:
         name = option.partition("=")[0].lstrip("-").replace("_", "-")
         if not option.startswith("-") or not name:
             raise UsageError(
-                f"{origin}: job.torchrun_args has {option!r}, which is no option",
+                f"{origin}: job.torchrun_args has {option!r}, which is not an option",
                 hint='give each option with its value as one item: ["--numa-binding=node"]',
             )
         # torchrun takes the beginning of a name, too.

@@ -72,7 +72,8 @@ def _of_variable(name: str, value: str, report: Report) -> _Source:
         layers = settings.environment_layers({name: value})
     except UsageError as error:
         report(error)
-        near = difflib.get_close_matches(name, [settings.variable_of("cluster", "name")], cutoff=0.8)
+        variable = settings.variable_of("cluster", "name")
+        near = name.endswith("NAME") or difflib.get_close_matches(name, [variable], cutoff=0.8)
         return _Source(Layer(name, {}), error if near else None)
     return _usable(layers[0], report) if layers else _Source(Layer(name, {}))
 
@@ -116,9 +117,13 @@ def _usable(layer: Layer, report: Report) -> _Source:
                 values.setdefault(section, {})[key] = value
             except UsageError as error:
                 report(error)
-                doubt = error if _may_name(key) else doubt
+                doubt = error if _may_name(key, value) else doubt
     return _Source(replace(layer, values=values), doubt)
 
 
-def _may_name(key: str) -> bool:
-    return "name" in key or bool(difflib.get_close_matches(key, ["name", "cluster"], cutoff=0.7))
+def _may_name(key: str, value: object) -> bool:
+    """Return whether a part that is not understood may name the cluster: by its key, or by one inside it."""
+    if isinstance(value, dict):
+        return any(_may_name(*inner) for inner in value.items())
+    word = key.lower()
+    return "name" in word or bool(difflib.get_close_matches(word, ["name", "cluster"], cutoff=0.7))

@@ -116,12 +116,8 @@ def launch(
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     versions = sync.update(runner, cluster, probes, config, files, progress, origin, job=job.id)
     _set_up(runner, probes, config, job, progress, on_setup_line)
-    if not (config.job.share or config.job.snapshots) and (
-        note := snapshots.on_some_nodes({node: reply.outputs for node, reply in probes.items()})
-    ):
-        progress(note)
-    if job.resumed_from and not (config.job.share or config.job.snapshots):
-        progress(snapshots.NONE_COPIED)
+    if not (config.job.share or config.job.snapshots):
+        _report_not_shared(probes, job, progress)
     hosts = _hosts(cluster, probes, config.job.python)
     plans = ranks.plan(
         config.job, hosts, job.script, job_id=job.id, cluster=cluster.name, require_efa=require_efa
@@ -137,6 +133,14 @@ def launch(
         _abort(runner, job.id, progress)
         raise
     return Sending(runner, cluster, started if config.job.stall_minutes else {}, progress)
+
+
+def _report_not_shared(probes: Mapping[int, ProbeReply], job: NewJob, progress: Progress) -> None:
+    """Report files of earlier jobs that some nodes lack, since none are copied between nodes."""
+    if note := snapshots.on_some_nodes({node: reply.outputs for node, reply in probes.items()}):
+        progress(note)
+    if job.resumed_from:
+        progress(snapshots.NONE_COPIED)
 
 
 def _check_rank_counts(config: Config, nodes: int) -> None:

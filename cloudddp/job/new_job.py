@@ -41,7 +41,7 @@ class Script:
 
     @property
     def argv(self) -> list[str]:
-        """Return the arguments of Python. A program is started by it as well, whose environment it so gets."""
+        """Return the arguments of Python. A program is started through Python, too, so that it gets the same environment."""
         return ["-ISc", _EXEC, *self.program, *self.args] if self.program else self._words
 
     @property

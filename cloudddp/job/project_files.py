@@ -170,7 +170,7 @@ def _dangling(files: Snapshot, config: Config) -> list[str]:
         is_sent = there is not None and (there in files.manifest or there in folders or not there)
         if is_sent or not (files.root / name).exists():
             continue
-        if there is None or not _rule(there, config).startswith("job.outputs"):
+        if there is None or not _output(there, config):
             found.append(f"{name} -> {target}")
     return found
 
@@ -205,10 +205,15 @@ def _rule(name: str, config: Config) -> str:
         return f"{pattern} is never sent"
     if _is_below(name, [RESULTS]):
         return f"{RESULTS}/ is where `pull` puts results"
-    for out in config.job.outputs:
-        if _is_below(name, [posixpath.normpath(out)]):
-            return f"job.outputs names {out}"
+    if out := _output(name, config):
+        named = out in config.job.outputs
+        return f"job.outputs names {out}" if named else f"job.outputs is empty, and {out}/ is for results"
     return "sync.exclude names it" if _matcher(config.sync.exclude)(name) else ""
+
+
+def _output(name: str, config: Config) -> str:
+    """Return the output of jobs to which a path belongs, or ''."""
+    return next((out for out in config.job.not_sent if _is_below(name, [posixpath.normpath(out)])), "")
 
 
 def require_sent(files: Snapshot, config: Config, script: str) -> None:
@@ -311,8 +316,12 @@ def snapshot(
 def _secrets(root: Path, listed: _Listed, names: Iterable[str], known: frozenset[str]) -> dict[str, str]:
     """Return the files to withhold: `known` ones, and those that hold secrets by their names, unless git tracks them. The
     value is the file, or the folder that has such a name."""
-    is_secret = _matcher(secret_names.PATTERNS)
+    matches = _matcher(secret_names.PATTERNS)
     found = {}
+
+    def is_secret(name: str) -> bool:
+        return matches(name.lower())
+
     for name in names:
         if not (name in known or is_secret(name)) or listed.files[name]:
             continue

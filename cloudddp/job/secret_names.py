@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# In the syntax of .gitignore. docs/security.md explains them to users.
+# In the syntax of .gitignore, for names in lower case. docs/security.md explains them to users.
 PATTERNS = (
     # variables
-    ".env", ".env.*",
+    ".env", ".env.*", "*.env", ".envrc",
     # private keys and key stores
-    "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk", ".ssh/", ".gnupg/",
+    "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_rsa_*", "id_dsa_*", "id_ecdsa_*", "id_ed25519_*", ".ssh/", ".gnupg/",
     "*.pem", "*.key", "*.ppk", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx",
     # clouds and clusters
     ".aws/", ".azure/", ".oci/", ".kube/", "**/.config/gcloud/", ".boto", ".s3cfg", ".databrickscfg", ".vault-token",
@@ -26,7 +26,7 @@ PATTERNS = (
     # model and data hubs
     "**/huggingface/token", "**/huggingface/stored_tokens", "**/.huggingface/token", "kaggle.json",
     # histories of shells and interpreters
-    ".*_history", ".Rhistory", "fish_history",
+    ".*_history", ".rhistory", "fish_history",
 )  # fmt: skip
 
 _HEAD = 1 << 20  # bytes in which a private key is looked for
@@ -34,7 +34,7 @@ _HEAD = 1 << 20  # bytes in which a private key is looked for
 
 def is_certificate(path: Path) -> bool:
     """Return whether a .pem file has no private key: certificates are public."""
-    if path.suffix != ".pem":
+    if path.suffix.lower() != ".pem":
         return False
     try:
         with path.open("rb") as file:

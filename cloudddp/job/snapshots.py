@@ -19,7 +19,7 @@ NONE_COPIED = (
 
 
 def on_some_nodes(outputs: Mapping[int, Sequence[str]]) -> Text:
-    """Return what is to be known of the files of earlier jobs that only some nodes have; '' where all have the same. Pure."""
+    """Return a sentence that names the files of earlier jobs that only some nodes have; '' where all have the same. Pure."""
     everywhere = set.intersection(*map(set, outputs.values()))
     holders: dict[tuple[int, ...], list[str]] = {}
     for name in sorted(set().union(*outputs.values()) - everywhere):

@@ -43,7 +43,8 @@ def start(
     files: Collection[str],
     versions: Mapping[int, int],
 ) -> dict[int, StartReply]:
-    """Start the ranks on every node. `files` are those of the project, `versions` what each node has of them. Return the replies by node. Raises NodeError; then ranks may run on some nodes."""
+    """Start the ranks on every node, and return the replies by node. `files` are those of the project, `versions` what each node
+    has of them. Raises NodeError; then ranks may run on some nodes."""
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
     results = destination(config, job.id)

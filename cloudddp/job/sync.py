@@ -138,12 +138,12 @@ def update(
 
 
 def _kept(node: int, replaced: Kept) -> Text:
-    """Return what is to be known of the files of jobs in whose place the project's are now."""
+    """Return the warning about files of jobs that this sync has moved out of its way."""
     names = [one_line(path_from_wire(name), 80) for name in replaced.names[:SHOWN]]
     more = [f"{replaced.count - len(names)} more"] if replaced.count > len(names) else []
     return (
-        f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and is in the way of the project's "
-        f"files: it is in {REPLACED} there; ",
+        f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and which this "
+        f"sync would have replaced: it was moved to {REPLACED} on that node; ",
         Command("pull", REPLACED, "--node", str(node)),
         " copies it",
     )

@@ -78,7 +78,8 @@ class Transfer:
     """One transfer of a listing to the nodes of a chain. `approve` gets what a node lacks before that is sent from here,
     and may raise: for the first node of the chain that ends the transfer, for another one only its step. `note` gets what
     the user should know, `on_bytes` the size of each frame that has left; `on_sent` each file's path, its record as it was
-    read, and its inode, or None if it was changing. `versions`: of the project on each node when it was compared; `job`: whose launch this is part of, or ''."""
+    read, and its inode, or None if it was changing. `versions`: of the project on each node when it was compared; `job`: the one whose
+    launch this is part of, or ''."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Tells the output of a command from that of its login shell.
+"""Separates the output of a command from that of its login shell.
 
 sshd runs a command in the user's login shell, which reads start files first (`~/.bashrc`, `~/.ssh/rc`). What they print
 would be read as the beginning of the output. So the shell prints a random marker on both streams before the command, and

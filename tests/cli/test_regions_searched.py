@@ -219,6 +219,9 @@ def test_broken_configuration_does_not_block_down(alone: CommandLine, remains: A
         '[clutser]\nname = "mine"',
         'name = "mine"',
         '[job]\nname = "mine"',
+        '[cluster]\nNAME = "mine"',
+        '[cluster.main]\nname = "mine"',
+        '[tool.cloudddp.cluster]\nname = "mine"',
     ],
 )
 def test_down_does_not_guess_a_name(alone: CommandLine, remains: Any, faults: Any, text: str) -> None:
@@ -236,7 +239,12 @@ def test_down_does_not_guess_a_name(alone: CommandLine, remains: Any, faults: An
 
 @pytest.mark.parametrize(
     ("variable", "value", "code"),
-    [("CLOUDDDP_NODES", "many", 0), ("CLOUDDDP_MAX_HUORS", "2", 0), ("CLOUDDDP_CLUSTR", "mine", 2)],
+    [
+        ("CLOUDDDP_NODES", "many", 0),
+        ("CLOUDDDP_MAX_HUORS", "2", 0),
+        ("CLOUDDDP_CLUSTR", "mine", 2),
+        ("CLOUDDDP_NAME", "mine", 2),
+    ],
 )
 def test_broken_variable_and_down(alone: CommandLine, variable: str, value: str, code: int) -> None:
     alone.env.pop("CLOUDDDP_CLUSTER")

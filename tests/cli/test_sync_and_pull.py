@@ -126,7 +126,7 @@ def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> N
     cli.write("data.txt", "sent")
     cli.ok("launch", "write.py")
     cli.ok("pull")
-    cli.ok("pull", "--all-nodes", "ckpt")
+    cli.ok("pull", "--all-nodes", "ckpt", "data.txt")
     cli.ok("exec", "rm -r ckpt")
     assert cli("sync", "job").returncode == 2
     assert cli("sync", "--results", "20200101-000000-none").returncode == 2
@@ -237,4 +237,8 @@ def test_first_launch_on_new_nodes_names_results_that_are_here(cli: Any) -> None
     cli.ok("up", "-n", "1")
     line = "are on this computer and not on the nodes (the newest: "
     assert line in cli("launch", "a.py").stderr
+    assert line not in cli("launch", "a.py").stderr
+    cli.ok("down", "-y")
+    cli.ok("up", "-n", "1")
+    cli.ok("sync", "--results")
     assert line not in cli("launch", "a.py").stderr

@@ -77,6 +77,7 @@ def test_folders_that_hold_more_than_a_project_are_refused(
 SECRETS = (
     "id_ed25519", "sub/server.pem", "deploy.key", ".ssh/config", ".aws/credentials", "a/.netrc", ".bash_history",
     ".kube/config", ".docker/config.json", ".cache/huggingface/token", "keys/service-account-1.json", ".env",
+    "ID_RSA", "Server.PEM", "sub/.ENV.prod", ".envrc", "prod.env", "id_rsa_work",
 )  # fmt: skip
 SENT = ("id_ed25519.pub", "ca.pem", ".docker/other", "history.py", "token", "train.py")
 
@@ -223,7 +224,7 @@ def test_script_that_is_a_link_out_of_the_project_is_refused(
             "inner/abs.py is a link to /",
         ),  # to the project itself, which is elsewhere on the nodes
         ("-m outside.train", "outside is a link to /"),
-        ("runs/train.py", "job.outputs names runs"),
+        ("runs/train.py", "job.outputs is empty, and runs/ is for results"),
         ("results/train.py", "results/ is where `pull` puts results"),
         ("venv/train.py", "venv/ is never sent"),
         ("cut/train.py", "sync.exclude names it"),
@@ -282,7 +283,7 @@ def test_files_that_the_nodes_lack_are_named(tmp_path: Path) -> None:
     (root / "self").symlink_to(".")
     shown = warnings(root)
     assert (
-        "results/base.json (results/ is where `pull` puts results), runs/old (job.outputs names runs), venv/x (venv/"
+        "results/base.json (results/ is where `pull` puts results), runs/old (job.outputs is empty, and runs/ is for results), venv/x (venv/"
         in shown
     )
     assert "do not have them: data2 -> ../elsewhere, to-data -> data;" in shown

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.agentnode import Node
 
+from agent import new_files, store, tree
 from cloudddp.agent.protocol.files import Entry, LeftOut, PackRequest
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile, NewFilesRequest, PulledRequest
@@ -117,12 +121,46 @@ def test_link_to_a_data_set_brings_only_what_the_job_wrote_there(node: Node) -> 
     found = packed(node)
     assert found.files == {"runs/data/new/log": "x"}
     assert found.out == [
-        LeftOut("runs/data", f"a link to {far}: 3 files there are older than the first job", counts=False)
+        LeftOut("runs/data", f"a link to {far}: 3 files below it are older than the first job", counts=False)
     ]
     assert len(packed(node, "runs/data", everything=True).files) == 4
 
 
-def test_links_that_lead_to_one_another_have_an_end(node: Node) -> None:
+def test_folder_with_more_old_files_than_are_checked_counts_as_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result may be among those that were not checked."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "far").mkdir()
+    (tmp_path / "project" / "data").symlink_to(tmp_path / "far")
+    for name in range(4):
+        (tmp_path / "far" / str(name)).touch()
+    out: list[tuple[str, bool]] = []
+
+    def left_out(name: str, reason: str, *, counts: bool = True) -> None:
+        out.append((name, counts))
+
+    for most in (4, 2):
+        monkeypatch.setattr(tree, "MAX_OLD", most)
+        assert len([*tree.Tree(str(tmp_path / "project"), ["."], left_out, since=1 << 62).below(".")]) == 1
+    assert out == [("data", False), ("data", True)]
+
+
+def test_search_among_old_files_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ROOT", tmp_path / "state")
+    (tmp_path / "project").mkdir()
+    (tmp_path / "far").mkdir()
+    for name in range(5):
+        (tmp_path / "far" / str(name)).touch()
+    (tmp_path / "project" / "data").symlink_to(tmp_path / "far")
+    clock = itertools.count()
+    monkeypatch.setattr(new_files, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    scan = new_files.Scan(tmp_path / "project", (), (), 1 << 62, seconds=4)
+    assert [*scan] == []
+    assert scan.late
+
+
+def test_cycle_of_links_ends(node: Node) -> None:
     ran(
         node,
         "write(far + '/a/x'); link(far + '/b', far + '/a/b'); link('../a', far + '/b/a'); link(far, 'runs')",

@@ -113,6 +113,7 @@ def node(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         cli.write("train.py", "")
         cli.ok("up", "-n", "1")
         cli.ok("launch", "train.py")
+        (project / ".git" / "hooks").mkdir(parents=True)
         (instance,) = json.loads(cli.ok("status", "--json"))[0]["nodes"]
         (found,) = [n for n in control.nodes(simulator) if n["instance_id"] == instance["instance_id"]]
         yield CompromisedNode(
@@ -169,7 +170,7 @@ def test_hostile_stream_writes_nothing(node: CompromisedNode, runner: Runner, at
 def test_pull_of_a_hostile_stream_names_the_node_and_exits_1(node: CompromisedNode, attack: str) -> None:
     node.set_stream(corpus(node).attacks()[attack])
     before = tree(node.outside.parent)
-    code, out, err, memory = node.pull()
+    code, out, err, memory = node.pull("runs")
     assert code == 1, (out, err)
     assert "node 0" in err
     assert "bug" not in err
@@ -189,6 +190,21 @@ def test_hostile_stream_writes_nothing_into_the_project(node: CompromisedNode, a
     assert code == 1
     assert "node 0" in err
     assert tree(node.outside.parent) == before
+
+
+def test_node_that_chooses_the_names_replaces_no_files_of_the_project_or_the_home(
+    node: CompromisedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without paths and without configured outputs, every name counts as requested."""
+    monkeypatch.setitem(node.cli.env, "HOME", str(tmp_path))
+    node.set_stream(stream(file("train.py"), file(".bashrc"), FINISH))
+    before = tree(node.outside.parent)
+    for to in (".", "..", str(tmp_path)):
+        code, _, err, _ = node.pull("--to", to)
+        assert code == 2, err
+        assert "the nodes choose" in err
+    assert tree(node.outside.parent) == before
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(node: CompromisedNode, tmp_path: Path) -> None:

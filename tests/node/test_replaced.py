@@ -115,7 +115,7 @@ def caches(node: SyncedNode) -> None:
 
 
 @pytest.mark.parametrize("case", [pulled, touched, caches])
-def test_what_is_no_loss_is_replaced_in_silence(
+def test_files_that_are_no_loss_are_replaced_without_a_warning(
     here: Path, node: SyncedNode, case: Callable[[SyncedNode], None]
 ) -> None:
     case(node)

@@ -237,10 +237,10 @@ def decode_end(data: bytes) -> End:
 
 def decode_left_out(data: bytes) -> LeftOut:
     if len(data) < _OUT.size:
-        raise ProtocolError("what was left out is too short")
+        raise ProtocolError("an entry that was left out is too short")
     counts, name_size, reason_size = _OUT.unpack_from(data)
     if len(data) != _OUT.size + name_size + reason_size or name_size > MAX_PATH:
-        raise ProtocolError("what was left out has another length than it says")
+        raise ProtocolError("an entry that was left out has another length than it says")
     texts = data[_OUT.size : _OUT.size + name_size], data[_OUT.size + name_size :]
     name, reason = (text.decode("utf-8", "surrogateescape") for text in texts)
     return LeftOut(name, reason, bool(counts))

@@ -58,13 +58,9 @@ class ProbeReply:
     torch_error: str = ""  # why not more
     efa: int = 0  # EFA devices; 0 where the request expects none
     poweroff: Optional[PowerOffReply] = None  # what is planned
-    origin: str = ""  # whose files the project's folder has: ReceiveRequest.origin; "" if that is not known
-    version: int = (
-        0  # of the project, which each sync changes that changes a file; 0 where nothing was compared
-    )
-    outputs: tuple[
-        str, ...
-    ] = ()  # what earlier jobs wrote in the project, unless that is too much, or not known in time
+    origin: str = ""  # ReceiveRequest.origin of the project's files; "" if it is not known
+    version: int = 0  # of the project's files (project_lock.py); 0 where nothing was compared
+    outputs: tuple[str, ...] = ()  # what earlier jobs wrote; () if that is too much, or not known in time
 
     def __post_init__(self) -> None:
         if self.interface and not is_interface(self.interface):

@@ -90,9 +90,11 @@ def report_leaving(console: Console, cluster: Cluster, settings: Config, job: Ne
         )  # fmt: skip
     early = settings.job.save_minutes
     saved = cluster.expires - timedelta(minutes=early)
-    told = f"at {moment(saved)} the ranks are told to save (job.save_minutes = {early:g}); " if early else ""
+    saving = (
+        f"at {moment(saved)} the ranks are told to save (job.save_minutes = {early:g}); " if early else ""
+    )
     pulled = "pulled" if place is None else "pulled or copied"
-    console.log(f"{told}results that are not {pulled} by {moment(cluster.expires)} are lost with the nodes")
+    console.log(f"{saving}results that are not {pulled} by {moment(cluster.expires)} are lost with the nodes")
 
 
 def report_not_started(console: Console, cluster: Cluster | None, job: NewJob, left: float | None) -> None:

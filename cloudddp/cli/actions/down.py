@@ -65,7 +65,7 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
         console.log(line)
     if elsewhere:
         raise sessions.is_elsewhere(name, aws, elsewhere, "down")
-    asked = here.and_(beyond)
+    asked = here.merged(beyond)
     if asked.failed:
         _report_unanswered(console, session, name, asked, found=bool(live))
     if nothing:

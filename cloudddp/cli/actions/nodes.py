@@ -134,7 +134,7 @@ def _ssh_words(words: Sequence[str]) -> tuple[Sequence[str], int, Sequence[str]]
     node = words[at] if at < len(words) else "0"
     if not (node.isascii() and node.isdigit()):
         raise UsageError(
-            f"not the number of a node: {node!r}", hint=("for example: ", Command("ssh", "0", "--", node))
+            f"not a node number: {node!r}", hint=("for example: ", Command("ssh", "0", "--", node))
         )
     return words[:at], int(node), words[at + 1 :]
 

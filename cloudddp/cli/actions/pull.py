@@ -23,12 +23,14 @@ from cloudddp.cli.formats import counted, toml
 from cloudddp.cli.session import Session
 from cloudddp.cluster import inspect
 from cloudddp.cluster.connect import PROJECT
+from cloudddp.config import project
 from cloudddp.config.options import GlobalOptions
-from cloudddp.errors import CloudDDPError, Command, NodeError
+from cloudddp.errors import CloudDDPError, Command, NodeError, UsageError
 from cloudddp.job import project_files, status
 from cloudddp.job.results import new_files
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.pull import Pulled
+from cloudddp.safe_files import resolved
 from cloudddp.text import size_of
 
 
@@ -46,6 +48,8 @@ def pull(
     session = sessions.start(console, options, anyone=anyone, tolerant_verb="pull")
     pulling.check_names(paths)
     pulling.check_target(to or session.root / project_files.RESULTS)
+    if to is not None and not (paths or session.settings.job.outputs or all_nodes):
+        _check_whole(to, session.root)
     try:
         _pull(console, session, paths=paths, job_id=job_id, node=node, all_nodes=all_nodes, to=to)
     except (inspect.NoCluster, status.UnknownJob):
@@ -53,6 +57,22 @@ def pull(
         if record is None:
             raise
         pull_from_s3(console, session, record, paths=paths, node=node, all_nodes=all_nodes, to=to)
+
+
+def _check_whole(to: Path, root: Path) -> None:
+    """Raise UsageError for a folder with files that a node could replace, where it may send any name."""
+    folder = resolved(to)
+    what = "the project's folder" if folder == resolved(root) else project.holds_more(folder)
+    if resolved(root).is_relative_to(folder) or what:
+        raise UsageError(
+            f"cannot write all results to {to}: the nodes choose their names, which could be those of files in "
+            f"{what or 'a folder that contains the project'}",
+            hint=(
+                "name what you need: ",
+                Command("pull", "--to", str(to), "PATH"),
+                "; or choose another folder",
+            ),
+        )
 
 
 def _pull(

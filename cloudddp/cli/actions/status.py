@@ -71,7 +71,7 @@ def ls(console: Console, options: GlobalOptions, *, as_json: bool, all_regions: 
     left = _all_remains(console, found)
     if found.answers and not found.every and not any(left.values()) and not (all_regions or options.region):
         rest = search.rest(next(iter(found.answers)), found.regions)
-        found, left = found.and_(rest), left | _all_remains(console, rest)
+        found, left = found.merged(rest), left | _all_remains(console, rest)
     without_nodes = [one for remains in left.values() for one in remains]
     _warn(console, found.every)
     if as_json:

@@ -13,6 +13,7 @@ from cloudddp.errors import Command, UsageError
 from cloudddp.job import project_files
 from cloudddp.job import sync as syncing
 from cloudddp.job.results.restore import restore, results_here
+from cloudddp.local_state import ClusterFolder
 
 
 def sync(
@@ -37,6 +38,8 @@ def sync(
                 count = restore(
                     runner, cluster, session.settings.job, folder, project=files.manifest, progress=progress
                 )
+                state = ClusterFolder(cluster.id)
+                state.write(state.restored, "")
                 progress(
                     f"{counted(count, 'result')} of {folder} on the nodes, where a sync leaves them alone"
                 )
@@ -53,6 +56,6 @@ def _results_of(session: Session, job_id: str | None) -> Path:
     if not chosen:
         raise UsageError(
             f"{base} has no results" + (f" of job {job_id}" if job_id else ""),
-            hint=(f"there are: {', '.join(path.name for path in found[-5:])}" if found else (Command("pull"), " copies them")),
+            hint=(f"available: {', '.join(path.name for path in found[-5:])}" if found else (Command("pull"), " copies them")),
         )  # fmt: skip
     return chosen[-1]

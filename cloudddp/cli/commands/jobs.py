@@ -162,11 +162,12 @@ class _Resume(Verb):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
-        ctx.meta[__name__] = tuple(args[end + 1 :])
-        return super().parse_args(ctx, args[:end])
+        rest = super().parse_args(ctx, args[:end])
+        ctx.params["more"] = tuple(args[end + 1 :])
+        return rest
 
     def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().arguments(params), "more": click.get_current_context().meta[__name__]}
+        return {**super().arguments(params), "more": params.get("more", ())}
 
 
 resume = _Resume(

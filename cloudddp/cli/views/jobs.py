@@ -62,7 +62,7 @@ def ending(known: Sequence[JobRecord]) -> Sentence:
             left = record.ends - time.time()
             if left < 0:
                 return (
-                    f"the nodes were to end at {_moment(record.ends)} (job {record.id} {why}) and still run: ",
+                    f"the nodes should have ended at {_moment(record.ends)} (job {record.id} {why}) and still run: ",
                     Command("down"), " ends them",
                 )  # fmt: skip
             return (f"the nodes end in {duration(left)}, at {_moment(record.ends)}: job {record.id} {why}",)

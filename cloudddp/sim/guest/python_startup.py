@@ -22,15 +22,15 @@ _IMPORTED = os.path.join(os.environ.get("TMPDIR", "/var/tmp"), ".torch-was-impor
 
 def main() -> None:
     if __file__.startswith("/usr/"):  # of a namespace node
-        _says_that_pip_has_no_index()
+        _report_missing_index()
     if _read("cold") and not os.path.exists(_IMPORTED):  # noqa: PTH110
         sys.meta_path.insert(0, _ColdDisk())
     if os.environ.get("CLOUDDDP_GPU_CHECK") and _has_torch():
         _install_stand_in()
 
 
-def _says_that_pip_has_no_index() -> None:
-    """Say once why pip cannot install: without this it tries five times, for a minute."""
+def _report_missing_index() -> None:
+    """Print once why pip cannot install: without this it tries five times, for a minute."""
     words = sys.orig_argv[1:]
     is_pip = "pip" in words[:2] or any(os.path.basename(word).startswith("pip") for word in words[:1])  # noqa: PTH119
     if is_pip and "install" in words and not {"--no-index", "-e", "--editable"} & set(words):

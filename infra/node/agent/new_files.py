@@ -7,6 +7,7 @@ the ctime of a file that the agent creates: both come from the file system's clo
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
 import time
@@ -128,14 +129,14 @@ class Scan:
         self.pulled = record.times
         self.left = {name: why for name, why in record.left.items() if os.path.lexists(folder / name)}
         self.late = False
+        self._deadline = math.inf
         self._report = left_out or self._left_out
 
     def __iter__(self) -> Iterator[NewFile]:
-        deadline = time.monotonic() + self.seconds
+        self._deadline = time.monotonic() + self.seconds
         tree = Tree(str(self.folder), ["."], self._report, since=self.since, skip=self._is_skipped)
         with contextlib.suppress(OSError):
             for one in tree.below("."):
-                self.late = time.monotonic() > deadline
                 if self.late:
                     return
                 if not stat.S_ISDIR(one.info.st_mode):
@@ -146,6 +147,9 @@ class Scan:
             self.left.setdefault(name, reason)
 
     def _is_skipped(self, name: str) -> bool:
+        self.late = self.late or time.monotonic() > self._deadline
+        if self.late:
+            return True
         last = name.rpartition("/")[2]
         return last in CACHES or last.endswith((".pyc", files.TEMPORARY)) or name in self.scratch
 

@@ -39,8 +39,8 @@ class ProjectWriter:
     def __init__(
         self, folder: Path, on_work: Callable[[int], None], synced: Container[str] = frozenset()
     ) -> None:
-        """`synced` may be overwritten: files that a sync has written. `on_work` gets the bytes of files that were begun earlier, as they are hashed, and FILE_WORK for each that is
-        deleted."""
+        """`synced` may be overwritten: files that a sync has written. `on_work` gets the bytes of files that were begun earlier, as
+        they are hashed, and FILE_WORK for each that is deleted."""
         self.folder = folder
         self._on_work = on_work
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

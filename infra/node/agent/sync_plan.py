@@ -52,7 +52,8 @@ class SyncPlan:
 
 
 def plan(folder: Path, synced: Optional[Synced], listing: Listing) -> SyncPlan:
-    """Return what to do; without what was `synced`, all is written and nothing deleted. Names were checked when the listing was decoded."""
+    """Return what to do; without what was `synced`, all is written and nothing deleted. Names were checked when the listing was
+    decoded."""
     listed = [(path_from_wire(path), entry) for path, entry in listing.entries()]
     names = [name for name, _ in listed]
     entries = [

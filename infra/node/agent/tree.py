@@ -19,7 +19,7 @@ from agent import store
 REPOSITORY = ".git"  # the laptop would not take it
 MAX_LINKS = 8  # that are followed inside one another
 MAX_FOLLOWED = 1 << 37  # bytes of files behind links
-MAX_OLD = 100_000  # files behind a link that no job wrote, after which it is given up
+MAX_OLD = 1_000_000  # files behind a link that no job wrote, after which it is given up
 DEVICES = ("/proc", "/sys", "/dev")
 MEMORY = "/dev/shm"  # ordinary files  # noqa: S108
 
@@ -94,10 +94,11 @@ class Tree:
             self._waiting[last:] = reversed(self._waiting[last:])
         for base in bases:
             if base.old:
-                what = "1 file there is" if base.old == 1 else f"{base.old:,} files there are"
-                self._left_out(
-                    base.name, f"a link to {base.real}: {what} older than the first job", counts=False
-                )
+                what = "1 file below it is" if base.old == 1 else f"{base.old:,} files below it are"
+                given_up = base.old > MAX_OLD
+                more = ", and not all were checked; job.scratch leaves the link out" if given_up else ""
+                why = f"a link to {base.real}: {what} older than the first job{more}"
+                self._left_out(base.name, why, counts=given_up)
 
     def _entry(
         self, name: str, path: str, info: os.stat_result, base: _Base, bases: list[_Base]

@@ -144,7 +144,9 @@ def test_jobs_show_what_was_copied(cli: CommandLine, s3: Any) -> None:
     wait_for(lambda: {one["state"] for one in copies(cli)} == {"complete"}, "the copy is complete")
     first, second = copies(cli)
     assert (first["node"], first["error"], first["left_out"]) == (0, None, 1)
-    assert first["notes"] == ["runs/passwd: a link to /etc/passwd: 1 file there is older than the first job"]
+    assert first["notes"] == [
+        "runs/passwd: a link to /etc/passwd: 1 file below it is older than the first job"
+    ]
     assert second["files"] == second["expected_files"] > 0
     assert re.search(r"node 1: \d+ files, .* copied to s3://team-results/team/", cli("jobs").stderr)
 

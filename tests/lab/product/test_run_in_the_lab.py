@@ -71,7 +71,7 @@ def test_nodes_of_a_failed_job_stay_and_end_by_themselves(cli: CommandLine, ec2:
     wait_for(lambda: not remaining(ec2, cli.cluster).instances, "the nodes have terminated")
 
 
-def test_nodes_that_hold_files_stay_for_a_while_and_end_by_themselves(cli: CommandLine, ec2: Any) -> None:
+def test_nodes_with_files_terminate_after_the_keep_time(cli: CommandLine, ec2: Any) -> None:
     cli.write("writes.py", "open('cloudddp.toml', 'w').write('x')\n")  # a name that `pull` never writes
     done = cli("run", *NODES, "--keep", "3", "writes.py", CLOUDDDP_TIME_SCALE="0.1")
     assert done.returncode == 3, done.stderr
