@@ -89,4 +89,6 @@ def _conceals(parameters: str) -> bool:
 
 
 def _escaped(found: re.Match[str]) -> str:
+    if "\udc80" <= found.group() <= "\udcff":  # a byte, as os.fsdecode returns it
+        return f"\\x{ord(found.group()) - 0xDC00:02x}"
     return found.group().encode("unicode_escape").decode("ascii") if found.group() != "\t" else "\\t"

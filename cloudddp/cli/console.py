@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,9 @@ from cloudddp.cli.progress import Progress
 from cloudddp.cli.wrap import wrapped
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import CloudDDPError, Text, parts, render
+from cloudddp.text import without_colours
+
+_NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
 
 
 def colour() -> bool | None:
@@ -74,6 +78,16 @@ class Console:
             self._write_error(text)
         else:
             click.echo(text)
+
+    def print_raw(self, text: str) -> None:
+        """Write a line of a command's output to stdout: bytes that are not UTF-8 (lone surrogates) as they are, but on a
+        terminal escaped. Colours are removed."""
+        parts = _NOT_UTF8.split(text)
+        if len(parts) == 1 or sys.stdout.isatty():
+            click.echo(without_colours(text))
+        else:
+            shown = "".join(part if at % 2 else without_colours(part) for at, part in enumerate(parts))
+            click.echo(shown.encode("utf-8", "surrogateescape"))
 
     def _write_error(self, text: str) -> None:
         if self._progress is None or not self._progress.above(text):

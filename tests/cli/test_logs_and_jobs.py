@@ -200,6 +200,19 @@ def test_exec_runs_on_all_nodes_and_returns_the_highest_code(cli: Any) -> None:
     assert cli("exec", "--node", "2", "true").returncode == 1
 
 
+def test_exec_passes_bytes_that_are_not_utf8(cli: Any, tmp_path: Path) -> None:
+    direct(cli, nodes=1)
+    word = os.fsdecode(b"bad\xff")
+    for command, written in (
+        (("echo", word), b"bad\xff"),
+        ((f"echo {word}; printf '\\033[2J\\xfe'",), b"bad\xff\n[node 0] \\x1b[2J\xfe"),
+    ):
+        assert cli.to_files(tmp_path, "exec", "--", *command).returncode == 0
+        assert (tmp_path / "out.txt").read_bytes() == b"[node 0] " + written + b"\n"
+    assert cli.to_files(tmp_path, "exec", "--", f"echo {word} >&2").returncode == 0
+    assert (tmp_path / "err.txt").read_bytes() == b"[node 0] bad\\xff\n"
+
+
 def test_unknown_job_lists_the_newest_ones(cli: Any) -> None:
     direct(cli)
     cli.write("ok.py", "")

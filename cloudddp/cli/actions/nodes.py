@@ -68,7 +68,11 @@ def _execute(
 
     def show(lines: Iterable[str], *, err: bool) -> None:
         for line in lines:
-            console.print(f"[node {node}] {without_colours(line)}", err=err)
+            text = f"[node {node}] {line}"
+            if err:
+                console.print(without_colours(text), err=True)
+            else:
+                console.print_raw(text)
 
     def ended(end: Result | Exception) -> None:
         timings.add("command", began, time.monotonic(), node)

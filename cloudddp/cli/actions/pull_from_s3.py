@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudddp.agent.protocol.copies import CopyPhase
-from cloudddp.cli.actions.results import PROJECT_ROOT
+from cloudddp.cli.actions.results import PROJECT_ROOT, raise_left_out
 from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted
 from cloudddp.cli.session import Session
@@ -44,10 +44,11 @@ def pull_from_s3(
     base = to or session.root / project_files.RESULTS / record.job
     targets = {k: base / f"node{k}" for k in found} if all_nodes else {first: base}
     names, files = paths or record.config.job.outputs or (PROJECT_ROOT,), 0
+    outputs: dict[int, Pulled] = {}
     for number, target in targets.items():
         objects = found[number].outputs if number in found else {}
-        pulled = s3_pull.fetch(aws, place, objects, names, node=number, to=target)
-        files += _report(console, number, pulled, target)
+        outputs[number] = s3_pull.fetch(aws, place, objects, names, node=number, to=target)
+        files += _report(console, number, outputs[number], target)
     for number, one in found.items() if not paths else ():
         logs = base / LOGS / f"node{number}"
         below = sorted({name.split("/")[0] for name in one.logs if not name.startswith(("/", "."))})
@@ -61,6 +62,7 @@ def pull_from_s3(
             if len(found) > 1 and not all_nodes
             else f"look with `aws s3 ls --recursive {place.url}`",
         )
+    raise_left_out(outputs, place.url)
 
 
 def _report_state(console: Console, found: dict[int, NodeObjects]) -> None:

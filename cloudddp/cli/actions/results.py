@@ -176,8 +176,8 @@ def merge_shards(console: Console, base: Path, folders: Mapping[int, Path]) -> N
         console.log(f"{base / one_line(path, 200)} has the shards of all nodes")
 
 
-def raise_left_out(pulled: Mapping[int, Pulled]) -> None:
-    """Raise CloudDDPError where results were not copied. What and why was reported."""
+def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
+    """Raise CloudDDPError where results were not copied. What and why was reported. `place`: of the results in S3."""
     found = [node for node, one in sorted(pulled.items()) if one.left is None or one.left]
     if found:
         names = [one.name for node in found for one in pulled[node].left or ()]
@@ -185,7 +185,8 @@ def raise_left_out(pulled: Mapping[int, Pulled]) -> None:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise CloudDDPError(
             f"{node_list(found)}: not all results were copied: {listed or 'too many files to name'}{more}",
-            hint=("the warnings above say why; the nodes keep these files until they terminate; ",
+            hint=f"the warnings above say why; these files stay in {place}" if place else
+                 ("the warnings above say why; the nodes keep these files until they terminate; ",
                   Command("ssh", str(found[0])), " looks at them"),
         )  # fmt: skip
 

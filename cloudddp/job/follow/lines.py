@@ -75,7 +75,8 @@ def _cut(data: bytes) -> tuple[bytes, int]:
 
 
 class LineSplitter:
-    """Splits a command's output into lines. Nothing is cut: a line that is longer than MAX_LINE becomes several."""
+    """Splits a command's output into lines. Nothing is cut: a line that is longer than MAX_LINE becomes several. Bytes that
+    are not UTF-8 become lone surrogates, as in os.fsdecode."""
 
     def __init__(self) -> None:
         self._partial = bytearray()
@@ -87,7 +88,7 @@ class LineSplitter:
         lines = [piece for line in complete for piece in _pieces(line)]
         while len(self._partial) > MAX_LINE:
             cut = _character_boundary(self._partial, MAX_LINE)
-            lines.append(OpenLine().extended(bytes(self._partial[:cut])).text)
+            lines.append(_piece(bytes(self._partial[:cut])))
             del self._partial[:cut]
         if last and self._partial:
             lines += _pieces(bytes(self._partial))
@@ -98,9 +99,13 @@ class LineSplitter:
 def _pieces(line: bytes) -> Iterator[str]:
     while len(line) > MAX_LINE:
         cut = _character_boundary(line, MAX_LINE)
-        yield OpenLine().extended(line[:cut]).text
+        yield _piece(line[:cut])
         line = line[cut:]
-    yield OpenLine().extended(line).text
+    yield _piece(line)
+
+
+def _piece(line: bytes) -> str:
+    return OpenLine().extended(line).data.rstrip(b"\r").decode("utf-8", errors="surrogateescape")
 
 
 def _character_boundary(data: bytes | bytearray, cut: int) -> int:

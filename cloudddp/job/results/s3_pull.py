@@ -96,7 +96,7 @@ def fetch(
             moved.contents(arrived.files, target)
         except OSError as error:
             raise cannot_write(to, error) from None
-    return Pulled(moved.files, moved.size, moved.older, notes.lines())
+    return Pulled(moved.files, moved.size, moved.older, notes.lines(), left=notes.left)
 
 
 def _is_requested(name: str, roots: Sequence[Parts]) -> bool:
@@ -136,7 +136,7 @@ class _Transfer:
         kind = LINK_ENTRY if link else FILE
         entry = Entry(self.name, kind, self.one.size, 0o644, mtime, link)
         if mtime and self._is_newer_here(mtime):
-            self.notes.left_out(self.name, "the file on this computer is newer")
+            self.notes.left_out(self.name, "the file on this computer is newer", counts=False)
             return False
         try:
             self.unpack.begin(entry)

@@ -211,7 +211,8 @@ def test_newer_files_on_this_computer_stay(cli: CommandLine, ec2: Any, s3: Any) 
     s3.put_object(Bucket=BUCKET, Key=f"team/{cli.cluster}/{job}/node-0/outputs/runs/../../../evil", Body=b"x")
     s3.put_object(Bucket=BUCKET, Key=f"team/{cli.cluster}/{job}/node-0/outputs/runs/.git/hooks/x", Body=b"x")
     done = cli("pull")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert f"these files stay in s3://{BUCKET}/team/{cli.cluster}/{job}/" in done.stderr
     assert own.read_text() == "mine"
     assert "left out runs/a b/model-0.pt: the file on this computer is newer" in done.stderr
     assert "left out runs/../../../evil: " in done.stderr

@@ -3,11 +3,13 @@
 A client's thread may send data on a channel whose EOF another thread has just sent, or adjust the window of a closed
 one (paramiko's do). sshd ignores that (channel_input_data and channel_input_window_adjust in channels.c); asyncssh
 closes the connection with everything that runs on it. Any other packet for a closed channel closes the connection with
-either server.
+either server. A command is bytes, as for sshd; asyncssh refuses one that is not UTF-8.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import Any
 
 import asyncssh
@@ -20,6 +22,11 @@ _AT_EOF = ("eof_pending", "eof")
 class Channels(dict[int, Any]):
     """Replaces the dictionary in which asyncssh looks up the receiver of a packet."""
 
+    def __setitem__(self, number: int, channel: Any) -> None:
+        if isinstance(channel, asyncssh.SSHServerChannel):
+            channel._process_exec_request = functools.partial(_execute, channel)
+        super().__setitem__(number, channel)
+
     def __getitem__(self, number: int) -> Any:
         channel = self.get(number)
         state = None if channel is None else channel._recv_state
@@ -27,6 +34,13 @@ class Channels(dict[int, Any]):
             return channel
         ignored = (_DATA, _EXTENDED_DATA, _EOF) if state in _AT_EOF else (_WINDOW_ADJUST,)
         return _EndedChannel(number, channel, ignored)
+
+
+def _execute(channel: Any, packet: Any) -> bool:
+    """Process a request to run a command."""
+    command = packet.get_string()
+    packet.check_end()
+    return bool(channel._start_session(command=os.fsdecode(command)))
 
 
 class _EndedChannel:
