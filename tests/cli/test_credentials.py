@@ -45,7 +45,9 @@ def test_keys_of_a_profile_override_those_of_the_environment(user: User, faults:
     user.credentials(f"[work]\naws_access_key_id = AKIAWORK\naws_secret_access_key = {SECRET}\n")
     for env in ({"AWS_PROFILE": "work"}, {"CLOUDDDP_PROFILE": "work"}):
         user.works("ls", "--region", "us-east-1", **env)
-    user.works("ls", "--region", "us-east-1", "--profile", "work", AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="")
+    user.works(
+        "ls", "--region", "us-east-1", "--profile", "work", AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY=""
+    )
     remains = ["DescribeAddresses", "DescribeSecurityGroups", "DescribeKeyPairs"]
     assert faults.calls == ["DescribeInstances", *remains] * 3
 
