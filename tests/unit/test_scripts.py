@@ -127,7 +127,7 @@ def test_unknown_module_is_refused_before_any_aws_call(cli: Any, faults: Any, wo
 
 def by_path(root: Path, target: str, *args: str) -> Script:
     sent = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
-    return scripts.resolve(root, root, Script(target, args), sent)
+    return scripts.find(root, root, Script(target, args), sent)[0]
 
 
 @pytest.mark.parametrize(
