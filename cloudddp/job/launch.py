@@ -21,7 +21,7 @@ from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
-from cloudddp.job import project_files, ranks, scripts, snapshots, sync
+from cloudddp.job import project_files, ranks, scripts, snapshots, sync, unsent
 from cloudddp.job import start as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.follow.lines import LineSplitter
@@ -55,11 +55,11 @@ def prepare(
     files = project_files.of_config(root, config, secret_files=secret_files)
     _check_inputs(root, config.setup.inputs, files.manifest)
     found, file = scripts.find(root, here, script, files.manifest, config.job.env)
-    project_files.require_sent(files, config, file)
+    unsent.require_sent(files, config, file)
     if fresh:
         sync.check_size(files.manifest, files.manifest, config.sync.max_mb)
         _check_rank_counts(config, config.cluster.nodes)
-    for note in project_files.notes(files, config):
+    for note in unsent.notes(files, config):
         warn(note)
     return found
 

@@ -15,7 +15,7 @@ from support.localsync import LocalCluster
 
 from cloudddp.config.spec import Config, SyncSpec
 from cloudddp.errors import UsageError
-from cloudddp.job import launch, project_files, sync
+from cloudddp.job import launch, project_files, sync, unsent
 from cloudddp.job.new_job import Script
 
 VERBS = [("launch", "train.py"), ("launch", "--dry-run", "train.py"), ("run", "train.py"), ("sync",)]
@@ -95,7 +95,7 @@ def test_files_that_hold_secrets_are_withheld_unless_git_tracks_them(tmp_path: P
     expected = {*SENT, *(SECRETS if kind == "tracked" else ())}
     assert set(files.manifest) == expected
     assert len(files.withheld) == (0 if kind == "tracked" else len(SECRETS))
-    named = "".join(project_files.notes(files, Config()))
+    named = "".join(unsent.notes(files, Config()))
     assert (".aws, .bash_history" in named) == (kind != "tracked")
 
 
@@ -195,7 +195,7 @@ def test_nodes_with_the_files_of_another_project_are_not_overwritten_unasked(
 
 def warnings(root: Path, config: Config | None = None) -> str:
     files = project_files.of_config(root, config or Config())
-    return "\n".join(project_files.notes(files, config or Config()))
+    return "\n".join(unsent.notes(files, config or Config()))
 
 
 def write(root: Path, *names: str) -> None:

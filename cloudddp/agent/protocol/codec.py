@@ -27,6 +27,7 @@ MAX_TEXT = 1 << 16  # characters of output or of a command
 
 MAX_JOB_ID = 64  # characters
 MAX_NAME = 255
+MAX_REASON = 500  # characters of why a result was left out
 MAX_ORIGIN = 64
 MIXED = "mixed"  # as an origin: another project's files are being replaced, or that was interrupted
 

@@ -21,6 +21,7 @@ from typing import NamedTuple, Optional
 
 from cloudddp.agent.protocol.codec import (
     MAX_PATH,
+    MAX_REASON,
     MAX_SIZE,
     ProtocolError,
     check_job_id,
@@ -39,7 +40,6 @@ MAX_ENTRIES = 1_000_000  # files, folders and links in one stream
 MAX_DATA = 1 << 20  # bytes of contents in one frame
 MAX_NUMBERS = 4096  # in one frame
 MAX_LEFT_OUT = 1000  # that are named
-MAX_REASON = 500  # characters
 
 PREFIX = struct.Struct("!cI")
 _ENTRY = struct.Struct("!cHQqQHH")

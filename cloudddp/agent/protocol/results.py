@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
     MAX_PATH,
+    MAX_REASON,
     MAX_SIZE,
     ProtocolError,
     check_job_id,
@@ -17,7 +18,6 @@ from cloudddp.agent.protocol.codec import (
 
 MAX_PLACES = 20  # that a reply names
 MAX_LEFT = 1000  # files that were left out, of which a node knows
-MAX_REASON = 500  # characters
 # Of a job's folder on a node: what explains how it ended. Not the records of the agent's own.
 EVIDENCE = (
     "ranks",

@@ -10,7 +10,7 @@ from cloudddp.cli.formats import counted
 from cloudddp.cli.session import Session
 from cloudddp.config.options import GlobalOptions
 from cloudddp.errors import Command, UsageError
-from cloudddp.job import project_files
+from cloudddp.job import project_files, unsent
 from cloudddp.job import sync as syncing
 from cloudddp.job.results.restore import restore, results_here
 from cloudddp.local_state import ClusterFolder
@@ -26,7 +26,7 @@ def sync(
     session = sessions.start(console, options, anyone=anyone)
     folder = _results_of(session, job_id) if results else None
     files = project_files.of_config(session.root, session.settings)
-    for note in project_files.notes(files, session.settings):
+    for note in unsent.notes(files, session.settings):
         console.warn(note)
     with session.connect() as (cluster, runner), console.progress() as progress:
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cloudddp.agent.protocol.results import MAX_LEFT, MAX_REASON, LeftFile
+from cloudddp.agent.protocol.codec import MAX_REASON
+from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile
 from cloudddp.text import one_line
 
 MAX_NOTES = 50  # that are shown; the others are counted

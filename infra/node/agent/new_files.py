@@ -20,9 +20,9 @@ from agent.pulled import read_record
 from agent.selection import NewFile, choose
 from agent.synced import Synced
 from agent.tree import Found, LeftOut, Tree
+from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.results import (
     MAX_PLACES,
-    MAX_REASON,
     JobFiles,
     LeftFile,
     NewFiles,

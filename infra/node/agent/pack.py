@@ -22,6 +22,7 @@ from agent.new_files import Scan
 from agent.selection import choose
 from agent.tree import Found, Tree
 from cloudddp.agent.protocol import files
+from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.files import End, Entry, LeftOut, PackRequest, Selection, Total, Work
 
 REQUEST = PackRequest
@@ -79,7 +80,7 @@ class Notes:
     def left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
         self.count += 1
         if self.count <= files.MAX_LEFT_OUT:
-            self.frames.append(files.encode_left_out(LeftOut(name, reason[: files.MAX_REASON], counts)))
+            self.frames.append(files.encode_left_out(LeftOut(name, reason[:MAX_REASON], counts)))
         elif self.count == files.MAX_LEFT_OUT + 1:
             self.frames.append(files.encode_left_out(LeftOut("", "more files", counts=True)))
 

@@ -1,0 +1,127 @@
+"""What the nodes will lack of a project, and by which rule: named before anything is called, or refused where it is the script."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Iterator, Sequence
+
+from cloudddp.agent.protocol.manifest import LINK
+from cloudddp.config.spec import Config
+from cloudddp.errors import UsageError
+from cloudddp.job import listing
+from cloudddp.job.project_files import RESULTS, Snapshot
+from cloudddp.text import one_line
+
+# Ignored in most projects, and not what a job reads.
+_BUILT = (".*", "*.egg-info/", "*.pyc", "node_modules/", "build/", "dist/")
+
+
+def notes(files: Snapshot, config: Config) -> Iterator[str]:
+    """Yield a line for each kind of files that a user would expect on the nodes, and that are not sent."""
+    if files.withheld:
+        yield (
+            f"not sent, since they may hold secrets: {_some(files.withheld)} (--env-file passes variables; files that git "
+            "tracks are sent)"
+        )
+    if files.unfetched:
+        yield f"not sent: {_some(files.unfetched)}: submodules without files; `git submodule update --init` fetches them"
+
+    if files.unsent:
+        shown = [f"{name} ({_rule(name, config)})" for name in files.unsent[:3]]
+        more = f" and {len(files.unsent) - 3} more" if len(files.unsent) > 3 else ""
+        yield f"git tracks files that are not sent: {', '.join(shown)}{more}"
+    if lost := _dangling(files, config):
+        yield (
+            f"links to files that are not sent, so the nodes do not have them: {_some(lost)}; copy the files into the project, or "
+            "add the links to sync.exclude"
+        )
+    if ignored := _ignored_names(files, config):
+        yield (
+            f"not sent, since git's ignore rules name them: {_some(ignored)} (sync.include sends what the job needs, sync.exclude ends "
+            "this message)"
+        )
+
+
+def _dangling(files: Snapshot, config: Config) -> list[str]:
+    """Return the links that lead to a file here and to none on the nodes, with their targets."""
+    links = [(name, entry.target) for name, entry in files.manifest.items() if entry.kind == LINK]
+    folders = {parent for name in files.manifest for parent in _parents(name)} if links else set()
+    found = []
+    for name, target in links:
+        there = files.there(name)
+        is_sent = there is not None and (there in files.manifest or there in folders or not there)
+        if is_sent or not (files.root / name).exists():
+            continue
+        if there is None or not _output(there, config):
+            found.append(f"{name} -> {target}")
+    return found
+
+
+def _parents(name: str) -> Iterator[str]:
+    while name := name.rpartition("/")[0]:
+        yield name
+
+
+def _ignored_names(files: Snapshot, config: Config) -> list[str]:
+    """Return the files and folders that .gitignore names, without those that are hidden or that tools build."""
+    names: Sequence[str] = files.ignored or ()
+    if files.ignored is None:
+        words = ("-oiz", "--exclude-standard", "--directory", "--no-empty-directory", "--", ".")
+        found = listing.git(files.root, "ls-files", *words)
+        names = [os.fsdecode(raw) for raw in found.stdout.split(b"\0") if raw]
+    scratch = [posixpath.normpath(out) for out in config.job.scratch]
+    hidden = listing.matcher((*listing.NEVER_SENT, *_BUILT, *config.sync.exclude, *config.sync.include))
+    return [
+        name for name in sorted(names)
+        if not hidden(name) and not _rule(name.rstrip("/"), config) and not listing.is_below(name.rstrip("/"), scratch)
+    ]  # fmt: skip
+
+
+def _rule(name: str, config: Config) -> str:
+    """Return the rule of cloudddp, not of git, by which a path is not sent; '' for none."""
+    if pattern := next((one for one in listing.NEVER_SENT if listing.matcher([one])(name)), ""):
+        return f"{pattern} is never sent"
+    if listing.is_below(name, [RESULTS]):
+        return f"{RESULTS}/ is where `pull` puts results"
+    if out := _output(name, config):
+        named = out in config.job.outputs
+        return f"job.outputs names {out}" if named else f"job.outputs is empty, and {out}/ is for results"
+    return "sync.exclude names it" if listing.matcher(config.sync.exclude)(name) else ""
+
+
+def _output(name: str, config: Config) -> str:
+    """Return the output of jobs to which a path belongs, or ''."""
+    return next((out for out in config.job.not_sent if listing.is_below(name, [posixpath.normpath(out)])), "")
+
+
+def require_sent(files: Snapshot, config: Config, script: str) -> None:
+    """Raise UsageError, with the reason, for a script that the nodes would not have."""
+    there = files.there(script)
+    if there is not None and there in files.manifest:
+        return
+    what = f"script {script} would not be on the nodes: "
+    paths = [*reversed([*_parents(script)]), script]
+    link = next((path for path in paths if (files.root / path).is_symlink()), None)
+    if there is None and link is not None:
+        target = (files.root / link).readlink()
+        raise UsageError(
+            f"{what}{link} is a link to {target}, outside the project",
+            hint="copy the script into the project",
+        )
+    name = there or script
+    if listing.is_below(name, files.withheld):
+        hint = "rename it, let git track it, or give its path in sync.include"
+        raise UsageError(f"{what}by its name it may hold secrets", hint=hint)
+    if rule := _rule(name, config):
+        raise UsageError(f"{what}{rule}", hint="move it to another folder, or change that setting")
+    raise UsageError(
+        f"{what}it is ignored by git",
+        hint=f"`git check-ignore -v {name}` shows the rule; sync.include sends it",
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(one_line(name, 80) for name in names[:5]) + (
+        f" and {len(names) - 5} more" if len(names) > 5 else ""
+    )
