@@ -166,7 +166,8 @@ class _Resume(Verb):
         return super().parse_args(ctx, args[:end])
 
     def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().arguments(params), "more": click.get_current_context().meta[__name__]}
+        context = click.get_current_context(silent=True)
+        return {**super().arguments(params), "more": context.meta.get(__name__, ()) if context else ()}
 
 
 resume = _Resume(
