@@ -23,7 +23,7 @@ class Channels(dict[int, Any]):
     """Replaces the dictionary in which asyncssh looks up the receiver of a packet."""
 
     def __setitem__(self, number: int, channel: Any) -> None:
-        if isinstance(channel, asyncssh.SSHServerChannel):
+        if hasattr(channel, "_process_exec_request"):  # of a server, not of a forwarding
             channel._process_exec_request = functools.partial(_execute, channel)
         super().__setitem__(number, channel)
 
