@@ -16,7 +16,15 @@ from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import MAX_FILES, MAX_LISTED, Manifest, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
-from cloudddp.agent.protocol.transfer import REPLACED, Kept, Listing, ReceiveRequest, Record, Wants
+from cloudddp.agent.protocol.transfer import (
+    REPLACED,
+    Kept,
+    Listing,
+    ReceiveReply,
+    ReceiveRequest,
+    Record,
+    Wants,
+)
 from cloudddp.cluster.connect import PROJECT as PROJECT
 from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
@@ -131,19 +139,24 @@ def update(
     contents.save(files.manifest)
     for path in unstable[:SHOWN]:
         progress(f"warning: {one_line(path)} was changing while it was sent; the next sync sends it again")
-    for node, reply in outcome.values.items():
-        if reply and reply.replaced:
-            progress(_kept(node, reply.replaced))
+    report_replaced(outcome.values, progress)
     return versions | {node: reply.version for node, reply in outcome.all().items() if reply}
 
 
+def report_replaced(replies: Mapping[int, ReceiveReply | None], progress: Progress) -> None:
+    """Name files of jobs in whose place sent ones are now."""
+    for node, reply in replies.items():
+        if reply and reply.replaced:
+            progress(_kept(node, reply.replaced))
+
+
 def _kept(node: int, replaced: Kept) -> Text:
-    """Return the warning about files of jobs that this sync has moved out of its way."""
+    """Return the warning about files of jobs that were moved out of the way of the files that were sent."""
     names = [one_line(path_from_wire(name), 80) for name in replaced.names[:SHOWN]]
     more = [f"{replaced.count - len(names)} more"] if replaced.count > len(names) else []
     return (
-        f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and which this "
-        f"sync would have replaced: it was moved to {REPLACED} on that node; ",
+        f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and is in the way of the files "
+        f"that were sent: it was moved to {REPLACED} on that node; ",
         Command("pull", REPLACED, "--node", str(node)),
         " copies it",
     )

@@ -139,6 +139,20 @@ def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> N
     assert "results:" not in cli("jobs").stderr
 
 
+def test_sync_of_results_names_files_of_a_job_that_it_replaces(cli: Any) -> None:
+    direct(cli)
+    cli.write("write.py", "import sys\nopen('best.pt', 'w').write(sys.argv[1])\n")
+    cli.ok("launch", "write.py", "old")
+    cli.ok("pull")
+    cli.ok("launch", "write.py", "newer")
+    sent = cli("sync", "--results")
+    assert sent.returncode == 0, sent.stderr
+    text = " ".join(sent.stderr.split())
+    assert "a job wrote best.pt, which was not pulled" in text
+    assert "pull replaced-by-sync --node 0`" in text
+    assert cli.ok("exec", "cat best.pt replaced-by-sync/*/best.pt").split()[-1] == "oldnewer"
+
+
 def test_pull_works_without_tarfile_filters(cli: Any) -> None:
     """Debian 12's own is 3.11.2; extraction filters came with 3.11.4."""
     direct(cli)

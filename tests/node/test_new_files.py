@@ -43,6 +43,16 @@ WRITE = (
 )
 
 
+def test_folder_that_is_moved_into_the_project_after_a_pull_is_new(node: Node) -> None:
+    outside = node.project.parent / "far"
+    ran(node, WRITE + f"write('runs/a'); write({str(outside / 'model.pt')!r})\n")
+    node.call(PulledRequest("p", (".",), new_files(node).time_ns))
+    assert new_files(node).jobs == ()
+    ran(node, f"import os; os.rename({str(outside)!r}, 'runs/final')\n", job="job-2")
+    found = {one.job: counts(one.outputs) for one in new_files(node).jobs}
+    assert found[node.id("job-2")] == {"runs": 1}
+
+
 def test_outputs_are_counted_apart_from_other_files(node: Node) -> None:
     (node.project / "before").mkdir()
     (node.project / "before" / "old").write_text("old")

@@ -22,6 +22,7 @@ from cloudddp.errors import Text, UsageError
 from cloudddp.job import project_files
 from cloudddp.job.results import new_files, safe_names
 from cloudddp.job.results.pull import LOGS, Pulled
+from cloudddp.job.sync import report_replaced
 from cloudddp.job.transfer import Transfer
 
 
@@ -48,11 +49,12 @@ def restore(
         if not manifest:
             continue
         progress(f"sending {len(manifest):,} files of {root} to {len(nodes)} node{'s' * (len(nodes) != 1)}")
-        Transfer(
+        replies = Transfer(
             runner, root, Listing(nested(manifest_to_wire(manifest))),
             [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in nodes],
             approve=lambda _node, _wants: None, note=progress, adds=True,
         ).run().all()  # fmt: skip
+        report_replaced(replies, progress)
         for node in nodes:  # they are here: they do not wait to be pulled
             time_ns = new_files.find(runner, node, job, project=PROJECT).time_ns
             new_files.mark_pulled(

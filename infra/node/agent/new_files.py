@@ -125,9 +125,9 @@ class Scan:
         self.scratch = frozenset(os.path.normpath(name) for name in scratch)
         self.manifest = Synced(folder).recorded
         self.synced = {str(parent) for name in self.manifest for parent in Path(name).parents}
-        record = read_record(folder)
-        self.pulled = record.times
-        self.left = {name: why for name, why in record.left.items() if os.path.lexists(folder / name)}
+        self.record = read_record(folder)
+        self.left = {name: why for name, why in self.record.left.items() if os.path.lexists(folder / name)}
+        self._renamed: dict[str, int] = {}  # folder -> its ctime
         self.late = False
         self._deadline = math.inf
         self._report = left_out or self._left_out
@@ -141,6 +141,8 @@ class Scan:
                     return
                 if not stat.S_ISDIR(one.info.st_mode):
                     yield from self._if_new(one)
+                elif one.info.st_ctime_ns > one.info.st_mtime_ns:
+                    self._renamed[one.name] = one.info.st_ctime_ns
 
     def _left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
         if counts:
@@ -154,10 +156,11 @@ class Scan:
         return last in CACHES or last.endswith((".pyc", files.TEMPORARY)) or name in self.scratch
 
     def _if_new(self, found: Found) -> Iterator[NewFile]:
-        name, written = found.name, found.info.st_ctime_ns
+        name = found.name
         parents = [name, *map(str, Path(name).parents)]  # the last is "."
-        is_left = self.left and any(p in self.left for p in parents)
-        pulled = not is_left and any(written < self.pulled.get(p, 0) for p in parents)
+        # A rename of a folder leaves the times of the files in it.
+        written = max(found.info.st_ctime_ns, *(self._renamed.get(p, 0) for p in parents))
+        pulled = self.record.is_pulled(name, written)
         if written < self.since or (pulled and (self.again is None or written < self.again)):
             return
         if name in self.manifest and files.describe(self.folder / name) == self.manifest[name]:
