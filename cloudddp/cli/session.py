@@ -379,7 +379,7 @@ def is_elsewhere(
     hint: list[Part] = []
     for region in where:
         hint += [
-            "; or " if hint else "repeat the command with that region: ",
+            "; or " if hint else "repeat the command with that region, for example ",
             Command(verb, "--region", region),
         ]
     return CloudDDPError(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from cloudddp.agent.protocol.manifest import LINK
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.job import listing
-from cloudddp.job.project_files import RESULTS, Snapshot
+from cloudddp.job.project_files import RESULTS, Snapshot, of_config
 from cloudddp.text import one_line
 
 # Ignored in most projects, and not what a job reads.
@@ -118,6 +120,29 @@ def require_sent(files: Snapshot, config: Config, script: str) -> None:
     raise UsageError(
         f"{what}it is ignored by git",
         hint=f"`git check-ignore -v {name}` shows the rule; sync.include sends it",
+    )
+
+
+def reason(root: Path, config: Config, name: str) -> str:
+    """Return why a file that a rank did not find was not sent, '' if this project has no such file."""
+    path = posixpath.normpath(name)
+    try:
+        is_here = not posixpath.isabs(path) and not path.startswith("..") and (root / path).exists()
+        if not is_here or path in of_config(root, config).manifest:
+            return ""
+    except (
+        OSError,
+        ValueError,
+        UsageError,
+    ):  # a name that no file can have; a project that has changed since
+        return ""
+    shown = one_line(path, 200)
+    if rule := _rule(path, config):
+        return f"{shown} is on this computer and was not sent to the nodes: {rule}"
+    pattern = path.split("/")[0] + "/" if "/" in path else path
+    return (
+        f"{shown} is on this computer and was not sent to the nodes, since git ignores it: "
+        f"[sync] include = {json.dumps([pattern])} in cloudddp.toml sends it"
     )
 
 

@@ -137,6 +137,12 @@ def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> N
     listed = sorted(cli.ok("exec", "cat ckpt/*.pt; cat ckpt/last data.txt").splitlines())
     assert listed == ["[node 0] 000000000000000000sent", "[node 1] 000000000111111111111111111sent"], listed
     assert "results:" not in cli("jobs").stderr
+    cli.write("wait.py", "import time; time.sleep(60)")
+    cli.ok("launch", "-d", "wait.py")
+    done = cli("sync", "--results")
+    cli.ok("cancel")
+    assert done.returncode == 1
+    assert "is running on node 0: no results were sent" in done.stderr
 
 
 def test_sync_of_results_names_files_of_a_job_that_it_replaces(cli: Any) -> None:

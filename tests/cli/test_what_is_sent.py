@@ -316,6 +316,26 @@ def test_include_sends_ignored_files_but_no_secrets_except_by_their_path(
     assert sent == {"a.py", ".gitignore", "data/train.bin", "data/server.key", "data/link"}
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("data/x", 'include = ["data/"]'),
+        ("./b.pkl", 'include = ["b.pkl"]'),
+        ("venv/x", "venv/ is never sent"),
+        ("a.py", ""),
+        ("nowhere", ""),
+        ("../outside", ""),
+        ("a\0b", ""),
+    ],
+)
+def test_file_that_a_rank_did_not_find_is_explained(tmp_path: Path, name: str, expected: str) -> None:
+    write(tmp_path, "here/a.py", "here/data/x", "here/b.pkl", "here/venv/x", "outside")
+    (tmp_path / "here" / ".gitignore").write_text("data/\n*.pkl\n")
+    found = unsent.reason(tmp_path / "here", Config(), name)
+    assert expected in found
+    assert bool(found) == bool(expected)
+
+
 def test_ignored_files_are_named_outside_a_repository(tmp_path: Path) -> None:
     write(tmp_path, "a.py", "data/x", "b/meta.pkl", "runs/x", ".cache/x")
     (tmp_path / ".gitignore").write_text("data/\n*.pkl\nruns/\n.cache/\n")

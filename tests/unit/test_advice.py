@@ -19,10 +19,28 @@ from cloudddp.job.advice import advice
         ("t.py: error: the following arguments are required: --local-rank", False, False, "LOCAL_RANK"),
         ("RuntimeError: Found no NVIDIA driver on your system.", True, False, "have no GPUs"),
         ("RuntimeError: Found no NVIDIA driver on your system.", False, False, ""),
+        (
+            "FileNotFoundError: [Errno 2] No such file or directory: 'data/a.bin'",
+            False,
+            False,
+            "data/a.bin is here",
+        ),
+        (
+            "[rank1]: RuntimeError: No such file or directory: 'data/a.bin'",
+            False,
+            False,
+            "data/a.bin is here",
+        ),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'other'", False, False, ""),
         ("ValueError: No module named x is fine", False, False, ""),
     ],
 )
 def test_advice(line: str, simulated: bool, requirements: bool, expected: str) -> None:
-    found = advice(["Traceback", line], simulated=simulated, has_requirements=requirements)
+    found = advice(
+        ["Traceback", line],
+        simulated=simulated,
+        has_requirements=requirements,
+        why_unsent=lambda name: "data/a.bin is here" if name == "data/a.bin" else "",
+    )
     assert expected in found
     assert bool(found) == bool(expected)

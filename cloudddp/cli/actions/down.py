@@ -40,8 +40,10 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
     if isinstance(refused, CredentialsError) and refused.code not in REGION_REFUSED:
         raise _without_answer(aws, name, refused)
     live = here.own(name, anyone=anyone)
-    # The region that a broken configuration means is not certain.
-    everywhere = not live or (session.broken and not options.region)
+    # Another one of the same name may run in another region if this computer did not create the one that is here, or if the
+    # configuration is broken.
+    unsure = session.broken or not _created_here(live)
+    everywhere = not live or (unsure and not options.region)
     beyond = session.look_beyond(aws) if everywhere else Search()
     if refused is not None and not beyond.answers:
         raise _without_answer(aws, name, refused)
@@ -135,6 +137,11 @@ def _report_unanswered(console: Console, session: Session, name: str, asked: Sea
             Command("down", "--region", "REGION"),
         ),
     )
+
+
+def _created_here(live: Mapping[AWS, Sequence[Cluster]]) -> bool:
+    recorded = {one.id for one in local_state.known_clusters()}
+    return all(cluster.id in recorded for clusters in live.values() for cluster in clusters)
 
 
 def _created_elsewhere(aws: AWS, name: str) -> list[str]:

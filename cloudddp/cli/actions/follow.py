@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import NoReturn, ParamSpec
 
 import click
@@ -21,7 +22,7 @@ from cloudddp.cli.session import Session
 from cloudddp.cluster import inspect
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import AWSError, Command
-from cloudddp.job import cancel
+from cloudddp.job import cancel, unsent
 from cloudddp.job.advice import advice
 from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
@@ -238,6 +239,7 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult) -> None:
             (*finished.last_lines, finished.cause or ""),
             simulated=console.options.sim,
             has_requirements=(session.root / "requirements.txt").is_file(),
+            why_unsent=partial(unsent.reason, session.root, session.settings),
         )
         if why:
             console.log(why)

@@ -18,7 +18,7 @@ from cloudddp.agent.protocol.transfer import Listing
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import JobSpec
-from cloudddp.errors import Text, UsageError
+from cloudddp.errors import CloudDDPError, Command, Text, UsageError
 from cloudddp.job import project_files
 from cloudddp.job.results import new_files, safe_names
 from cloudddp.job.results.pull import LOGS, Pulled
@@ -37,12 +37,18 @@ def restore(
     runner: Runner, cluster: Cluster, job: JobSpec, folder: Path, *, project: Collection[str], progress: Callable[[Text], None]
 ) -> int:  # fmt: skip
     """Send the results in `folder` to the nodes, but for files of the `project`; return how many there are. A folder `nodeN` goes
-    to that node only. Raises UsageError, NodeError."""
+    to that node only. Raises UsageError, NodeError; CloudDDPError while a job runs."""
     own = {node: folder / f"node{node}" for node in cluster.nodes if (folder / f"node{node}").is_dir()}
     common = _manifest(folder, (LOGS, *(path.name for path in own.values())))
     parts = [(folder, common, sorted(cluster.nodes))]
     parts += [(path, _manifest(path, ()), [node]) for node, path in own.items()]
     probes = probe(runner, cluster, only_files=True)
+    for node, reply in sorted(probes.items()):
+        for running in reply.running:  # it may be writing these files
+            raise CloudDDPError(
+                f"job {running} is running on node {node}: no results were sent",
+                hint=("repeat when it has ended; ", Command("cancel", running), " stops it"),
+            )
     count = 0
     for root, found, nodes in parts:
         manifest = {name: entry for name, entry in found.items() if name not in project}
