@@ -6,9 +6,8 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from cloudddp import local_state
 from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import deadlines
+from cloudddp.cli.actions import deadlines, planned_end
 from cloudddp.cli.actions.follow import Detached, JobStopped
 from cloudddp.cli.actions.starting import checked_script, start_and_follow
 from cloudddp.cli.console import Console
@@ -104,15 +103,7 @@ def launch(
 
 def _require_nodes_that_end() -> None:
     """Raise UsageError for the simulator's process nodes, which cannot power off."""
-    # 10 ms, which only --down costs.
-    from cloudddp.sim import control
-
-    found = control.find(local_state.home())
-    if (
-        found is not None
-        and found.nodes == "process"
-        and found.endpoint == os.environ.get("AWS_ENDPOINT_URL")
-    ):
+    if not planned_end.nodes_power_off():
         raise UsageError(
             "--down has no effect on the simulator's process nodes: they cannot power off by themselves",
             hint=(

@@ -3,10 +3,11 @@ nodes that are left, for a limited time, and restored if the job is not resumed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
-from cloudddp import signals
+from cloudddp import local_state, signals
 from cloudddp.agent.client import Runner
 from cloudddp.cli.formats import duration
 from cloudddp.cli.session import Session
@@ -20,6 +21,19 @@ from cloudddp.job import poweroff
 from cloudddp.job.poweroff import PutOff
 
 Least = dict[str, float]  # seconds, by job
+
+
+def nodes_power_off() -> bool:
+    """Return whether nodes can power off by themselves: all but the simulator's process nodes."""
+    # 10 ms, which only a planned end costs.
+    from cloudddp.sim import control
+
+    found = control.find(local_state.home())
+    return not (
+        found is not None
+        and found.nodes == "process"
+        and found.endpoint == os.environ.get("AWS_ENDPOINT_URL")
+    )
 
 
 def put_off_for_check(put_off: PutOff, runner: Runner, seconds: float = 0.0) -> None:

@@ -16,6 +16,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cli import session as sessions
+from cloudddp.cli.actions import planned_end
 from cloudddp.cli.actions.down import take_down
 from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
 from cloudddp.cli.actions.results import Left, collect, ended_nodes
@@ -337,7 +338,7 @@ def _end_nodes_later(session: Session, cluster: Cluster, ending: _Ending) -> str
     seconds = ending.keep_files * timing.current().minute
     limit = (cluster.expires - datetime.now(UTC)).total_seconds() if cluster.expires else math.inf
     planned: set[int] = set()
-    if ending.job and seconds < limit:
+    if ending.job and seconds < limit and planned_end.nodes_power_off():
         with contextlib.suppress(CloudDDPError, OSError):
             runner, _ = connect.connect_reachable(cluster, session.settings.cluster)
             with contextlib.closing(runner):
