@@ -29,7 +29,7 @@ def client(shared_lab_laptop: LabLaptop) -> paramiko.SSHClient:
     [
         "date -s @$(date +%s)",
         "mount -t tmpfs none /mnt",
-        "mount -o remount,bind,rw /opt/pytorch",
+        f"mount -o remount,bind,rw {sys.prefix}",
         "umount /usr",
         "sh -c 'cat /proc/sys/vm/swappiness > /proc/sys/vm/swappiness'",
         "sh -c 'cat /proc/sys/kernel/hostname > /proc/sys/kernel/hostname'",
@@ -38,7 +38,7 @@ def client(shared_lab_laptop: LabLaptop) -> paramiko.SSHClient:
         "chmod 666 /dev/null",
         "touch -d 2001-01-01 /dev/full",
         "touch /usr/bin/x",
-        "touch /opt/pytorch/x",
+        f"touch {sys.prefix}/x",  # the packages of all nodes
         "ip link set ens5 down",
         "ip addr add 172.31.0.99/20 dev ens5",
         "nft list ruleset",

@@ -52,7 +52,7 @@ def _verbs(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]
     yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")
     yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")  # adopts it
     yield "status", cli("status")
-    yield "ls", cli("ls")
+    yield "ls", cli("ls", "--all-regions")
     yield "launch", cli("launch", "hi.py")
     yield "logs", cli("logs")
     yield "jobs", cli("jobs")
