@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -95,15 +94,13 @@ def node(simulator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
     place = tmp_path_factory.mktemp("laptop")
     project, outside = place / "project", place / "elsewhere"
-    subprocess.run(["git", "init", "-q", str(project)], check=True)
-    (project / ".git" / "hooks").mkdir(exist_ok=True)
-    outside.mkdir()
+    for path in (project, outside):
+        path.mkdir(parents=True)
     (outside / "bait").write_text("unharmed\n")
     env = clean_environment(
         CLOUDDDP_HOME=str(simulator.home),
         CLOUDDDP_CLUSTER="captured",
         CLOUDDDP_YES="1",
-        CLOUDDDP_OUTPUTS="runs",
         CLOUDDDP_RENDEZVOUS="direct",
         CLOUDDDP_NPROC_PER_NODE="1",
         **control.environment(simulator),
