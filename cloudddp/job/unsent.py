@@ -128,7 +128,8 @@ def reason(root: Path, config: Config, name: str) -> str:
     path = posixpath.normpath(name)
     try:
         is_here = not posixpath.isabs(path) and not path.startswith("..") and (root / path).exists()
-        if not is_here or path in of_config(root, config).manifest:
+        files = of_config(root, config) if is_here else None
+        if files is None or path in files.manifest:
             return ""
     except (
         OSError,
@@ -137,6 +138,8 @@ def reason(root: Path, config: Config, name: str) -> str:
     ):  # a name that no file can have; a project that has changed since
         return ""
     shown = one_line(path, 200)
+    if listing.is_below(path, files.withheld):
+        return f"{shown} is on this computer and was not sent to the nodes: by its name it may hold secrets"
     if rule := _rule(path, config):
         return f"{shown} is on this computer and was not sent to the nodes: {rule}"
     pattern = path.split("/")[0] + "/" if "/" in path else path

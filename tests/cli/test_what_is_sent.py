@@ -322,6 +322,7 @@ def test_include_sends_ignored_files_but_no_secrets_except_by_their_path(
         ("data/x", 'include = ["data/"]'),
         ("./b.pkl", 'include = ["b.pkl"]'),
         ("venv/x", "venv/ is never sent"),
+        (".env", "may hold secrets"),
         ("a.py", ""),
         ("nowhere", ""),
         ("../outside", ""),
@@ -329,7 +330,7 @@ def test_include_sends_ignored_files_but_no_secrets_except_by_their_path(
     ],
 )
 def test_file_that_a_rank_did_not_find_is_explained(tmp_path: Path, name: str, expected: str) -> None:
-    write(tmp_path, "here/a.py", "here/data/x", "here/b.pkl", "here/venv/x", "outside")
+    write(tmp_path, "here/a.py", "here/data/x", "here/b.pkl", "here/venv/x", "here/.env", "outside")
     (tmp_path / "here" / ".gitignore").write_text("data/\n*.pkl\n")
     found = unsent.reason(tmp_path / "here", Config(), name)
     assert expected in found
