@@ -108,6 +108,16 @@ class _Sender:
         return getattr(self._transport, name)
 
     def _send_user_message(self, message: paramiko.Message) -> None:
+        import paramiko
+
+        try:
+            self._send(message)
+        except (OSError, EOFError, paramiko.SSHException):
+            # A channel can always be closed: a jump host's, by paramiko's thread of the connection that it carries.
+            if message.asbytes()[0] not in (_EOF, _CLOSE):
+                raise
+
+    def _send(self, message: paramiko.Message) -> None:
         message.sender = self
         # Only this thread starts a key exchange, so none can start between this check and the sending.
         is_own_thread = threading.get_ident() == self._transport.ident

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -161,8 +160,7 @@ class RunningCommand:
 
     def close(self) -> None:
         """Close its channel: a command that still runs gets no more input, and its output is lost."""
-        with contextlib.suppress(Exception):  # the connection has broken: there is nobody to tell
-            self._io.channel.close()
+        self._io.channel.close()
 
     def _timed_out(self, limit: str) -> NodeError:
         reason = f"{self._label}: {limit}"

@@ -35,4 +35,3 @@ def test_job_that_ended_meanwhile_is_read_to_its_end(cli: Any, nodes: int, code:
     shown = lines_by_rank(out)
     assert [len(shown.get(rank, [])) for rank in range(nodes)] == [24] * nodes, err
     assert "--replace" not in err
-    assert "not responding" not in err

@@ -147,7 +147,7 @@ def test_text_breaks_at_words_on_a_terminal_only(cli: Any) -> None:
     del cli.env["CLOUDDDP_YES"]
     words = ("up", "-n", "2", "-t", "g5.12xlarge", "--zones", "us-east-1a,us-east-1b,us-east-1c,us-east-1d")
     _, shown = at_terminal(cli, *words, answer=b"n\n")
-    plan = shown[shown.index("cluster ") : shown.index("Start these")].splitlines()
+    plan = shown[shown.index(f"cluster {cli.cluster}") : shown.index("Start these")].splitlines()
     assert max(map(len, plan)) <= COLUMNS, shown
     labels = [line for line in plan if line[:3].strip() and line.startswith("  ")]
     assert labels and all(line[:12].strip() == "" or line in labels or line == plan[0] for line in plan)

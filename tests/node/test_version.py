@@ -131,7 +131,7 @@ def test_steps_that_only_read_files_are_never_refused(node: Node, version_one: V
     assert node.run(PackRequest("p", ("model.pt",))).returncode == 0
     found = node.call(NewFilesRequest("p", (), ()))
     assert found.running == (node.id(),)
-    assert [path.name for job in found.jobs for path in job.others.paths] == ["model.pt"]
+    assert [path.name for job in found.jobs for path in job.outputs.paths] == ["model.pt"]
     assert not (node.store / "version").exists()
 
 

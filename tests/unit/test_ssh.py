@@ -483,6 +483,15 @@ def test_command_is_closed_on_a_connection_that_has_just_broken(connection: Conn
     running.close()
 
 
+def test_channel_can_be_closed_on_a_connection_that_has_just_broken(connection: Connection) -> None:
+    """A jump host's channel is closed by paramiko's thread of the node's connection, which would print a traceback."""
+    transport = connection._client.get_transport()
+    assert transport is not None
+    channel = transport.open_session()
+    transport.packetizer.close()
+    channel.close()
+
+
 def test_close_during_key_exchange_keeps_the_connection(
     connection: Connection, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,17 +7,27 @@ it, as on a machine. It runs before a namespace node has its file system, with t
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
-def create(folder: Path, shown: Path, *, prefix: Path, base_prefix: Path) -> None:
-    """Create it in a folder that the node sees at `shown`, unless it exists: it is a part of the node's disk.
+def create(
+    folder: Path,
+    shown: Path,
+    *,
+    prefix: Path,
+    base_prefix: Path,
+    chown_to_user: Callable[..., None] = lambda *_: None,
+) -> None:
+    """Create it in a folder that the node sees at `shown`, unless it is complete: it is a part of the node's disk.
 
-    `prefix` and `base_prefix` are those of the simulator's Python.
+    `prefix` and `base_prefix` are those of the simulator's Python; `chown_to_user` gives files to the login user.
     """
     if (folder / "pyvenv.cfg").exists():
         return
+    shutil.rmtree(folder, ignore_errors=True)  # of a boot that was cut off
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "lib" / version / "site-packages"
     for path in (packages, folder / "bin"):
@@ -29,6 +39,7 @@ def create(folder: Path, shown: Path, *, prefix: Path, base_prefix: Path) -> Non
     for program in (prefix / "bin").iterdir() if prefix != base_prefix else ():
         if not (folder / "bin" / program.name).is_symlink() and program.is_file():
             _add_program(program, folder / "bin" / program.name, shown / "bin/python")
+    chown_to_user(folder, *folder.rglob("*"))
     # Last: it says that the environment is complete.
     config = f"home = {base_prefix / 'bin'}\ninclude-system-site-packages = false\nversion = {sys.version.split()[0]}\n"
     (folder / "pyvenv.cfg").write_text(config)

@@ -250,11 +250,13 @@ def _mount_python(machine: Machine, root: Path) -> None:
         if not path.is_relative_to("/usr"):
             kernel.bind(path, _folder(root, str(path.relative_to("/"))), read_only=True)
     environment = _folder(root, _TORCH)
-    if not (environment / "pyvenv.cfg").exists():
-        python_environment.create(
-            environment, Path("/", _TORCH), prefix=prefix, base_prefix=machine.base_prefix
-        )
-        chown_to_user(environment, *environment.rglob("*"))
+    python_environment.create(
+        environment,
+        Path("/", _TORCH),
+        prefix=prefix,
+        base_prefix=machine.base_prefix,
+        chown_to_user=chown_to_user,
+    )
 
 
 def _mount_proc_and_sys(root: Path) -> None:
