@@ -144,6 +144,7 @@ def test_repository_that_git_cannot_read_is_refused(
 
 def test_cluster_has_the_name_of_the_project_folder(cli: Any, tmp_path: Path) -> None:
     del cli.env["CLOUDDDP_CLUSTER"]
+    cli.env["CLOUDDDP_HOME"] = str(tmp_path / "state")  # without the clusters of other tests
     folder = tmp_path / "My Net_2"
     (folder / "sub").mkdir(parents=True)
     cli.cwd = folder
