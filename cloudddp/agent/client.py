@@ -45,6 +45,10 @@ class Runner(Starter, Protocol):
     @property
     def nodes(self) -> Iterable[int]: ...
 
+    @property
+    def ids(self) -> Mapping[int, str]:
+        """The instance of each node."""
+
     def run(
         self,
         node: int,

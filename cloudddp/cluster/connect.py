@@ -49,6 +49,7 @@ def targets(cluster: Cluster, spec: ClusterSpec) -> tuple[dict[int, Target], dic
                 user=user,
                 private_key=private_key,
                 host_keys=known.accepted(instance.id),
+                id=instance.id,
                 route=routes.route(rank, instance),
             )
         except CloudDDPError as error:

@@ -21,7 +21,7 @@ from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Command, Interrupted, NodeError, UsageError
-from cloudddp.job import project_files, ranks, scripts, snapshots, sync, unsent
+from cloudddp.job import project_files, ranks, scripts, sync, unsent
 from cloudddp.job import start as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.follow.lines import LineSplitter
@@ -61,6 +61,11 @@ def prepare(
         _check_rank_counts(config, config.cluster.nodes)
     for note in unsent.notes(files, config):
         warn(note)
+    if config.cluster.nodes > 1 and (line := scripts.sets_own_world(root / file)):
+        warn(
+            f"{file}, line {line}, takes this node for the whole world: on several nodes each would do the whole training; torchrun "
+            "starts the ranks and sets RANK, WORLD_SIZE and MASTER_ADDR, so the script has to start none"
+        )
     return found
 
 
@@ -116,8 +121,6 @@ def launch(
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     versions = sync.update(runner, cluster, probes, config, files, progress, origin, job=job.id)
     _set_up(runner, probes, config, job, progress, on_setup_line)
-    if not (config.job.share or config.job.snapshots):
-        _report_not_shared(probes, job, progress)
     hosts = _hosts(cluster, probes, config.job.python)
     plans = ranks.plan(
         config.job, hosts, job.script, job_id=job.id, cluster=cluster.name, require_efa=require_efa
@@ -133,14 +136,6 @@ def launch(
         _abort(runner, job.id, progress)
         raise
     return Sending(runner, cluster, started if config.job.stall_minutes else {}, progress)
-
-
-def _report_not_shared(probes: Mapping[int, ProbeReply], job: NewJob, progress: Progress) -> None:
-    """Report files of earlier jobs that some nodes lack, since none are copied between nodes."""
-    if note := snapshots.on_some_nodes({node: reply.outputs for node, reply in probes.items()}):
-        progress(note)
-    if job.resumed_from:
-        progress(snapshots.NONE_COPIED)
 
 
 def _check_rank_counts(config: Config, nodes: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 import shlex
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,6 +28,10 @@ STARTERS = {
 # Those that also install what the project needs, which the nodes do in [setup].
 INSTALLERS = ("uv", "poetry", "pipenv", "conda", "pixi")
 SHELLS = (".sh", ".bash")
+# An address of the node itself, where torchrun gives that of the first node; setdefault() leaves that.
+_OWN_WORLD = re.compile(
+    r"""environ\[['"]MASTER_ADDR['"]\]\s*=\s*['"](localhost|127\.0\.0\.1)['"]|tcp://(localhost|127\.0\.0\.1):"""
+)
 TORCHRUN = ("python", "python3", "torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
@@ -72,6 +77,15 @@ def _program(path: Path, file: str) -> tuple[str, ...]:
                 )
             return (f"./{file}",)
     return ()
+
+
+def sets_own_world(path: Path) -> int:
+    """Return the first line in which a script would make each node a world of its own; 0 for none."""
+    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as opened:
+        for number, line in enumerate(opened, 1):
+            if _OWN_WORLD.search(line.partition("#")[0]):
+                return number
+    return 0
 
 
 def _entry_points(root: Path) -> Collection[str]:

@@ -48,7 +48,9 @@ def start(
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
     results = destination(config, job.id)
-    looked_for = snapshots.looking_for(config.job, files)
+    looked_for = snapshots.looking_for(
+        config.job, files, {node: reply.outputs for node, reply in probes.items()}
+    )
     requests = {
         plan.node: StartRequest(
             job=job.id,
@@ -65,6 +67,7 @@ def start(
             retries=config.job.retries,
             stall_minutes=config.job.stall_minutes,
             on_stall=OnStall(config.job.on_stall),
+            alone_seconds=timing.current().alone,
             straggler_seconds=timing.current().straggler,
             save=save,
             deadline=deadline,
@@ -108,7 +111,8 @@ def _deadline(cluster: Cluster) -> Deadline | None:
 def _gang(cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config) -> Gang:
     """Return the nodes of a job, with a new secret."""
     peers = [
-        Peer(node, cluster.nodes[node].private_ip, reply.agent_port) for node, reply in sorted(probes.items())
+        Peer(node, cluster.nodes[node].private_ip, reply.agent_port, cluster.nodes[node].id)
+        for node, reply in sorted(probes.items())
     ]
     return Gang(
         tuple(peers),

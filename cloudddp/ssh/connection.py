@@ -53,6 +53,7 @@ class Target:
     private_key: Path
     host_keys: tuple[str, ...]
     route: Route = field(default=DIRECT, compare=False)
+    id: str = ""  # of its instance
 
     @property
     def known_as(self) -> str:

@@ -226,6 +226,10 @@ class Fleet:
     def nodes(self) -> tuple[int, ...]:
         return tuple(self.targets)
 
+    @property
+    def ids(self) -> dict[int, str]:
+        return {node: target.id for node, target in self.targets.items()}
+
     def silent_for(self) -> tuple[int, float] | None:
         """Return the node that has answered nothing for the longest time so far, and that time in seconds."""
         now = time.monotonic()

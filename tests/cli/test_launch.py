@@ -34,6 +34,15 @@ def test_ranks_get_their_environment(cli: Any) -> None:
     assert {e["GREETING"] for e in env.values()} == {"two words; $HOME"}
 
 
+@pytest.mark.parametrize("rendezvous", ["c10d", "direct"])
+def test_shell_script_gets_the_variables_that_programs_read(cli: Any, rendezvous: str) -> None:
+    direct(cli, nodes=2)
+    cli.env["CLOUDDDP_RENDEZVOUS"] = rendezvous
+    cli.write("train.sh", 'echo "node $NODE_RANK of $NNODES, rank $RANK of $WORLD_SIZE, $GROUP_RANK"\n')
+    logs = lines_by_rank(cli.ok("launch", "train.sh"))
+    assert sorted(logs[0] + logs[1]) == [f"node {node} of 2, rank {node} of 2, {node}" for node in range(2)]
+
+
 def test_arguments_reach_the_script_unchanged(cli: Any) -> None:
     direct(cli)
     cli.write("args.py", "import sys, json; print(json.dumps(sys.argv[1:]))")

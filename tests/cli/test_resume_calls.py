@@ -212,12 +212,6 @@ def test_job_that_runs_on_all_its_nodes_is_refused_at_once(cli: Any) -> None:
     cli.ok("cancel")
 
 
-def test_resume_says_that_no_snapshot_is_copied(cli: Any, failed: list[str]) -> None:
-    done = cli("resume", "-d")
-    assert done.returncode == 0, done.stderr
-    assert "no file is copied between nodes, since job.share is empty" in done.stderr
-
-
 def test_watch_waits_while_another_command_resumes_the_job(cli: Any) -> None:
     """Until all nodes have started their part, the job is that of the first ones only, and the ranks of the others would be
     missing in what `watch` shows."""

@@ -35,7 +35,7 @@ def test_no_other_project_replaces_the_files_between_a_launch_and_its_start(
     assert "of two" not in refused.stdout
 
 
-def test_second_launch_names_what_only_the_node_of_rank_0_has_and_shares_it_on_request(cli: Any) -> None:
+def test_second_launch_finds_on_all_nodes_what_rank_0_has_saved(cli: Any) -> None:
     """As multinode.py of pytorch/examples: rank 0 saves, and every rank continues from what it finds."""
     direct(cli, nodes=2)
     cli.write(
@@ -43,13 +43,16 @@ def test_second_launch_names_what_only_the_node_of_rank_0_has_and_shares_it_on_r
         "import os\nprint('continues', os.path.exists('snapshot.pt'))\n"
         "if os.environ['RANK'] == '0': open('snapshot.pt', 'wb').write(b'saved')",
     )
-    assert "not on all nodes" not in cli("launch", "train.py").stderr
+    cli.write("cloudddp.toml", "[job]\nshare_mb = 0\n")
+    cli.ok("launch", "train.py")
     done = cli("launch", "train.py")
-    assert "files of earlier jobs are not on all nodes (snapshot.pt: only on node 0)" in done.stderr
     assert lines_by_rank(done.stdout) == {0: ["continues True"], 1: ["continues False"]}
+    assert "copying" not in done.stderr
+    (cli.cwd / "cloudddp.toml").unlink()
     cli.write("train.py", (cli.cwd / "train.py").read_text().replace("snapshot.pt", "snapshot.bin"))
-    cli.write("cloudddp.toml", '[job]\nshare = ["snapshot.bin"]\n')
     cli.ok("launch", "train.py")
     done = cli("launch", "train.py")
     assert lines_by_rank(done.stdout) == {0: ["continues True"], 1: ["continues True"]}
-    assert "not on all nodes" not in done.stderr
+    assert "which only some nodes have, from node 0 to node 1" in done.stderr + done.stdout
+    cli.ok("pull")
+    assert "not pulled" not in cli("jobs").stderr

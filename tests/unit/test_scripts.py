@@ -187,3 +187,20 @@ def test_what_cannot_be_started_is_refused_with_the_command_that_works(
         by_path(tmp_path, *words)
     assert message in refused.value.message
     assert hint in render(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('os.environ["MASTER_ADDR"] = "localhost"', True),
+        ("    os.environ['MASTER_ADDR']='127.0.0.1'  # the spawned ranks", True),
+        ("dist.init_process_group('gloo', init_method='tcp://127.0.0.1:23456', rank=rank)", True),
+        ('os.environ.setdefault("MASTER_ADDR", "localhost")', False),
+        ('# os.environ["MASTER_ADDR"] = "localhost"', False),
+        ('os.environ["MASTER_ADDR"] = args.master', False),
+    ],
+)
+def test_script_that_makes_each_node_a_world_of_its_own(tmp_path: Path, line: str, found: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import os\n{line}\n")
+    assert scripts.sets_own_world(script) == (2 if found else 0)

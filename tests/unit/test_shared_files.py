@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cloudddp.agent.protocol.snapshots import Copy, Offer, Snapshot, copies, matches
+from cloudddp.agent.protocol.snapshots import Copy, Offer, Snapshot, copies, matches, missing
 from cloudddp.config.spec.job import JobSpec
-from cloudddp.job.snapshots import looking_for, on_some_nodes
+from cloudddp.job.snapshots import looking_for
 
 A1, A2, B1 = Snapshot("a", 1, 5), Snapshot("a", 2, 5), Snapshot("b", 1, 5)
 
@@ -49,26 +49,56 @@ def test_same_contents_are_not_copied_for_another_time() -> None:
     ],
 )
 def test_settings_name_what_is_shared(job: JobSpec, shared: dict[str, bool], every: bool) -> None:
-    found = looking_for(job, ("train.py",))
+    found = looking_for(job, ("train.py",), {})
     assert found is not None
     assert {name: matches(name, found.patterns) for name in shared} == shared
     assert found.every is every
-    assert looking_for(JobSpec(), ("train.py",)) is None
+    assert looking_for(JobSpec(), ("train.py",), {}) is None
+
+
+SAME: dict[int, tuple[str, ...]] = {0: ("runs/",), 1: ("runs/",)}
+OTHER: dict[int, tuple[str, ...]] = {0: ("runs/", "snapshot.pt"), 1: ("runs/",)}
 
 
 @pytest.mark.parametrize(
-    ("outputs", "named"),
+    ("job", "outputs", "restarts_only"),
     [
-        ({0: ()}, ""),
-        ({0: ("runs/",), 1: ("runs/",)}, ""),
-        ({0: ("runs/", "snapshot.pt"), 1: ("runs/",)}, "snapshot.pt: only on node 0)"),
-        (
-            {0: ("a", "b"), 1: ("c",), 2: ("a",)},
-            "a: only on node 0, 2; b: only on node 0; c: only on node 1)",
-        ),
+        (JobSpec(), {0: (), 1: ()}, None),
+        (JobSpec(), SAME, None),
+        (JobSpec(), {0: ("snapshot.pt",)}, None),
+        (JobSpec(), OTHER, False),
+        (JobSpec(retries=1), SAME, True),
+        (JobSpec(retries=1), OTHER, False),
+        (JobSpec(share_mb=0, retries=1), OTHER, None),
     ],
 )
-def test_files_that_only_some_nodes_have_are_named(outputs: dict[int, tuple[str, ...]], named: str) -> None:
-    found = str(on_some_nodes(outputs))
-    assert named in found
-    assert bool(found) is bool(named)
+def test_what_only_some_nodes_wrote_is_shared_by_default(
+    job: JobSpec, outputs: dict[int, tuple[str, ...]], restarts_only: bool | None
+) -> None:
+    found = looking_for(job, (), outputs)
+    assert (None if found is None else found.restarts_only) is restarts_only
+    assert found is None or (found.patterns, found.limit) == ((), 2 << 30)
+
+
+FROM_0, FROM_1, FROM_9 = (Snapshot("a", 1, 5, origin=f"i-{node}") for node in (0, 1, 9))
+
+
+@pytest.mark.parametrize(
+    ("offered", "copied"),
+    [
+        ([[A1], []], [Copy(A1, 0, (1,))]),
+        ([[A1], [A2]], []),  # each has its own
+        ([[A1], [A2], []], [Copy(A2, 1, (2,))]),
+        ([[A1], [FROM_0]], []),  # the copy is of this version
+        ([[A2], [FROM_0]], [Copy(A2, 0, (1,))]),
+        ([[], [FROM_0], []], []),  # node 0 has deleted it
+        ([[], [FROM_9], []], [Copy(FROM_9, 1, (0, 2))]),  # its writer is gone
+        ([[], [FROM_9], [FROM_9]], [Copy(FROM_9, 1, (0,))]),
+        ([[A1, B1], [FROM_0], []], [Copy(A1, 0, (2,)), Copy(B1, 0, (1, 2))]),
+    ],
+)
+def test_default_copies_to_nodes_that_have_no_version_of_their_own(
+    offered: list[list[Snapshot]], copied: list[Copy]
+) -> None:
+    offers = {node: Offer(tuple(files)) for node, files in enumerate(offered)}
+    assert missing(offers, {node: f"i-{node}" for node in offers}) == copied

@@ -72,11 +72,12 @@ class Have(NamedTuple):
 @dataclass(frozen=True)
 class Selection:
     """Of the whole project, what jobs wrote: what was not pulled yet, up to `limit` bytes, and what was written since `job`
-    began. `scratch` are paths that are left out."""
+    began. `scratch` are paths that are left out; `present` as in results.NewFilesRequest."""
 
     job: str
     scratch: tuple[str, ...]
     limit: int
+    present: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)

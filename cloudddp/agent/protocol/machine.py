@@ -60,7 +60,7 @@ class ProbeReply:
     poweroff: Optional[PowerOffReply] = None  # what is planned
     origin: str = ""  # ReceiveRequest.origin of the project's files; "" if it is not known
     version: int = 0  # of the project's files (project_lock.py); 0 where nothing was compared
-    outputs: tuple[str, ...] = ()  # what earlier jobs wrote; () if that is too much, or not known in time
+    outputs: tuple[str, ...] = ()  # what earlier jobs wrote on this node, as far as known in time
 
     def __post_init__(self) -> None:
         if self.interface and not is_interface(self.interface):

@@ -112,13 +112,15 @@ class NewFilesReply:
 class NewFilesRequest:
     """Search for files that were not pulled yet, of one job or ('') of all. `outputs` and `scratch` are paths in the
     project: files below `outputs` are counted apart, files below `scratch` not at all. Without `outputs` those count as outputs that
-    files.Selection takes, with `limit`."""
+    files.Selection takes, with `limit`. A copy that the node got before ranks started does not count if `present`, instances that
+    answer, has the one that wrote it."""
 
     project: str
     outputs: tuple[str, ...]
     scratch: tuple[str, ...]
     job: str = ""
     limit: int = 0
+    present: tuple[str, ...] = ()
 
     STEP = "new_files"
     REPLY = NewFilesReply

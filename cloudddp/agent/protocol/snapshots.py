@@ -14,6 +14,7 @@ from cloudddp.agent.protocol.codec import (
     check_project,
     check_range,
 )
+from cloudddp.agent.protocol.peer import MAX_ID
 
 MAX_PATTERNS = 200
 MAX_SHARED = 2000  # files of a node
@@ -34,19 +35,21 @@ def _check_path(text: str) -> None:
 @dataclass(frozen=True)
 class Snapshot:
     """The newest snapshot of a node by mtime, as a path in the project, with its SHA-256; '' where there is none. `skipped` are
-    newer ones that are damaged, the newest first."""
+    newer ones that are damaged, the newest first. `origin` is the instance from which the node got it; '' for its own."""
 
     path: str = ""
     mtime_ns: int = 0
     size: int = 0
     digest: str = ""
     skipped: tuple[str, ...] = ()
+    origin: str = ""
 
     def __post_init__(self) -> None:
         _check_path(self.path)
         check_range("mtime_ns", self.mtime_ns, 0, MAX_NS)
         check_range("size", self.size, 0, MAX_SNAPSHOT)
         check_length("digest", self.digest, 64)
+        check_length("origin", self.origin, MAX_ID)
         check_length("skipped", self.skipped, MAX_PATTERNS)
         for one in self.skipped:
             check_length("a path", one, MAX_PATH)
@@ -56,18 +59,28 @@ class Snapshot:
 class SnapshotSearch:
     """Look for files that match one of the `patterns`, which are relative to the project, but for those in `exclude`: files of
     the project itself. A file whose name ends in .pt has to be a valid zip archive, as torch.save writes it. `every`: the newest
-    version of each of them is shared; otherwise only the newest file."""
+    version of each of them is shared; otherwise only the newest file.
+
+    Without patterns, the nodes share what jobs wrote below `outputs` (with (): in the whole project, but for `scratch`), each up to
+    `limit` bytes, with those that have no file of that name. `restarts_only`: not before the job starts for the first time."""
 
     project: str
     patterns: tuple[str, ...]
     exclude: tuple[str, ...] = ()
     every: bool = False
+    outputs: tuple[str, ...] = ()
+    scratch: tuple[str, ...] = ()
+    limit: int = 0
+    restarts_only: bool = False
 
     def __post_init__(self) -> None:
         check_project(self.project)
         check_length("patterns", self.patterns, MAX_PATTERNS)
         check_length("exclude", self.exclude, MAX_EXCLUDED)
-        for one in self.patterns:
+        check_length("outputs", self.outputs, MAX_PATTERNS)
+        check_length("scratch", self.scratch, MAX_PATTERNS)
+        check_range("limit", self.limit, 0, MAX_SNAPSHOT)
+        for one in (*self.patterns, *self.outputs, *self.scratch):
             _check_path(one)
 
 
@@ -90,7 +103,7 @@ def refusal(snapshot: Snapshot, search: SnapshotSearch, latest_ns: float) -> str
     if not snapshot.path:
         return ""
     name = repr(snapshot.path[:200])
-    if not matches(snapshot.path, search.patterns) or snapshot.path in search.exclude:
+    if (search.patterns and not matches(snapshot.path, search.patterns)) or snapshot.path in search.exclude:
         return f"{name} is no snapshot of this job"
     if snapshot.mtime_ns > latest_ns:
         return f"the time of {name} is more than a day in the future"
@@ -121,6 +134,27 @@ def copies(offers: Mapping[int, Offer], *, every: bool) -> list[Copy]:
     if not every:
         found = sorted(found, key=lambda one: (-one.file.mtime_ns, one.source))[:1]
     return [one for one in found if one.lacking]
+
+
+def missing(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> list[Copy]:
+    """Return what has to be copied so that the newest version of each file that a node wrote is on those that wrote none of that
+    name. `ids` are the instances of the nodes. A copy counts as written where its writer is gone; else that has deleted it. Pure."""
+    written: dict[str, dict[int, Snapshot]] = {}
+    received: dict[str, dict[int, Snapshot]] = {}
+    for node, offer in sorted(offers.items()):
+        for file in offer.files:
+            is_own = not file.origin or file.origin not in ids.values()
+            (written if is_own else received).setdefault(file.path, {})[node] = file
+    found = []
+    for path, writers in written.items():
+        source = max(writers, key=lambda node: (writers[node].mtime_ns, -node))
+        newest, others = writers[source], received.get(path, {})
+        lacking = [
+            node for node in sorted(offers) if node not in writers and not _is_same(others.get(node), newest)
+        ]
+        if lacking:
+            found.append(Copy(newest, source, tuple(lacking)))
+    return found
 
 
 def _is_same(file: Optional[Snapshot], newest: Snapshot) -> bool:

@@ -156,6 +156,7 @@ class StartRequest:
     gang: Gang
     retries: int = 0
     stall_minutes: float = 0.0  # 0: it is not watched
+    alone_seconds: float = 0.0  # in which ranks have to connect to another node (alone.py); 0: nobody looks
     straggler_seconds: float = 0.0  # for which a rank stays slow until it is a straggler; 0: nobody looks
     on_stall: OnStall = OnStall.KILL
     resumed_from: str = ""  # the job that this one continues, '' for none
@@ -182,6 +183,7 @@ class StartRequest:
         check_range("stop_grace", self.stop_grace, 0, MAX_GRACE)
         check_range("retries", self.retries, 0, MAX_RESTARTS)
         check_range("stall_minutes", self.stall_minutes, 0, MAX_STALL)
+        check_range("alone_seconds", self.alone_seconds, 0, MAX_SAVE)
         check_range("straggler_seconds", self.straggler_seconds, 0, MAX_SAVE)
         check_range("save", self.save, 0, MAX_SAVE)
         check_range("poweroff", self.poweroff, 0, MAX_LEFT)

@@ -103,7 +103,7 @@ def _pull(
         base = to or session.root / project_files.RESULTS / record.id
         targets = {k: base / f"node{k}" for k in runner.nodes} if all_nodes else {first: base}
         names = paths or job.outputs or (PROJECT_ROOT,)
-        selection = None if paths else new_files.selection_of(job, record.id)
+        selection = None if paths else new_files.selection_of(runner, job, record.id)
         since = None if paths else record.started
         replies = new_files.find_all(runner, job, project=PROJECT).values
 

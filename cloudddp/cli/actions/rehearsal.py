@@ -174,6 +174,10 @@ class Nodes:
     def start(self, node: int, spec: CommandSpec, on_end: OnEnd) -> None:
         client.run_at_once(self, node, spec, on_end)
 
+    @property
+    def ids(self) -> dict[int, str]:
+        return {node: instance.id for node, instance in self._cluster.nodes.items()}
+
     def host_key(self, node: int) -> str:
         """Return the key that the node would have shown; '' for the one of the user data."""
         return self._host_keys.get(node, "")

@@ -224,7 +224,7 @@ def _pull_new(
     there = names_of(one.outputs for one in reply.jobs)
     names = [name for name in job.outputs if os.path.normpath(name) in there]
     names = names or list(job.outputs) or [PROJECT_ROOT]
-    selection = new_files.selection_of(job, job_id)
+    selection = new_files.selection_of(runner, job, job_id)
     pulled = pull_resumed(runner, names, node=node, to=to, selection=selection, progress=progress)
     new_files.mark_pulled(runner, node, names, reply.time_ns, pulled, project=PROJECT)
     return pulled

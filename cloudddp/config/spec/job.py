@@ -155,6 +155,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             "that lack it."
         ),
     ] = ()
+    share_mb: Annotated[
+        float,
+        limited(
+            "Without `share` and `snapshots`: before ranks start, files that jobs wrote on some nodes only (in `outputs`, or anywhere "
+            "in the project) are copied to nodes that have none of that name, up to so many MiB of each node. 0: none are.",
+            ge=0,
+            le=1e7,
+        ),
+    ] = 2048.0
     scratch: Annotated[
         tuple[Relative, ...],
         limited(

@@ -59,7 +59,7 @@ def find(
     """Return the new files on one node. Raises NodeError."""
     request = NewFilesRequest(
         project=project, outputs=tuple(job.outputs), scratch=tuple(job.scratch), job=job_id,
-        limit=limit_of(job),
+        limit=limit_of(job), present=tuple(runner.ids.values()),
     )  # fmt: skip
     return client.call(runner, node, request, timeout=timeout)
 
@@ -68,9 +68,10 @@ def limit_of(job: JobSpec) -> int:
     return int(job.pull_mb * 2**20)
 
 
-def selection_of(job: JobSpec, job_id: str) -> Selection | None:
+def selection_of(runner: Runner, job: JobSpec, job_id: str) -> Selection | None:
     """Return what a pull without names takes, or None: the outputs."""
-    return None if job.outputs else Selection(job_id, tuple(job.scratch), limit_of(job))
+    present = tuple(runner.ids.values())
+    return None if job.outputs else Selection(job_id, tuple(job.scratch), limit_of(job), present)
 
 
 def mark_pulled(

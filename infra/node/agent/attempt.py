@@ -122,6 +122,11 @@ class Attempt:
             )  # fmt: skip
             self._ending.start()
 
+    @property
+    def rank_pids(self) -> list[int]:
+        """The processes of the ranks that run."""
+        return [one.pid for one in self._records if one.exit_code is None and one.pid]
+
     def _wrappers(self) -> list[int]:
         """Return the wrappers of the ranks that run."""
         pids = [one.pid for one in jobs.rank_records(self._folder) if one.exit_code is None and one.pid]

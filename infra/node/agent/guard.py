@@ -60,7 +60,7 @@ def run(request: StartRequest) -> None:
         for number in ENDED_BY:
             signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for copies
     transfer = copy = None
-    if request.snapshots is not None and not asked_to_end:
+    if request.snapshots is not None and request.snapshots.patterns and not asked_to_end:
         from agent import handover  # 20 ms, which a job without snapshots need not take
 
         transfer = handover.start(request, began)

@@ -11,11 +11,11 @@ import math
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
-from agent import files, phases, store
+from agent import files, phases, received, store
 from agent.pulled import read_record
 from agent.selection import NewFile, choose
 from agent.synced import Synced
@@ -51,7 +51,7 @@ def step(request: NewFilesRequest) -> NewFilesReply:
     complete = True
     left: dict[str, str] = {}
     if begins:
-        scan = Scan(project, request.outputs, request.scratch, begins[0][0])
+        scan = Scan(project, request.outputs, request.scratch, begins[0][0], present=request.present)
         for new, is_taken in _taken(scan, request.limit):
             job = [name for began, name in begins if began <= new.ctime][-1]
             place = found.setdefault(job, ({}, {}))[not is_taken].setdefault(new.place, [0, 0])
@@ -82,10 +82,10 @@ def _taken(scan: Scan, limit: int) -> Iterator[tuple[NewFile, bool]]:
 
 
 def written_by_jobs(project: Path) -> Iterator[str]:
-    """Yield the files, and the topmost folders, that jobs wrote in the project; a name of a folder ends with '/'."""
+    """Yield the files, and the topmost folders, that jobs wrote in the project on this node; a name of a folder ends with '/'."""
     began = phases.first_began()
     if began:
-        for new in Scan(project, (), (), began, again=0):
+        for new in Scan(project, (), (), began, again=0, present=received.origins(project)):
             yield new.place
 
 
@@ -114,12 +114,16 @@ def _summary(places: Places) -> NewFiles:
 
 class Scan:
     """Yields each new file of a project; `late` says that the limit of `seconds` was reached. `left` names what a pull has left
-    out and what cannot be read, and why. Files that were pulled count again if they were written after `again` (ns)."""
+    out and what cannot be read, and why. Files that were pulled count again if they were written after `again` (ns); copies of
+    what the instances in `present` wrote do not count."""
 
     def __init__(
         self, folder: Path, outputs: Sequence[str], scratch: Sequence[str], since: int, *,
         again: Optional[int] = None, seconds: float = SCAN_SECONDS, left_out: Optional[LeftOut] = None,
+        present: Collection[str] = (),
     ) -> None:  # fmt: skip
+        self._copies = received.unchanged(folder)
+        self._present = frozenset(present)
         self.folder, self.since, self.again, self.seconds = folder, since, again, seconds
         self.outputs = [os.path.normpath(name) for name in outputs]
         self.scratch = frozenset(os.path.normpath(name) for name in scratch)
@@ -165,6 +169,8 @@ class Scan:
             return
         if name in self.manifest and files.describe(self.folder / name) == self.manifest[name]:
             return  # a sync has written it
+        if self._copies.origin(name, found.info) in self._present:
+            return
         place = next((out for out in self.outputs if out in parents), "")
         if not place:
             unsynced = [p for p in parents[1:] if p not in self.synced and p != "."]

@@ -143,6 +143,7 @@ class Packer:
         scan = Scan(
             Path(self._folder), (), selection.scratch, phases.first_began(), seconds=math.inf,
             again=phases.began_at(store.job_folder(selection.job)), left_out=self._notes.left_out,
+            present=selection.present,
         )  # fmt: skip
         new = []
         for one in scan:

@@ -25,7 +25,9 @@ from cloudddp.agent.protocol.results import MAX_PLACES
 
 REQUEST = ProbeRequest
 TIMER = "cloudddp-deadline.timer"
-OUTPUTS_SECONDS = 0.2  # that a launch may wait for names that are only shown
+OUTPUTS_SECONDS = (
+    0.2  # that a launch may wait for names, which say whether files are to be copied between nodes
+)
 
 
 def step(request: ProbeRequest) -> ProbeReply:
@@ -86,24 +88,23 @@ class _Outputs:
     """Looks in a thread for what earlier jobs wrote in the project."""
 
     def __init__(self, project: Path) -> None:
-        self._found: tuple[str, ...] = ()
+        self._found: dict[str, None] = {}
         self._thread = threading.Thread(target=self._look, args=(project,), daemon=True)
         if any(map(phases.was_started, phases.job_folders())):
             self._thread.start()
 
     def found(self) -> tuple[str, ...]:
-        """Return the names, or none where there are many, or the search takes longer than everything else."""
+        """Return the first names, those that were found in time."""
         if self._thread.ident:
             self._thread.join(OUTPUTS_SECONDS)
-        return self._found
+        return tuple(sorted(list(self._found)[:MAX_PLACES]))
 
     def _look(self, project: Path) -> None:
         from agent.new_files import written_by_jobs
 
-        names = sorted(
-            {name for name in written_by_jobs(project) if name.isprintable() and len(name) <= MAX_PATH}
-        )
-        self._found = tuple(names) if len(names) <= MAX_PLACES else ()
+        for name in written_by_jobs(project):
+            if name.isprintable() and len(name) <= MAX_PATH:
+                self._found[name] = None
 
 
 def _usable_gpus(python: str, request: ProbeRequest) -> tuple[Optional[int], str]:

@@ -7,10 +7,13 @@ import hashlib
 import os
 import stat
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from agent import files, store
+from agent import files, new_files, phases, received, selection, store
+from agent.received import Received
+from agent.selection import NewFile
 from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.snapshots import (
     MAX_PATTERNS,
@@ -19,6 +22,7 @@ from cloudddp.agent.protocol.snapshots import (
     Snapshot,
     SnapshotSearch,
 )
+from cloudddp.agent.protocol.transfer import REPLACED
 
 PIECE = 1 << 20  # bytes
 
@@ -26,42 +30,76 @@ PIECE = 1 << 20  # bytes
 def newest(search: SnapshotSearch) -> Snapshot:
     project = store.project_folder(search.project)
     skipped: list[str] = []
-    for name, (mtime_ns, size) in _found(search):
+    for one in _found(search):
+        path = project / one.path
         with contextlib.suppress(OSError):
-            if is_valid(project / name):
-                return Snapshot(name, mtime_ns, size, digest(project / name), tuple(skipped[:MAX_PATTERNS]))
-        skipped.append(name)
+            if is_valid(path):
+                return replace(one, digest=digest(path), skipped=tuple(skipped[:MAX_PATTERNS]))
+        skipped.append(one.path)
     return Snapshot(skipped=tuple(skipped[:MAX_PATTERNS]))
 
 
 def every(search: SnapshotSearch) -> tuple[Snapshot, ...]:
     """Return all files that match, the newest first, as many as one message may name. They are not read."""
-    found: list[Snapshot] = []
-    length = 0
-    for name, (mtime_ns, size) in _found(search)[:MAX_SHARED]:
-        length += len(name)
+    return _first(_found(search))
+
+
+def written(search: SnapshotSearch) -> tuple[tuple[Snapshot, ...], list[NewFile]]:
+    """Return what jobs wrote on this node and copies of what they wrote on others, as `every`; and what is beyond the limit."""
+    project, began = store.project_folder(search.project), phases.first_began()
+    copied = received.unchanged(project)
+    found = []
+    for one in new_files.Scan(project, search.outputs, search.scratch, began, again=0) if began else ():
+        is_output = one.place in search.outputs if search.outputs else one.place != f"{REPLACED}/"
+        if is_output and stat.S_ISREG(one.found.info.st_mode) and _is_usable(one.found.name):
+            found.append(one._replace(pulled=False))
+    taken, left = selection.choose(found, search.limit)
+    shared = [_describe(one.found.name, one.found.info, copied) for one in taken]
+    return _first(sorted(shared, key=_age)), [one for files in left.values() for one in files]
+
+
+def _first(found: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
+    """Return as many as one message may name."""
+    length, count = 0, 0
+    for one in found[:MAX_SHARED]:
+        length += len(one.path)
         if length > MAX_SHARED_NAMES:
             break
-        found.append(Snapshot(name, mtime_ns, size))
-    return tuple(found)
+        count += 1
+    return tuple(found[:count])
 
 
-def _found(search: SnapshotSearch) -> list[tuple[str, tuple[int, int]]]:
-    """Return name, time and size of the files that match, the newest first."""
+def _is_usable(name: str) -> bool:
+    """Whether a message may name a file, and the file is not one that is being written."""
+    with contextlib.suppress(UnicodeEncodeError):
+        name.encode()
+        return len(name) <= MAX_PATH and not name.startswith("~") and not name.endswith(files.TEMPORARY)
+    return False
+
+
+def _found(search: SnapshotSearch) -> list[Snapshot]:
+    """Return the files that match, the newest first."""
     project = store.project_folder(search.project)
     excluded = set(search.exclude)
-    found: dict[str, tuple[int, int]] = {}
+    copied = received.unchanged(project)
+    found: dict[str, Snapshot] = {}
     for pattern in search.patterns:
         # Before Python 3.13 a pattern that ends with ** finds folders only.
         for path in project.glob(f"{pattern}/*" if pattern.endswith("**") else pattern):
             name = path.relative_to(project).as_posix()
-            with contextlib.suppress(OSError, UnicodeEncodeError):
-                name.encode()
+            with contextlib.suppress(OSError):
                 info = os.lstat(path)
-                usual = stat.S_ISREG(info.st_mode) and not name.endswith(files.TEMPORARY)
-                if usual and len(name) <= MAX_PATH and name not in excluded:
-                    found[name] = (max(info.st_mtime_ns, 0), info.st_size)
-    return sorted(found.items(), key=lambda item: item[1], reverse=True)
+                if stat.S_ISREG(info.st_mode) and _is_usable(name) and name not in excluded:
+                    found[name] = _describe(name, info, copied)
+    return sorted(found.values(), key=_age)
+
+
+def _describe(name: str, info: os.stat_result, copied: Received) -> Snapshot:
+    return Snapshot(name, max(info.st_mtime_ns, 0), info.st_size, origin=copied.origin(name, info))
+
+
+def _age(one: Snapshot) -> tuple[int, int]:
+    return -one.mtime_ns, -one.size
 
 
 def is_valid(path: Path) -> bool:

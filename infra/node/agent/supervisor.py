@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 from agent import (
+    alone,
     attempt,
     causes,
     commands,
@@ -57,6 +58,12 @@ EXIT_BARRIER = 10.0  # seconds that torchrun may wait for the others after every
 LEFTOVERS_GRACE = 1.0  # seconds for processes that ranks have left behind
 LAST_WORDS = 2.0  # seconds for the verdict to reach the others
 
+ALONE = (
+    "after {1:.0f} s no rank of node {0} is connected to another node: if it trains, each node does the whole training again. "
+    "Let the script call torch.distributed.init_process_group() with RANK, WORLD_SIZE and MASTER_ADDR from the environment, and "
+    "start no ranks itself"
+)
+
 
 def run(request: StartRequest, pulse: Pulse) -> int:
     """Run the job on this node to its verdict. Return the exit code of this process, whose guard watches the `pulse`."""
@@ -93,20 +100,22 @@ class _Supervisor:
         self._peers.begin(number)
         self._attempt = Attempt(self._request, self._record.folder, number)
         self._is_launched = False  # the launchers of this attempt were started
-        self._spread = self._new_spread()
+        self._spread = self._new_spread(number)
         self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
+        self._alone = alone.Watch(self._node, self._request.gang.peers, self._request.alone_seconds)
         self._stragglers = stragglers.Watch(self._node, self._record.folder, self._request.straggler_seconds)
         self._is_stopping = False  # the ranks of all nodes are being ended
         self._over_by = float("inf")  # when that is over on all nodes at the latest, by the monotonic clock
         self._finished_at: Optional[float] = None  # when the ranks of all nodes were
 
-    def _new_spread(self) -> Optional[Spread]:
+    def _new_spread(self, number: int) -> Optional[Spread]:
         """Return what copies the newest snapshot, or the shared files, to the nodes that lack it, before ranks start."""
-        if self._request.snapshots is None or len(self._request.gang.peers) == 1:
+        search = self._request.snapshots
+        if search is None or len(self._request.gang.peers) == 1 or (search.restarts_only and not number):
             return None
         from agent.spread import Spread  # 20 ms, which other jobs need not take
 
-        return Spread(self._request, self._request.snapshots)
+        return Spread(self._request, search)
 
     def run(self) -> int:
         """Run the job to its verdict. An error of this process is sent to the others before it ends the process."""
@@ -287,6 +296,8 @@ class _Supervisor:
         else:
             self._watch_stall()
             self._watch_stragglers()
+            if self._alone.found(self._attempt.rank_pids):
+                job_record.note(self._record.folder, ALONE.format(self._node, self._request.alone_seconds))
 
     def _watch_spread(self, spread: Spread) -> None:
         """Start the ranks once every node has the newest snapshot."""
@@ -298,6 +309,7 @@ class _Supervisor:
         elif spread.is_done:
             spread.close()
             self._stall = Stall(self._node, self._record.folder, self._request.stall_minutes)
+            self._alone = alone.Watch(self._node, self._request.gang.peers, self._request.alone_seconds)
             self._start_ranks()
 
     def _watch_others(self) -> None:

@@ -1,0 +1,65 @@
+"""Ranks that train on each node alone are named, since such a job succeeds and costs as much as all its nodes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+from support.gangs import Gangs, Make
+
+from cloudddp.agent.protocol.phases import JobPhase
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+
+NOTE = "no rank of node 1 is connected to another node"
+ADDRESSES = ("127.0.0.3", "127.0.0.2")
+TRAINS = "import time; time.sleep(8)\n"
+# As torch.distributed's store, on the first node; the rank of the other one connects from a child process.
+STORE = "import socket, time\nserver = socket.create_server(('127.0.0.3', {port}))\n{more}time.sleep(8)\n"
+CLIENT = """
+import multiprocessing, socket, time
+def connect():
+    while True:
+        try:
+            client = socket.create_connection(('127.0.0.3', {port}))
+            return time.sleep(7)
+        except OSError:
+            time.sleep(0.05)
+if __name__ == '__main__':
+    multiprocessing.Process(target=connect).start()
+    time.sleep(8)
+"""
+# A group of its own, as that of mp.spawn with MASTER_ADDR=localhost.
+LOCAL = "import socket, time\nserver = socket.create_server(('127.0.0.1', 0))\nclient = socket.create_connection(server.getsockname())\ntime.sleep(8)\n"
+
+
+def apart(gangs: Make) -> Gangs:
+    """A gang of two nodes with different addresses."""
+    job = gangs(2)
+    peers = tuple(replace(p, address=where) for p, where in zip(job.gang.peers, ADDRESSES, strict=True))
+    job.gang = replace(job.gang, peers=peers)
+    return job
+
+
+def ended(job: Gangs, *scripts: str, seconds: float = 6.0) -> list[str]:
+    """Run the job to its end; return the log of each rank."""
+    job.start(*scripts, alone_seconds=seconds)
+    assert job.verdict().phase is JobPhase.SUCCEEDED
+    return [job.log(rank, rank).decode() for rank in range(2)]
+
+
+@pytest.mark.parametrize("script", [TRAINS, LOCAL], ids=["no group", "group of its own"])
+def test_node_that_trains_alone_is_named_once(gangs: Make, script: str) -> None:
+    logs = ended(apart(gangs), script, script)
+    assert [log.count(NOTE) for log in logs] == [0, 1]
+
+
+def test_connection_to_another_node_is_enough(gangs: Make) -> None:
+    job = apart(gangs)
+    port = job.gang.peers[0].port + 1
+    assert NOTE not in ended(job, STORE.format(port=port, more=""), CLIENT.format(port=port))[1]
+
+
+def test_nobody_looks_on_request(gangs: Make) -> None:
+    assert NOTE not in ended(apart(gangs), "", "", seconds=0)[1]
