@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 _DAY = 86400.0  # seconds
+_REGIONS = 3  # that are named of many
 
 
 def dollars(amount: float | None) -> str:
@@ -32,6 +33,12 @@ def credentials_end(ends: datetime | None) -> str:
     if ends is None or left > _DAY:
         return ""
     return f"credentials end in {duration(left)}, at {moment(ends)}" if left > 0 else "credentials have ended"
+
+
+def regions_of(names: Sequence[str]) -> str:
+    """Return names of regions; of many, the first ones and how many there are."""
+    more = len(names) - _REGIONS
+    return ", ".join(names) if more < 2 else f"{', '.join(names[:_REGIONS])} and {more} other regions"
 
 
 def counted(number: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from cloudddp import local_state, timings
 from cloudddp.aws import regions
 from cloudddp.aws.client import AWS, RegionError, require_region
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import node_list
+from cloudddp.cli.formats import node_list, regions_of
 from cloudddp.cli.sources import enter_simulator, layers_of, report_other_region, tolerated
 from cloudddp.cluster import inspect, search
 from cloudddp.cluster.model import Cluster
@@ -389,7 +389,7 @@ def is_elsewhere(
 
 def nor_elsewhere(others: Search) -> list[str]:
     """Return the other regions without the cluster, and those that could not be asked, as parts of a sentence."""
-    found = [f"nor in {', '.join(sorted(others.regions))}"] if others.regions else []
+    found = [f"nor in {regions_of(sorted(others.regions))}"] if others.regions else []
     return found + ([f"could not be asked: {others.unanswered()}"] if others.failed else [])
 
 

@@ -231,6 +231,17 @@ def test_pull_reports_missing_and_older_files(cli: Any) -> None:
     assert "nothing to pull" in missing.stderr
 
 
+def test_pull_of_a_job_that_has_written_nothing_yet(cli: Any) -> None:
+    direct(cli)
+    cli.write("wait.py", "import time; time.sleep(600)")
+    job = cli.ok("launch", "-d", "wait.py").strip()
+    done = cli("pull")
+    assert done.returncode == 1
+    assert f"nothing to pull yet: job {job}, which runs, has written no files in the project" in done.stderr
+    cli.ok("cancel")
+    assert "yet" not in cli("pull").stderr
+
+
 def test_folder_larger_than_the_memory_is_sent(cli: Any, tmp_path: Any) -> None:
     """Sparse files: what is sent, in all, is more than the process may take."""
     direct(cli, nodes=1)

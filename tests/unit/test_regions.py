@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import botocore.session
+import pytest
 
 from cloudddp.aws import client
+from cloudddp.cli.formats import regions_of
 
 
 def test_regions_are_those_of_botocore() -> None:
@@ -16,3 +18,11 @@ def test_regions_are_those_of_botocore() -> None:
     ]
     assert sorted(client.regions(session)) == sorted(theirs)
     assert {"us-east-1", "cn-north-1", "us-gov-west-1"} <= set(theirs)
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [("a", "a"), ("abcd", "a, b, c, d"), ("abcde", "a, b, c and 2 other regions"), ("", "")],
+)
+def test_many_regions_are_counted(names: str, shown: str) -> None:
+    assert regions_of(names) == shown

@@ -15,6 +15,7 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import rehearsal
 from cloudddp.cli.actions.at_stake import at_stake
 from cloudddp.cli.console import Console
+from cloudddp.cli.formats import regions_of
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
@@ -129,7 +130,7 @@ def _report_unanswered(console: Console, session: Session, name: str, asked: Sea
         console.warn(text)
         return
     raise Leftovers(
-        f"{text}. There is none in {', '.join(asked.regions)}",
+        f"{text}. There is none in {regions_of(asked.regions)}",
         hint=(
             "repeat ",
             Command("down"),

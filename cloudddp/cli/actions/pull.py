@@ -131,13 +131,18 @@ def _pull(
         raise_failures(console, outcome)
         if not any(pulled.found for pulled in outcome.values.values()):
             report_held(console, replies, session.settings)
-            raise _nothing_to_pull(names, job.outputs)
+            raise _nothing_to_pull(names, job.outputs, running=None if record.status.ended else record.id)
         raise_left_out(outcome.values)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 
 
-def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str]) -> CloudDDPError:
+def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str], *, running: str | None) -> CloudDDPError:
+    if running and list(names) in ([PROJECT_ROOT], list(outputs)):
+        return CloudDDPError(
+            f"nothing to pull yet: job {running}, which runs, has written no files in {' or '.join(outputs) or 'the project'}",
+            hint=("see what it does: ", Command("logs", "-f"), " or ", Command("stacks")),
+        )
     if list(names) == [PROJECT_ROOT]:
         return CloudDDPError(
             "nothing to pull: the jobs wrote no files in the project",
