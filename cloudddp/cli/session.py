@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -262,6 +262,11 @@ class Session:
         )
         return inspect.NoCluster(message, hint=hint, last=error.last)
 
+    def _warn_failing(self, found: Cluster, nodes: Iterable[int]) -> None:
+        """Report what EC2 says against nodes of which one does not answer."""
+        for node, text in inspect.failing(self.aws(), found, nodes).items():
+            self.console.warn(f"node {node} ({found.nodes[node].id}): {text}")
+
     @contextlib.contextmanager
     def connect(
         self,
@@ -291,7 +296,11 @@ class Session:
                 found, self.settings.cluster, progress=self.console.log
             )
         else:
-            runner = connect.connect(found, self.settings.cluster, progress=self.console.log)
+            try:
+                runner = connect.connect(found, self.settings.cluster, progress=self.console.log)
+            except ConnectError:
+                self._warn_failing(found, found.nodes)
+                raise
         try:
             booting = [node for node, error in silent.items() if listing and _boots(found, node, error)]
             for node in booting:
@@ -301,6 +310,7 @@ class Session:
                 if needed is not None and node in needed:
                     raise error
                 self.console.warn(str(error))
+            self._warn_failing(found, silent)
             yield found, runner
         finally:
             runner.close()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from cloudddp.aws import inventory
+from cloudddp.aws import inventory, status_checks
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.cluster.model import Cluster
@@ -110,6 +110,16 @@ def ended_node(cluster: Cluster, rank: int, now: Mapping[str, Instance]) -> Ende
         return None
     return EndedNode(
         f"that {after.id} is {after.state}: {_ended_by(after, cluster)}", gone=after.state == "terminated"
+    )
+
+
+def failing(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
+    """Return what EC2 reports against those nodes, which run and do not answer, in words. One AWS call, none without nodes."""
+    ids = {cluster.nodes[rank].id: rank for rank in ranks if rank in cluster.nodes}
+    return (
+        {ids[one]: text for one, text in status_checks.failures(aws, ids).items() if one in ids}
+        if ids
+        else {}
     )
 
 

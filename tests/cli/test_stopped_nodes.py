@@ -106,3 +106,56 @@ def test_job_ends_when_a_node_is_stopped(cli: Any, ec2: Any) -> None:
     assert followed.returncode == 1, err
     assert f"node 1: AWS reports that {node} is stop" in err
     assert f"--instance-ids {node}` starts it again; `cloudddp resume --replace 1`" in err
+
+
+def test_verbs_that_need_a_job_use_the_nodes_that_run(cli: Any, ec2: Any, stop: Callable[[int], str]) -> None:
+    sentence = stop(1)
+    for words, code in (
+        (("watch", "--times", "1"), 0),  # of the node that runs
+        (("stacks",), 1),
+        (("cancel",), 1),
+    ):
+        done = cli(*words, CLOUDDDP_TIME_SCALE="0.1")
+        assert done.returncode == code, done
+        assert sentence in done.stderr, (words, done.stderr)
+        assert "Traceback" not in done.stderr
+    old = members(cli)[1]["instance_id"]
+    done = cli("resume", "--replace", "1", "-d")
+    assert done.returncode == 1, done  # the job has succeeded: nothing is replaced
+    assert "succeeded" in done.stderr
+    assert members(cli)[1]["instance_id"] == old
+
+
+def test_stopped_node_is_replaced(cli: Any, ec2: Any) -> None:
+    direct(cli, nodes=2)
+    cli.shared = None
+    cli.write(
+        "wait.py",
+        "import os, time\nprint('began', flush=True)\ntime.sleep(0 if os.path.exists('go') else 600)\n",
+    )
+    cli.ok("launch", "-d", "wait.py")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    old = members(cli)[1]["instance_id"]
+    ec2.stop_instances(InstanceIds=[old])
+    wait_for(lambda: members(cli)[1]["state"] == "stopped", "it has stopped")
+    cli.write("go", "")
+    done = cli("resume", "--replace", "1", CLOUDDDP_HEARTBEAT="5", CLOUDDDP_YES="1")
+    assert done.returncode == 0, done.stderr
+    assert members(cli)[1]["instance_id"] != old
+    (instance,) = ec2.describe_instances(InstanceIds=[old])["Reservations"][0]["Instances"]
+    assert instance["State"]["Name"] in ("shutting-down", "terminated")
+
+
+def test_run_keeps_a_node_that_was_stopped(cli: Any, ec2: Any) -> None:
+    """What the job has written there cannot be copied."""
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
+    cli.write("wait.py", WRITE + "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
+    process = cli.start("run", "-n", "2", "-t", "g5.12xlarge", "wait.py", CLOUDDDP_STOP_GRACE="1")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "both ranks have begun")
+    node = members(cli)[1]["instance_id"]
+    ec2.stop_instances(InstanceIds=[node])
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 3, err
+    assert f"node 1: AWS reports that {node} is stop" in err
+    assert "node 0: pulled 1 file" in err
+    assert "node 1 did not answer, so its files are unknown" in err

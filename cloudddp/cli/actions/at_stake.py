@@ -8,9 +8,10 @@ from __future__ import annotations
 import threading
 
 from cloudddp.agent.protocol.results import NewFilesReply
+from cloudddp.aws.client import AWS
 from cloudddp.cli.actions.results import line_of, pull_command
 from cloudddp.cli.formats import node_list
-from cloudddp.cluster import connect
+from cloudddp.cluster import connect, inspect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
@@ -21,8 +22,11 @@ from cloudddp.ssh.connection import Target
 from cloudddp.ssh.fleet import Fleet
 
 
-def at_stake(found: Cluster, settings: Config, *, jobs: bool = True) -> list[tuple[Part, ...]]:
-    """Return a message for each running job (with `jobs`) and each node with results that were not pulled. Never fails."""
+def at_stake(
+    found: Cluster, settings: Config, *, jobs: bool = True, aws: AWS | None = None
+) -> list[tuple[Part, ...]]:
+    """Return a message for each running job (with `jobs`) and each node with results that were not pulled. Never fails. `aws` is
+    asked about nodes that do not answer."""
     try:
         targets, lost = connect.targets(found, settings.cluster)
     except Exception as error:
@@ -33,7 +37,13 @@ def at_stake(found: Cluster, settings: Config, *, jobs: bool = True) -> list[tup
     asking.start()
     asking.join(limit)
     unknown = [(f"{error}: jobs and results there are unknown",) for error in lost.values()]
-    return [*_messages(dict(replies), sorted(targets), jobs=jobs), *unknown]
+    known = dict(replies)
+    silent = [node for node in sorted(targets) if node not in known]
+    if silent:
+        against = inspect.failing(aws, found, silent) if aws is not None else {}
+        why = "".join(f" ({against[node]})" for node in silent if node in against)
+        unknown.append((f"{node_list(silent)} did not answer{why}: jobs and results there are unknown",))
+    return [*_messages(known, jobs=jobs), *unknown]
 
 
 def _ask(
@@ -48,7 +58,7 @@ def _ask(
         fleet.each(one, fatal=lambda _: False)
 
 
-def _messages(replies: dict[int, NewFilesReply], nodes: list[int], *, jobs: bool) -> list[tuple[Part, ...]]:
+def _messages(replies: dict[int, NewFilesReply], *, jobs: bool) -> list[tuple[Part, ...]]:
     running: dict[str, list[int]] = {}
     for node, reply in sorted(replies.items()) if jobs else ():
         for job in reply.running:
@@ -63,6 +73,4 @@ def _messages(replies: dict[int, NewFilesReply], nodes: list[int], *, jobs: bool
     if kept:
         command = pull_command(kept, replies, with_outputs=True)
         messages.append(("the files are deleted with the nodes; to keep them, first: ", command))
-    if silent := [node for node in nodes if node not in replies]:
-        messages.append((f"{node_list(silent)} did not answer: jobs and results there are unknown",))
     return messages

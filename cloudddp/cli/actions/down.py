@@ -80,7 +80,9 @@ def _confirm(console: Console, session: Session, live: list[Cluster], *, yes: bo
         console.warn(warning)
     if live:
         console.print_text("\n".join(lifecycle.summary(c) for c in live), err=True)
-        for line in (line for c in live for line in at_stake(c, session.settings)):
+        for line in (
+            line for c in live for line in at_stake(c, session.settings, aws=session.aws().at(c.region))
+        ):
             console.log("  warning: ", *line)
         console.must_confirm("Terminate these nodes?", yes=yes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NoReturn, ParamSpec
 
@@ -287,7 +287,7 @@ def report_stopped(console: Console, training: TrainingStatus | None) -> None:
         console.log(f"the training {training.stopped}")
 
 
-def _report_ended(session: Session, cluster: Cluster, lost: Iterable[int]) -> frozenset[int]:
+def _report_ended(session: Session, cluster: Cluster, lost: Collection[int]) -> frozenset[int]:
     """Report what AWS reports about the nodes that were lost; return those whose instances have ended."""
     try:
         found = inspect.ended_nodes(session.aws(), cluster, lost, stopped=True)
@@ -297,4 +297,6 @@ def _report_ended(session: Session, cluster: Cluster, lost: Iterable[int]) -> fr
     for node, one in found.items():
         next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
         session.console.log(f"node {node}: AWS reports {one.report}", *next_step)
+    for node, text in inspect.failing(session.aws(), cluster, set(lost) - found.keys()).items():
+        session.console.log(f"node {node}: {text}")
     return frozenset(found)

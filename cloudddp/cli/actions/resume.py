@@ -237,8 +237,10 @@ def _check_job(
         ended = awaited_ends(session, cluster, silent) if silent else frozenset[int]()
         silent = {node: error for node, error in silent.items() if node not in ended}
         if silent:
+            against = inspect.failing(session.aws(), cluster, silent)
+            more = "".join(f"; node {node}: {text}" for node, text in against.items())
             raise NodeError(
-                f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}",
+                f"EC2 says that {node_list(silent)} runs, and it does not answer: {silent[min(silent)]}{more}",
                 hint=_replace_hint(list(silent)),
             )
         lost = set(record.nodes) - {node.id for rank, node in stay.nodes.items() if rank not in ended}

@@ -30,7 +30,7 @@ from cloudddp.sim.api.wsgi import Environ, StartResponse, respond
 from cloudddp.sim.conditions.link import Link
 from cloudddp.sim.conditions.model import InvalidCondition
 from cloudddp.sim.conditions.store import Store
-from cloudddp.sim.ec2 import scheduled_events
+from cloudddp.sim.ec2 import scheduled_events, status_checks
 from cloudddp.sim.hosts.host_backend import HostBackend
 from cloudddp.sim.hosts.lifecycle import Lifecycle
 from cloudddp.sim.metadata.tree import Notice
@@ -158,6 +158,9 @@ class AdminApi:
         self._faults.check(kind, names)
         nodes = [self._find(name, request.get("cluster")) for name in names]
         healed = self._faults.inject(str(kind), nodes)
+        for node in nodes:
+            failing = {"freeze", "cut"}.intersection(self._faults.of_node(node, {}))
+            status_checks.set_failing(self._lifecycle.instance(node["instance_id"]), bool(failing))
         return {"kind": kind, "nodes": [node["instance_id"] for node in nodes], "healed": healed}
 
     def _interrupt(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,7 @@ def impatient(cli: CommandLine) -> None:
 
 
 IDLE = 7  # processes of a node without a job: machine, init, sshd and its starter, and those of a connection
+FAILS = "EC2's instance status check fails since 20"
 WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
 
 
@@ -251,9 +252,11 @@ def test_job_commands_with_a_silent_node(cli: CommandLine, kind: str, verbs: tup
         assert "node 1 could not be queried" in done.stderr
         assert "the node itself" in done.stderr
         assert "booting" not in done.stderr
+        assert FAILS in done.stderr
     refused = cli("launch", "wait.py")
     assert refused.returncode == 1
     assert "the node itself" in refused.stderr
+    assert FAILS in refused.stderr
     cli.ok("sim", "fault", "heal", "1")
     done = cli.ok("cancel")
     # The other node's agent has told the frozen one of the cancel, or this cancel has reached it first.
@@ -271,7 +274,7 @@ def test_down_reports_unpulled_results_without_a_silent_node(cli: CommandLine) -
     assert done.returncode == 0, done.stderr
     assert f"job {job} is running on node 0" in done.stderr
     assert f"not pulled from node 0: model.pt (1 byte) of job {job}" in done.stderr
-    assert "node 1 did not answer" in done.stderr
+    assert f"node 1 did not answer ({FAILS}" in done.stderr
     assert "nothing is left" in done.stdout
 
 

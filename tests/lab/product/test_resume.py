@@ -186,12 +186,17 @@ def test_killed_resume_is_completed_by_the_next(cli: CommandLine, ec2: Any) -> N
 def test_silent_node_is_replaced_only_on_request(cli: CommandLine, ec2: Any) -> None:
     cli.env["CLOUDDDP_TIME_SCALE"] = "0.4"
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
-    running(cli, "count.py")
+    followed = cli.start("launch", "count.py")
+    wait_for(lambda: cli("logs").stdout.count("began") == 2, "the ranks have begun")
     (first, second) = live(cli)
     cli.ok("sim", "fault", "cut", "1")
+    _, err = followed.communicate(timeout=110)
+    fails = "node 1: EC2's instance status check fails since 20"
+    assert fails in err
     refused = cli("resume")
     assert refused.returncode == 1
     assert "EC2 says that node 1 runs, and it does not answer" in refused.stderr
+    assert fails in refused.stderr
     assert "resume --replace 1" in refused.stderr
     for words, code in (
         (("--replace", "7"), 2),

@@ -1,0 +1,67 @@
+"""What EC2's status checks and scheduled events say about instances that do not answer.
+
+The instance status check fails where the instance's kernel or network does not answer ARP requests, the system status check where
+its host is at fault (EC2 User Guide, "Status checks for Amazon EC2 instances").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from cloudddp.aws.answers import Id, Record
+from cloudddp.aws.client import AWS
+from cloudddp.errors import AWSError
+from cloudddp.text import one_line
+
+_FAILED = "impaired"
+_SYSTEM = "its host or its network is at fault, which AWS repairs; stopping and starting the instance moves it to another host"
+_COMPLETED = ("[Completed]", "[Canceled]")  # how the description of an event begins that is over
+
+
+class _Detail(Record, frozen=True):
+    impaired_since: datetime | None = None
+
+
+class _Check(Record, frozen=True):
+    status: str = ""
+    details: tuple[_Detail, ...] = ()
+
+
+class _Event(Record, frozen=True):
+    code: str = ""
+    description: str = ""
+    not_before: datetime | None = None
+
+
+class _Status(Record, frozen=True):
+    instance_id: Id
+    instance_status: _Check = _Check()
+    system_status: _Check = _Check()
+    events: tuple[_Event, ...] = ()
+
+
+def failures(aws: AWS, ids: Iterable[str]) -> dict[str, str]:
+    """Return what EC2 reports against running instances, in words, by id; nothing if it does not answer. One AWS call."""
+    try:
+        found = aws.listed(
+            "ec2", "describe_instance_status", "InstanceStatuses", _Status, InstanceIds=sorted(ids)
+        )
+    except AWSError:  # a policy of before, for one: the node does not answer, which the user is told anyway
+        return {}
+    told = {one.instance_id: "; ".join(_against(one)) for one in found}
+    return {instance: text for instance, text in told.items() if text}
+
+
+def _against(one: _Status) -> Iterable[str]:
+    for name, check, more in (
+        ("instance", one.instance_status, ""),
+        ("system", one.system_status, f": {_SYSTEM}"),
+    ):
+        if check.status == _FAILED:
+            since = next((detail.impaired_since for detail in check.details if detail.impaired_since), None)
+            yield f"EC2's {name} status check fails{f' since {since:%Y-%m-%d %H:%M} UTC' if since else ''}{more}"
+    for event in one.events:
+        if not event.description.startswith(_COMPLETED):
+            begins = f" at {event.not_before:%Y-%m-%d %H:%M} UTC" if event.not_before else ""
+            yield f"AWS has scheduled {one_line(event.code, 40)}{begins} ({one_line(event.description, 200)})"
