@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from cloudddp.errors import CloudDDPError, Command, UsageError
 from cloudddp.safe_files import Folder
 from cloudddp.tags import parse_cluster_id
 
+_ORPHAN_SECONDS = 86400.0  # of a key without a record, until it is removed
 USUAL_USER = "ubuntu"  # for clusters whose record names no login user
 
 
@@ -130,9 +132,31 @@ def created_instances() -> frozenset[str]:
     return frozenset(found)
 
 
+def forget_orphans() -> None:
+    """Remove login keys that belong to no cluster: an `up` of an earlier version was killed before it wrote the record, and so
+    before its first AWS call."""
+    for folder in _folders():
+        with contextlib.suppress(OSError, CloudDDPError):
+            named = any((folder.path / name).exists() for name in ("cluster.json", "journal.jsonl"))
+            old = time.time() - folder.private_key.lstat().st_mtime > _ORPHAN_SECONDS
+            if old and not named and not folder.is_being_created():
+                folder.forget()
+
+
 def _folders() -> list[ClusterFolder]:
     paths = (home() / "clusters").glob("c-*")
     return [ClusterFolder(path.name) for path in paths if parse_cluster_id(path.name)]
+
+
+class StateLost(CloudDDPError):
+    """The state folder, or a key in it, has gone while a command was using it."""
+
+    def __init__(self, gone: Path) -> None:
+        super().__init__(
+            f"{gone} has gone: without it the nodes cannot be used, and they may be running and billed",
+            hint=(Command("down"), " removes them"),
+        )
+        self.gone = gone
 
 
 class ClusterFolder:
@@ -240,6 +264,18 @@ class ClusterFolder:
             folder.replace("cluster.json", f"{json.dumps(asdict(record), indent=2)}\n".encode())
             folder.replace(self.private_key.name, private_key.encode())
             folder.replace(self.host_key.name, f"{host_public}\n".encode(), 0o644)
+
+    def missing(self) -> Path | None:
+        """Return what has gone of what `create` wrote, the outermost folder or a key; None where the nodes can be reached."""
+        for needed in (self.root, self.path, self.private_key):
+            if not needed.exists():
+                return needed
+        return None if self.host_key.exists() or self.host_keys.exists() else self.host_key
+
+    def check_present(self) -> None:
+        """Raise StateLost if a file without which the nodes cannot be reached has gone."""
+        if (gone := self.missing()) is not None:
+            raise StateLost(gone)
 
     def login_key_text(self) -> str:
         """Return the private login key. Raises CloudDDPError if this computer does not have it."""

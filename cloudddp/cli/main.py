@@ -35,7 +35,7 @@ VERBS = {
     "status": (f"{_CLUSTERS}:status", "Show the cluster's nodes, deadline and cost so far."),
     "sync": (f"{_NODES}:sync", "Send the project's files to every node."),
     "up": (f"{_CLUSTERS}:up", "Create the cluster: nodes that are ready to train."),
-    "watch": (f"{_JOBS}:watch", "Follow a job, and resume it when a node is lost."),
+    "watch": (f"{_JOBS}:watch", "Follow a job, and resume it when a node is lost or reboots."),
 }
 
 HELP = """\

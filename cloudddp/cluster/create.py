@@ -151,6 +151,7 @@ class CreatedResources:
         attempts: list[Attempt] = []
         first: AWSError | None = None
         for launch in self._plan.launches:
+            self._folder.check_present()  # before nodes are billed that nothing could log in to
             self._record(launch.request)
             if not self._replacing:
                 self._progress(f"creating the nodes in {launch.zone}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from cloudddp import signals
 from cloudddp.aws import inventory
@@ -22,6 +24,7 @@ from cloudddp.errors import (
     Interrupted,
     Leftovers,
     NodeError,
+    UsageError,
     parts,
     renewal_first,
 )
@@ -61,7 +64,8 @@ def roll_back(
         )
         remains = report is not None and (report.left or report.reasons)
         if not remains:
-            ClusterFolder(cluster_id).forget()
+            with contextlib.suppress(OSError, UsageError):  # the error that ended `up` matters more
+                ClusterFolder(cluster_id).forget()
     if report is not None and remains:
         raise leftovers(report) from None
     followed = isinstance(error, NotLaunched) or (patient and getattr(error, "transient", False))
@@ -128,6 +132,17 @@ def after_removal(error: ConnectError) -> NodeError:
             "failed, and ", Command("up"), " starts others",
         )  # fmt: skip
     return NodeError(f"{error.message}; every node was removed", hint=hint, reason=error.reason)
+
+
+def after_loss_of_state(gone: Path) -> CloudDDPError:
+    """Return the error of an `up` whose state folder, or a key in it, has gone, and which has removed what it had created."""
+    return CloudDDPError(
+        f"{gone} has gone while the cluster was being created; everything that was created has been removed",
+        hint=(
+            "set CLOUDDDP_HOME to a folder that stays, if this one may go again; then repeat ",
+            Command("up"),
+        ),
+    )
 
 
 def _removed_elsewhere(aws: AWS, name: str, cluster_id: str) -> bool:

@@ -28,11 +28,11 @@ from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.prices import billed_hours
 from cloudddp.cluster.progress import ProgressCallback
 from cloudddp.cluster.readiness import check_intact, make_ready, wait_running
-from cloudddp.cluster.rollback import after_removal, roll_back
+from cloudddp.cluster.rollback import after_loss_of_state, after_removal, roll_back
 from cloudddp.cluster.search import in_regions
 from cloudddp.config import connection, timing
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError
+from cloudddp.errors import AWSError, CloudDDPError, Command, ConnectError, Leftovers
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.tags import iso
 
@@ -112,7 +112,7 @@ def _create(
 
     Raises NotLaunched if other zones may have the capacity that was short here.
     """
-    aws, folder = offer.aws, ClusterFolder(the_plan.cluster_id)
+    aws, folder, gone = offer.aws, ClusterFolder(the_plan.cluster_id), None
     created = CreatedResources(aws, spec.name, the_plan, folder, progress)
     with folder.being_created():
         try:
@@ -121,6 +121,7 @@ def _create(
             cluster = _wait_running(offer, spec, the_plan, created, progress)
             make_ready(aws, cluster, spec, progress, dial)
             check_intact(aws, cluster)
+            folder.check_present()
             folder.journal("ready", nodes={rank: node.id for rank, node in cluster.nodes.items()})
             on_ready(cluster)  # inside `try`: at every moment this function or the caller removes the cluster
         except NameTaken:
@@ -128,7 +129,16 @@ def _create(
             raise
         except BaseException as error:
             patient = spec.wait_capacity != "0"
-            roll_back(aws, spec.name, the_plan.cluster_id, created, error, progress, patient=patient)
+            if isinstance(error, (OSError, CloudDDPError)) and not created.known.nothing:
+                gone = folder.missing()  # before the keys are removed
+            try:
+                roll_back(aws, spec.name, the_plan.cluster_id, created, error, progress, patient=patient)
+            except Leftovers as left:
+                raise (
+                    left if gone is None else Leftovers(f"{gone} has gone; {left.message}", hint=left.hint)
+                ) from None
+            if gone is not None:
+                raise after_loss_of_state(gone) from None
             if created.launched is None:
                 raise
             usd = the_plan.price.hour * billed_hours(time.monotonic() - created.launched)

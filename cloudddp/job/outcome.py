@@ -141,7 +141,7 @@ def exited_text(exited: Sequence[ExitedRank]) -> str:
     """Return `rank 1 exited with 0 at 07:25:40 UTC`; of several the time of the first. '' for none."""
     if not exited:
         return ""
-    at = f"{datetime.fromtimestamp(exited[0].ended, UTC):%H:%M:%S} UTC"
+    at = _time(exited[0].ended)
     named = named_ranks(sorted({one.rank for one in exited}))
     if len(exited) == 1:
         return f"{named} exited with 0 at {at}"
@@ -254,15 +254,49 @@ def cause(states: Mapping[int, JobState]) -> str:
     found = outcome(states)
     if found.status in (JobStatus.SUCCEEDED, JobStatus.CANCELLED) or not found.status.ended:
         return ""
-    verdict = agreed(states)
+    verdict = concluded(states)
     if verdict is not None:
-        return sentence(verdict.first) if verdict.first is not None else ""
-    if (setup := next((node for node, one in sorted(states.items()) if one.setup), None)) is not None:
-        code = states[setup].exit_code
-        return f"node {setup}: " + (
-            "its setup was killed" if code is None else f"its setup failed with code {code}"
-        )
+        return why(verdict, states)
+    if setups := [(one.rebooted is None, node) for node, one in states.items() if one.setup]:
+        _, node = min(setups)  # of several, one that was rebooted: the others were stopped because of it
+        return setup_ending(node, states[node])
     return str(found.failures[0]) if found.failures else ""
+
+
+def why(verdict: Verdict, states: Mapping[int, JobState]) -> str:
+    """Return what failed first by a verdict, in words, with the nodes that were rebooted while the job ran."""
+    first = verdict.first
+    if first is None:
+        return ""
+    if (known := states.get(first.node)) is not None and known.setup:
+        return setup_ending(first.node, known)
+    reboots = rebooted(states)
+    restarted = "; ".join(
+        f"node {node} was rebooted while the job ran (it started again at {_time(at)})"
+        for node, at in reboots.items()
+    )
+    if first.node in reboots and first.cause in (Cause.AGENT, Cause.SILENT):
+        return f"{restarted}; its ranks ended with it"
+    return "; ".join(filter(None, (sentence(first), restarted)))
+
+
+def rebooted(states: Mapping[int, JobState]) -> dict[int, float]:
+    """Return the nodes that were rebooted while the ranks of the job ran there, and when each started again."""
+    found = {node: one.rebooted for node, one in sorted(states.items()) if not one.setup}
+    return {node: at for node, at in found.items() if at is not None}
+
+
+def setup_ending(node: int, state: JobState) -> str:
+    """Return how the setup of a job ended on a node, in words."""
+    if state.rebooted is not None:
+        return f"node {node} was rebooted during its setup (it started again at {_time(state.rebooted)})"
+    if state.exit_code is None:
+        return f"node {node}: its setup was killed"
+    return f"node {node}: its setup failed with code {state.exit_code}"
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S} UTC"
 
 
 def sentence(failure: Failure) -> str:

@@ -18,7 +18,16 @@ from cloudddp.agent.protocol.training import TrainingStatus
 from cloudddp.agent.protocol.verdict import ConcludeRequest, Verdict
 from cloudddp.errors import CloudDDPError, Command, NodeError
 from cloudddp.job.new_job import LONGEST_SCRIPT
-from cloudddp.job.outcome import ExitedRank, JobStatus, agreed, cause, exited_ranks, leaving, outcome
+from cloudddp.job.outcome import (
+    ExitedRank,
+    JobStatus,
+    agreed,
+    cause,
+    exited_ranks,
+    leaving,
+    outcome,
+    rebooted,
+)
 from cloudddp.text import one_line
 
 _NEWEST = 3  # jobs that a message lists
@@ -49,6 +58,7 @@ class JobRecord:
     stall: LeftStall | None = None  # the last one that was left alone (on_stall = "leave")
     copied: tuple[tuple[int, Copied], ...] = ()  # what each node has copied to S3
     leaving: int | None = None  # the node whose announced end has ended it
+    rebooted: tuple[int, ...] = ()  # nodes on which it ended because they were rebooted
     exited: tuple[ExitedRank, ...] = ()  # ranks that have exited with code 0
     restarts: int = 0  # how often all ranks were started again
     cause: str = ""  # why it has failed
@@ -135,6 +145,7 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         stragglers=_stragglers(reported),
         stall=_stall(reported),
         leaving=leaving(states),
+        rebooted=tuple(rebooted(states)),
         copied=tuple((node, one.copied) for node, one in sorted(states.items()) if one.copied is not None),
         exited=exited_ranks(states),
         restarts=max((one.restarts for one in reported), default=0),

@@ -203,3 +203,28 @@ def test_failure_in_words() -> None:
         "rank 3 on node 0 exited with code 7",
         "rank 4 on node 1 was killed by SIGKILL",
     ]
+
+
+AGAIN = "(it started again at 14:03:20 UTC)"
+AT = 50600.0  # 14:03:20
+AGENT = Failure(1, Cause.AGENT)
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        ((job("failed", verdict=agreed("failed", SILENT)), job("lost", node=1, rebooted=AT)),
+         f"node 1 was rebooted while the job ran {AGAIN}; its ranks ended with it"),
+        ((job("failed", verdict=agreed("failed", AGENT)), job("failed", node=1, rebooted=AT)),
+         f"node 1 was rebooted while the job ran {AGAIN}; its ranks ended with it"),
+        ((job("lost", node=0, rebooted=AT), job("lost", node=1, rebooted=AT)),
+         f"node 0 was rebooted while the job ran {AGAIN}; node 1 was rebooted while the job ran {AGAIN}; its ranks ended with it"),
+        ((job("failed", verdict=agreed("failed", Failure(0, Cause.RANK, 0, 7), 7)), job("lost", node=1, rebooted=AT)),
+         f"rank 0 on node 0 exited with code 7; node 1 was rebooted while the job ran {AGAIN}"),
+        ((job("lost", node=0), job("lost", node=1)), "node 0: the agent of cloudddp has ended there, without a report"),
+        ((job("cancelled", setup=True), job("lost", node=1, setup=True, rebooted=AT)),
+         f"node 1 was rebooted during its setup {AGAIN}"),
+    ],
+)  # fmt: skip
+def test_reboot_is_named_as_the_cause(states: tuple[JobState, ...], words: str) -> None:
+    assert outcome.cause(dict(enumerate(states))) == words

@@ -73,7 +73,8 @@ class JobState:
     it does not. `ends`: when it will, once the job has ended. `resumed_from`: the job that it continues, '' for none.
     `stragglers`, of all nodes: ranks that are slow, or were. `stall`: the last one that was left alone, None for none.
     `copied`: what the node has copied to S3; None where it was not asked to, or has not begun. `setup`: it is in its
-    setup, or has ended there: no rank was started."""
+    setup, or has ended there: no rank was started. `rebooted`: when the machine started again, where the job ended because
+    it was rebooted."""
 
     job: str
     phase: JobPhase
@@ -98,9 +99,11 @@ class JobState:
     stall: Optional[LeftStall] = None
     copied: Optional[Copied] = None
     setup: bool = False
+    rebooted: Optional[float] = None
 
     def __post_init__(self) -> None:
         check_job_id("job", self.job)
+        check_range("rebooted", self.rebooted, 0, MAX_TIME)
         if self.resumed_from:
             check_job_id("resumed_from", self.resumed_from)
         check_range("cancelled", self.cancelled, 0, MAX_TIME)

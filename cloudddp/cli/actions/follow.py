@@ -19,6 +19,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.formats import counted, duration, node_list
 from cloudddp.cli.progress import Progress
 from cloudddp.cli.session import Session
+from cloudddp.cli.views.jobs import after_reboot
 from cloudddp.cluster import inspect
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import AWSError, Command
@@ -245,6 +246,8 @@ def report_end(session: Session, cluster: Cluster, finished: JobResult) -> None:
             console.log(why)
     ended = _report_ended(session, cluster, finished.doubtful) if finished.doubtful else frozenset()
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
+    if finished.rebooted:
+        console.log(*after_reboot(finished.job, finished.rebooted))
     unchecked = set(finished.unverified) - ended
     if finished.status == "succeeded" and (silent := {*unchecked, *finished.lost} - ended):
         console.warn(

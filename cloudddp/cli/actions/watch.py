@@ -1,4 +1,5 @@
-"""`watch`, and launches with `--retries`: a job that loses a node is resumed, as often as that happens."""
+"""`watch`, and launches with `--retries`: a job that loses a node, or whose node is rebooted, is resumed, as often as that
+happens."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from cloudddp.cli.actions.follow import (
 from cloudddp.cli.actions.resume import Busy, Request, Resumed, as_launched, awaited_ends, resume_job
 from cloudddp.cli.actions.starting import pull_before_the_end
 from cloudddp.cli.console import Console
+from cloudddp.cli.formats import node_list
 from cloudddp.cli.session import Session
 from cloudddp.cluster import connect, inspect
 from cloudddp.cluster.model import Cluster
@@ -75,6 +77,8 @@ def watch(
 def _loss(finished: JobResult) -> str:
     if finished.leaving is not None and finished.leaving not in finished.lost:
         return f"job {finished.job} is about to lose node {finished.leaving}"
+    if finished.rebooted:
+        return f"job {finished.job} ended with the reboot of {node_list(finished.rebooted)}"
     return f"job {finished.job} has lost a node"
 
 
@@ -183,17 +187,42 @@ def _watched(session: Session, folder: ClusterFolder, job_id: str, put_off: PutO
 
 
 def _lost_node(session: Session, cluster: Cluster, record: LaunchRecord, finished: JobResult) -> bool:
-    """Return whether the job has failed, and an instance on which it ran has ended. EC2 may take a while to notice."""
+    """Return whether the job has failed, and an instance on which it ran has ended, or was rebooted. EC2 may take a while to
+    notice the one, and a node to start again after the other."""
     if finished.status not in _FAILED:
         return False
     if finished.leaving is not None and finished.leaving not in finished.lost:
         return deadlines.announced_by_aws(cluster, session.settings, time.time())
-    deadline = time.monotonic() + (timing.current().quiet if finished.doubtful else 0.0)
+    if finished.rebooted:
+        return True
+    silent, began = {*finished.lost, *finished.unverified}, time.monotonic()
+    if silent:
+        session.console.log(f"{node_list(silent)} may be rebooting: waiting until it responds, or has ended")
     while True:
         found = inspect.refresh(session.aws(), cluster.name, cluster.id)
         live = {node.id for node in found.nodes.values()} if found else set()
         if live and set(record.nodes) - live:
             return True
-        if not live or time.monotonic() > deadline:
+        if silent and found is not None:
+            rebooted, silent = _after_silence(session, found, record.job, silent)
+            if rebooted:
+                return True
+        limit = timing.current().offline if silent else timing.current().quiet if finished.doubtful else 0.0
+        if not live or time.monotonic() > began + limit:
             return False
         time.sleep(_AGAIN)
+
+
+def _after_silence(
+    session: Session, cluster: Cluster, job_id: str, silent: set[int]
+) -> tuple[bool, set[int]]:
+    """Return whether a node was rebooted while the job ran, and which of the nodes that were silent do not respond yet."""
+    broken: dict[int, NodeError] = {}
+    try:
+        runner, errors = connect.connect_reachable(cluster, session.settings.cluster)
+        with closing(runner):
+            jobs = status.list_jobs(runner, silent=broken, seconds=_LIST_SECONDS)
+    except NodeError:
+        return False, silent
+    rebooted = any(one.id == job_id and one.rebooted for one in jobs)
+    return rebooted, silent & (errors.keys() | broken.keys())

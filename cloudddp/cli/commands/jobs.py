@@ -209,7 +209,7 @@ watch = Verb(
         *RESUME_SETTINGS,
         *VARIABLES,
     ],
-    help="""Follow a job, and resume it when a node is lost.
+    help="""Follow a job, and resume it when a node is lost or reboots.
 
     Leave it running in tmux, or start it from cron: of several on this computer, one resumes the job. Ctrl-C ends it and
     not the job. The exit code is the job's.

@@ -12,7 +12,7 @@ from cloudddp.agent.protocol.copies import Copied, CopyPhase
 from cloudddp.agent.protocol.pace import Straggler, current
 from cloudddp.agent.protocol.stall import LeftStall
 from cloudddp.agent.protocol.training import TrainingStatus
-from cloudddp.cli.formats import counted, duration, moment
+from cloudddp.cli.formats import counted, duration, moment, node_list
 from cloudddp.cli.tables import table
 from cloudddp.cli.wrap import width_of
 from cloudddp.errors import Command
@@ -86,7 +86,19 @@ def troubles(known: Sequence[JobRecord]) -> list[Sentence]:
                 found.append((f"job {record.id}: {one.text} on node {one.node}, for {length}",))
     if known and known[-1].cause:
         found.append((f"job {known[-1].id} {known[-1].status}: {known[-1].cause}",))
+    if known and known[-1].rebooted:
+        found.append(after_reboot(known[-1].id, known[-1].rebooted))
     return found
+
+
+def after_reboot(job_id: str, nodes: Sequence[int]) -> Sentence:
+    """Return what to do after nodes were rebooted while a job ran."""
+    runs = "runs" if len(nodes) == 1 else "run"
+    return (
+        f"{node_list(nodes)} {runs} again, and keeps what is on its disk: ",
+        Command("resume", job_id),
+        " starts the job again",
+    )
 
 
 def stalled(job_id: str, stall: LeftStall) -> Sentence:

@@ -37,6 +37,7 @@ class JobResult:
     unverified: tuple[int, ...] = ()  # nodes on which processes may be left
     training: TrainingStatus | None = None  # where the training was, if the script has reported it
     leaving: int | None = None  # the node that is about to end
+    rebooted: tuple[int, ...] = ()  # nodes on which it ended because they were rebooted
     restarts: int = 0  # how often all ranks were started again
     seconds: float | None = None  # from its start to its end, by the nodes' clocks
 
@@ -82,6 +83,7 @@ def verdict(state: FollowState, job: str, wall: float) -> JobResult:
         unverified=tuple(sorted(state.followed)),
         training=found.training if found else None,
         leaving=outcome.leaving(state.jobs),
+        rebooted=tuple(outcome.rebooted(state.jobs)),
         restarts=max((job.restarts for job in state.jobs.values()), default=0),
         seconds=outcome.seconds(state.jobs.values()),
     )
@@ -117,9 +119,7 @@ def _agreed_ending(state: FollowState) -> _Ending | None:
             else "its ranks were asked to stop (SIGTERM)"
         )
         return _Ending(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, asked)
-    cause = (
-        outcome.sentence(verdict.first) if verdict.first else "its ranks were ended, and no node knows why"
-    )
+    cause = outcome.why(verdict, state.jobs) or "its ranks were ended, and no node knows why"
     return _Ending(JobStatus.FAILED, verdict.exit_code, cause, verdict.last_lines)
 
 
@@ -146,7 +146,7 @@ def _abandoned_ending(jobs: Mapping[int, JobState]) -> _Ending | None:
     verdict = outcome.concluded(jobs)
     if verdict is None or verdict.first is None:
         return None
-    return _Ending(JobStatus.FAILED, verdict.exit_code, outcome.sentence(verdict.first))
+    return _Ending(JobStatus.FAILED, verdict.exit_code, outcome.why(verdict, jobs))
 
 
 def _job_ending(state: FollowState, found: JobOutcome | None, first: RankFailure | None) -> _Ending:
@@ -184,10 +184,8 @@ def _launcher_ending(state: FollowState, node: int, job: JobState) -> _Ending:
     """No rank failed, yet the job did: torchrun itself failed, or the processes could not be started."""
     code = "" if job.exit_code is None else f" with code {job.exit_code}"
     if job.setup:
-        why = f"its setup failed{code}" if code else "its setup was killed"
-        return _Ending(
-            JobStatus.FAILED, job.exit_code or 1, f"node {node}: {why}", _tail(state, node, SETUP_RANK)
-        )
+        why = outcome.setup_ending(node, job)
+        return _Ending(JobStatus.FAILED, job.exit_code or 1, why, _tail(state, node, SETUP_RANK))
     why = one_line(job.error, TAIL_LINE_LENGTH) or f"the launcher exited{code} before its ranks had finished"
     return _Ending(
         JobStatus.FAILED, job.exit_code or 1, f"node {node}: {why}", _tail(state, node, LAUNCHER_RANK)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from agent import phases, processes, store
+from agent import kernel, phases, processes, store
 from cloudddp.agent.protocol import NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Unreachable
@@ -27,6 +27,7 @@ class JobRecord:
             request.job, request.node, JobPhase.STARTING, pid=os.getpid(), born=processes.born(os.getpid()),
             script=request.script, expected=request.ranks, max_restarts=request.max_restarts,
             resumed_from=request.resumed_from, guard=os.getppid(), guard_born=processes.born(os.getppid()),
+            boot=kernel.boot(),
         )  # fmt: skip
 
     def starting(self) -> None:

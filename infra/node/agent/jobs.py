@@ -56,6 +56,7 @@ def state_of(folder: Path) -> JobState:
         cancelled=phases.cancelled_at(folder),
         verdict=phases.verdict(folder) if found.phase.ended else None,
         copied=_copied(folder) if found.phase.ended else None,
+        rebooted=phases.rebooted(folder) if found.phase.ended else None,
     )
 
 

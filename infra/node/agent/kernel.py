@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
@@ -58,6 +59,25 @@ def born(pid: int) -> str:
     """
     fields = stat(pid)
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
+
+
+def boot() -> str:
+    """Return what tells this start of the machine from any other one: no clock that somebody sets changes it.
+
+    Nodes of the simulator share the kernel, and its boot id; each start of one has its own pid 1.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot_id = file.read().strip()
+    except OSError:
+        boot_id = ""
+    return f"{boot_id}/{born(1)}"
+
+
+def booted_at() -> float:
+    """Return when the machine started, in seconds since the epoch by the clock as it is set now."""
+    ticks = int(born(1) or 0)
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def name(pid: int) -> str:

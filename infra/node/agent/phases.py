@@ -2,25 +2,27 @@
 
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
 (RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: rank_log.py), `launcher.log`, `supervisor.log`, `status.json`
-(by the script), `steps/N.json` (by the ranks: pace.py), `stragglers.json` and `stall.json` (records.py). While its setup
+(by the script), `steps/N.json` (by the ranks: pace.py), `stragglers.json` and `stall.json` (records.py), `rebooted.json`
+(RebootFile). While its setup
 runs, and where it has ended there, it holds `setup.json` (SetupFile); `setup.log` is the output of the setup commands. A file `cancel` (with its token) marks that the user cancelled it, an empty file
 `stopped` that its supervisor ends the ranks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
-from agent import processes, store
+from agent import kernel, processes, store
 from agent.processes import Task
 from cloudddp.agent.protocol.codec import MAX_TIME, check_range, has_job_id_format
 from cloudddp.agent.protocol.jobs import MAX_NODES, MAX_RANK, MAX_RANKS, MAX_RESTARTS
 from cloudddp.agent.protocol.phases import LOG_MB, MAX_RUNNING, MAX_TOKEN, JobPhase
-from cloudddp.agent.protocol.verdict import Verdict
+from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 
 JOB_FILE = "job.json"
 STATE_FILE = "state.json"
@@ -29,9 +31,11 @@ SETUP_LOG = "setup.log"
 VERDICT_FILE = "verdict.json"
 COPIED_FILE = "copied.json"
 UNREACHABLE_FILE = "unreachable.json"
+REBOOTED_FILE = "rebooted.json"
 BEGAN = "began"  # an empty file: its ctime is when the job started, by the file system's clock
 CANCEL_MARK = "cancel"  # its mtime is the time of the first cancel
 STOPPED_MARK = "stopped"
+REBOOT_SECONDS = 3600.0  # between the end of a job with its machine and the next start of that, at most
 START_SECONDS = 30.0  # for a supervisor to record that it runs; it takes milliseconds
 
 
@@ -66,6 +70,7 @@ class StateFile:
     guard: Optional[int] = None  # the supervisor's parent, which records the end of one that was killed
     guard_born: str = ""
     resumed_from: str = ""
+    boot: str = ""  # of the machine (kernel.boot)
 
     def __post_init__(self) -> None:
         check_range("node", self.node, 0, MAX_NODES)
@@ -90,12 +95,23 @@ class SetupFile:
     born: str
     ended: Optional[float] = None
     exit_code: Optional[int] = None
+    boot: str = ""  # as in StateFile
 
     def __post_init__(self) -> None:
         check_range("node", self.node, 0, MAX_NODES)
         check_range("started", self.started, 0, MAX_TIME)
         check_range("ended", self.ended, 0, MAX_TIME)
         check_range("exit_code", self.exit_code, 0, 255)
+
+
+@dataclass(frozen=True)
+class RebootFile:
+    """When the machine started again on which a job had ended with it, as it was first noticed."""
+
+    at: float
+
+    def __post_init__(self) -> None:
+        check_range("at", self.at, 0, MAX_TIME)
 
 
 def job_folders() -> list[Path]:
@@ -191,6 +207,8 @@ def verdict(folder: Path) -> Optional[Verdict]:
 
 def _is_gone(folder: Path, state: StateFile) -> bool:
     waits = state.state is JobPhase.STARTING and state.pid is not None  # for the other nodes
+    if not state.state.ended and _is_other_boot(state.boot):
+        return True
     if state.state is JobPhase.RUNNING or waits:
         guarded = processes.runs(state.guard, state.guard_born)
         return not guarded and not processes.runs(state.pid, state.born)
@@ -227,7 +245,7 @@ def setup_phase(folder: Path) -> Optional[JobPhase]:
 def running_setup(folder: Path) -> Optional[SetupFile]:
     """Return the record of a job's setup while any process of it runs."""
     setup = setup_of(folder)
-    if setup is None or setup.ended is not None:
+    if setup is None or setup.ended is not None or _is_other_boot(setup.boot):
         return None
     alive = processes.runs(setup.pid, setup.born) or processes.find(setup_task(folder, setup.node))
     return setup if alive else None
@@ -238,6 +256,41 @@ def phase_of(folder: Path) -> JobPhase:
     if state is not None:
         return state.state
     return setup_phase(folder) or JobPhase.LOST
+
+
+def _is_other_boot(recorded: str) -> bool:
+    """Whether the machine was rebooted since `recorded`. '': written by another version."""
+    return bool(recorded) and recorded != kernel.boot()
+
+
+def rebooted(folder: Path) -> Optional[float]:
+    """Return when the machine started again (seconds since the epoch), if a job or its setup ended because it was rebooted."""
+    noticed = store.read(folder / REBOOTED_FILE, RebootFile)
+    if noticed is not None:
+        return noticed.at
+    state = recorded(folder)
+    record = state or setup_of(folder)
+    if record is None or not _is_other_boot(record.boot):
+        return None
+    found, at = verdict(folder), kernel.booted_at()
+    first = found.first if found is not None else None
+    phase = phase_of(folder)
+    if not ended_with_machine(phase, record.node, record.ended, first, at) or not 0 <= at <= MAX_TIME:
+        return None
+    with contextlib.suppress(OSError):  # a full disk; after a further reboot, the later start is reported
+        store.write(folder / REBOOTED_FILE, RebootFile(at))
+    return at
+
+
+def ended_with_machine(
+    phase: JobPhase, node: int, ended: Optional[float], first: Optional[Failure], booted: float
+) -> bool:
+    """Whether a job ended with the machine, which was `booted` since. Pure. Its end was not recorded; or what failed first is
+    this node: its agent was asked to end at the shutdown, or the others have lost it."""
+    if phase is JobPhase.LOST:
+        return True
+    lost = first is not None and first.node == node and first.cause in (Cause.AGENT, Cause.SILENT)
+    return lost and ended is not None and abs(booted - ended) < REBOOT_SECONDS
 
 
 def running_jobs() -> list[str]:

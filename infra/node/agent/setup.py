@@ -59,8 +59,9 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
     kernel.set_name(kernel.RUNS_A_JOB)
     kernel.adopt_orphans()
     own = phases.SetupFile(
-        request.job, request.node, request.script, time.time(), os.getpid(), processes.born(os.getpid())
-    )
+        request.job, request.node, request.script, time.time(), os.getpid(), processes.born(os.getpid()),
+        boot=kernel.boot(),
+    )  # fmt: skip
     store.write(task.record, own)
     with _open_log(folder) as log:
         reply = _run_all(request, project, task.mark, folder, log)

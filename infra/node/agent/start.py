@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from agent import guard, laps, phases, project_lock, py_spy, store
+from agent import guard, kernel, laps, phases, project_lock, py_spy, store
 from cloudddp.agent.protocol.gang import Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import StartReply, StartRequest
@@ -48,7 +48,10 @@ def _record(request: StartRequest, folder: Path) -> None:
         phases.JobFile(request.node, request.ranks, request.log_mb, request.stop_grace, request.poweroff),
     )
     (folder / phases.BEGAN).touch()
-    store.write(folder / phases.STATE_FILE, phases.StateFile(request.job, request.node, JobPhase.STARTING))
+    store.write(
+        folder / phases.STATE_FILE,
+        phases.StateFile(request.job, request.node, JobPhase.STARTING, boot=kernel.boot()),
+    )
 
 
 def _start_guard(request: StartRequest, folder: Path) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
-from agent import files, project_lock, store
+from agent import files, kernel, project_lock, store
 from cloudddp.agent.protocol.codec import (
     MAX_ORIGIN,
     MIXED,
@@ -23,8 +23,6 @@ from cloudddp.agent.protocol.codec import (
     decode_mapping,
 )
 from cloudddp.agent.protocol.manifest import Entry, Manifest
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Synced:
         are looked at, besides those of an interrupted sync; the others are returned as they are recorded."""
         root = f"{self._folder}/"  # to join Paths takes longer than to look at the files
         known, pending = self._manifest, self._pending.files
-        written = pending if self._pending.boot == _boot() else {}
+        written = pending if self._pending.boot == kernel.boot() else {}
         found = {}
         for name, entry in {**known, **pending}.items():
             if folders is None or name in pending or name.rpartition("/")[0] in folders:
@@ -92,7 +90,7 @@ class Synced:
         if self.is_foreign:
             store.replace(_origin_path(self._folder), MIXED.encode())
         if changed:
-            pending = _Pending(_boot(), {**self._pending.files, **changed})
+            pending = _Pending(kernel.boot(), {**self._pending.files, **changed})
             store.write(_record(self._folder, "pending"), pending)
 
     def record(self, manifest: Manifest, digests: Mapping[str, str]) -> None:
@@ -162,10 +160,3 @@ def _read_pending(folder: Path) -> _Pending:
         return decode(store.read_bytes(_record(folder, "pending")), _Pending)
     except (OSError, ProtocolError):
         return _Pending()
-
-
-def _boot() -> str:
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""

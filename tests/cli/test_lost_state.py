@@ -1,0 +1,112 @@
+"""An `up` whose state folder, or the key in it, goes away meanwhile; and `down` from such a computer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.harness import TIMEOUT, CommandLine, wait_for
+
+Lose = Callable[[Path], Path]
+
+
+@pytest.fixture
+def home(cli: CommandLine, tmp_path: Path) -> Path:
+    """A state folder for one test; that of the simulator stays."""
+    path = tmp_path / "mount" / "state"
+    path.parent.mkdir()
+    cli.env["CLOUDDDP_HOME"] = str(path)
+    return path
+
+
+def files(home: Path, name: str) -> list[Path]:
+    return list(home.glob(f"clusters/c-*/{name}"))
+
+
+def key(home: Path) -> Path:
+    """Remove only the key; return what has gone."""
+    (path,) = files(home, "id_ed25519")
+    path.unlink()
+    return path
+
+
+def folder(home: Path) -> Path:
+    shutil.rmtree(home)
+    return home
+
+
+def file_system(home: Path) -> Path:
+    """Remove the folder, so that it cannot be created again."""
+    shutil.rmtree(home.parent)
+    home.parent.write_text("")
+    return home
+
+
+# What holds `up`, and the file by which it is known that it has come so far.
+MOMENTS = {
+    "before the nodes are launched": ({"latency": {"CreateSecurityGroup": 2.0}}, "journal.jsonl"),
+    "while they boot": ({"boot": {"ssh_seconds": 4}}, "launch.json"),
+    "while they are checked": ({"boot": {"first_import_seconds": 4}}, "host_keys.json"),
+}
+
+
+@pytest.mark.parametrize("lose", [key, folder, file_system])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_up_that_loses_its_state_names_what_has_gone_and_removes_everything(
+    cli: CommandLine, home: Path, conditions: Any, remains: Any, lose: Lose, moment: str
+) -> None:
+    condition, reached = MOMENTS[moment]
+    conditions(**condition)
+    process = cli.start("up", "-n", "2")
+    wait_for(lambda: files(home, reached) and (moment != "while they boot" or remains().instances), moment)
+    gone = lose(home)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, err
+    assert str(gone) in err
+    assert "has gone while the cluster was being created; everything that was created has been removed" in err
+    assert "`cloudddp up`" in err
+    assert ("waiting for SSH" in err) is (moment != "before the nodes are launched")
+    assert remains().nothing
+
+
+def test_nodes_that_cannot_be_removed_are_named_with_the_loss(
+    cli: CommandLine, home: Path, conditions: Any, remains: Any
+) -> None:
+    conditions(
+        boot={"ssh_seconds": 4},
+        reject={"TerminateInstances": {"code": "UnauthorizedOperation", "status": 403, "calls": 1000}},
+    )
+    process = cli.start("up", "-n", "1")
+    wait_for(lambda: remains().instances, "a node was launched")
+    folder(home)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 3, err
+    assert f"{home} has gone; " in err
+    assert remains().instances[0] in err
+    assert "`cloudddp down`" in err
+    conditions(clear=True)
+    cli.ok("down", "-y")
+    assert remains().nothing
+
+
+@pytest.mark.parametrize("lose", [key, folder])
+def test_down_without_the_state_of_a_killed_up(
+    cli: CommandLine, home: Path, conditions: Any, remains: Any, lose: Lose
+) -> None:
+    conditions(boot={"ssh_seconds": 4})
+    process = cli.start("up", "-n", "1")
+    wait_for(lambda: remains().instances, "a node was launched")
+    lose(home)
+    process.kill()
+    process.communicate(timeout=TIMEOUT)
+    refused = cli("exec", "--", "true")
+    assert refused.returncode == 1
+    assert "this computer has no key for cluster" in refused.stderr
+    assert "stop the bill with `cloudddp down`" in refused.stderr
+    cli.ok("down", "-y")
+    assert remains().nothing
+    assert json.loads(cli("status", "--json").stdout) == []

@@ -1,0 +1,121 @@
+"""A node that reboots while a job runs there: that is named as the cause, and the job can be resumed on the same node."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from support.harness import CommandLine, wait_for
+from support.simlab import client_of
+
+from cloudddp.sim import control
+
+TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n'
+# Runs until `enough` exists on its node.
+COUNT = """
+import os, time
+print('began', os.environ['RANK'], flush=True)
+while not os.path.exists('enough'): time.sleep(0.05)
+"""
+REBOOTED = re.compile(
+    r"node [01] was rebooted while the job ran \(it started again at (\d\d:\d\d:\d\d) UTC\)"
+)
+
+
+@pytest.fixture
+def ec2(lab: control.Simulator) -> Any:
+    return client_of(lab, "ec2")
+
+
+@pytest.fixture
+def cli(lab_cli: CommandLine) -> CommandLine:
+    lab_cli.write("cloudddp.toml", TOML)
+    lab_cli.write("count.py", COUNT)
+    lab_cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    return lab_cli
+
+
+def instances(cli: CommandLine) -> list[str]:
+    return [node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]]
+
+
+def newest(cli: CommandLine) -> dict[str, Any]:
+    return dict(json.loads(cli("jobs", "--json").stdout)[-1])  # 1 while a node boots
+
+
+def begun(cli: CommandLine, job: str = "") -> None:
+    """Wait until both ranks of a job, or of the first one, have begun."""
+    wait_for(lambda: cli("logs", *filter(None, [job])).stdout.count("began") == 2, "the ranks have begun")
+
+
+def test_reboot_ends_a_job_that_is_followed(cli: CommandLine, ec2: Any) -> None:
+    before = instances(cli)
+    process = cli.start("launch", "count.py")
+    begun(cli)
+    ec2.reboot_instances(InstanceIds=[before[1]])
+    _, err = process.communicate(timeout=110)
+    assert process.returncode == 1, err
+    assert REBOOTED.search(err), err
+    job = newest(cli)
+    assert (job["state"], job["exit_code"]) == ("failed", 1)
+    assert f"resume {job['id']}` starts the job again" in err
+    resumed = cli.ok("resume", "-d").strip()
+    begun(cli, resumed)
+    assert instances(cli) == before
+    cli.ok("exec", "--", "touch enough")
+    assert cli("logs", "-f", resumed).returncode == 0
+
+
+@pytest.mark.parametrize("ending", [1, "both"])
+def test_reboot_of_a_detached_job_is_reported_later(cli: CommandLine, ec2: Any, ending: str | int) -> None:
+    before = instances(cli)
+    job = cli.ok("launch", "-d", "count.py").strip()
+    begun(cli, job)
+    if ending == "both":
+        ec2.reboot_instances(InstanceIds=before)
+    else:
+        cli("exec", "--node", "1", "--", "sudo reboot")
+    wait_for(lambda: len(instances(cli)) == 2 and cli("exec", "--", "true").returncode == 0, "they run again")
+    listed = cli("jobs")
+    assert (newest(cli)["state"], newest(cli)["exit_code"]) == ("failed", 1)
+    first = REBOOTED.search(listed.stderr)
+    assert first, listed
+    assert f"resume {job}` starts the job again" in listed.stderr
+    ec2.reboot_instances(InstanceIds=before)
+    wait_for(lambda: cli("exec", "--", "true").returncode == 0, "they run again")
+    followed = cli("logs", "-f", job)
+    assert followed.returncode == 1
+    again = REBOOTED.search(followed.stderr)
+    assert again, followed
+    assert again[1] == first[1], "the time of the first reboot is kept"
+
+
+def test_job_with_retries_is_resumed_after_a_slow_reboot(cli: CommandLine, ec2: Any) -> None:
+    cli.env["CLOUDDDP_TIME_SCALE"] = "0.2"
+    before = instances(cli)
+    process = cli.start("launch", "--retries", "1", "count.py")
+    begun(cli)
+    cli.ok("sim", "conditions", json.dumps({"boot": {"ssh_seconds": 15}}))
+    ec2.reboot_instances(InstanceIds=[before[1]])
+    wait_for(lambda: newest(cli)["state"] == "running" and newest(cli)["resumed_from"], "it was resumed")
+    begun(cli, newest(cli)["id"])
+    cli.ok("sim", "conditions", "--clear")
+    cli.ok("exec", "--", "touch enough")
+    _, err = process.communicate(timeout=110)
+    assert process.returncode == 0, err
+    assert "node 1 may be rebooting: waiting until it responds, or has ended" in err
+    assert instances(cli) == before
+
+
+def test_reboot_during_the_setup(cli: CommandLine, ec2: Any) -> None:
+    cli.write("cloudddp.toml", TOML + '[setup]\nrun = ["sleep 120"]\n')
+    process = cli.start("launch", "count.py")
+    wait_for(
+        lambda: (found := cli("jobs", "--json").stdout) != "[]\n" and json.loads(found), "the setup runs"
+    )
+    ec2.reboot_instances(InstanceIds=[instances(cli)[1]])
+    process.communicate(timeout=110)
+    wait_for(lambda: cli("exec", "--node", "1", "--", "true").returncode == 0, "it runs again")
+    assert "node 1 was rebooted during its setup" in str(newest(cli)["cause"]), newest(cli)
