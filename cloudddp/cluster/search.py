@@ -19,7 +19,7 @@ from cloudddp.cluster.addresses import in_parallel
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.errors import AWSError, CloudDDPError
+from cloudddp.errors import AWSError, CloudDDPError, ToolCommand
 from cloudddp.local_state import known_clusters
 
 _NOT_LISTED = "other regions"  # of the account, if it does not say which it has
@@ -156,6 +156,40 @@ def rest(asked: AWS, regions_asked: Collection[str], name: str | None = None) ->
     return ask([asked.at(region) for region in enabled if region not in regions_asked], name)
 
 
+def not_enabled(found: Search, asked: AWS) -> dict[str, AWSError]:
+    """Return an error for each region that refuses credentials which another one accepts, by region.
+
+    If no other region was asked, the one that every account has enabled is: one AWS call then, and only after a refusal.
+    """
+    codes = {one: _code(error) for one, error in found.failed.items() if _code(error) in REGION_REFUSED}
+    accepting = _accepting(found)
+    if codes and not accepting and asked.home_region not in found.failed:
+        accepting = _accepting(ask([asked.at(asked.home_region)]))
+    if not accepting:
+        return {}
+    return {
+        region: AWSError(
+            f"{region} refuses the credentials that {accepting[0]} accepts ({code}): the account has not enabled this region, or "
+            "they have a version 1 STS token, which opt-in regions refuse",
+            hint=(
+                "choose another region; or enable it, which takes some minutes: ",
+                ToolCommand("aws", "account", "enable-region", "--region-name", region),
+            ),
+            code=code,
+        )
+        for region, code in codes.items()
+    }
+
+
+def _accepting(found: Search) -> list[str]:
+    """Return the regions that accept the credentials, also if a policy denies the call there."""
+    return found.regions + [one for one, error in found.failed.items() if _code(error) in denials.CODES]
+
+
+def _code(error: CloudDDPError) -> str:
+    return error.code if isinstance(error, AWSError) else ""
+
+
 def in_regions(clouds: Sequence[AWS], name: str, progress: ProgressCallback) -> Search:
     """Return the clusters of all names in the regions in which `up` may create one. One AWS call for each.
 
@@ -164,17 +198,13 @@ def in_regions(clouds: Sequence[AWS], name: str, progress: ProgressCallback) -> 
     there, which may still be running.
     """
     found = ask(clouds)
+    refused = not_enabled(found, clouds[0])
     for region, error in found.failed.items():
-        code = error.code if isinstance(error, AWSError) else ""
-        refused = code in REGION_REFUSED
         ours = region in recorded(clouds[0].endpoint, name)
-        if not found.answers or ours or not (refused or code in denials.CODES):
-            raise error
+        if not found.answers or ours or not (region in refused or _code(error) in denials.CODES):
+            raise refused.get(region, error)
         why = f"{error.message}. A cluster {name!r} that another computer has created there would not be noticed"
-        if refused:
-            why = (
-                f"it refuses the credentials that {found.regions[0]} accepts ({code}): the account has not enabled this region "
-                "(`aws account enable-region`), or they have a version 1 STS token, which opt-in regions refuse"
-            )
+        if region in refused:
+            why = refused[region].message
         progress(f"warning: {region} is left out: {why}")
     return found

@@ -146,7 +146,9 @@ def test_poweroff_that_hangs_leads_to_the_next_one(
         (tmp_path / name).chmod(0o755)
     for line in units()["cloudddp-deadline.service"].splitlines():
         if line.startswith("ExecStart="):
-            commands += re.sub(r"/bin/(systemctl|sleep)\b", rf"{tmp_path}/\1", line.split("=", 1)[1].lstrip("-"))
+            commands += re.sub(
+                r"/bin/(systemctl|sleep)\b", rf"{tmp_path}/\1", line.split("=", 1)[1].lstrip("-")
+            )
             commands += "\n"
     process = subprocess.Popen(["sh", "-c", commands], start_new_session=True)
     try:
