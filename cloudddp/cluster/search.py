@@ -88,14 +88,14 @@ def recorded(endpoint: str, name: str | None = None) -> list[str]:
     return sorted({one.region for one in known})
 
 
-def ask(clouds: Sequence[AWS], name: str | None = None) -> Search:
-    """Ask regions for the clusters of that name, or for all. One AWS call for each, several at a time."""
+def ask(clouds: Sequence[AWS]) -> Search:
+    """Ask regions for their clusters, of all names. One AWS call for each, several at a time."""
     for aws in clouds:
         aws.client("ec2")  # botocore creates clients in one thread only
 
     def one(aws: AWS) -> list[Cluster] | CloudDDPError:
         try:
-            return inspect.find(aws, name)
+            return inspect.find(aws)
         except CloudDDPError as error:
             return error
 
@@ -114,10 +114,10 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     """
     known = recorded(asked.endpoint, name)
     likely = [one for one in dict.fromkeys([*configured, *known]) if one != asked.region]
-    first = ask([asked.at(region) for region in likely], name)
+    first = ask([asked.at(region) for region in likely])
     if first.own(name):
         return first
-    others = rest(asked, (asked.region, *first.regions), name)
+    others = rest(asked, (asked.region, *first.regions))
     # What the organization denies to every user was not launched by one, unless it was before: then there is a record.
     denied = [
         region
@@ -135,6 +135,16 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     return Search(first.answers, failed).merged(others)
 
 
+def others(asked: AWS, found: Search, name: str) -> list[Cluster]:
+    """Return the caller's live clusters of other names, in the regions of `found` and where this computer has created any.
+
+    One AWS call for each of these regions that `found` lacks. One that does not answer is left out.
+    """
+    known = (*found.regions, *found.failed)
+    more = [region for region in recorded(asked.endpoint) if region not in known]
+    return found.merged(ask([asked.at(region) for region in more])).others(name)
+
+
 def with_addresses(found: Search, name: str, *, anyone: bool) -> list[AWS]:
     """Return the regions with Elastic IPs of the caller's clusters of that name: they are billed without nodes. One AWS call
     for each."""
@@ -147,13 +157,13 @@ def with_addresses(found: Search, name: str, *, anyone: bool) -> list[AWS]:
     return [aws for aws, has in zip(found.answers, have, strict=True) if has]
 
 
-def rest(asked: AWS, regions_asked: Collection[str], name: str | None = None) -> Search:
+def rest(asked: AWS, regions_asked: Collection[str]) -> Search:
     """Ask the other regions that are enabled in the account."""
     try:
         enabled = regions.enabled(asked)
     except CloudDDPError as error:
         return Search(failed={_NOT_LISTED: error})
-    return ask([asked.at(region) for region in enabled if region not in regions_asked], name)
+    return ask([asked.at(region) for region in enabled if region not in regions_asked])
 
 
 def not_enabled(found: Search, asked: AWS) -> dict[str, AWSError]:

@@ -52,7 +52,8 @@ class BoundedPacketizer(Packetizer):  # type: ignore[misc]  # paramiko has no ty
         """Return the error for a connection that has ended: another one if the server has ended it before its identification."""
         if self.closed or self._line.startswith("SSH-"):
             return error
-        return paramiko.SSHException(early_close.text(self._line))
+        early: Exception = paramiko.SSHException(early_close.text(self._line))
+        return early
 
     def _read_timeout(self, timeout: float) -> bytes:
         data: bytes = super()._read_timeout(timeout)
