@@ -114,6 +114,14 @@ class AWS:
         """The partition of the region: aws, aws-cn, aws-us-gov and others."""
         return str(self._session.get_partition_for_region(self.region))
 
+    @property
+    def home_region(self) -> str:
+        """The region of the partition that is enabled in every account."""
+        partitions = self._core.get_data("partitions")["partitions"]
+        return str(
+            next(one["outputs"]["implicitGlobalRegion"] for one in partitions if one["id"] == self.partition)
+        )
+
     def client(self, service: str) -> Any:
         """Return the boto3 client of a service, created on first use. Raises UsageError."""
         if service not in self._clients:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cloudddp.aws.answers import Count, Id, Record, Tagged
 from cloudddp.aws.client import AWS
+from cloudddp.aws.public_access import Block, block
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, ToolCommand, UsageError
 from cloudddp.text import one_line
@@ -19,6 +20,7 @@ _PRIVATE = (
     "connect to private addresses (docs/connections.md): --connect private --ssh-from BLOCK with a VPN, "
     "--proxy-jump USER@HOST through a jump host"
 )
+_BLOCK_PUBLIC_ACCESS = "VPC Block Public Access"
 _Address = IPv4Address | IPv6Address
 
 
@@ -103,8 +105,8 @@ def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> t
     """Return one subnet per zone, in the order in which to try them.
 
     Each is in a zone that offers the type, has an address for every node, and has a route through an internet gateway to
-    the address blocks of `reached_from`, from which SSH comes; an empty one requires no route. Makes three or four AWS
-    calls. Raises UsageError if the settings exclude every subnet or lack a VPC, CloudDDPError if too few addresses are
+    the address blocks of `reached_from`, from which SSH comes, that VPC Block Public Access leaves open; an empty one requires
+    no route. Makes three to six AWS calls. Raises UsageError if the settings exclude every subnet or lack a VPC, CloudDDPError if too few addresses are
     free.
     """
     vpc_id = _vpc(aws, spec)
@@ -116,6 +118,7 @@ def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> t
     chosen = _offered(spec, chosen, _zones_offering(aws, spec.instance_type), aws.region)
     if reached_from:
         chosen = _reachable(chosen, _route_tables(aws, chosen[0].vpc_id), reached_from)
+        chosen = _unblocked(chosen, block(aws), aws.region)
     return _one_per_zone(_large(spec, chosen))
 
 
@@ -177,7 +180,7 @@ def _subnet(item: _Subnet) -> Subnet:
 def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[str]) -> UsageError:
     """Return the error that lists the subnets and which of them are public, so that the suggested one works.
 
-    Makes one AWS call.
+    Makes one AWS call, or up to three.
     """
     head = f"this account has no default VPC in {aws.region}"
     if not found:
@@ -191,10 +194,17 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
         )
     tables = _route_tables(aws)
     blocks = reached_from or ("0.0.0.0/0",)
-    public = _with_gateway(found, tables, blocks)
+    routed = _with_gateway(found, tables, blocks)
+    public = _open(routed, block(aws) if reached_from and routed else None)
     listed = [
         f"{one.described}: "
-        + ("public" if one in public else f"private, {_default_route(_table_of(one, tables))}")
+        + (
+            "public"
+            if one in public
+            else f"blocked by {_BLOCK_PUBLIC_ACCESS}"
+            if one in routed
+            else f"private, {_default_route(_table_of(one, tables))}"
+        )
         for one in (*public, *(one for one in found if one not in public))
     ]
     more = [f"and {len(listed) - _LISTED} more"] if len(listed) > _LISTED else []
@@ -318,6 +328,31 @@ def _reachable(found: Sequence[Subnet], tables: Sequence[_RouteTable], blocks: S
         + "; ".join(f"{one.described}: {_default_route(_table_of(one, tables))}" for one in found[:_LISTED]),
         hint=f"give a public subnet with --subnets; or {_PRIVATE}",
     )
+
+
+def _unblocked(found: Sequence[Subnet], blocked: Block | None, region: str) -> list[Subnet]:
+    """Return the subnets that the account leaves open to connections from outside."""
+    if blocked is None or (chosen := _open(found, blocked)):
+        return list(found) if blocked is None else chosen
+    exclude = (
+        (
+            "; or exclude one from it, which takes some minutes: ",
+            ToolCommand(
+                "aws", "ec2", "create-vpc-block-public-access-exclusion", "--region", region, "--subnet-id", found[0].id,
+                "--internet-gateway-exclusion-mode", "allow-bidirectional",
+            ),
+        )
+        if blocked.exclusions_allowed
+        else ("; your organization allows no exclusions",)
+    )  # fmt: skip
+    raise UsageError(
+        f"{_BLOCK_PUBLIC_ACCESS} is {blocked.mode} in {region}, so SSH cannot reach public addresses in {_listed(found)}",
+        hint=(f"give a subnet that is excluded from it with --subnets; or {_PRIVATE}", *exclude),
+    )
+
+
+def _open(found: Sequence[Subnet], blocked: Block | None) -> list[Subnet]:
+    return [one for one in found if blocked is None or not blocked.excluded.isdisjoint((one.id, one.vpc_id))]
 
 
 def _with_gateway(

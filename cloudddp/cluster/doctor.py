@@ -23,7 +23,7 @@ from cloudddp.aws.images import Image
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cluster import interfaces, offers, reach, reserved
+from cloudddp.cluster import interfaces, offers, reach, reserved, search
 from cloudddp.cluster.identity import new_identity
 from cloudddp.cluster.offers import Offer
 from cloudddp.cluster.permission import dry_run_parameters, hint_of_denial, is_about_default_group, key_hint
@@ -62,6 +62,14 @@ class Check:
 def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
     """Yield the checks of settings that preconditions.check accepts, those of this computer first. Makes read-only calls, and creating ones as DryRun."""
     yield from _this_computer()
+    names = {aws.region: f"{aws.region}: " if len(clouds) > 1 else "" for aws in clouds}
+    refused = search.not_enabled(search.ask(clouds), clouds[0])
+    for region, problem in refused.items():
+        yield replace(_failed(f"{names[region]}region", problem), region=region)
+    clouds = [aws for aws in clouds if aws.region not in refused]
+    if not clouds:
+        yield _not_checked("identity", "clock", "SSH", *_OF_REGION)
+        return
     try:
         identity = clouds[0].call("sts", "get_caller_identity")
     except CloudDDPError as error:
@@ -78,8 +86,7 @@ def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
     yield _outgoing_ssh() if reach.is_direct(spec) else _route(spec)
     for aws in clouds:
         for check in _once(_region(aws, spec, ssh_from, owner)):
-            name = check.name if len(clouds) == 1 else f"{aws.region}: {check.name}"
-            yield replace(check, name=name, region=aws.region)
+            yield replace(check, name=f"{names[aws.region]}{check.name}", region=aws.region)
 
 
 def _once(checks: Iterator[Check]) -> Iterator[Check]:

@@ -19,7 +19,7 @@ from cloudddp.cluster.addresses import in_parallel
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.ownership import Ownership
 from cloudddp.cluster.progress import ProgressCallback
-from cloudddp.errors import AWSError, CloudDDPError
+from cloudddp.errors import AWSError, CloudDDPError, ToolCommand
 from cloudddp.local_state import known_clusters
 
 _NOT_LISTED = "other regions"  # of the account, if it does not say which it has
@@ -88,14 +88,14 @@ def recorded(endpoint: str, name: str | None = None) -> list[str]:
     return sorted({one.region for one in known})
 
 
-def ask(clouds: Sequence[AWS], name: str | None = None) -> Search:
-    """Ask regions for the clusters of that name, or for all. One AWS call for each, several at a time."""
+def ask(clouds: Sequence[AWS]) -> Search:
+    """Ask regions for their clusters, of all names. One AWS call for each, several at a time."""
     for aws in clouds:
         aws.client("ec2")  # botocore creates clients in one thread only
 
     def one(aws: AWS) -> list[Cluster] | CloudDDPError:
         try:
-            return inspect.find(aws, name)
+            return inspect.find(aws)
         except CloudDDPError as error:
             return error
 
@@ -114,10 +114,10 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     """
     known = recorded(asked.endpoint, name)
     likely = [one for one in dict.fromkeys([*configured, *known]) if one != asked.region]
-    first = ask([asked.at(region) for region in likely], name)
+    first = ask([asked.at(region) for region in likely])
     if first.own(name):
         return first
-    others = rest(asked, (asked.region, *first.regions), name)
+    others = rest(asked, (asked.region, *first.regions))
     # What the organization denies to every user was not launched by one, unless it was before: then there is a record.
     denied = [
         region
@@ -135,6 +135,16 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
     return Search(first.answers, failed).merged(others)
 
 
+def others(asked: AWS, found: Search, name: str) -> list[Cluster]:
+    """Return the caller's live clusters of other names, in the regions of `found` and where this computer has created any.
+
+    One AWS call for each of these regions that `found` lacks. One that does not answer is left out.
+    """
+    known = (*found.regions, *found.failed)
+    more = [region for region in recorded(asked.endpoint) if region not in known]
+    return found.merged(ask([asked.at(region) for region in more])).others(name)
+
+
 def with_addresses(found: Search, name: str, *, anyone: bool) -> list[AWS]:
     """Return the regions with Elastic IPs of the caller's clusters of that name: they are billed without nodes. One AWS call
     for each."""
@@ -147,13 +157,47 @@ def with_addresses(found: Search, name: str, *, anyone: bool) -> list[AWS]:
     return [aws for aws, has in zip(found.answers, have, strict=True) if has]
 
 
-def rest(asked: AWS, regions_asked: Collection[str], name: str | None = None) -> Search:
+def rest(asked: AWS, regions_asked: Collection[str]) -> Search:
     """Ask the other regions that are enabled in the account."""
     try:
         enabled = regions.enabled(asked)
     except CloudDDPError as error:
         return Search(failed={_NOT_LISTED: error})
-    return ask([asked.at(region) for region in enabled if region not in regions_asked], name)
+    return ask([asked.at(region) for region in enabled if region not in regions_asked])
+
+
+def not_enabled(found: Search, asked: AWS) -> dict[str, AWSError]:
+    """Return an error for each region that refuses credentials which another one accepts, by region.
+
+    If no other region was asked, the one that every account has enabled is: one AWS call then, and only after a refusal.
+    """
+    codes = {one: _code(error) for one, error in found.failed.items() if _code(error) in REGION_REFUSED}
+    accepting = _accepting(found)
+    if codes and not accepting and asked.home_region not in found.failed:
+        accepting = _accepting(ask([asked.at(asked.home_region)]))
+    if not accepting:
+        return {}
+    return {
+        region: AWSError(
+            f"{region} refuses the credentials that {accepting[0]} accepts ({code}): the account has not enabled this region, or "
+            "they have a version 1 STS token, which opt-in regions refuse",
+            hint=(
+                "choose another region; or enable it, which takes some minutes: ",
+                ToolCommand("aws", "account", "enable-region", "--region-name", region),
+            ),
+            code=code,
+        )
+        for region, code in codes.items()
+    }
+
+
+def _accepting(found: Search) -> list[str]:
+    """Return the regions that accept the credentials, also if a policy denies the call there."""
+    return found.regions + [one for one, error in found.failed.items() if _code(error) in denials.CODES]
+
+
+def _code(error: CloudDDPError) -> str:
+    return error.code if isinstance(error, AWSError) else ""
 
 
 def in_regions(clouds: Sequence[AWS], name: str, progress: ProgressCallback) -> Search:
@@ -164,17 +208,13 @@ def in_regions(clouds: Sequence[AWS], name: str, progress: ProgressCallback) -> 
     there, which may still be running.
     """
     found = ask(clouds)
+    refused = not_enabled(found, clouds[0])
     for region, error in found.failed.items():
-        code = error.code if isinstance(error, AWSError) else ""
-        refused = code in REGION_REFUSED
         ours = region in recorded(clouds[0].endpoint, name)
-        if not found.answers or ours or not (refused or code in denials.CODES):
-            raise error
+        if not found.answers or ours or not (region in refused or _code(error) in denials.CODES):
+            raise refused.get(region, error)
         why = f"{error.message}. A cluster {name!r} that another computer has created there would not be noticed"
-        if refused:
-            why = (
-                f"it refuses the credentials that {found.regions[0]} accepts ({code}): the account has not enabled this region "
-                "(`aws account enable-region`), or they have a version 1 STS token, which opt-in regions refuse"
-            )
+        if region in refused:
+            why = refused[region].message
         progress(f"warning: {region} is left out: {why}")
     return found

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError
-from cloudddp.ssh import paramiko_fixes
+from cloudddp.ssh import early_close, paramiko_fixes
 from cloudddp.ssh.channel import CommandIO
 from cloudddp.ssh.event_loop import event_loop
 from cloudddp.ssh.loop_socket import LoopSocket
 from cloudddp.ssh.routes.route import DIRECT, Route, Stream
 from cloudddp.ssh.running import MAX_OUTPUT, CommandSpec, Result, RunningCommand
-from cloudddp.text import reason_of
+from cloudddp.text import one_line, reason_of
 
 if TYPE_CHECKING:
     import paramiko
@@ -294,6 +294,12 @@ def _explain(target: Target, host_key: str, error: BaseException) -> ConnectErro
             hint=target.route.silent_hint,
             patience=inf,
             silent=True,
+        )
+    if closed := early_close.reason_in(error):
+        return ConnectError(
+            f"{where}: {one_line(closed, 300)}",
+            hint=(f"{early_close.PENALTIES}. Or it is booting: ", Command("status"), " shows its state"),
+            patience=inf,
         )
     if any(text in str(error) for text in ("protocol banner", "protocol version", "No existing session")):
         return ConnectError(

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import paramiko
 from paramiko.packet import Packetizer
 
+from cloudddp.ssh import early_close
+
 LONGEST_LINE = 255  # bytes, with its end (RFC 4253, section 4.2); paramiko limits the number of lines to 100
 EARLY_PACKET = 35_000  # bytes before the login and of a key exchange: what RFC 4253, section 6.1 asks for
 LARGEST_PACKET = 256 << 10  # bytes, as in OpenSSH; channels ask for at most 128 KiB of data per packet
@@ -30,16 +32,28 @@ class BoundedPacketizer(Packetizer):  # type: ignore[misc]  # paramiko has no ty
         self._stream = stream
         self._unended = 0  # bytes since the last end of a line
         self._largest = EARLY_PACKET
+        self._line = ""  # the last one, up to the identification
 
     def raise_limit(self) -> None:
         """Accept packets of every size that SSH allows: the server is the expected one, and the user is logged in."""
         self._largest = LARGEST_PACKET
 
     def readline(self, timeout: float) -> str:
-        line: str = super().readline(timeout)
+        try:
+            line: str = super().readline(timeout)
+        except (EOFError, ConnectionError) as error:
+            raise self._early(error) from None
         if len(line) >= LONGEST_LINE:
             raise paramiko.SSHException(f"a line is longer than {LONGEST_LINE} bytes")
+        self._line = line
         return line
+
+    def _early(self, error: Exception) -> Exception:
+        """Return the error for a connection that has ended: another one if the server has ended it before its identification."""
+        if self.closed or self._line.startswith("SSH-"):
+            return error
+        early: Exception = paramiko.SSHException(early_close.text(self._line))
+        return early
 
     def _read_timeout(self, timeout: float) -> bytes:
         data: bytes = super()._read_timeout(timeout)
@@ -69,4 +83,7 @@ class BoundedPacketizer(Packetizer):  # type: ignore[misc]  # paramiko has no ty
     def write_all(self, out: bytes) -> None:
         if getattr(self._stream, "backlog", 0) + len(out) > MOST_UNSENT:
             raise self.fail(f"it does not read: more than {MOST_UNSENT >> 10} KiB wait to be sent to it")
-        super().write_all(out)
+        try:
+            super().write_all(out)
+        except EOFError as error:
+            raise self._early(error) from None

@@ -132,6 +132,16 @@ def test_image_network_and_price_are_checked_with_the_settings(cli: Any, ec2: An
     assert found["not checked"]["detail"] == "permissions"
 
 
+def test_subnets_that_the_account_blocks_fail(cli: Any, ec2: Any) -> None:
+    ec2.modify_vpc_block_public_access_options(InternetGatewayBlockMode="block-ingress")
+    try:
+        found = checks(cli, code=1)["network"]
+    finally:
+        ec2.modify_vpc_block_public_access_options(InternetGatewayBlockMode="off")
+    assert "VPC Block Public Access is block-ingress in us-east-1" in found["detail"]
+    assert "create-vpc-block-public-access-exclusion" in found["fix"]
+
+
 def test_blocked_way_out_is_a_warning(cli: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -165,6 +175,36 @@ def test_each_region_is_checked(cli: Any) -> None:
     assert found["eu-west-3: instance type"]["region"] == "eu-west-3"
     assert found["identity"]["region"] is None
     checks(cli, "--regions", "af-south-1,eu-west-3", "-t", "p4d.24xlarge", code=1)
+
+
+REFUSED = {"status": 401, "message": "AWS was not able to validate the provided access credentials"}
+
+
+@pytest.mark.parametrize("code", ["AuthFailure", "OptInRequired"])
+def test_region_that_the_account_has_not_enabled_is_named(cli: Any, faults: Any, code: str) -> None:
+    """EC2 refuses valid credentials there; so does STS, which therefore must not be asked there."""
+    faults.fail("DescribeInstances@af-south-1", code, times=99, **REFUSED)
+    faults.fail("GetCallerIdentity@af-south-1", "InvalidClientTokenId", times=99, status=403)
+    found = checks(cli, "--regions", "af-south-1,us-east-1")  # the other one passes
+    region = found["af-south-1: region"]
+    assert (region["status"], region["region"]) == ("fail", "af-south-1")
+    assert region["detail"].startswith(f"af-south-1 refuses the credentials that us-east-1 accepts ({code})")
+    assert "version 1 STS token" in region["detail"]
+    assert "aws account enable-region --region-name af-south-1" in region["fix"]
+    assert [name for name in found if name.startswith("af-south-1")] == ["af-south-1: region"]
+    assert found["identity"]["status"] == "pass"
+    assert found["us-east-1: network"]["status"] == "pass"
+    alone = checks(cli, "--region", "af-south-1", code=1)
+    assert alone["region"]["detail"] == region["detail"]
+    assert set(alone) == {"OpenSSH", "disk", "region", "not checked"}
+
+
+def test_wrong_credentials_are_no_region_that_is_not_enabled(cli: Any, faults: Any) -> None:
+    faults.fail("DescribeInstances", "AuthFailure", times=99, **REFUSED)
+    faults.fail("GetCallerIdentity", "InvalidClientTokenId", times=99, status=403)
+    found = checks(cli, "--regions", "af-south-1,us-east-1", code=1)
+    assert set(found) == {"OpenSSH", "disk", "identity", "not checked"}
+    assert "aws configure" in found["identity"]["fix"]
 
 
 def test_name_that_is_taken_is_no_missing_permission(cli: Any) -> None:

@@ -30,6 +30,7 @@ REQUIRED = [
     ("DescribeInstanceTypeOfferings", "instanceTypeOfferingSet"),
     ("DescribeInstanceTypeOfferings", "location"),
     ("DescribeRouteTables", "routeTableSet"),
+    ("DescribeVpcBlockPublicAccessOptions", "vpcBlockPublicAccessOptions"),
 ]
 LONG = "x" * 300_000
 INVALID = [

@@ -29,6 +29,13 @@ def vpc(ec2: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Vpc]
         one.close()
 
 
+@pytest.fixture
+def block(ec2: Any) -> Iterator[Callable[[str], None]]:
+    """Set the mode of VPC Block Public Access; the test's end sets it to off."""
+    yield lambda mode: ec2.modify_vpc_block_public_access_options(InternetGatewayBlockMode=mode)
+    ec2.modify_vpc_block_public_access_options(InternetGatewayBlockMode="off")
+
+
 def refused(cli: Any, faults: Any, *flags: str) -> str:
     """Return the message of an `up` that is refused before anything is created."""
     done = cli("up", "-n", "2", *flags)
@@ -68,6 +75,79 @@ def test_blackhole_route_is_not_a_way_out(cli: Any, faults: Any, ec2: Any, vpc: 
     )
     message = refused(cli, faults, "--subnets", subnet)
     assert re.search(r"0\.0\.0\.0/0 goes to igw-[0-9a-f]+ \(blackhole\)", message)
+
+
+@pytest.mark.parametrize("mode", ["block-bidirectional", "block-ingress"])
+def test_subnet_that_the_account_blocks_is_refused(
+    cli: Any, faults: Any, vpc: Any, block: Any, mode: str
+) -> None:
+    """Both modes block connections from outside, whatever the routes are (Amazon VPC User Guide, "VPC BPA basics")."""
+    own = vpc()
+    own.open()
+    subnet = own.subnet("10.90.1.0/24", "us-east-1a")
+    block(mode)
+    message = refused(cli, faults, "--subnets", subnet)
+    assert (
+        f"VPC Block Public Access is {mode} in us-east-1, so SSH cannot reach public addresses in {subnet} ("
+        in message
+    )
+    assert "--connect private" in message
+    command = (
+        f"aws ec2 create-vpc-block-public-access-exclusion --region us-east-1 --subnet-id {subnet} "
+        "--internet-gateway-exclusion-mode allow-bidirectional"
+    )
+    assert command in " ".join(message.split())
+    faults.rewrite(
+        "DescribeVpcBlockPublicAccessOptions",
+        lambda body: body.replace(b">allowed<", b">not-allowed<"),
+    )
+    message = refused(cli, faults, "--subnets", subnet)
+    assert "your organization allows no exclusions" in message
+    assert "create-vpc-block-public-access-exclusion" not in message
+
+
+def test_subnet_that_is_excluded_from_the_block_is_chosen(
+    cli: Any, ec2: Any, faults: Any, vpc: Any, block: Any
+) -> None:
+    """By an exclusion of its own or of its VPC that allows both directions, as long as it exists."""
+    own = vpc()
+    own.open()
+    first, second = (own.subnet(f"10.90.{k}.0/24", f"us-east-1{zone}") for k, zone in ((1, "a"), (2, "b")))
+    flags = ("--subnets", f"{first},{second}")
+    block("block-bidirectional")
+
+    def exclude(mode: str, **of: str) -> str:
+        made = ec2.create_vpc_block_public_access_exclusion(InternetGatewayExclusionMode=mode, **of)
+        return str(made["VpcBlockPublicAccessExclusion"]["ExclusionId"])
+
+    exclude("allow-egress", SubnetId=first)
+    refused(cli, faults, *flags)
+    exclusion = exclude("allow-bidirectional", SubnetId=second)
+    assert "us-east-1: us-east-1b" in plan_of(cli, *flags)
+    cli.env["CLOUDDDP_YES"] = "1"
+    ec2.delete_vpc_block_public_access_exclusion(ExclusionId=exclusion)
+    refused(cli, faults, *flags)
+    exclude("allow-bidirectional", VpcId=own.id)
+    assert "us-east-1: us-east-1a" in plan_of(cli, *flags)
+
+
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "InvalidAction"])
+def test_block_that_cannot_be_asked_about_is_no_obstacle(
+    cli: Any, block: Any, conditions: Any, code: str
+) -> None:
+    """The policy may be older than the call, and another partition or endpoint may not have it."""
+    block("block-ingress")
+    for action in ("DescribeVpcBlockPublicAccessOptions", "DescribeVpcBlockPublicAccessExclusions"):
+        conditions(clear=True, reject={action: {"code": code, "status": 400, "calls": 9}})
+        message = plan_of(cli)
+        assert "BlockPublicAccess" not in message
+        assert "Block Public Access" not in message
+
+
+def test_block_does_not_concern_nodes_without_a_public_route(cli: Any, faults: Any, block: Any) -> None:
+    block("block-bidirectional")
+    plan_of(cli, "--connect", "private", "--ssh-from", "10.8.0.10/32")
+    assert faults.count("DescribeVpcBlockPublicAccessOptions") == 0
 
 
 def test_public_subnet_of_a_custom_vpc_is_chosen(cli: Any, vpc: Any) -> None:
@@ -166,7 +246,9 @@ def test_account_without_default_vpc_lists_its_subnets(cli: Any, faults: Any) ->
     assert re.search(r"--vpc vpc-[0-9a-f]+, or --subnets subnet-", message)
 
 
-def test_subnet_that_is_suggested_without_a_default_vpc_is_public(cli: Any, faults: Any, vpc: Any) -> None:
+def test_subnet_that_is_suggested_without_a_default_vpc_is_public(
+    cli: Any, faults: Any, vpc: Any, block: Any
+) -> None:
     """What the hint suggests must work: a private subnet would be refused by the next command."""
     own = vpc()
     own.open()
@@ -178,6 +260,13 @@ def test_subnet_that_is_suggested_without_a_default_vpc_is_public(cli: Any, faul
     assert f"{private} ({own.id}, us-east-1a, 251 free addresses): private, no default route" in message
     assert f"{public} ({own.id}, us-east-1a, 251 free addresses): public" in message
     assert f"--subnets {public}" in message
+    block("block-ingress")
+    message = refused(cli, faults)
+    assert (
+        f"{public} ({own.id}, us-east-1a, 251 free addresses): blocked by VPC Block Public Access" in message
+    )
+    assert "none of these subnets is public" in message
+    block("off")
     faults.rewrite("DescribeSubnets", only_subnets(private))
     message = refused(cli, faults)
     assert "none of these subnets is public" in message

@@ -419,9 +419,12 @@ def test_region_that_the_account_has_not_enabled_is_left_out(
     done = cli("up", "-n", "1", "--regions", "us-west-2,us-east-1", CLOUDDDP_PRICE="1")
     assert done.returncode == 0, done.stderr
     assert re.search(
-        r"us-west-2 is left out: .*us-east-1.*aws account enable-region.*version 1 STS token", done.stderr
+        r"us-west-2 is left out: .*us-east-1.*has not enabled this region.*version 1 STS token", done.stderr
     )
     assert len(remains().instances) == 1
     alone = cli("--region", "us-west-2", "up", "-n", "1", CLOUDDDP_PRICE="1")
     assert alone.returncode == 1
     assert "left out" not in alone.stderr
+    assert f"us-west-2 refuses the credentials that us-east-1 accepts ({code})" in alone.stderr
+    assert "aws account enable-region --region-name us-west-2" in alone.stderr
+    assert "aws configure" not in alone.stderr

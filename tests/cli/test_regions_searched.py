@@ -300,6 +300,37 @@ def test_up_and_down_name_the_other_clusters_with_their_price(alone: CommandLine
             alone("-c", name, "down", "-y")
 
 
+def test_down_names_the_other_clusters_in_the_regions_that_are_recorded_here(
+    alone: CommandLine, other_region: Any, faults: Any
+) -> None:
+    """With one call for each of them."""
+    name = f"{alone.cluster}-b"
+    alone.ok("--region", "us-west-2", "up", "-n", "1")
+    alone.ok("-c", name, "up", "-n", "1")
+    faults.calls.clear()
+    before = faults.count("DescribeInstances@us-west-2")
+    done = alone("-c", name, "down", "-y")
+    assert done.returncode == 0, done.stderr
+    assert f"your cluster {alone.cluster} in us-west-2 also runs: 1 node, $1." in done.stderr
+    assert f"cloudddp down -c {alone.cluster} --region us-west-2" in done.stderr
+    assert "DescribeRegions" not in faults.calls
+    assert faults.count("DescribeInstances@us-west-2") == before + 1
+    faults.fail("DescribeInstances@us-west-2", "UnauthorizedOperation", times=9)
+    alone.ok("-c", name, "up", "-n", "1")
+    assert alone("-c", name, "down", "-y").returncode == 0  # a reminder, no reason to fail
+    faults.clear()
+    alone.ok("--region", "us-west-2", "down", "-y")
+
+
+def test_down_names_the_other_clusters_in_the_regions_that_it_searches(
+    elsewhere: CommandLine, other_region: Any
+) -> None:
+    done = elsewhere("-c", f"{elsewhere.cluster}-b", "down", "-y")
+    assert done.returncode == 0, done.stderr
+    assert "nothing to do" in done.stdout
+    assert f"your cluster {elsewhere.cluster} in us-west-2 also runs: 1 node, $1." in done.stderr
+
+
 @pytest.mark.parametrize(
     ("option", "code"), [("--max-cost=1", 1), ("--max-hours=1", 1), ("--max-cost=20", 0)]
 )

@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 STALL_MINUTES = 0.05
+ENDS = "sudo -n systemctl start --no-block cloudddp-deadline.service"
 # Ranks that wait for a byte of rank 2, which sleeps in another function.
 HANG = """
 import os, time
@@ -157,7 +158,7 @@ def test_cluster_is_ended_from_all_nodes(pair: Pair, tmp_path: Path, monkeypatch
     pair.run("import time; time.sleep(600)", on_stall=OnStall.DOWN)
     for node in pair.nodes:
         until((node.home / "sudo.log").exists)
-        assert (node.home / "sudo.log").read_text() == "sudo -n systemctl poweroff\n"
+        assert (node.home / "sudo.log").read_text() == f"{ENDS}\n"
         (node.store / "poweroff.json").unlink()  # ends the agent, which would try again
     assert pair.verdict().first is not None
 
@@ -173,12 +174,13 @@ def test_shutdown_that_fails_is_tried_again(
     pair.run("import time; time.sleep(600)", on_stall=OnStall.DOWN)
     for node in pair.nodes:
         log = node.home / "sudo.log"
-        until(lambda log=log: log.exists() and len(log.read_text().splitlines()) >= 4)  # type: ignore[misc]
-        assert log.read_text().splitlines()[:4] == [
+        until(lambda log=log: log.exists() and len(log.read_text().splitlines()) >= 5)  # type: ignore[misc]
+        assert log.read_text().splitlines()[:5] == [
+            ENDS,
             "sudo -n systemctl poweroff",
             "sudo -n systemctl poweroff --force",
             "sudo -n shutdown -P now",
-            "sudo -n systemctl poweroff",
+            ENDS,
         ]
         (node.store / "poweroff.json").unlink()
     assert pair.verdict().first is not None

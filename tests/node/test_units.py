@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -102,15 +104,61 @@ def test_timer_has_a_second_trigger_and_catches_up() -> None:
     assert Path(TIMER).stem == Path(SERVICE).stem
 
 
-def test_service_has_no_dependencies_and_powers_off_despite_failures() -> None:
+def test_service_is_not_stopped_by_a_shutdown() -> None:
+    """Without default dependencies it does not conflict with shutdown.target: it has to run until the power is off."""
     assert section("cloudddp-deadline.service", "Unit")["DefaultDependencies"] == "no"
-    commands = [
-        line.removeprefix("ExecStart=")
-        for line in units()["cloudddp-deadline.service"].splitlines()
-        if line.startswith("ExecStart=")
-    ]
-    assert all(command.startswith("-") for command in commands[:-1])  # one that fails must not stop the rest
-    commands = [command.removeprefix("-") for command in commands]
-    assert "poweroff" in commands[0]
-    assert commands[-1].endswith("poweroff --force --force")
-    assert all(command.startswith("/") for command in commands)
+
+
+PLAIN, DIRECT, FORCED = "--no-block poweroff", "poweroff --force --force", "poweroff --force"
+# A poweroff of each kind. systemd obeys FORCED by killing every process, also those that have a poweroff left to try;
+# DIRECT is done by systemctl itself, after a sync.
+SYSTEMCTL = """\
+#!/bin/sh
+echo "$*" >> {folder}/calls
+case "$*" in {hanging}) exec sleep 1000 ;; "--no-block poweroff") exit 0 ;; esac
+kill -9 0
+"""
+SLEEP = """\
+#!/bin/sh
+echo "$1" >> {folder}/seconds
+while [ "$(wc -l < {folder}/calls)" -lt "$(wc -l < {folder}/seconds)" ]; do sleep 0.05; done
+"""
+
+
+@pytest.mark.parametrize(
+    ("hanging", "called", "within"),
+    [
+        ((), [PLAIN, DIRECT], 120),  # a unit that does not stop: systemctl has returned at once
+        ((PLAIN,), [PLAIN, DIRECT], 120),  # systemd does not answer
+        ((PLAIN, DIRECT), [PLAIN, DIRECT, FORCED], 150),  # a sync waits for a mount whose server is gone
+    ],
+    ids=["a unit does not stop", "systemd hangs", "a mount hangs"],
+)
+def test_poweroff_that_hangs_leads_to_the_next_one(
+    tmp_path: Path, hanging: tuple[str, ...], called: list[str], within: int
+) -> None:
+    """Runs the commands of the service one after the other, as systemd does, with a systemctl that hangs."""
+    pattern = "|".join(f'"{one}"' for one in hanging) or '""'
+    commands = ""
+    (tmp_path / "calls").touch()
+    for name, text in (("systemctl", SYSTEMCTL), ("sleep", SLEEP)):
+        (tmp_path / name).write_text(text.format(folder=tmp_path, hanging=pattern))
+        (tmp_path / name).chmod(0o755)
+    for line in units()["cloudddp-deadline.service"].splitlines():
+        if line.startswith("ExecStart="):
+            commands += re.sub(
+                r"/bin/(systemctl|sleep)\b", rf"{tmp_path}/\1", line.split("=", 1)[1].lstrip("-")
+            )
+            commands += "\n"
+    process = subprocess.Popen(["sh", "-c", commands], start_new_session=True)
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        assert (tmp_path / "calls").read_text().splitlines() == called
+        waits = (tmp_path / "seconds").read_text().split()
+        assert sum(map(int, waits[: len(called) - 1])) == within
+        assert process.poll() == -signal.SIGKILL, "nothing has powered the node off"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

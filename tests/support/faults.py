@@ -31,6 +31,7 @@ class FaultyEndpoint:
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream
         self.calls: list[str] = []
+        self._placed: list[str] = []  # the same, with @ and the region
         self.date = ""  # the time of every answer; '' for the current time
         self._errors: dict[str, deque[tuple[int, str, str]]] = {}
         self._rewrites: dict[str, Rewrite] = {}
@@ -73,7 +74,8 @@ class FaultyEndpoint:
         self._late[action] = (times, seconds)
 
     def count(self, action: str) -> int:
-        return self.calls.count(action)
+        """Return the number of calls, failed ones too. `action` may end in @ and a region."""
+        return (self._placed if "@" in action else self.calls).count(action)
 
     def __enter__(self) -> FaultyEndpoint:
         endpoint = self
@@ -123,7 +125,9 @@ class FaultyEndpoint:
         with self._lock:
             self.calls.append(action)
             region = re.search(r"Credential=[^/]+/\d+/([^/]+)/", handler.headers.get("Authorization", ""))
-            planned = self._errors.get(f"{action}@{region[1]}" if region else "") or self._errors.get(action)
+            placed = f"{action}@{region[1]}" if region else ""
+            self._placed.append(placed)
+            planned = self._errors.get(placed) or self._errors.get(action)
             error = planned.popleft() if planned else None
         if error:
             status, code, message = error

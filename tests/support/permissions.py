@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Iterator
@@ -52,7 +53,8 @@ def _verbs(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]
     )
     cli.write("wait.py", "import time\ntime.sleep(600)\n")
     yield "doctor", _without_warnings(cli("doctor", "-n", "2", "-t", "g5.xlarge", "--json"))
-    yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")
+    with _excluded_from_a_block(sim):
+        yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")
     yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")  # adopts it
     yield "status", cli("status")
     yield "ls", cli("ls", "--all-regions")
@@ -76,6 +78,19 @@ def _verbs(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]
     yield "down", cli("down", "-y")
     yield from _reserved_efa(cli, sim)
     yield "run", cli("run", "-n", "1", "-t", "g5.xlarge", "--discard", "hi.py")
+
+
+@contextlib.contextmanager
+def _excluded_from_a_block(sim: control.Simulator) -> Iterator[None]:
+    """VPC Block Public Access is on, and the default VPC is excluded from it."""
+    ec2 = client_of(sim, "ec2")
+    vpcs = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+    ec2.modify_vpc_block_public_access_options(InternetGatewayBlockMode="block-ingress")
+    ec2.create_vpc_block_public_access_exclusion(
+        VpcId=vpcs[0]["VpcId"], InternetGatewayExclusionMode="allow-bidirectional"
+    )
+    yield
+    ec2.modify_vpc_block_public_access_options(InternetGatewayBlockMode="off")
 
 
 def _reserved_efa(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]]:

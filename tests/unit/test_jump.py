@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pwd
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import paramiko
 import pytest
+from support.hostilessh import listening
 from support.jumpserver import JumpServer
 from support.sshserver import Site, site
 
@@ -206,6 +208,16 @@ def test_jump_host_that_is_down_may_be_retried(target: Target, jump: JumpServer)
     assert error.patience > 0
     jump.start(jump.port)
     Connection.open(target).close()
+
+
+def test_jump_host_that_closes_connections_before_its_banner_names_penalties(
+    ssh_site: Site, home: Path
+) -> None:
+    with listening(lambda peer: peer.shutdown(socket.SHUT_RDWR)) as port:
+        error = refusal(ssh_site.target(22, route=Jump(f"jumper@127.0.0.1:{port}")))
+    assert f"127.0.0.1 port {port}: the server closed the connection before its SSH banner" in error.message
+    assert "PerSourcePenalties" in render(error.hint)
+    assert error.patience > 0
 
 
 def test_user_configuration_names_the_jump_host(home: Path) -> None:

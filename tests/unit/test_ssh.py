@@ -7,17 +7,19 @@ import io
 import os
 import queue
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import paramiko
 import pytest
+from support.hostilessh import listening
 from support.sshserver import Server, Site, site
 
 from cloudddp.config import timing
@@ -125,6 +127,38 @@ def test_silent_server_times_out_and_prints_nothing(ssh_site: Site) -> None:
     assert done.stdout.startswith("inf n at 127.0.0.1 port")
     assert "does not speak SSH" in done.stdout
     assert done.stderr == ""
+
+
+def reset(peer: socket.socket) -> None:
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+
+
+def refuse_with_a_line(peer: socket.socket) -> None:
+    peer.sendall(b"Not allowed at this time\r\n")
+    peer.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize(
+    ("serve", "line"),
+    [
+        (lambda peer: peer.shutdown(socket.SHUT_RDWR), ""),
+        (reset, ""),
+        (refuse_with_a_line, ", after 'Not allowed at this time'"),
+    ],
+    ids=["closed", "reset", "closed after a line"],
+)
+def test_connection_closed_before_the_banner_names_penalties(
+    ssh_site: Site, serve: Callable[[socket.socket], Any], line: str
+) -> None:
+    """sshd does that to an address that it penalizes (sshd_config(5), PerSourcePenalties)."""
+    with listening(serve) as port:
+        error = refusal(ssh_site.target(port))
+    assert error.message == (
+        f"node 0 (i-0) at 127.0.0.1 port {port}: the server closed the connection before its SSH banner{line}"
+    )
+    assert "PerSourcePenalties, OpenSSH 9.8 and newer" in render(error.hint)
+    assert error.patience > 0
 
 
 def test_nagle_is_disabled(connection: Connection) -> None:

@@ -64,11 +64,11 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
     _report(console, session, reports, [] if not live or beyond.answers else _created_elsewhere(aws, name))
     if nothing and here.answers:
         _release_name(console, aws, name, session.ownership(aws))
-    for line in lifecycle.others(here.others(name)):
+    asked = here.merged(beyond)
+    for line in lifecycle.others(search.others(aws, asked, name)):
         console.log(line)
     if elsewhere:
         raise sessions.is_elsewhere(name, aws, elsewhere, "down")
-    asked = here.merged(beyond)
     if asked.failed:
         _report_unanswered(console, session, name, asked, found=bool(live))
     if nothing:

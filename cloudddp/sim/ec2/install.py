@@ -17,6 +17,7 @@ from cloudddp.sim.ec2 import (
     late_listing,
     placement,
     price_list,
+    public_access,
     regional_types,
     reservations,
     role_sessions,
@@ -37,7 +38,7 @@ from cloudddp.sim.ec2.patch import wrap
 
 # The order matters where two modules wrap the same method: the later one is the outer one.
 _MODULES: tuple[ModuleType, ...] = (
-    account_attributes, enabled_regions, regional_types, images, volumes, ip_addresses, gateways, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
+    account_attributes, enabled_regions, regional_types, images, volumes, ip_addresses, gateways, public_access, interfaces, security_groups, key_pairs, security_group_rules, placement, spot,
     reservations, filters, run_instances, status_checks, stop_start, termination, xml_characters, tags, late_listing, role_sessions,
     service_quotas, spot_prices, price_list, dispatch,
 )  # fmt: skip

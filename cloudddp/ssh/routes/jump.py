@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudddp.config.timing import Timing
 from cloudddp.errors import Command, ConnectError, Text, ToolCommand
-from cloudddp.ssh import paramiko_fixes
+from cloudddp.ssh import early_close, paramiko_fixes
 from cloudddp.ssh.routes.known_hosts import FILES, KnownHosts, Verdict
 from cloudddp.ssh.routes.route import Stream, tcp
 from cloudddp.ssh.routes.user_config import JumpHost, jump_host, openssh_files
@@ -266,6 +266,10 @@ def _explain(host: JumpHost, error: BaseException, verification: _Verification) 
                 " log in without asking? add your key to the agent with `ssh-add`; for any other login, "
                 f'set proxy_command = "ssh -W %a:%p {one_line(host.given)}" instead of proxy_jump',
             ),
+        )
+    if closed := early_close.reason_in(error):
+        return ConnectError(
+            f"{host.where}: {one_line(closed, 300)}", hint=early_close.PENALTIES, patience=inf
         )
     if isinstance(error, ConnectionRefusedError):
         why = "connection refused"

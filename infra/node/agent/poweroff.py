@@ -26,7 +26,11 @@ PLAN = store.ROOT / "poweroff.json"  # cloudddp-idle.sh reads `seconds` of it
 PAUSE = 0.5  # seconds between two looks at the plan
 RETRY = 30.0  # seconds for a shutdown that has begun, until the next command is tried
 SECONDS = 20.0  # for a command
-COMMANDS = (["systemctl", "poweroff"], ["systemctl", "poweroff", "--force"], ["shutdown", "-P", "now"])
+UNIT = "cloudddp-deadline.service"  # the shutdown ends this process, and not that unit, which forces a poweroff that hangs
+COMMANDS = (
+    ["systemctl", "start", "--no-block", UNIT], ["systemctl", "poweroff"],
+    ["systemctl", "poweroff", "--force"], ["shutdown", "-P", "now"],
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
