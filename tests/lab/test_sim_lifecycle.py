@@ -70,6 +70,24 @@ def test_running_instance_responds_and_is_ok(laptop: Laptop) -> None:
     assert status["InstanceStatus"]["Status"] == "ok"
 
 
+@pytest.mark.parametrize("ending", ["heal", "reboot"])
+def test_frozen_instance_fails_its_status_check(laptop: Laptop, ending: str) -> None:
+    (instance,) = laptop.launch()
+    ids = [instance["InstanceId"]]
+
+    def check() -> Any:
+        return laptop.ec2.describe_instance_status(InstanceIds=ids)["InstanceStatuses"][0]["InstanceStatus"]
+
+    control.fault(laptop.sim, "freeze", ids)
+    assert check()["Status"] == "impaired"
+    assert abs(datetime.now(UTC) - check()["Details"][0]["ImpairedSince"]) < timedelta(minutes=1)
+    if ending == "heal":
+        control.fault(laptop.sim, "heal", ids)
+    else:
+        laptop.ec2.reboot_instances(InstanceIds=ids)
+    until(lambda: check()["Status"] == "ok")
+
+
 def test_64_nodes_have_their_own_addresses_and_homes(laptop: Laptop) -> None:
     nodes = laptop.launch(64)
     assert [node["AmiLaunchIndex"] for node in nodes] == list(range(64))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cloudddp.sim.ec2 import capacity, encryption, reservations, scheduled_events, spot
+from cloudddp.sim.ec2 import capacity, encryption, reservations, scheduled_events, spot, status_checks
 from cloudddp.sim.ec2.account_conditions import CONDITIONS
 from cloudddp.sim.ec2.patch import LOCK
 from cloudddp.sim.guest import log
@@ -288,6 +288,7 @@ class Lifecycle:
             spec = spec_of(record.instance)
             record.deadline = spec.user_data.deadline
             # A namespace node waits by itself, so that its timers run meanwhile.
+            status_checks.set_failing(record.instance, False)
             booting = self._timing.booting + (0.0 if self._hosts.runs_timers else spec.boot.ssh_seconds)
             if not booting:
                 self._hosts.boot(spec)
@@ -308,6 +309,7 @@ class Lifecycle:
             return
         try:
             self._hosts.halt(record.instance.id)
+            status_checks.set_failing(record.instance, False)
             self._hosts.boot(spec_of(record.instance))
         except Exception as error:  # as in _boot: it must not be shown as running without a host
             log.write(f"{record.instance.id} does not reboot: {error}")
