@@ -11,11 +11,11 @@ from datetime import datetime
 
 from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
-from cloudddp.errors import AWSError
+from cloudddp.errors import CloudDDPError
 from cloudddp.text import one_line
 
 _FAILED = "impaired"
-_SYSTEM = "its host or its network is at fault, which AWS repairs; stopping and starting the instance moves it to another host"
+_SYSTEM = "a problem of its host or of the host's network, which AWS has to repair"
 _COMPLETED = ("[Completed]", "[Canceled]")  # how the description of an event begins that is over
 
 
@@ -41,26 +41,27 @@ class _Status(Record, frozen=True):
     events: tuple[_Event, ...] = ()
 
 
-def failures(aws: AWS, ids: Iterable[str]) -> dict[str, str]:
-    """Return what EC2 reports against running instances, in words, by id; nothing if it does not answer. One AWS call."""
+def problems(aws: AWS, ids: Iterable[str]) -> dict[str, str]:
+    """Return the failed status checks and the scheduled events of running instances, in words, by id; nothing if EC2 does not
+    answer. One AWS call."""
     try:
         found = aws.listed(
             "ec2", "describe_instance_status", "InstanceStatuses", _Status, InstanceIds=sorted(ids)
         )
-    except AWSError:  # a policy of before, for one: the node does not answer, which the user is told anyway
+    except CloudDDPError:  # the policy may lack the action; the error of the node itself is reported anyway
         return {}
-    told = {one.instance_id: "; ".join(_against(one)) for one in found}
-    return {instance: text for instance, text in told.items() if text}
+    found_problems = {one.instance_id: "; ".join(_problems(one)) for one in found}
+    return {instance: text for instance, text in found_problems.items() if text}
 
 
-def _against(one: _Status) -> Iterable[str]:
+def _problems(one: _Status) -> Iterable[str]:
     for name, check, more in (
         ("instance", one.instance_status, ""),
         ("system", one.system_status, f": {_SYSTEM}"),
     ):
         if check.status == _FAILED:
             since = next((detail.impaired_since for detail in check.details if detail.impaired_since), None)
-            yield f"EC2's {name} status check fails{f' since {since:%Y-%m-%d %H:%M} UTC' if since else ''}{more}"
+            yield f"EC2's {name} status check has been failing{f' since {since:%Y-%m-%d %H:%M} UTC' if since else ''}{more}"
     for event in one.events:
         if not event.description.startswith(_COMPLETED):
             begins = f" at {event.not_before:%Y-%m-%d %H:%M} UTC" if event.not_before else ""

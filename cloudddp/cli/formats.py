@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 _DAY = 86400.0  # seconds
-_REGIONS = 3  # that are named of many
+_SHOWN_REGIONS = 3
 
 
 def dollars(amount: float | None) -> str:
@@ -35,10 +35,10 @@ def credentials_end(ends: datetime | None) -> str:
     return f"credentials end in {duration(left)}, at {moment(ends)}" if left > 0 else "credentials have ended"
 
 
-def regions_of(names: Sequence[str]) -> str:
-    """Return names of regions; of many, the first ones and how many there are."""
-    more = len(names) - _REGIONS
-    return ", ".join(names) if more < 2 else f"{', '.join(names[:_REGIONS])} and {more} other regions"
+def region_list(names: Sequence[str]) -> str:
+    """Return the names of regions; of five or more, the first three and the number of the others."""
+    more = len(names) - _SHOWN_REGIONS
+    return ", ".join(names) if more < 2 else f"{', '.join(names[:_SHOWN_REGIONS])} and {more} other regions"
 
 
 def counted(number: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from cloudddp import local_state, timings
 from cloudddp.aws import regions
 from cloudddp.aws.client import AWS, RegionError, require_region
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import node_list, regions_of
+from cloudddp.cli.formats import node_list, region_list
 from cloudddp.cli.sources import enter_simulator, layers_of, report_other_region, tolerated
 from cloudddp.cluster import inspect, search
 from cloudddp.cluster.model import Cluster
@@ -262,9 +262,9 @@ class Session:
         )
         return inspect.NoCluster(message, hint=hint, last=error.last)
 
-    def _warn_failing(self, found: Cluster, nodes: Iterable[int]) -> None:
-        """Report what EC2 says against nodes of which one does not answer."""
-        for node, text in inspect.failing(self.aws(), found, nodes).items():
+    def _warn_of_problems(self, found: Cluster, nodes: Iterable[int]) -> None:
+        """Warn of failed status checks and scheduled events of these nodes."""
+        for node, text in inspect.problems(self.aws(), found, nodes).items():
             self.console.warn(f"node {node} ({found.nodes[node].id}): {text}")
 
     @contextlib.contextmanager
@@ -291,17 +291,18 @@ class Session:
         if found.missing:
             _report_missing(self.console, found, refuse=whole)
         silent: dict[int, Exception] = {}
-        if partly:
-            runner, silent = connect.connect_reachable(
-                found, self.settings.cluster, progress=self.console.log
-            )
-        else:
-            try:
-                runner = connect.connect(found, self.settings.cluster, progress=self.console.log)
-            except ConnectError:
-                self._warn_failing(found, found.nodes)
-                raise
         try:
+            if partly:
+                runner, silent = connect.connect_reachable(
+                    found, self.settings.cluster, progress=self.console.log
+                )
+            else:
+                runner = connect.connect(found, self.settings.cluster, progress=self.console.log)
+        except ConnectError:  # which names one node of several
+            self._warn_of_problems(found, found.nodes)
+            raise
+        try:
+            self._warn_of_problems(found, silent)
             booting = [node for node, error in silent.items() if listing and _boots(found, node, error)]
             for node in booting:
                 self.console.log(f"node {node} is booting: it replaces a lost node")
@@ -310,7 +311,6 @@ class Session:
                 if needed is not None and node in needed:
                     raise error
                 self.console.warn(str(error))
-            self._warn_failing(found, silent)
             yield found, runner
         finally:
             runner.close()
@@ -399,7 +399,7 @@ def is_elsewhere(
 
 def nor_elsewhere(others: Search) -> list[str]:
     """Return the other regions without the cluster, and those that could not be asked, as parts of a sentence."""
-    found = [f"nor in {regions_of(sorted(others.regions))}"] if others.regions else []
+    found = [f"nor in {region_list(sorted(others.regions))}"] if others.regions else []
     return found + ([f"could not be asked: {others.unanswered()}"] if others.failed else [])
 
 

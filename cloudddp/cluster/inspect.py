@@ -113,14 +113,12 @@ def ended_node(cluster: Cluster, rank: int, now: Mapping[str, Instance]) -> Ende
     )
 
 
-def failing(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
-    """Return what EC2 reports against those nodes, which run and do not answer, in words. One AWS call, none without nodes."""
+def problems(aws: AWS, cluster: Cluster, ranks: Iterable[int]) -> dict[int, str]:
+    """Return the failed status checks and the scheduled events of nodes that run and do not answer, in words, by node rank. One
+    AWS call; none without nodes."""
     ids = {cluster.nodes[rank].id: rank for rank in ranks if rank in cluster.nodes}
-    return (
-        {ids[one]: text for one, text in status_checks.failures(aws, ids).items() if one in ids}
-        if ids
-        else {}
-    )
+    found = status_checks.problems(aws, ids) if ids else {}
+    return {ids[one]: text for one, text in found.items()}
 
 
 def _ended_by(instance: Instance, cluster: Cluster) -> str:

@@ -35,7 +35,7 @@ class Timing:
     no_output: float = 60.0  # without output of any rank, until that is reported, and again after as long
 
     join: float = 20.0  # for the agents of a job to connect to each other, before ranks start
-    alone: float = 120.0  # for ranks to connect to another node, until it is said that none has
+    alone: float = 120.0  # for ranks to connect to another node, before a node without connections is named
     straggler: float = 30.0  # for which a rank stays slower than the others, until it is reported
 
     launch_hold: float = (

@@ -61,10 +61,10 @@ def prepare(
         _check_rank_counts(config, config.cluster.nodes)
     for note in unsent.notes(files, config):
         warn(note)
-    if config.cluster.nodes > 1 and (line := scripts.sets_own_world(root / file)):
+    if config.cluster.nodes > 1 and (line := scripts.localhost_line(root / file)):
         warn(
-            f"{file}, line {line}, takes this node for the whole world: on several nodes each would do the whole training; torchrun "
-            "starts the ranks and sets RANK, WORLD_SIZE and MASTER_ADDR, so the script has to start none"
+            f"{file}, line {line}: sets the rendezvous address to localhost, so each node would train alone. Remove it: torchrun "
+            "starts the ranks and sets MASTER_ADDR, RANK and WORLD_SIZE"
         )
     return found
 

@@ -275,7 +275,7 @@ def why(verdict: Verdict, states: Mapping[int, JobState]) -> str:
         f"node {node} was rebooted while the job ran (it started again at {_time(at)})"
         for node, at in reboots.items()
     )
-    if first.node in reboots and first.cause in (Cause.AGENT, Cause.SILENT):
+    if first.node in reboots and (first.signal or first.cause in (Cause.AGENT, Cause.SILENT)):
         return f"{restarted}; its ranks ended with it"
     return "; ".join(filter(None, (sentence(first), restarted)))
 

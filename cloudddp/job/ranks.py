@@ -156,7 +156,6 @@ def _direct(
         "WORLD_SIZE": str(sum(counts)),
         "LOCAL_WORLD_SIZE": str(counts[host.rank]),
         "GROUP_RANK": str(host.rank),
-        "NODE_RANK": str(host.rank),
         "MASTER_ADDR": master[0],
         "MASTER_PORT": str(master[1]),
     }

@@ -28,8 +28,8 @@ STARTERS = {
 # Those that also install what the project needs, which the nodes do in [setup].
 INSTALLERS = ("uv", "poetry", "pipenv", "conda", "pixi")
 SHELLS = (".sh", ".bash")
-# An address of the node itself, where torchrun gives that of the first node; setdefault() leaves that.
-_OWN_WORLD = re.compile(
+# setdefault() is not matched: it keeps torchrun's value.
+_LOCALHOST = re.compile(
     r"""environ\[['"]MASTER_ADDR['"]\]\s*=\s*['"](localhost|127\.0\.0\.1)['"]|tcp://(localhost|127\.0\.0\.1):"""
 )
 TORCHRUN = ("python", "python3", "torchrun", "torch.distributed.run", "torch.distributed.launch")
@@ -79,11 +79,12 @@ def _program(path: Path, file: str) -> tuple[str, ...]:
     return ()
 
 
-def sets_own_world(path: Path) -> int:
-    """Return the first line in which a script would make each node a world of its own; 0 for none."""
+def localhost_line(path: Path) -> int:
+    """Return the number of the first line that sets the rendezvous address to localhost; 0 if there is none, or the file cannot be
+    read."""
     with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as opened:
         for number, line in enumerate(opened, 1):
-            if _OWN_WORLD.search(line.partition("#")[0]):
+            if _LOCALHOST.search(line.partition("#")[0]):
                 return number
     return 0
 

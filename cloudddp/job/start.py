@@ -48,9 +48,8 @@ def start(
     gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
     save = config.job.save_minutes * timing.current().minute
     results = destination(config, job.id)
-    looked_for = snapshots.looking_for(
-        config.job, files, {node: reply.outputs for node, reply in probes.items()}
-    )
+    wrote = any(reply.wrote for reply in probes.values())
+    looked_for = snapshots.looking_for(config.job, files, nodes=len(plans), wrote=wrote)
     requests = {
         plan.node: StartRequest(
             job=job.id,

@@ -113,7 +113,8 @@ class _Sender:
         try:
             self._send(message)
         except (OSError, EOFError, paramiko.SSHException):
-            # A channel can always be closed: a jump host's, by paramiko's thread of the connection that it carries.
+            # Closing a channel on a broken connection must not raise: paramiko's thread of a node's connection closes the jump
+            # host's channel, and would print a traceback.
             if message.asbytes()[0] not in (_EOF, _CLOSE):
                 raise
 

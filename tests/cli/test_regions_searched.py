@@ -119,7 +119,7 @@ def test_down_names_the_regions_without_the_cluster(alone: CommandLine, faults: 
     assert {"us-east-1", "us-west-2", "eu-central-1"} <= set(re.findall(r"[\w-]+", done.stdout))
     shown = alone("status")
     assert shown.returncode == 1
-    assert "16 other regions" in shown.stderr
+    assert re.search(r"and \d+ other regions", shown.stderr)
 
 
 @pytest.mark.parametrize("first", ["us-west-2", "us-east-1"], ids=["elsewhere", "configured"])

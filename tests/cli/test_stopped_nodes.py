@@ -108,7 +108,7 @@ def test_job_ends_when_a_node_is_stopped(cli: Any, ec2: Any) -> None:
     assert f"--instance-ids {node}` starts it again; `cloudddp resume --replace 1`" in err
 
 
-def test_verbs_that_need_a_job_use_the_nodes_that_run(cli: Any, ec2: Any, stop: Callable[[int], str]) -> None:
+def test_watch_stacks_and_cancel_name_a_stopped_node(cli: Any, ec2: Any, stop: Callable[[int], str]) -> None:
     sentence = stop(1)
     for words, code in (
         (("watch", "--times", "1"), 0),  # of the node that runs

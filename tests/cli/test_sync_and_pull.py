@@ -237,7 +237,10 @@ def test_pull_of_a_job_that_has_written_nothing_yet(cli: Any) -> None:
     job = cli.ok("launch", "-d", "wait.py").strip()
     done = cli("pull")
     assert done.returncode == 1
-    assert f"nothing to pull yet: job {job}, which runs, has written no files in the project" in done.stderr
+    assert (
+        f"nothing to pull yet: job {job} is running and has not written any files in the project"
+        in done.stderr
+    )
     cli.ok("cancel")
     assert "yet" not in cli("pull").stderr
 

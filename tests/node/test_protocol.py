@@ -220,7 +220,7 @@ def test_replies_that_the_invalid_ones_derive_from_are_accepted() -> None:
         "poweroff": None,
         "origin": "",
         "version": 0,
-        "outputs": (),
+        "wrote": False,
     }
     reply = {"jobs": [{**JOB, "ranks": [RANK], "unknown key": 1}]}
     (job,) = decode(json.dumps(reply).encode(), JobsReply).jobs

@@ -33,6 +33,8 @@ def case(name: str, phase: JobPhase, expected: bool, **fields: Any) -> Any:
         case("its agent had ended long before", JobPhase.FAILED, False, ended=BOOTED - 9000, first=Failure(1, Cause.AGENT)),
         case("another node was lost", JobPhase.FAILED, False, ended=BOOTED - 60, first=Failure(0, Cause.AGENT)),
         case("a rank failed", JobPhase.FAILED, False, ended=BOOTED - 60, first=Failure(1, Cause.RANK, 1, 7)),
+        case("the shutdown ended a rank first", JobPhase.FAILED, True, ended=BOOTED - 60, first=Failure(1, Cause.RANK, 1, 143, 15)),
+        case("a rank was killed long before", JobPhase.FAILED, False, ended=BOOTED - 600, first=Failure(1, Cause.RANK, 1, 143, 15)),
         case("it had succeeded", JobPhase.SUCCEEDED, False, ended=BOOTED - 60),
         case("it was cancelled", JobPhase.CANCELLED, False, ended=BOOTED - 60),
     ],

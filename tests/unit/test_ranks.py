@@ -100,7 +100,6 @@ def test_direct_ranks_get_the_variables_of_env_rendezvous() -> None:
             "WORLD_SIZE": "4",
             "LOCAL_WORLD_SIZE": "2",
             "GROUP_RANK": str(rank // 2),
-            "NODE_RANK": str(rank // 2),
             "MASTER_ADDR": "10.0.0.1",
             "MASTER_PORT": "40000",
         }

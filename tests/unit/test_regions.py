@@ -6,7 +6,7 @@ import botocore.session
 import pytest
 
 from cloudddp.aws import client
-from cloudddp.cli.formats import regions_of
+from cloudddp.cli.formats import region_list
 
 
 def test_regions_are_those_of_botocore() -> None:
@@ -25,4 +25,4 @@ def test_regions_are_those_of_botocore() -> None:
     [("a", "a"), ("abcd", "a, b, c, d"), ("abcde", "a, b, c and 2 other regions"), ("", "")],
 )
 def test_many_regions_are_counted(names: str, shown: str) -> None:
-    assert regions_of(names) == shown
+    assert region_list(names) == shown

@@ -200,7 +200,7 @@ def test_what_cannot_be_started_is_refused_with_the_command_that_works(
         ('os.environ["MASTER_ADDR"] = args.master', False),
     ],
 )
-def test_script_that_makes_each_node_a_world_of_its_own(tmp_path: Path, line: str, found: bool) -> None:
+def test_script_that_sets_the_rendezvous_address_to_localhost(tmp_path: Path, line: str, found: bool) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"import os\n{line}\n")
-    assert scripts.sets_own_world(script) == (2 if found else 0)
+    assert scripts.localhost_line(script) == (2 if found else 0)

@@ -49,35 +49,31 @@ def test_same_contents_are_not_copied_for_another_time() -> None:
     ],
 )
 def test_settings_name_what_is_shared(job: JobSpec, shared: dict[str, bool], every: bool) -> None:
-    found = looking_for(job, ("train.py",), {})
+    found = looking_for(job, ("train.py",), nodes=2, wrote=False)
     assert found is not None
     assert {name: matches(name, found.patterns) for name in shared} == shared
     assert found.every is every
-    assert looking_for(JobSpec(), ("train.py",), {}) is None
-
-
-SAME: dict[int, tuple[str, ...]] = {0: ("runs/",), 1: ("runs/",)}
-OTHER: dict[int, tuple[str, ...]] = {0: ("runs/", "snapshot.pt"), 1: ("runs/",)}
+    assert looking_for(JobSpec(), ("train.py",), nodes=2, wrote=False) is None
 
 
 @pytest.mark.parametrize(
-    ("job", "outputs", "restarts_only"),
+    ("job", "nodes", "wrote", "restarts_only"),
     [
-        (JobSpec(), {0: (), 1: ()}, None),
-        (JobSpec(), SAME, None),
-        (JobSpec(), {0: ("snapshot.pt",)}, None),
-        (JobSpec(), OTHER, False),
-        (JobSpec(retries=1), SAME, True),
-        (JobSpec(retries=1), OTHER, False),
-        (JobSpec(share_mb=0, retries=1), OTHER, None),
+        (JobSpec(), 2, False, None),
+        (JobSpec(), 1, True, None),
+        (JobSpec(), 2, True, False),
+        (JobSpec(retries=1), 2, False, True),
+        (JobSpec(retries=1), 2, True, False),
+        (JobSpec(share_mb=0, retries=1), 2, True, None),
+        (JobSpec(share_mb=1e-9), 2, True, False),
     ],
 )
 def test_what_only_some_nodes_wrote_is_shared_by_default(
-    job: JobSpec, outputs: dict[int, tuple[str, ...]], restarts_only: bool | None
+    job: JobSpec, nodes: int, wrote: bool, restarts_only: bool | None
 ) -> None:
-    found = looking_for(job, (), outputs)
+    found = looking_for(job, (), nodes=nodes, wrote=wrote)
     assert (None if found is None else found.restarts_only) is restarts_only
-    assert found is None or (found.patterns, found.limit) == ((), 2 << 30)
+    assert found is None or (found.patterns, found.limit) == ((), max(1, int(job.share_mb * 2**20)))
 
 
 FROM_0, FROM_1, FROM_9 = (Snapshot("a", 1, 5, origin=f"i-{node}") for node in (0, 1, 9))

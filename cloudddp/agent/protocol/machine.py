@@ -21,7 +21,6 @@ from cloudddp.agent.protocol.codec import (
 from cloudddp.agent.protocol.manifest import FOLDER_DIGEST, MAX_FILES, check_folder
 from cloudddp.agent.protocol.phases import MAX_RUNNING
 from cloudddp.agent.protocol.poweroff import PowerOffReply
-from cloudddp.agent.protocol.results import MAX_PLACES
 
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
 MAX_FOLDERS = 8 << 20  # bytes of a reply that holds the digests of a project's folders
@@ -60,7 +59,7 @@ class ProbeReply:
     poweroff: Optional[PowerOffReply] = None  # what is planned
     origin: str = ""  # ReceiveRequest.origin of the project's files; "" if it is not known
     version: int = 0  # of the project's files (project_lock.py); 0 where nothing was compared
-    outputs: tuple[str, ...] = ()  # what earlier jobs wrote on this node, as far as known in time
+    wrote: bool = False  # whether earlier jobs wrote anything in the project, or that is not known in time
 
     def __post_init__(self) -> None:
         if self.interface and not is_interface(self.interface):
@@ -81,9 +80,6 @@ class ProbeReply:
         check_range("time", self.time, 0, MAX_TIME)
         check_range("disk_free", self.disk_free, 0, MAX_SIZE)
         check_range("version", self.version, 0, MAX_SIZE)
-        check_length("outputs", self.outputs, MAX_PLACES)
-        for name in self.outputs:
-            check_length("a path", name, MAX_PATH)
         check_length("running", self.running, MAX_RUNNING)
         for job in self.running:
             check_job_id("running", job)

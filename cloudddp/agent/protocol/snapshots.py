@@ -1,4 +1,4 @@
-"""Snapshots that a script has saved on a node, as the agents of a job tell each other of them."""
+"""Snapshots and other files that the agents of a job offer each other before ranks start."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from cloudddp.agent.protocol.peer import MAX_ID
 MAX_PATTERNS = 200
 MAX_SHARED = 2000  # files of a node
 MAX_SHARED_NAMES = 1 << 19  # characters of their paths: they are sent in one message
+MAX_BEYOND = 20  # names
 MAX_SNAPSHOT = 1 << 44  # bytes
 MAX_EXCLUDED = 100_000  # paths, as many as a project may have
 MAX_NS = 1 << 63
@@ -35,7 +36,7 @@ def _check_path(text: str) -> None:
 @dataclass(frozen=True)
 class Snapshot:
     """The newest snapshot of a node by mtime, as a path in the project, with its SHA-256; '' where there is none. `skipped` are
-    newer ones that are damaged, the newest first. `origin` is the instance from which the node got it; '' for its own."""
+    newer ones that are damaged, the newest first. `origin` is the instance that wrote it, or, if that has left the job, that sent it; '' for the node itself."""
 
     path: str = ""
     mtime_ns: int = 0
@@ -62,7 +63,7 @@ class SnapshotSearch:
     version of each of them is shared; otherwise only the newest file.
 
     Without patterns, the nodes share what jobs wrote below `outputs` (with (): in the whole project, but for `scratch`), each up to
-    `limit` bytes, with those that have no file of that name. `restarts_only`: not before the job starts for the first time."""
+    `limit` bytes, with those that have no file of that name. `restarts_only`: only before a restart, not before the first start."""
 
     project: str
     patterns: tuple[str, ...]
@@ -77,8 +78,6 @@ class SnapshotSearch:
         check_project(self.project)
         check_length("patterns", self.patterns, MAX_PATTERNS)
         check_length("exclude", self.exclude, MAX_EXCLUDED)
-        check_length("outputs", self.outputs, MAX_PATTERNS)
-        check_length("scratch", self.scratch, MAX_PATTERNS)
         check_range("limit", self.limit, 0, MAX_SNAPSHOT)
         for one in (*self.patterns, *self.outputs, *self.scratch):
             _check_path(one)
@@ -87,14 +86,18 @@ class SnapshotSearch:
 @dataclass(frozen=True)
 class Offer:
     """The files that a node shares, the newest first, and the port at which the others can get them. Only the newest snapshot has a
-    digest."""
+    digest. `beyond`: some of the files that the limit leaves out."""
 
     files: tuple[Snapshot, ...]
     port: int = 0
+    beyond: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_length("files", self.files, MAX_SHARED)
         check_range("port", self.port, 0, (1 << 16) - 1)
+        check_length("beyond", self.beyond, MAX_BEYOND)
+        for one in self.beyond:
+            check_length("a path", one, MAX_PATH)
 
 
 def refusal(snapshot: Snapshot, search: SnapshotSearch, latest_ns: float) -> str:
@@ -138,7 +141,8 @@ def copies(offers: Mapping[int, Offer], *, every: bool) -> list[Copy]:
 
 def missing(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> list[Copy]:
     """Return what has to be copied so that the newest version of each file that a node wrote is on those that wrote none of that
-    name. `ids` are the instances of the nodes. A copy counts as written where its writer is gone; else that has deleted it. Pure."""
+    name. `ids` are the instances of the nodes. A copy counts as its holder's own file if its writer has left the job. If that is there
+    and lacks the file, it has deleted it. Pure."""
     written: dict[str, dict[int, Snapshot]] = {}
     received: dict[str, dict[int, Snapshot]] = {}
     for node, offer in sorted(offers.items()):

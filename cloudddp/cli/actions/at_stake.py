@@ -40,8 +40,8 @@ def at_stake(
     known = dict(replies)
     silent = [node for node in sorted(targets) if node not in known]
     if silent:
-        against = inspect.failing(aws, found, silent) if aws is not None else {}
-        why = "".join(f" ({against[node]})" for node in silent if node in against)
+        found_problems = inspect.problems(aws, found, silent) if aws is not None else {}
+        why = "".join(f" ({text})" for text in found_problems.values())
         unknown.append((f"{node_list(silent)} did not answer{why}: jobs and results there are unknown",))
     return [*_messages(known, jobs=jobs), *unknown]
 

@@ -15,7 +15,7 @@ from cloudddp.cli import session as sessions
 from cloudddp.cli.actions import rehearsal
 from cloudddp.cli.actions.at_stake import at_stake
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import regions_of
+from cloudddp.cli.formats import region_list
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
@@ -80,10 +80,9 @@ def _confirm(console: Console, session: Session, live: list[Cluster], *, yes: bo
         console.warn(warning)
     if live:
         console.print_text("\n".join(lifecycle.summary(c) for c in live), err=True)
-        for line in (
-            line for c in live for line in at_stake(c, session.settings, aws=session.aws().at(c.region))
-        ):
-            console.log("  warning: ", *line)
+        for cluster in live:
+            for line in at_stake(cluster, session.settings, aws=session.aws().at(cluster.region)):
+                console.log("  warning: ", *line)
         console.must_confirm("Terminate these nodes?", yes=yes)
 
 
@@ -132,7 +131,7 @@ def _report_unanswered(console: Console, session: Session, name: str, asked: Sea
         console.warn(text)
         return
     raise Leftovers(
-        f"{text}. There is none in {regions_of(asked.regions)}",
+        f"{text}. There is none in {region_list(asked.regions)}",
         hint=(
             "repeat ",
             Command("down"),

@@ -300,6 +300,6 @@ def _report_ended(session: Session, cluster: Cluster, lost: Collection[int]) -> 
     for node, one in found.items():
         next_step = ("; ", *cluster.stopped_hint(node)) if one.stopped else ()
         session.console.log(f"node {node}: AWS reports {one.report}", *next_step)
-    for node, text in inspect.failing(session.aws(), cluster, set(lost) - found.keys()).items():
+    for node, text in inspect.problems(session.aws(), cluster, set(lost) - found.keys()).items():
         session.console.log(f"node {node}: {text}")
     return frozenset(found)

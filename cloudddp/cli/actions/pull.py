@@ -140,8 +140,9 @@ def _pull(
 def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str], *, running: str | None) -> CloudDDPError:
     if running and list(names) in ([PROJECT_ROOT], list(outputs)):
         return CloudDDPError(
-            f"nothing to pull yet: job {running}, which runs, has written no files in {' or '.join(outputs) or 'the project'}",
-            hint=("see what it does: ", Command("logs", "-f"), " or ", Command("stacks")),
+            f"nothing to pull yet: job {running} is running and has not written any files in "
+            f"{' or '.join(outputs) or 'the project'}",
+            hint=("see its progress: ", Command("logs", "-f"), " or ", Command("stacks")),
         )
     if list(names) == [PROJECT_ROOT]:
         return CloudDDPError(

@@ -12,7 +12,7 @@ from cloudddp.aws.explain import REGION_REFUSED
 from cloudddp.cli import ends
 from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.formats import credentials_end, regions_of
+from cloudddp.cli.formats import credentials_end, region_list
 from cloudddp.cli.session import Session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cluster import inspect, search
@@ -84,7 +84,7 @@ def ls(console: Console, options: GlobalOptions, *, as_json: bool, all_regions: 
         for one in without_nodes:
             console.log(*parts(views.remains_text(one)))
         if found.answers and not found.every and not without_nodes:
-            console.log(f"no clusters in {regions_of(found.regions)}")
+            console.log(f"no clusters in {region_list(found.regions)}")
     _report_unanswered(console, session, found)
 
 

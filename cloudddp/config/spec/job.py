@@ -158,8 +158,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     share_mb: Annotated[
         float,
         limited(
-            "Without `share` and `snapshots`: before ranks start, files that jobs wrote on some nodes only (in `outputs`, or anywhere "
-            "in the project) are copied to nodes that have none of that name, up to so many MiB of each node. 0: none are.",
+            "Without `share` and `snapshots`: before ranks start, files that jobs wrote (in `outputs`, or anywhere in the project) "
+            "are copied to the nodes that have no file of that name, up to this many MiB from each node. 0 copies nothing.",
             ge=0,
             le=1e7,
         ),

@@ -1,6 +1,6 @@
 """The instance status check, by which EC2 sends ARP requests to a node: it fails while the node is frozen or cut off.
 
-Source: EC2 User Guide, "Status checks for Amazon EC2 instances". On AWS it takes two minutes to fail; here it fails at once.
+Source: EC2 User Guide, "Status checks for Amazon EC2 instances". On AWS it takes some minutes to fail; here it fails at once.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def create(
     """
     if (folder / "pyvenv.cfg").exists():
         return
-    shutil.rmtree(folder, ignore_errors=True)  # of a boot that was cut off
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted boot
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "lib" / version / "site-packages"
     for path in (packages, folder / "bin"):

@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Collection, Iterable, Iterator
+from typing import Callable
 
 from agent import processes
 from cloudddp.agent.protocol.peer import Peer
@@ -26,22 +27,32 @@ class Watch:
 
     def __init__(self, node: int, peers: Collection[Peer], seconds: float) -> None:
         own = {peer.address for peer in peers if peer.node == node}
+        self._node, self._seconds = node, seconds
         self._others = {peer.address for peer in peers} - own
         # The store is on the first node: its ranks may have no connection to another one.
         self._applies = bool(seconds and self._others) and node != min(peer.node for peer in peers)
         self._ends_at = time.monotonic() + seconds
         self._next = 0.0
 
-    def found(self, ranks: Iterable[int]) -> bool:
-        """Look at the processes of these ranks, from time to time; return True once, if the time is over and none is connected."""
+    def found(self, running: Callable[[], Collection[int]]) -> str:
+        """Look at the processes of the ranks that run, from time to time; return once, when the time is over and none is connected,
+        a sentence that says so, else ''."""
         now = time.monotonic()
         if not self._applies or now < self._next:
-            return False
+            return ""
         self._next = min(now + INTERVAL, max(self._ends_at, now))
-        self._applies = not _are_connected(ranks, self._others)
-        is_over = self._applies and now >= self._ends_at
-        self._applies = self._applies and not is_over
-        return is_over
+        ranks = running()
+        if not ranks or _are_connected(ranks, self._others):
+            self._applies = not ranks
+            return ""
+        self._applies = now < self._ends_at
+        if self._applies:
+            return ""
+        return (
+            f"node {self._node}: no rank has connected to another node for {self._seconds:.0f} s. If the ranks are training, each "
+            "node trains alone. Call torch.distributed.init_process_group() with RANK, WORLD_SIZE and MASTER_ADDR from the "
+            "environment, and start no ranks in the script"
+        )
 
 
 def _are_connected(ranks: Iterable[int], addresses: Collection[str]) -> bool:

@@ -122,15 +122,14 @@ class Attempt:
             )  # fmt: skip
             self._ending.start()
 
-    @property
-    def rank_pids(self) -> list[int]:
-        """The processes of the ranks that run."""
-        return [one.pid for one in self._records if one.exit_code is None and one.pid]
+    def running_ranks(self) -> list[int]:
+        """Return the pids of the ranks that run."""
+        return [one.pid for one in jobs.rank_records(self._folder) if one.exit_code is None and one.pid]
 
     def _wrappers(self) -> list[int]:
         """Return the wrappers of the ranks that run."""
-        pids = [one.pid for one in jobs.rank_records(self._folder) if one.exit_code is None and one.pid]
-        return [found for found in map(processes.parent, pids) if found is not None and found > 1]
+        found = map(processes.parent, self.running_ranks())
+        return [one for one in found if one is not None and one > 1]
 
     def join(self) -> None:
         """Wait until no process is left."""

@@ -81,12 +81,10 @@ def _taken(scan: Scan, limit: int) -> Iterator[tuple[NewFile, bool]]:
     yield from ((new, False) for files in left.values() for new in files)
 
 
-def written_by_jobs(project: Path) -> Iterator[str]:
-    """Yield the files, and the topmost folders, that jobs wrote in the project on this node; a name of a folder ends with '/'."""
+def was_written_by_jobs(project: Path) -> bool:
+    """Return whether jobs wrote anything in the project, on this node or, where it was copied from there, on another one."""
     began = phases.first_began()
-    if began:
-        for new in Scan(project, (), (), began, again=0, present=received.origins(project)):
-            yield new.place
+    return bool(began) and any(True for _ in Scan(project, (), (), began, again=0))
 
 
 def _file_clock() -> int:
@@ -122,7 +120,7 @@ class Scan:
         again: Optional[int] = None, seconds: float = SCAN_SECONDS, left_out: Optional[LeftOut] = None,
         present: Collection[str] = (),
     ) -> None:  # fmt: skip
-        self._copies = received.unchanged(folder)
+        self._copies = received.read(folder)
         self._present = frozenset(present)
         self.folder, self.since, self.again, self.seconds = folder, since, again, seconds
         self.outputs = [os.path.normpath(name) for name in outputs]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,10 @@ REBOOTED_FILE = "rebooted.json"
 BEGAN = "began"  # an empty file: its ctime is when the job started, by the file system's clock
 CANCEL_MARK = "cancel"  # its mtime is the time of the first cancel
 STOPPED_MARK = "stopped"
+SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # of systemd, to every process
+SHUTDOWN_SECONDS = (
+    300.0  # from such a signal to the next start of the machine, at most: others send these signals, too
+)
 REBOOT_SECONDS = 3600.0  # between the end of a job with its machine and the next start of that, at most
 START_SECONDS = 30.0  # for a supervisor to record that it runs; it takes milliseconds
 
@@ -286,11 +291,14 @@ def ended_with_machine(
     phase: JobPhase, node: int, ended: Optional[float], first: Optional[Failure], booted: float
 ) -> bool:
     """Whether a job ended with the machine, which was `booted` since. Pure. Its end was not recorded; or what failed first is
-    this node: its agent was asked to end at the shutdown, or the others have lost it."""
+    this node: its agent was asked to end at the shutdown, or the others have lost it, or the shutdown has ended a rank first."""
     if phase is JobPhase.LOST:
         return True
-    lost = first is not None and first.node == node and first.cause in (Cause.AGENT, Cause.SILENT)
-    return lost and ended is not None and abs(booted - ended) < REBOOT_SECONDS
+    if first is None or first.node != node or ended is None:
+        return False
+    if first.cause in (Cause.AGENT, Cause.SILENT):
+        return abs(booted - ended) < REBOOT_SECONDS
+    return first.signal in SHUTDOWN_SIGNALS and 0 <= booted - ended < SHUTDOWN_SECONDS
 
 
 def running_jobs() -> list[str]:

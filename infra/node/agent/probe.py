@@ -12,7 +12,6 @@ from typing import Optional
 from agent import machine, phases, poweroff, store
 from agent.commands import run_quietly
 from agent.synced import origin_of, settled
-from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import (
     MAX_FILES,
@@ -21,13 +20,10 @@ from cloudddp.agent.protocol.manifest import (
     manifest_to_wire,
     nested,
 )
-from cloudddp.agent.protocol.results import MAX_PLACES
 
 REQUEST = ProbeRequest
 TIMER = "cloudddp-deadline.timer"
-OUTPUTS_SECONDS = (
-    0.2  # that a launch may wait for names, which say whether files are to be copied between nodes
-)
+WROTE_SECONDS = 0.2  # for the answer whether earlier jobs wrote anything
 
 
 def step(request: ProbeRequest) -> ProbeReply:
@@ -38,7 +34,7 @@ def step(request: ProbeRequest) -> ProbeReply:
     timer = _deadline_timer() if request.deadline else {}
     counting = None if request.only_files else _Counting(request.gpus, request.gpu_seconds)
     folders, version = _different_folders(folder, request.manifest_digest)
-    leftovers = _Outputs(folder) if request.manifest_digest and not request.only_files else None
+    wrote = _Wrote(folder) if request.manifest_digest and not request.only_files else None
     gpus = counting.result() if counting else 0
     python = machine.find_python(request.python, folder)
     running = tuple(phases.running_jobs())
@@ -61,7 +57,7 @@ def step(request: ProbeRequest) -> ProbeReply:
         efa=machine.count_efa() if request.efa else 0,
         folders=folders,
         version=version,
-        outputs=leftovers.found() if leftovers else (),
+        wrote=wrote is not None and wrote.result(),
         torch_gpus=torch_gpus,
         torch_error=torch_error,
         origin=origin_of(folder),
@@ -84,27 +80,25 @@ class _Counting:
         return self._found
 
 
-class _Outputs:
-    """Looks in a thread for what earlier jobs wrote in the project."""
+class _Wrote:
+    """Looks in a thread whether earlier jobs wrote anything in the project."""
 
     def __init__(self, project: Path) -> None:
-        self._found: dict[str, None] = {}
+        self._found = False
         self._thread = threading.Thread(target=self._look, args=(project,), daemon=True)
         if any(map(phases.was_started, phases.job_folders())):
             self._thread.start()
 
-    def found(self) -> tuple[str, ...]:
-        """Return the first names, those that were found in time."""
+    def result(self) -> bool:
+        """Return whether they did, or whether that is not known in time."""
         if self._thread.ident:
-            self._thread.join(OUTPUTS_SECONDS)
-        return tuple(sorted(list(self._found)[:MAX_PLACES]))
+            self._thread.join(WROTE_SECONDS)
+        return self._found or self._thread.is_alive()
 
     def _look(self, project: Path) -> None:
-        from agent.new_files import written_by_jobs
+        from agent.new_files import was_written_by_jobs
 
-        for name in written_by_jobs(project):
-            if name.isprintable() and len(name) <= MAX_PATH:
-                self._found[name] = None
+        self._found = was_written_by_jobs(project)
 
 
 def _usable_gpus(python: str, request: ProbeRequest) -> tuple[Optional[int], str]:

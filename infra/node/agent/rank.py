@@ -39,7 +39,7 @@ def main(job: str, *argv: str) -> int:
     reports = {STEP_VARIABLE: os.path.join(folder, "steps", f"{number}.json")}  # store.step_file
     if number == 0:
         reports[STATUS_VARIABLE] = os.path.join(folder, "status.json")  # store.STATUS_FILE
-    child = _start(argv, log, {ERROR_FILE: errors, **_nodes(), **os.environ, **reports})
+    child = _start(argv, log, {ERROR_FILE: errors, **_node_variables(), **os.environ, **reports})
     from agent import rank_record
 
     if isinstance(child, OSError):
@@ -50,9 +50,9 @@ def main(job: str, *argv: str) -> int:
     return code
 
 
-def _nodes() -> dict[str, str]:
-    """Return the variables that programs in other languages read, under the names that torchrun does not set. It may have ordered
-    the nodes in another way than the cluster does."""
+def _node_variables() -> dict[str, str]:
+    """Return NODE_RANK and NNODES, which torchrun does not set and many programs read. NODE_RANK is torchrun's group rank: its
+    rendezvous may order the nodes in another way than the cluster does."""
     names = {"NODE_RANK": "GROUP_RANK", "NNODES": "CLOUDDDP_NUM_NODES"}
     return {name: os.environ[known] for name, known in names.items() if known in os.environ}
 

@@ -6,7 +6,7 @@ A copy is no result of this node, as long as it is unchanged and the node that w
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,8 @@ from cloudddp.agent.protocol.codec import ProtocolError, decode
 
 
 class Origin(NamedTuple):
-    """The instance that wrote a file, and the ctime of the copy."""
+    """The instance that wrote a file (or that sent it, if the writer had left the job), and the ctime of the copy: unlike its
+    mtime, which is that of the original, every later change sets it."""
 
     id: str
     ctime_ns: int
@@ -27,25 +28,22 @@ class Received:
     files: dict[str, Origin] = field(default_factory=dict)
 
     def origin(self, name: str, info: os.stat_result) -> str:
-        """Return the instance that wrote a file; '' for this one."""
+        """Return the instance that wrote a file; '' for one that is no copy, or was changed here since."""
         found = self.files.get(name)
         return found.id if found is not None and found.ctime_ns == info.st_ctime_ns else ""
 
 
-def unchanged(project: Path) -> Received:
+def read(project: Path) -> Received:
+    """Return which files were received; none if there is no record, or it cannot be decoded."""
     try:
         return decode(store.read_bytes(_file(project)), Received)
     except (OSError, ProtocolError):
         return Received()
 
 
-def origins(project: Path) -> Collection[str]:
-    return {origin.id for origin in unchanged(project).files.values()}
-
-
 def add(project: Path, copied: Mapping[str, str]) -> None:
     """Record which instances wrote these files, which are complete. Raises OSError."""
-    known = unchanged(project).files
+    known = read(project).files
     kept = {
         name: origin
         for name, origin in known.items()

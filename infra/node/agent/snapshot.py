@@ -1,4 +1,4 @@
-"""The newest valid snapshot on this node, and writing one that another node holds."""
+"""The files that this node offers to others before ranks start, and writing one that it receives."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from agent import files, new_files, phases, received, selection, store
 from agent.received import Received
-from agent.selection import NewFile
 from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.snapshots import (
+    MAX_BEYOND,
     MAX_PATTERNS,
     MAX_SHARED,
     MAX_SHARED_NAMES,
@@ -41,24 +41,26 @@ def newest(search: SnapshotSearch) -> Snapshot:
 
 def every(search: SnapshotSearch) -> tuple[Snapshot, ...]:
     """Return all files that match, the newest first, as many as one message may name. They are not read."""
-    return _first(_found(search))
+    return _fitting(_found(search))
 
 
-def written(search: SnapshotSearch) -> tuple[tuple[Snapshot, ...], list[NewFile]]:
-    """Return what jobs wrote on this node and copies of what they wrote on others, as `every`; and what is beyond the limit."""
+def written(search: SnapshotSearch) -> tuple[tuple[Snapshot, ...], tuple[str, ...]]:
+    """Return what jobs wrote on this node, and copies of what they wrote on others, as `every`; and names of what is beyond the
+    limit."""
     project, began = store.project_folder(search.project), phases.first_began()
-    copied = received.unchanged(project)
+    copied = received.read(project)
     found = []
     for one in new_files.Scan(project, search.outputs, search.scratch, began, again=0) if began else ():
         is_output = one.place in search.outputs if search.outputs else one.place != f"{REPLACED}/"
         if is_output and stat.S_ISREG(one.found.info.st_mode) and _is_usable(one.found.name):
-            found.append(one._replace(pulled=False))
+            found.append(one._replace(pulled=False))  # the limit counts those, too: other nodes lack them
     taken, left = selection.choose(found, search.limit)
     shared = [_describe(one.found.name, one.found.info, copied) for one in taken]
-    return _first(sorted(shared, key=_age)), [one for files in left.values() for one in files]
+    beyond = [one.found.name for files in left.values() for one in files][:MAX_BEYOND]
+    return _fitting(sorted(shared, key=_newest_first)), tuple(beyond)
 
 
-def _first(found: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
+def _fitting(found: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """Return as many as one message may name."""
     length, count = 0, 0
     for one in found[:MAX_SHARED]:
@@ -70,7 +72,7 @@ def _first(found: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
 
 
 def _is_usable(name: str) -> bool:
-    """Whether a message may name a file, and the file is not one that is being written."""
+    """Whether a message may name a file (protocol.snapshots refuses ~), and the file is not one that is being written."""
     with contextlib.suppress(UnicodeEncodeError):
         name.encode()
         return len(name) <= MAX_PATH and not name.startswith("~") and not name.endswith(files.TEMPORARY)
@@ -81,7 +83,7 @@ def _found(search: SnapshotSearch) -> list[Snapshot]:
     """Return the files that match, the newest first."""
     project = store.project_folder(search.project)
     excluded = set(search.exclude)
-    copied = received.unchanged(project)
+    copied = received.read(project)
     found: dict[str, Snapshot] = {}
     for pattern in search.patterns:
         # Before Python 3.13 a pattern that ends with ** finds folders only.
@@ -91,14 +93,14 @@ def _found(search: SnapshotSearch) -> list[Snapshot]:
                 info = os.lstat(path)
                 if stat.S_ISREG(info.st_mode) and _is_usable(name) and name not in excluded:
                     found[name] = _describe(name, info, copied)
-    return sorted(found.values(), key=_age)
+    return sorted(found.values(), key=_newest_first)
 
 
 def _describe(name: str, info: os.stat_result, copied: Received) -> Snapshot:
     return Snapshot(name, max(info.st_mtime_ns, 0), info.st_size, origin=copied.origin(name, info))
 
 
-def _age(one: Snapshot) -> tuple[int, int]:
+def _newest_first(one: Snapshot) -> tuple[int, int]:
     return -one.mtime_ns, -one.size
 
 
@@ -106,6 +108,9 @@ def is_valid(path: Path) -> bool:
     """Whether a file is complete, as far as that can be seen: torch.save writes zip archives with checksums."""
     if path.suffix != ".pt":
         return True
+    with open(path, "rb") as file:
+        if file.read(2) not in (b"PK", b""):  # a pickle
+            return True
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None

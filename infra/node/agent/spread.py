@@ -1,7 +1,7 @@
 """Before ranks start: the newest snapshot, or the newest version of each shared file, is copied to the nodes that lack it.
 
-Where the user has named no files to share, what jobs wrote on some nodes only is copied to the others. That is a help: if it fails,
-a note says so, and the ranks start.
+Where the user has named no files to share, what jobs wrote on some nodes only is copied to the others. This is best effort: if it
+fails, a note is logged, and the ranks start.
 
 Each node finds its files and tells the others, with a port at which they can get them. So every node knows which of them are the
 newest, and who lacks them; those get them from the nodes that have them (link.py). The ranks start once all have them.
@@ -15,14 +15,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
 from agent import crash, job_record, received, snapshot, store
 from agent.link import REFUSED, Link
-from agent.selection import NewFile
+from agent.received import Received
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Kind, Message
 from cloudddp.agent.protocol.snapshots import (
@@ -47,7 +47,7 @@ PURPOSE = "spread"
 
 
 class Spread:
-    """The part of one node. Threads find, send and receive the snapshot; all else is done by the thread that calls `turn`."""
+    """The part of one node. Threads find, send and receive the files; all decisions are made by the thread that calls `turn`."""
 
     def __init__(self, request: StartRequest, search: SnapshotSearch) -> None:
         self._request = request
@@ -88,6 +88,8 @@ class Spread:
     @property
     def error(self) -> str:
         """Why this node cannot take part, in words, or ''."""
+        if self._by_default:
+            return ""
         if not self._error and time.monotonic() > self._ends_at:
             return f"the newest snapshot was not on every node after {LONGEST / 60:.0f} min"
         return self._error[:MAX_TEXT]
@@ -95,8 +97,7 @@ class Spread:
     def _fail(self, text: str) -> None:
         if self._by_default:
             self._note(text)
-        else:
-            self._error = text
+        self._error = text
 
     def turn(self) -> Iterator[Message]:
         """Do what is due, and yield what the other nodes have to know."""
@@ -110,7 +111,8 @@ class Spread:
         if not self._is_planned and self._offers.keys() == self._peers.keys():
             self._is_planned = True
             self._copy()
-        if self._by_default and time.monotonic() > self._ends_at:
+        if self._by_default and not self._has_it and time.monotonic() > self._ends_at:
+            self._note(f"files were not copied within {LONGEST / 60:.0f} min; the ranks start without them")
             self._has_it = True
         if self._has_it and self._node not in self._holders:
             self._holders.add(self._node)
@@ -135,9 +137,9 @@ class Spread:
         """Find the newest snapshot of this node, and listen for those that lack it."""
         try:
             search = self._search
+            beyond: tuple[str, ...] = ()
             if self._by_default:
                 found, beyond = snapshot.written(search)
-                self._note_beyond(beyond)
             else:
                 found = snapshot.every(search) if search.every else (snapshot.newest(search),)
             port = 0
@@ -147,54 +149,78 @@ class Spread:
                 self._listener.listen(len(self._peers) + MAX_STRANGERS)
                 port = self._listener.getsockname()[1]
                 threading.Thread(target=self._serve, args=(self._listener,), daemon=True).start()
-            self._found = Offer(tuple(found), port)
+            self._found = Offer(tuple(found), port, beyond)
         except Exception as error:  # of which the supervisor must know, whatever it is
             self._fail(f"its files were not found: {crash.last_line(error)}")
-            self._found = Offer(())
+            if self._by_default:
+                self._found = Offer(())
 
     def _copy(self) -> None:
         """Begin to get what this node lacks."""
+        wanted = self._unnamed() if self._by_default else self._named()
+        if wanted:
+            self._receiver = threading.Thread(target=self._receive, args=(wanted,), daemon=True)
+            self._receiver.start()
+        else:
+            self._has_it = not self._error or self._by_default
+
+    def _named(self) -> list[Copy]:
+        """Return what this node lacks of the files that the user has named; none, with an error, if a node offers another one."""
+        for node, _, why in self._refused():
+            self._error = f"node {node} reports its newest snapshot, and {why}: nothing was copied"
+            return []
+        if not any(offer.files for offer in self._offers.values()):
+            if self._request.resumed_from and self._node == min(self._peers):
+                self._note(f"no node has a snapshot that matches {', '.join(self._search.patterns)}")
+            return []
+        planned = copies(self._offers, every=self._search.every)
+        self._note_copies([one for one in planned if self._node in (one.source, *one.lacking)])
+        return [one for one in planned if self._node in one.lacking]
+
+    def _unnamed(self) -> list[Copy]:
+        """Return what other nodes have written, of which this one has no file of that name, but an older copy at most."""
+        refused: dict[int, set[str]] = {}
+        for node, file, why in self._refused():
+            refused.setdefault(node, set()).add(file.path)
+            self._note(f"{file.path} of node {node} is not copied: {why}")
+        offers = {
+            node: replace(
+                offer, files=tuple([one for one in offer.files if one.path not in refused.get(node, ())])
+            )
+            for node, offer in self._offers.items()
+        }
+        ids = {node: peer.id for node, peer in self._peers.items()}
+        own, wanted = received.read(self._project), []
+        for one in missing(offers, ids):
+            if self._node not in one.lacking:
+                continue
+            obstacle = self._obstacle(one.file.path, own)
+            if obstacle:
+                self._note(
+                    f"{one.file.path} of node {one.source} is not copied to node {self._node}: {obstacle} exists there"
+                )
+            else:
+                wanted.append(replace(one, lacking=(self._node,)))
+        self._note_copies(wanted)
+        self._note_beyond()
+        return wanted
+
+    def _refused(self) -> Iterator[tuple[int, Snapshot, str]]:
+        """Yield the files that are not written here, the nodes that offer them, and why."""
         latest = (time.time() + LATEST) * 1e9
         for node, offer in sorted(self._offers.items()):
             for file in offer.files:
                 if why := refusal(file, self._search, latest):
-                    self._fail(f"node {node} reports its newest snapshot, and {why}: nothing was copied")
-                    self._has_it = self._by_default
-                    return
-        if not any(offer.files for offer in self._offers.values()):
-            self._has_it = True
-            if self._search.patterns and self._request.resumed_from and self._node == min(self._peers):
-                self._note(f"no node has a snapshot that matches {', '.join(self._search.patterns)}")
-            return
-        if self._by_default:
-            ids = {node: peer.id for node, peer in self._peers.items()}
-            planned = [one for one in missing(self._offers, ids) if self._may_take(one)]
-        else:
-            planned = copies(self._offers, every=self._search.every)
-        self._note_copies([one for one in planned if self._node in (one.source, *one.lacking)])
-        wanted = [one for one in planned if self._node in one.lacking]
-        if not wanted:
-            self._has_it = True
-            return
-        self._receiver = threading.Thread(target=self._receive, args=(wanted,), daemon=True)
-        self._receiver.start()
+                    yield node, file, why
 
-    def _may_take(self, copy: Copy) -> bool:
-        """Whether nothing here is in the way of a file that this node lacks, but an older copy of it."""
-        if self._node not in copy.lacking:
-            return True
-        path = self._project / copy.file.path
-        parents = [self._project / one for one in Path(copy.file.path).parents]
-        blocked = [one for one in parents if os.path.lexists(one) and (one.is_symlink() or not one.is_dir())]
-        if not blocked and (not os.path.lexists(path) or self._is_copy(copy.file.path, path)):
-            return True
-        self._note(
-            f"{copy.file.path} of node {copy.source} is not copied to node {self._node}: {(blocked or [path])[0].name} is there"
-        )
-        return False
-
-    def _is_copy(self, name: str, path: Path) -> bool:
-        return bool(received.unchanged(self._project).origin(name, os.lstat(path)))
+    def _obstacle(self, name: str, own: Received) -> str:
+        """Return what is in the place of a file here, as a path in the project; '' for nothing but a copy."""
+        for parent in map(str, reversed(Path(name).parents)):
+            path = self._project / parent
+            if parent != "." and os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
+                return parent
+        path = self._project / name
+        return name if os.path.lexists(path) and not own.origin(name, os.lstat(path)) else ""
 
     def _note_copies(self, planned: list[Copy]) -> None:
         """Note what is copied from this node, and to it, in one line for each pair of source and targets."""
@@ -203,12 +229,22 @@ class Spread:
             groups.setdefault((one.source, one.lacking), []).append(one.file)
         for (source, lacking), files in groups.items():
             size = f"{sum(one.size for one in files) / 1e6:,.1f} MB"
-            more = f" and {len(files) - 1} more file{'s' * (len(files) > 2)}" if len(files) > 1 else ""
-            what = "the newest snapshot"
-            if self._search.every or self._by_default:
-                what = "which only some nodes have"
+            several = self._search.every or self._by_default
+            what = "which only some nodes have" if several else "the newest snapshot"
             where = ", ".join(map(str, lacking))
-            self._note(f"copying {files[0].path}{more}, {size}, {what}, from node {source} to node {where}")
+            names = _listed([one.path for one in files])
+            self._note(f"copying {names}, {size}, {what}, from node {source} to node {where}")
+
+    def _note_beyond(self) -> None:
+        """Note which files of this node some other one lacks because they are beyond the limit."""
+        others = [offer for node, offer in self._offers.items() if node != self._node]
+        known = [{*offer.beyond, *(one.path for one in offer.files)} for offer in others]
+        beyond = self._offers[self._node].beyond
+        if lacked := [name for name in beyond if not all(name in names for names in known)]:
+            self._note(
+                f"node {self._node}: not copied to other nodes: {_listed(lacked)}; all is more than [job] share_mb = "
+                f"{self._search.limit / 2**20:g}. Name the files that all ranks read in [job] share"
+            )
 
     def _note(self, text: str) -> None:
         job_record.note(store.job_folder(self._request.job), text)
@@ -216,15 +252,6 @@ class Spread:
     def _note_damaged(self, names: tuple[str, ...]) -> None:
         for name in names[:SHOWN]:
             self._note(f"node {self._node}: {name} is damaged; an older snapshot is used")
-
-    def _note_beyond(self, files: list[NewFile]) -> None:
-        if files:
-            size = f"{sum(one.size for one in files) / 1e6:,.1f} MB"
-            more = f" and {len(files) - 1} more file{'s' * (len(files) > 2)}" if len(files) > 1 else ""
-            self._note(
-                f"node {self._node}: {files[0].found.name}{more}, {size}, is not copied to other nodes: more than job.share_mb = "
-                f"{self._search.limit >> 20}; name what the ranks read in job.share"
-            )
 
     # -- sending and receiving ---------------------------------------------------------------------------------
 
@@ -259,10 +286,11 @@ class Spread:
             offered = {one.path: one for one in self._found.files} if self._found is not None else {}
             while name := link.read("path", LONGEST):
                 file = offered[name]
-                path = self._project / name
-                is_valid = bool(file.digest) or snapshot.is_valid(path)
-                link.write("digest", (file.digest or snapshot.digest(path)) if is_valid else "")
-                if is_valid:
+                path, digest = self._project / name, file.digest
+                with contextlib.suppress(OSError):  # it has gone
+                    digest = digest or (snapshot.digest(path) if snapshot.is_valid(path) else "")
+                link.write("digest", digest)
+                if digest:
                     link.send(path, file.size)
         except REFUSED:
             pass  # a stranger, or a node that was lost
@@ -306,7 +334,7 @@ class Spread:
             if origin and origin != self._peers[self._node].id:
                 copied[file.path] = origin
         else:
-            self._note(f"node {source}: {file.path} is damaged; it was not copied")
+            self._note(f"node {source}: {file.path} is damaged, or has gone; it was not copied")
 
     def _connected(self, source: int, port: int) -> Optional[Link]:
         """Connect to that node, again while strangers take its connections. Return None after `close`. Raises what REFUSED
@@ -325,3 +353,8 @@ class Spread:
                 if self._closed or time.monotonic() > deadline:
                     raise
             time.sleep(PAUSE)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - 1
+    return f"{names[0]} and {more} more file{'s' * (more > 1)}" if more else names[0]

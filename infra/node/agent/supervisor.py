@@ -58,12 +58,6 @@ EXIT_BARRIER = 10.0  # seconds that torchrun may wait for the others after every
 LEFTOVERS_GRACE = 1.0  # seconds for processes that ranks have left behind
 LAST_WORDS = 2.0  # seconds for the verdict to reach the others
 
-ALONE = (
-    "after {1:.0f} s no rank of node {0} is connected to another node: if it trains, each node does the whole training again. "
-    "Let the script call torch.distributed.init_process_group() with RANK, WORLD_SIZE and MASTER_ADDR from the environment, and "
-    "start no ranks itself"
-)
-
 
 def run(request: StartRequest, pulse: Pulse) -> int:
     """Run the job on this node to its verdict. Return the exit code of this process, whose guard watches the `pulse`."""
@@ -296,8 +290,8 @@ class _Supervisor:
         else:
             self._watch_stall()
             self._watch_stragglers()
-            if self._alone.found(self._attempt.rank_pids):
-                job_record.note(self._record.folder, ALONE.format(self._node, self._request.alone_seconds))
+            if text := self._alone.found(self._attempt.running_ranks):
+                job_record.note(self._record.folder, text)
 
     def _watch_spread(self, spread: Spread) -> None:
         """Start the ranks once every node has the newest snapshot."""

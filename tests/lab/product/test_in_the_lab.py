@@ -45,7 +45,7 @@ def impatient(cli: CommandLine) -> None:
 
 
 IDLE = 7  # processes of a node without a job: machine, init, sshd and its starter, and those of a connection
-FAILS = "EC2's instance status check fails since 20"
+FAILS = "EC2's instance status check has been failing since 20"
 WAIT = "import time\nprint('began', flush=True)\nwhile True: time.sleep(0.05)\n"
 
 

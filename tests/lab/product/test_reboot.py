@@ -79,14 +79,18 @@ def test_reboot_of_a_detached_job_is_reported_later(cli: CommandLine, ec2: Any, 
         cli("exec", "--node", "1", "--", "sudo reboot")
     wait_for(lambda: len(instances(cli)) == 2 and cli("exec", "--", "true").returncode == 0, "they run again")
     listed = cli("jobs")
-    assert (newest(cli)["state"], newest(cli)["exit_code"]) == ("failed", 1)
+    job_entry = newest(cli)
+    assert (job_entry["state"], job_entry["exit_code"]) in (
+        ("failed", 1),
+        ("failed", 143),
+    )  # which process got SIGTERM first
     first = REBOOTED.search(listed.stderr)
     assert first, listed
     assert f"resume {job}` starts the job again" in listed.stderr
     ec2.reboot_instances(InstanceIds=before)
     wait_for(lambda: cli("exec", "--", "true").returncode == 0, "they run again")
     followed = cli("logs", "-f", job)
-    assert followed.returncode == 1
+    assert followed.returncode == job_entry["exit_code"]
     again = REBOOTED.search(followed.stderr)
     assert again, followed
     assert again[1] == first[1], "the time of the first reboot is kept"

@@ -191,7 +191,7 @@ def test_silent_node_is_replaced_only_on_request(cli: CommandLine, ec2: Any) -> 
     (first, second) = live(cli)
     cli.ok("sim", "fault", "cut", "1")
     _, err = followed.communicate(timeout=110)
-    fails = "node 1: EC2's instance status check fails since 20"
+    fails = "node 1: EC2's instance status check has been failing since 20"
     assert fails in err
     refused = cli("resume")
     assert refused.returncode == 1
