@@ -92,6 +92,40 @@ def test_deleted_file_does_not_come_back_from_its_copy(pair: Gangs) -> None:
     assert "old" not in run(pair, "job-3", FINDS, FINDS)[0]
 
 
+def test_writer_that_was_replaced_writes_a_newer_version(pair: Gangs) -> None:
+    run(pair, "job-1", saves(snapshot="one"), FINDS)
+    run(pair, "job-2", FINDS, FINDS)
+    (pair[0].project / "snapshot").unlink()
+    first, second = pair.gang.peers
+    pair.gang = replace(pair.gang, peers=(replace(first, id="i-2"), second))
+    run(pair, "job-3", saves(snapshot="three"), FINDS)
+    assert run(pair, "job-4", FINDS, FINDS) == ["{'snapshot': 'three'}"] * 2
+
+
+def test_versions_that_differ_and_copies_of_deleted_files_are_named(pair: Gangs) -> None:
+    run(pair, "job-1", saves(old="one", log="of 0"), saves(log="of node 1"))
+    run(pair, "job-2", FINDS + "os.unlink('old')\n", FINDS)
+    assert "each node keeps its own version: " in notes(pair, 0, "job-2")
+    run(pair, "job-3", FINDS, FINDS)
+    text = "node 1 has copies of files that node 0 does not have any more: old"
+    assert text in notes(pair, 1, "job-3")
+
+
+def test_permissions_are_copied(pair: Gangs) -> None:
+    run(pair, "job-1", saves(key="one") + "os.chmod('key', 0o600)\n", FINDS)
+    run(pair, "job-2", FINDS, FINDS)
+    assert (pair[1].project / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_names_that_exceed_a_message_are_left_out(pair: Gangs) -> None:
+    """Each of their characters takes 12 bytes there."""
+    many = "for k in range(2000): open('\U0001f600' * 55 + str(k), 'w').close()\n"
+    run(pair, "job-1", "print('finds')\n" + many, "print('finds')")
+    run(pair, "job-2", "print('finds')", "print('finds')")
+    assert "node 0: not copied to other nodes: " in notes(pair, 0, "job-2")
+    assert 100 < len(list(pair[1].project.iterdir())) < 2000, notes(pair, 1, "job-2")
+
+
 def test_copy_replaces_a_writer_that_is_gone(pair: Gangs) -> None:
     """As `resume` does with a node that AWS has taken: the new one has nothing."""
     run(pair, "job-1", saves(snapshot="one"), FINDS)
@@ -114,7 +148,7 @@ def test_file_that_no_job_wrote_is_not_replaced(pair: Gangs) -> None:
 def test_no_more_is_copied_than_the_limit(pair: Gangs) -> None:
     run(pair, "job-1", saves(small="s", a__model="m" * (1 << 20)), FINDS)
     assert run(pair, "job-2", FINDS, FINDS)[1] == "{'small': 's'}"
-    text = "node 0: not copied to other nodes: a/model; all is more than [job] share_mb = 1."
+    text = "node 0: not copied to other nodes: a/model; all is more than [job] share_mb = 1,"
     assert text in notes(pair, 0, "job-2")
 
 
@@ -125,7 +159,7 @@ def test_what_is_in_the_way_is_not_removed(pair: Gangs, tmp_path: Path) -> None:
     (pair[1].project / "link").symlink_to(tmp_path / "elsewhere")
     assert run(pair, "job-2", FINDS, FINDS)[1] == "{'b': 'three', 'out': 'a file'}"
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert "out/a of node 0 is not copied to node 1: out exists there" in notes(pair, 1, "job-2")
+    assert "not copied to node 1: link/a and 1 more file; link exists there" in notes(pair, 1, "job-2")
 
 
 def test_damaged_file_is_not_copied(pair: Gangs) -> None:
@@ -137,7 +171,7 @@ def test_damaged_file_is_not_copied(pair: Gangs) -> None:
 def test_file_from_the_future_is_not_copied(pair: Gangs) -> None:
     run(pair, "job-1", saves(a="one", b="two") + "os.utime('a', (9e9, 9e9))\n", FINDS)
     assert run(pair, "job-2", FINDS, FINDS)[1] == "{'b': 'two'}"
-    text = "a of node 0 is not copied: the time of 'a' is more than a day in the future"
+    text = "of node 0 not copied: a; the time of 'a' is more than a day in the future"
     assert text in notes(pair, 1, "job-2")
 
 

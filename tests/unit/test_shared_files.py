@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudddp.agent.protocol.snapshots import Copy, Offer, Snapshot, copies, matches, missing
+from cloudddp.agent.protocol.snapshots import Copy, Offer, Snapshot, copies, differing, matches, missing
 from cloudddp.config.spec.job import JobSpec
 from cloudddp.job.snapshots import looking_for
 
@@ -76,6 +76,8 @@ def test_what_only_some_nodes_wrote_is_shared_by_default(
     assert found is None or (found.patterns, found.limit) == ((), max(1, int(job.share_mb * 2**20)))
 
 
+OWN_SHARD = Snapshot("dcp/__1_0.distcp", 100 * 10**9, 5)
+OLD_SHARD = Snapshot("dcp/__0_0.distcp", 1, 5, origin="i-9")
 FROM_0, FROM_1, FROM_9 = (Snapshot("a", 1, 5, origin=f"i-{node}") for node in (0, 1, 9))
 
 
@@ -91,6 +93,9 @@ FROM_0, FROM_1, FROM_9 = (Snapshot("a", 1, 5, origin=f"i-{node}") for node in (0
         ([[], [FROM_9], []], [Copy(FROM_9, 1, (0, 2))]),  # its writer is gone
         ([[], [FROM_9], [FROM_9]], [Copy(FROM_9, 1, (0,))]),
         ([[A1, B1], [FROM_0], []], [Copy(A1, 0, (2,)), Copy(B1, 0, (1, 2))]),
+        ([[A2], [FROM_9]], [Copy(A2, 0, (1,))]),  # the new writer's is newer
+        ([[], [OLD_SHARD]], [Copy(OLD_SHARD, 1, (0,))]),
+        ([[], [OLD_SHARD, OWN_SHARD]], [Copy(OWN_SHARD, 1, (0,))]),  # of a later step
     ],
 )
 def test_default_copies_to_nodes_that_have_no_version_of_their_own(
@@ -98,3 +103,8 @@ def test_default_copies_to_nodes_that_have_no_version_of_their_own(
 ) -> None:
     offers = {node: Offer(tuple(files)) for node, files in enumerate(offered)}
     assert missing(offers, {node: f"i-{node}" for node in offers}) == copied
+
+
+def test_versions_that_nodes_wrote_themselves_differ() -> None:
+    offers = {0: Offer((A1, B1)), 1: Offer((A2, B1)), 2: Offer((FROM_1,))}
+    assert differing(offers) == ["a"]

@@ -18,8 +18,10 @@ from cloudddp.agent.protocol.peer import MAX_ID
 
 MAX_PATTERNS = 200
 MAX_SHARED = 2000  # files of a node
-MAX_SHARED_NAMES = 1 << 19  # characters of their paths: they are sent in one message
+MAX_OFFER = 3 << 18  # bytes of one message that names them (gang.LONGEST_MESSAGE is 1 MiB)
 MAX_BEYOND = 20  # names
+SHARD = ".distcp"  # of torch.distributed.checkpoint
+SAME_CHECKPOINT = 60 * 10**9  # ns within which the nodes write the shards of one checkpoint
 MAX_SNAPSHOT = 1 << 44  # bytes
 MAX_EXCLUDED = 100_000  # paths, as many as a project may have
 MAX_NS = 1 << 63
@@ -44,6 +46,7 @@ class Snapshot:
     digest: str = ""
     skipped: tuple[str, ...] = ()
     origin: str = ""
+    mode: int = 0  # permissions; 0 where they are not known
 
     def __post_init__(self) -> None:
         _check_path(self.path)
@@ -51,6 +54,7 @@ class Snapshot:
         check_range("size", self.size, 0, MAX_SNAPSHOT)
         check_length("digest", self.digest, 64)
         check_length("origin", self.origin, MAX_ID)
+        check_range("mode", self.mode, 0, 0o777)
         check_length("skipped", self.skipped, MAX_PATTERNS)
         for one in self.skipped:
             check_length("a path", one, MAX_PATH)
@@ -141,24 +145,50 @@ def copies(offers: Mapping[int, Offer], *, every: bool) -> list[Copy]:
 
 def missing(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> list[Copy]:
     """Return what has to be copied so that the newest version of each file that a node wrote is on those that wrote none of that
-    name. `ids` are the instances of the nodes. A copy counts as its holder's own file if its writer has left the job. If that is there
-    and lacks the file, it has deleted it. Pure."""
+    name. `ids` are the instances of the nodes. Copies count as their holders' own files if nobody has written that name and the
+    writer has left the job. If the writer is there and lacks the file, it has deleted it. Pure."""
     written: dict[str, dict[int, Snapshot]] = {}
-    received: dict[str, dict[int, Snapshot]] = {}
+    copied: dict[str, dict[int, Snapshot]] = {}
+    shards: dict[
+        str, int
+    ] = {}  # folder of a distributed checkpoint -> the newest shard that a node wrote itself
     for node, offer in sorted(offers.items()):
         for file in offer.files:
-            is_own = not file.origin or file.origin not in ids.values()
-            (written if is_own else received).setdefault(file.path, {})[node] = file
+            (copied if file.origin else written).setdefault(file.path, {})[node] = file
+            if file.path.endswith(SHARD) and not file.origin:
+                folder = _folder(file.path)
+                shards[folder] = max(shards.get(folder, 0), file.mtime_ns)
     found = []
-    for path, writers in written.items():
-        source = max(writers, key=lambda node: (writers[node].mtime_ns, -node))
-        newest, others = writers[source], received.get(path, {})
+    for path in dict.fromkeys((*written, *copied)):
+        own, copies_of = written.get(path, {}), copied.get(path, {})
+        sources = own or {node: one for node, one in copies_of.items() if one.origin not in ids.values()}
+        if not sources:
+            continue
+        source = max(sources, key=lambda node: (sources[node].mtime_ns, -node))
+        newest = sources[source]
+        # Shards of an older step must not complete a checkpoint.
+        if not own and shards.get(_folder(path), 0) > newest.mtime_ns + SAME_CHECKPOINT:
+            continue
         lacking = [
-            node for node in sorted(offers) if node not in writers and not _is_same(others.get(node), newest)
+            node for node in sorted(offers) if node not in own and not _is_same(copies_of.get(node), newest)
         ]
         if lacking:
             found.append(Copy(newest, source, tuple(lacking)))
     return found
+
+
+def differing(offers: Mapping[int, Offer]) -> list[str]:
+    """Return the files of which nodes have written different versions themselves. Pure."""
+    versions: dict[str, set[tuple[int, int]]] = {}
+    for offer in offers.values():
+        for file in offer.files:
+            if not file.origin:
+                versions.setdefault(file.path, set()).add((file.size, file.mtime_ns))
+    return [path for path, found in versions.items() if len(found) > 1]
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _is_same(file: Optional[Snapshot], newest: Snapshot) -> bool:

@@ -32,6 +32,8 @@ class Link:
 
     def __init__(self, connection: socket.socket, secret: str, purpose: str) -> None:
         connection.settimeout(ANSWER)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._input: BufferedReader = connection.makefile("rb")
         self._secret = secret.encode()
@@ -41,7 +43,6 @@ class Link:
     def to(cls, address: str, port: int, secret: str, purpose: str, seconds: float) -> Link:
         """Connect within `seconds`, and prove who this side is. Raises what REFUSED names; no connection is left then."""
         connection = socket.create_connection((address, port), seconds)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link = cls(connection, secret, purpose)
         try:
             link.connect()
@@ -79,7 +80,8 @@ class Link:
         """Send that many bytes of a file."""
         self._socket.settimeout(STALLED)
         with open(path, "rb") as file:
-            self._socket.sendfile(file, 0, size)
+            if size:  # else sendfile raises ValueError
+                self._socket.sendfile(file, 0, size)
 
     def receive(self, most: int) -> bytes:
         """Return up to so many bytes of the file that is sent."""

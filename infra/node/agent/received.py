@@ -16,11 +16,12 @@ from cloudddp.agent.protocol.codec import ProtocolError, decode
 
 
 class Origin(NamedTuple):
-    """The instance that wrote a file (or that sent it, if the writer had left the job), and the ctime of the copy: unlike its
-    mtime, which is that of the original, every later change sets it."""
+    """The instance that wrote a file (or that sent it, if the writer had left the job), and the mtime and size of the copy, which
+    are those of the original."""
 
     id: str
-    ctime_ns: int
+    mtime_ns: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Received:
     def origin(self, name: str, info: os.stat_result) -> str:
         """Return the instance that wrote a file; '' for one that is no copy, or was changed here since."""
         found = self.files.get(name)
-        return found.id if found is not None and found.ctime_ns == info.st_ctime_ns else ""
+        is_same = found is not None and (found.mtime_ns, found.size) == (info.st_mtime_ns, info.st_size)
+        return found.id if found is not None and is_same else ""
 
 
 def read(project: Path) -> Received:
@@ -41,17 +43,11 @@ def read(project: Path) -> Received:
         return Received()
 
 
-def add(project: Path, copied: Mapping[str, str]) -> None:
-    """Record which instances wrote these files, which are complete. Raises OSError."""
+def add(project: Path, copies: Mapping[str, Origin]) -> None:
+    """Record copies before they are written. Raises OSError."""
     known = read(project).files
-    kept = {
-        name: origin
-        for name, origin in known.items()
-        if name not in copied and os.path.lexists(project / name)
-    }
-    for name, origin in copied.items():
-        kept[name] = Origin(origin, os.lstat(project / name).st_ctime_ns)
-    store.write(_file(project), Received(kept))
+    kept = {name: origin for name, origin in known.items() if os.path.lexists(project / name)}
+    store.write(_file(project), Received({**kept, **copies}))
 
 
 def _file(project: Path) -> Path:

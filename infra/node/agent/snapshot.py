@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import json
 import os
 import stat
 import zipfile
@@ -16,9 +18,10 @@ from agent.received import Received
 from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.snapshots import (
     MAX_BEYOND,
+    MAX_OFFER,
     MAX_PATTERNS,
     MAX_SHARED,
-    MAX_SHARED_NAMES,
+    MAX_SNAPSHOT,
     Snapshot,
     SnapshotSearch,
 )
@@ -46,26 +49,33 @@ def every(search: SnapshotSearch) -> tuple[Snapshot, ...]:
 
 def written(search: SnapshotSearch) -> tuple[tuple[Snapshot, ...], tuple[str, ...]]:
     """Return what jobs wrote on this node, and copies of what they wrote on others, as `every`; and names of what is beyond the
-    limit."""
+    limits."""
     project, began = store.project_folder(search.project), phases.first_began()
     copied = received.read(project)
-    found = []
-    for one in new_files.Scan(project, search.outputs, search.scratch, began, again=0) if began else ():
-        is_output = one.place in search.outputs if search.outputs else one.place != f"{REPLACED}/"
+    scan = new_files.Scan(project, search.outputs, search.scratch, began, again=0)
+    own, copies = [], []
+    for one in scan if began else ():
+        is_output = one.place in scan.outputs if search.outputs else one.place != f"{REPLACED}/"
         if is_output and stat.S_ISREG(one.found.info.st_mode) and _is_usable(one.found.name):
-            found.append(one._replace(pulled=False))  # the limit counts those, too: other nodes lack them
-    taken, left = selection.choose(found, search.limit)
-    shared = [_describe(one.found.name, one.found.info, copied) for one in taken]
-    beyond = [one.found.name for files in left.values() for one in files][:MAX_BEYOND]
-    return _fitting(sorted(shared, key=_newest_first)), tuple(beyond)
+            described = _describe(one.found.name, one.found.info, copied)
+            if described.origin:
+                copies.append(described)
+            else:
+                own.append(one._replace(pulled=False))  # the limit counts those, too: other nodes lack them
+    taken, left = selection.choose(own, search.limit)
+    shared = [*(_describe(one.found.name, one.found.info, copied) for one in taken), *copies]
+    fitting = _fitting(sorted(shared, key=_newest_first))
+    cut = {one.path for one in shared} - {one.path for one in fitting}
+    beyond = [*(one.found.name for files in left.values() for one in files), *sorted(cut)]
+    return fitting, tuple(beyond[:MAX_BEYOND])
 
 
 def _fitting(found: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """Return as many as one message may name."""
     length, count = 0, 0
     for one in found[:MAX_SHARED]:
-        length += len(one.path)
-        if length > MAX_SHARED_NAMES:
+        length += len(json.dumps(one.path)) + 200  # the other fields
+        if length > MAX_OFFER:
             break
         count += 1
     return tuple(found[:count])
@@ -97,7 +107,8 @@ def _found(search: SnapshotSearch) -> list[Snapshot]:
 
 
 def _describe(name: str, info: os.stat_result, copied: Received) -> Snapshot:
-    return Snapshot(name, max(info.st_mtime_ns, 0), info.st_size, origin=copied.origin(name, info))
+    mode = stat.S_IMODE(info.st_mode) & 0o777
+    return Snapshot(name, max(info.st_mtime_ns, 0), info.st_size, origin=copied.origin(name, info), mode=mode)
 
 
 def _newest_first(one: Snapshot) -> tuple[int, int]:
@@ -118,12 +129,22 @@ def is_valid(path: Path) -> bool:
         return False
 
 
-def digest(path: Path) -> str:
+def digest(path: Path, size: int = MAX_SNAPSHOT) -> str:
+    """Return the SHA-256 of the first bytes of a file, which may grow meanwhile. Raises OSError."""
     found = hashlib.sha256()
     with open(path, "rb") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(min(PIECE, size)):
             found.update(piece)
+            size -= len(piece)
     return found.hexdigest()
+
+
+@functools.cache
+def _remove_stale(folder: Path) -> None:
+    """Remove what an agent that was killed has left in a folder."""
+    for stale in folder.glob(f".*{files.TEMPORARY}"):
+        with contextlib.suppress(OSError):
+            stale.unlink()
 
 
 def write(project: str, wanted: Snapshot, read: Callable[[int], bytes]) -> None:
@@ -132,9 +153,7 @@ def write(project: str, wanted: Snapshot, read: Callable[[int], bytes]) -> None:
     path = files.replaceable(store.project_folder(project), wanted.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = files.temporary(path)
-    for stale in path.parent.glob(f".*{files.TEMPORARY}"):  # by an agent that was killed
-        with contextlib.suppress(OSError):
-            stale.unlink()
+    _remove_stale(path.parent)
     found, left = hashlib.sha256(), wanted.size
     try:
         with open(temporary, "wb") as target:
@@ -143,7 +162,10 @@ def write(project: str, wanted: Snapshot, read: Callable[[int], bytes]) -> None:
                 target.write(piece)
                 left -= len(piece)
             target.flush()
-            os.fsync(target.fileno())
+            if wanted.mode:
+                os.fchmod(target.fileno(), wanted.mode)
+            if wanted.size > PIECE:  # it takes milliseconds, and there may be thousands of small ones
+                os.fsync(target.fileno())
         if left:
             raise SystemExit(f"the stream of {wanted.path!r} ended {left} bytes too early")
         if found.hexdigest() != wanted.digest:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import threading
 import time
@@ -22,16 +23,18 @@ from typing import Optional
 
 from agent import crash, job_record, received, snapshot, store
 from agent.link import REFUSED, Link
-from agent.received import Received
+from agent.received import Origin, Received
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Kind, Message
 from cloudddp.agent.protocol.snapshots import (
     LATEST,
+    MAX_SHARED,
     Copy,
     Offer,
     Snapshot,
     SnapshotSearch,
     copies,
+    differing,
     missing,
     refusal,
 )
@@ -179,31 +182,45 @@ class Spread:
 
     def _unnamed(self) -> list[Copy]:
         """Return what other nodes have written, of which this one has no file of that name, but an older copy at most."""
-        refused: dict[int, set[str]] = {}
+        offers = self._usable_offers()
+        own, wanted, in_the_way = received.read(self._project), [], {}
+        for one in missing(offers, {node: peer.id for node, peer in self._peers.items()}):
+            if self._node not in one.lacking:
+                continue
+            obstacle = self._obstacle(one.file.path, own)
+            if obstacle:
+                in_the_way[one.file.path] = obstacle
+            else:
+                wanted.append(replace(one, lacking=(self._node,)))
+        if in_the_way:
+            obstacle = next(iter(in_the_way.values()))
+            self._note(
+                f"not copied to node {self._node}: {_listed(list(in_the_way))}; {obstacle} exists there"
+            )
+        size, free = sum(one.file.size for one in wanted), shutil.disk_usage(self._project).free
+        if size > free / 2:
+            names = _listed([one.file.path for one in wanted])
+            self._note(
+                f"not copied to node {self._node}: {names}, {size / 1e6:,.1f} MB; {free / 1e6:,.1f} MB are free there"
+            )
+            wanted = []
+        self._note_copies(wanted)
+        self._note_others(offers)
+        return wanted
+
+    def _usable_offers(self) -> dict[int, Offer]:
+        """Return the offers without the files that are not written here, which are noted."""
+        refused: dict[int, dict[str, str]] = {}
         for node, file, why in self._refused():
-            refused.setdefault(node, set()).add(file.path)
-            self._note(f"{file.path} of node {node} is not copied: {why}")
-        offers = {
+            refused.setdefault(node, {})[file.path] = why
+        for node, names in refused.items():
+            self._note(f"of node {node} not copied: {_listed(list(names))}; {next(iter(names.values()))}")
+        return {
             node: replace(
                 offer, files=tuple([one for one in offer.files if one.path not in refused.get(node, ())])
             )
             for node, offer in self._offers.items()
         }
-        ids = {node: peer.id for node, peer in self._peers.items()}
-        own, wanted = received.read(self._project), []
-        for one in missing(offers, ids):
-            if self._node not in one.lacking:
-                continue
-            obstacle = self._obstacle(one.file.path, own)
-            if obstacle:
-                self._note(
-                    f"{one.file.path} of node {one.source} is not copied to node {self._node}: {obstacle} exists there"
-                )
-            else:
-                wanted.append(replace(one, lacking=(self._node,)))
-        self._note_copies(wanted)
-        self._note_beyond()
-        return wanted
 
     def _refused(self) -> Iterator[tuple[int, Snapshot, str]]:
         """Yield the files that are not written here, the nodes that offer them, and why."""
@@ -235,16 +252,31 @@ class Spread:
             names = _listed([one.path for one in files])
             self._note(f"copying {names}, {size}, {what}, from node {source} to node {where}")
 
-    def _note_beyond(self) -> None:
-        """Note which files of this node some other one lacks because they are beyond the limit."""
-        others = [offer for node, offer in self._offers.items() if node != self._node]
-        known = [{*offer.beyond, *(one.path for one in offer.files)} for offer in others]
-        beyond = self._offers[self._node].beyond
-        if lacked := [name for name in beyond if not all(name in names for names in known)]:
+    def _note_others(self, offers: dict[int, Offer]) -> None:
+        """Note what is not the same on all nodes although it is not copied."""
+        known = {node: {*offer.beyond, *(one.path for one in offer.files)} for node, offer in offers.items()}
+        if lacked := [
+            n for n in offers[self._node].beyond if not all(n in names for names in known.values())
+        ]:
             self._note(
                 f"node {self._node}: not copied to other nodes: {_listed(lacked)}; all is more than [job] share_mb = "
-                f"{self._search.limit / 2**20:g}. Name the files that all ranks read in [job] share"
+                f"{self._search.limit / 2**20:g}, or than {MAX_SHARED:,} files. Name what all ranks read in [job] share"
             )
+        if self._node == min(offers) and (names := differing(offers)):
+            self._note(
+                f"each node keeps its own version: {_listed(names)}. If all ranks read the newest one, name it in [job] share"
+            )
+        nodes = {peer.id: node for node, peer in self._peers.items()}
+        for node in sorted(offers):
+            stale = [
+                one.path
+                for one in offers[self._node].files
+                if nodes.get(one.origin) == node and one.path not in known[node]
+            ]
+            if stale:
+                self._note(
+                    f"node {self._node} has copies of files that node {node} does not have any more: {_listed(stale)}"
+                )
 
     def _note(self, text: str) -> None:
         job_record.note(store.job_folder(self._request.job), text)
@@ -288,7 +320,7 @@ class Spread:
                 file = offered[name]
                 path, digest = self._project / name, file.digest
                 with contextlib.suppress(OSError):  # it has gone
-                    digest = digest or (snapshot.digest(path) if snapshot.is_valid(path) else "")
+                    digest = digest or (snapshot.digest(path, file.size) if snapshot.is_valid(path) else "")
                 link.write("digest", digest)
                 if digest:
                     link.send(path, file.size)
@@ -300,22 +332,20 @@ class Spread:
     def _receive(self, wanted: list[Copy]) -> None:
         """Get these files, source by source."""
         for source in sorted({one.source for one in wanted}):
+            files = [one.file for one in wanted if one.source == source]
             name = ""
-            copied: dict[str, str] = {}
             try:
+                self._record(source, files)
                 link = self._connected(source, self._offers[source].port)
                 if link is None:
                     return
                 try:
-                    for one in wanted:
-                        if one.source == source:
-                            name = one.file.path
-                            self._receive_file(link, source, one.file, copied)
+                    for file in files:
+                        name = file.path
+                        self._receive_file(link, source, file)
                     link.write("path", "")
                 finally:
                     self._forget(link)
-                    if copied:
-                        received.add(self._project, copied)
             except (Exception, SystemExit) as error:
                 text = str(error) if isinstance(error, (*REFUSED, SystemExit)) else crash.last_line(error)
                 self._fail(f"{name or 'a file'} was not copied from node {source}: {text}")
@@ -323,18 +353,29 @@ class Spread:
                     return
         self._has_it = True
 
-    def _receive_file(self, link: Link, source: int, file: Snapshot, copied: dict[str, str]) -> None:
-        """Get a file. One that another node wrote is added to `copied`, with that node's instance."""
-        link.write("path", file.path)
-        digest = link.read("digest", LONGEST)
-        if digest:
-            snapshot.write(self._request.project, replace(file, digest=digest), link.receive)
-            ids = [peer.id for peer in self._peers.values()]
+    def _record(self, source: int, files: list[Snapshot]) -> None:
+        """Record that these files will be copies of what another node wrote."""
+        ids = [peer.id for peer in self._peers.values()]
+        copies_of = {}
+        for file in files:
             origin = file.origin if file.origin in ids else self._peers[source].id
             if origin and origin != self._peers[self._node].id:
-                copied[file.path] = origin
-        else:
+                copies_of[file.path] = Origin(origin, file.mtime_ns, file.size)
+        if copies_of:
+            received.add(self._project, copies_of)
+
+    def _receive_file(self, link: Link, source: int, file: Snapshot) -> None:
+        link.write("path", file.path)
+        digest = link.read("digest", LONGEST)
+        if not digest:
             self._note(f"node {source}: {file.path} is damaged, or has gone; it was not copied")
+            return
+        try:
+            snapshot.write(self._request.project, replace(file, digest=digest), link.receive)
+        except SystemExit as error:
+            if not self._by_default:
+                raise
+            self._note(f"{file.path} was not copied from node {source}: {error}")
 
     def _connected(self, source: int, port: int) -> Optional[Link]:
         """Connect to that node, again while strangers take its connections. Return None after `close`. Raises what REFUSED
