@@ -212,6 +212,22 @@ def test_job_that_runs_on_all_its_nodes_is_refused_at_once(cli: Any) -> None:
     cli.ok("cancel")
 
 
+def test_replacement_gets_what_the_lost_node_had_written(cli: Any, ec2: Any) -> None:
+    """Another node had got a copy before: the only one that is left."""
+    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
+    cli.write("save.py", "import os\nif os.environ['RANK'] == '0': open('snapshot', 'w').write('saved')\n")
+    cli.write("fail.py", "import os\nprint('found', os.path.exists('snapshot'))\nraise SystemExit(5)\n")
+    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    cli.ok("launch", "save.py")
+    assert cli("launch", "fail.py").stdout.count("found True") == 2
+    ids = [node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]]
+    ec2.terminate_instances(InstanceIds=ids[:1])
+    wait_for(lambda: live(ec2, cli.cluster) == ids[1:], "the node has terminated")
+    assert cli("resume").stdout.count("found True") == 2
+    reported = cli("jobs")
+    assert "node 1: snapshot (5 bytes)" in reported.stderr, reported.stderr
+
+
 def test_watch_waits_while_another_command_resumes_the_job(cli: Any) -> None:
     """Until all nodes have started their part, the job is that of the first ones only, and the ranks of the others would be
     missing in what `watch` shows."""

@@ -145,6 +145,12 @@ def test_file_that_no_job_wrote_is_not_replaced(pair: Gangs) -> None:
     assert run(pair, "job-2", FINDS, FINDS)[1] == "{'snapshot': 'by setup'}"
 
 
+def test_only_outputs_are_copied_where_they_are_set(pair: Gangs) -> None:
+    run(pair, "job-1", saves(out__a="one", other="two"), FINDS)
+    found = run(pair, "job-2", FINDS, FINDS, search=replace(BY_DEFAULT, outputs=("./out/",)))
+    assert found[1] == "{'out/a': 'one'}"
+
+
 def test_no_more_is_copied_than_the_limit(pair: Gangs) -> None:
     run(pair, "job-1", saves(small="s", a__model="m" * (1 << 20)), FINDS)
     assert run(pair, "job-2", FINDS, FINDS)[1] == "{'small': 's'}"
