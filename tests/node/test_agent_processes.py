@@ -145,6 +145,7 @@ def test_process_name_may_contain_parentheses(tmp_path: Path) -> None:
     with subprocess.Popen([program, "600"], env={TASK_VARIABLE: MARK}) as process:
         try:
             until(lambda: b"a) Z" in Path(f"/proc/{process.pid}/stat").read_bytes())
+            until(lambda: Path(f"/proc/{process.pid}/environ").read_bytes())  # execve() sets the name first
             assert find(Task(MARK, tmp_path / "none")) == [process.pid]
             assert processes.parent(process.pid) == os.getpid()
         finally:

@@ -301,18 +301,24 @@ def test_connect_timeout_reports_its_duration(ssh_site: Site) -> None:
 
 def test_attempt_during_which_this_process_was_stopped_is_repeated(ssh_site: Site) -> None:
     """A laptop that slept must not take its own silence for that of the node."""
+    stop = f"kill -STOP {os.getpid()}; sleep 3; kill -CONT {os.getpid()}"
+    attempts, stops = [], []
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        mute.setblocking(False)
-        stop = f"sleep 0.4; kill -STOP {os.getpid()}; sleep 3; kill -CONT {os.getpid()}"
-        with subprocess.Popen(["/bin/sh", "-c", stop]):
-            fleet = Fleet({0: ssh_site.target(mute.getsockname()[1])})
-            with pytest.raises(ConnectError):
-                fleet.connect(connect_timeout=1.0)
-        attempts = 0
-        with contextlib.suppress(BlockingIOError):
-            while mute.accept():
-                attempts += 1
-    assert attempts == 2
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    attempts.append(mute.accept()[0])
+                    if not stops:
+                        stops.append(subprocess.Popen(["/bin/sh", "-c", stop]))
+
+        threading.Thread(target=accept, daemon=True).start()
+        fleet = Fleet({0: ssh_site.target(mute.getsockname()[1])})
+        with pytest.raises(ConnectError):
+            fleet.connect(connect_timeout=1.0)
+        mute.shutdown(socket.SHUT_RDWR)
+    assert stops[0].wait() == 0
+    assert len(attempts) == 2
 
 
 def test_fatal_error_closes_connections_and_ends_stuck_commands(ssh_site: Site) -> None:
