@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -262,9 +262,9 @@ class Session:
         )
         return inspect.NoCluster(message, hint=hint, last=error.last)
 
-    def _warn_of_problems(self, found: Cluster, nodes: Iterable[int]) -> None:
+    def _warn_of_problems(self, found: Cluster, nodes: Collection[int]) -> None:
         """Warn of failed status checks and scheduled events of these nodes."""
-        for node, text in inspect.problems(self.aws(), found, nodes).items():
+        for node, text in (inspect.problems(self.aws(), found, nodes) if nodes else {}).items():
             self.console.warn(f"node {node} ({found.nodes[node].id}): {text}")
 
     @contextlib.contextmanager
