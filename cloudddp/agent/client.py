@@ -47,7 +47,7 @@ class Runner(Starter, Protocol):
 
     @property
     def ids(self) -> Mapping[int, str]:
-        """The instance of each node."""
+        """The EC2 instance id of each node, by node rank."""
 
     def run(
         self,

@@ -50,8 +50,8 @@ def problems(aws: AWS, ids: Iterable[str]) -> dict[str, str]:
         )
     except CloudDDPError:  # the policy may lack the action; the error of the node itself is reported anyway
         return {}
-    found_problems = {one.instance_id: "; ".join(_problems(one)) for one in found}
-    return {instance: text for instance, text in found_problems.items() if text}
+    texts = {one.instance_id: "; ".join(_problems(one)) for one in found}
+    return {instance: text for instance, text in texts.items() if text}
 
 
 def _problems(one: _Status) -> Iterable[str]:

@@ -61,7 +61,7 @@ def prepare(
         _check_rank_counts(config, config.cluster.nodes)
     for note in unsent.notes(files, config):
         warn(note)
-    if config.cluster.nodes > 1 and (line := scripts.localhost_line(root / file)):
+    if config.cluster.nodes > 1 and not found.program and (line := scripts.localhost_line(root / file)):
         warn(
             f"{file}, line {line}: sets the rendezvous address to localhost, so each node would train alone. Remove it: torchrun "
             "starts the ranks and sets MASTER_ADDR, RANK and WORLD_SIZE"

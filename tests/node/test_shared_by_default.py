@@ -55,6 +55,13 @@ def new(node: Node, present: Collection[str]) -> list[str]:
     return sorted(p.name for one in reply.jobs for p in one.outputs.paths if not p.name.endswith(".py"))
 
 
+def replace_writer(pair: Gangs) -> None:
+    """Let another instance take the place of node 0, as `resume` does: it has nothing of the old one's disk."""
+    (pair[0].project / "snapshot").unlink()
+    first, second = pair.gang.peers
+    pair.gang = replace(pair.gang, peers=(replace(first, id="i-2"), second))
+
+
 @pytest.fixture
 def pair(gangs: Make) -> Gangs:
     job = gangs(2)
@@ -95,9 +102,7 @@ def test_deleted_file_does_not_come_back_from_its_copy(pair: Gangs) -> None:
 def test_writer_that_was_replaced_writes_a_newer_version(pair: Gangs) -> None:
     run(pair, "job-1", saves(snapshot="one"), FINDS)
     run(pair, "job-2", FINDS, FINDS)
-    (pair[0].project / "snapshot").unlink()
-    first, second = pair.gang.peers
-    pair.gang = replace(pair.gang, peers=(replace(first, id="i-2"), second))
+    replace_writer(pair)
     run(pair, "job-3", saves(snapshot="three"), FINDS)
     assert run(pair, "job-4", FINDS, FINDS) == ["{'snapshot': 'three'}"] * 2
 
@@ -130,9 +135,7 @@ def test_copy_replaces_a_writer_that_is_gone(pair: Gangs) -> None:
     """As `resume` does with a node that AWS has taken: the new one has nothing."""
     run(pair, "job-1", saves(snapshot="one"), FINDS)
     run(pair, "job-2", FINDS, FINDS)
-    (pair[0].project / "snapshot").unlink()
-    first, second = pair.gang.peers
-    pair.gang = replace(pair.gang, peers=(replace(first, id="i-2"), second))
+    replace_writer(pair)
     assert run(pair, "job-3", FINDS, FINDS) == ["{'snapshot': 'one'}"] * 2
     assert new(pair[0], ("i-1", "i-2")) == []
     assert new(pair[1], ("i-1", "i-2")) == ["snapshot"]
@@ -154,7 +157,7 @@ def test_only_outputs_are_copied_where_they_are_set(pair: Gangs) -> None:
 def test_no_more_is_copied_than_the_limit(pair: Gangs) -> None:
     run(pair, "job-1", saves(small="s", a__model="m" * (1 << 20)), FINDS)
     assert run(pair, "job-2", FINDS, FINDS)[1] == "{'small': 's'}"
-    text = "node 0: not copied to other nodes: a/model; all is more than [job] share_mb = 1,"
+    text = "node 0: not copied to other nodes: a/model. The limits are [job] share_mb = 1 and"
     assert text in notes(pair, 0, "job-2")
 
 
@@ -169,15 +172,15 @@ def test_what_is_in_the_way_is_not_removed(pair: Gangs, tmp_path: Path) -> None:
 
 
 def test_damaged_file_is_not_copied(pair: Gangs) -> None:
-    run(pair, "job-1", saves(broken__pt="PK", b="two").replace("broken/pt", "broken.pt"), FINDS)
-    assert run(pair, "job-2", FINDS, FINDS)[1] == "{'b': 'two'}"
+    run(pair, "job-1", saves(broken__pt="PK", old__pt="pickle").replace("/pt", ".pt"), FINDS)
+    assert run(pair, "job-2", FINDS, FINDS)[1] == "{'old.pt': 'pickle'}"
     assert "node 0: broken.pt is damaged, or has gone; it was not copied" in notes(pair, 1, "job-2")
 
 
 def test_file_from_the_future_is_not_copied(pair: Gangs) -> None:
     run(pair, "job-1", saves(a="one", b="two") + "os.utime('a', (9e9, 9e9))\n", FINDS)
     assert run(pair, "job-2", FINDS, FINDS)[1] == "{'b': 'two'}"
-    text = "of node 0 not copied: a; the time of 'a' is more than a day in the future"
+    text = "not copied from node 0: a; the time of 'a' is more than a day in the future"
     assert text in notes(pair, 1, "job-2")
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from cloudddp.agent.protocol.snapshots import Copy, Offer, Snapshot, copies, differing, matches, missing
+from cloudddp.agent.protocol.snapshots import (
+    Copy,
+    Offer,
+    Snapshot,
+    copies,
+    default_copies,
+    differing,
+    matches,
+)
 from cloudddp.config.spec.job import JobSpec
 from cloudddp.job.snapshots import looking_for
 
@@ -102,7 +110,7 @@ def test_default_copies_to_nodes_that_have_no_version_of_their_own(
     offered: list[list[Snapshot]], copied: list[Copy]
 ) -> None:
     offers = {node: Offer(tuple(files)) for node, files in enumerate(offered)}
-    assert missing(offers, {node: f"i-{node}" for node in offers}) == copied
+    assert default_copies(offers, {node: f"i-{node}" for node in offers}) == copied
 
 
 def test_versions_that_nodes_wrote_themselves_differ() -> None:

@@ -38,7 +38,8 @@ def _check_path(text: str) -> None:
 @dataclass(frozen=True)
 class Snapshot:
     """The newest snapshot of a node by mtime, as a path in the project, with its SHA-256; '' where there is none. `skipped` are
-    newer ones that are damaged, the newest first. `origin` is the instance that wrote it, or, if that has left the job, that sent it; '' for the node itself."""
+    newer ones that are damaged, the newest first. `origin` is the instance that wrote it, or, if that has left the job, that sent
+    it; '' for the node itself."""
 
     path: str = ""
     mtime_ns: int = 0
@@ -63,7 +64,7 @@ class Snapshot:
 @dataclass(frozen=True)
 class SnapshotSearch:
     """Look for files that match one of the `patterns`, which are relative to the project, but for those in `exclude`: files of
-    the project itself. A file whose name ends in .pt has to be a valid zip archive, as torch.save writes it. `every`: the newest
+    the project itself. A zip archive whose name ends in .pt, as torch.save writes it, has to be complete. `every`: the newest
     version of each of them is shared; otherwise only the newest file.
 
     Without patterns, the nodes share what jobs wrote below `outputs` (with (): in the whole project, but for `scratch`), each up to
@@ -143,15 +144,14 @@ def copies(offers: Mapping[int, Offer], *, every: bool) -> list[Copy]:
     return [one for one in found if one.lacking]
 
 
-def missing(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> list[Copy]:
+def default_copies(offers: Mapping[int, Offer], ids: Mapping[int, str]) -> list[Copy]:
     """Return what has to be copied so that the newest version of each file that a node wrote is on those that wrote none of that
     name. `ids` are the instances of the nodes. Copies count as their holders' own files if nobody has written that name and the
     writer has left the job. If the writer is there and lacks the file, it has deleted it. Pure."""
     written: dict[str, dict[int, Snapshot]] = {}
     copied: dict[str, dict[int, Snapshot]] = {}
-    shards: dict[
-        str, int
-    ] = {}  # folder of a distributed checkpoint -> the newest shard that a node wrote itself
+    # Folder of a distributed checkpoint -> mtime of the newest shard that a node wrote itself.
+    shards: dict[str, int] = {}
     for node, offer in sorted(offers.items()):
         for file in offer.files:
             (copied if file.origin else written).setdefault(file.path, {})[node] = file

@@ -39,10 +39,11 @@ def at_stake(
     unknown = [(f"{error}: jobs and results there are unknown",) for error in lost.values()]
     known = dict(replies)
     silent = [node for node in sorted(targets) if node not in known]
-    if silent:
-        found_problems = inspect.problems(aws, found, silent) if aws is not None else {}
-        why = "".join(f" ({text})" for text in found_problems.values())
-        unknown.append((f"{node_list(silent)} did not answer{why}: jobs and results there are unknown",))
+    problems = inspect.problems(aws, found, silent) if aws is not None else {}
+    names = [f"node {node} did not answer ({text})" for node, text in sorted(problems.items())]
+    if others := [node for node in silent if node not in problems]:
+        names.append(f"{node_list(others)} did not answer")
+    unknown += [(f"{name}: jobs and results there are unknown",) for name in names]
     return [*_messages(known, jobs=jobs), *unknown]
 
 

@@ -53,7 +53,7 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
         if len(live | elsewhere) > 1:
             raise _in_several(name, live | elsewhere)
         live, elsewhere = live or elsewhere, {}
-    _confirm(console, session, [cluster for clusters in live.values() for cluster in clusters], yes=yes)
+    _confirm(console, session, live, yes=yes)
     # Without nodes something may be left of an earlier cluster.
     billed = [] if live or options.region else search.with_addresses(beyond, name, anyone=anyone)
     reports = {
@@ -75,13 +75,14 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, dry_run: boo
         console.print_text(lifecycle.nothing(name, asked.regions, asked.denied))
 
 
-def _confirm(console: Console, session: Session, live: list[Cluster], *, yes: bool) -> None:
-    for warning in (text for c in live for text in c.warnings):
+def _confirm(console: Console, session: Session, live: Mapping[AWS, list[Cluster]], *, yes: bool) -> None:
+    found = [(aws, cluster) for aws, clusters in live.items() for cluster in clusters]
+    for warning in (text for _, cluster in found for text in cluster.warnings):
         console.warn(warning)
-    if live:
-        console.print_text("\n".join(lifecycle.summary(c) for c in live), err=True)
-        for cluster in live:
-            for line in at_stake(cluster, session.settings, aws=session.aws().at(cluster.region)):
+    if found:
+        console.print_text("\n".join(lifecycle.summary(cluster) for _, cluster in found), err=True)
+        for aws, cluster in found:
+            for line in at_stake(cluster, session.settings, aws=aws):
                 console.log("  warning: ", *line)
         console.must_confirm("Terminate these nodes?", yes=yes)
 

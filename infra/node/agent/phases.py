@@ -3,9 +3,9 @@
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
 (RankRecord), `ranks/N.log` (with `N.times` and `N.cut`: rank_log.py), `launcher.log`, `supervisor.log`, `status.json`
 (by the script), `steps/N.json` (by the ranks: pace.py), `stragglers.json` and `stall.json` (records.py), `rebooted.json`
-(RebootFile). While its setup
-runs, and where it has ended there, it holds `setup.json` (SetupFile); `setup.log` is the output of the setup commands. A file `cancel` (with its token) marks that the user cancelled it, an empty file
-`stopped` that its supervisor ends the ranks.
+(RebootFile). While its setup runs, and where it has ended there, it holds `setup.json` (SetupFile); `setup.log` is the output of
+the setup commands. A file `cancel` (with its token) marks that the user cancelled it, an empty file `stopped` that its supervisor
+ends the ranks.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ BEGAN = "began"  # an empty file: its ctime is when the job started, by the file
 CANCEL_MARK = "cancel"  # its mtime is the time of the first cancel
 STOPPED_MARK = "stopped"
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGKILL)  # of systemd, to every process
-SHUTDOWN_SECONDS = (
-    300.0  # from such a signal to the next start of the machine, at most: others send these signals, too
-)
+# Seconds from such a signal to the next start of the machine, at most: others send these signals, too.
+SHUTDOWN_SECONDS = 300.0
 REBOOT_SECONDS = 3600.0  # between the end of a job with its machine and the next start of that, at most
 START_SECONDS = 30.0  # for a supervisor to record that it runs; it takes milliseconds
 

@@ -116,11 +116,11 @@ def _newest_first(one: Snapshot) -> tuple[int, int]:
 
 
 def is_valid(path: Path) -> bool:
-    """Whether a file is complete, as far as that can be seen: torch.save writes zip archives with checksums."""
+    """Whether a file is complete, as far as that can be seen: torch.save writes zip archives with checksums. Raises OSError."""
     if path.suffix != ".pt":
         return True
     with open(path, "rb") as file:
-        if file.read(2) not in (b"PK", b""):  # a pickle
+        if file.read(2) not in (b"PK", b""):  # a pickle, as older versions wrote
             return True
     try:
         with zipfile.ZipFile(path) as archive:
@@ -147,9 +147,9 @@ def _remove_stale(folder: Path) -> None:
             stale.unlink()
 
 
-def write(project: str, wanted: Snapshot, read: Callable[[int], bytes]) -> None:
+def write(project: str, wanted: Snapshot, read: Callable[[int], bytes], *, durable: bool = True) -> None:
     """Write the snapshot that `read` returns. The file appears under its name once it is complete and has the digest that was
-    announced. Raises OSError, and SystemExit for anything else that is not as announced."""
+    announced, and if `durable` is on the disk. Raises OSError, and SystemExit for anything else that is not as announced."""
     path = files.replaceable(store.project_folder(project), wanted.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = files.temporary(path)
@@ -164,7 +164,7 @@ def write(project: str, wanted: Snapshot, read: Callable[[int], bytes]) -> None:
             target.flush()
             if wanted.mode:
                 os.fchmod(target.fileno(), wanted.mode)
-            if wanted.size > PIECE:  # it takes milliseconds, and there may be thousands of small ones
+            if durable:
                 os.fsync(target.fileno())
         if left:
             raise SystemExit(f"the stream of {wanted.path!r} ended {left} bytes too early")

@@ -11,33 +11,19 @@ A script that sends its snapshot to all ranks by itself, as train/ does, needs n
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Optional
 
-from agent import crash, job_record, received, snapshot, store
+from agent import crash, job_record, received, snapshot, store, unnamed
 from agent.link import REFUSED, Link
-from agent.received import Origin, Received
+from agent.received import Origin
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Kind, Message
-from cloudddp.agent.protocol.snapshots import (
-    LATEST,
-    MAX_SHARED,
-    Copy,
-    Offer,
-    Snapshot,
-    SnapshotSearch,
-    copies,
-    differing,
-    missing,
-    refusal,
-)
+from cloudddp.agent.protocol.snapshots import Copy, Offer, Snapshot, SnapshotSearch, copies
 from cloudddp.agent.protocol.start import StartRequest
 
 CONNECT = 15.0  # seconds to connect to the node that has the newest snapshot
@@ -91,16 +77,15 @@ class Spread:
     @property
     def error(self) -> str:
         """Why this node cannot take part, in words, or ''."""
-        if self._by_default:
-            return ""
-        if not self._error and time.monotonic() > self._ends_at:
+        if not self._error and time.monotonic() > self._ends_at and not self._by_default:
             return f"the newest snapshot was not on every node after {LONGEST / 60:.0f} min"
         return self._error[:MAX_TEXT]
 
     def _fail(self, text: str) -> None:
         if self._by_default:
             self._note(text)
-        self._error = text
+        else:
+            self._error = text
 
     def turn(self) -> Iterator[Message]:
         """Do what is due, and yield what the other nodes have to know."""
@@ -165,11 +150,11 @@ class Spread:
             self._receiver = threading.Thread(target=self._receive, args=(wanted,), daemon=True)
             self._receiver.start()
         else:
-            self._has_it = not self._error or self._by_default
+            self._has_it = not self._error
 
     def _named(self) -> list[Copy]:
         """Return what this node lacks of the files that the user has named; none, with an error, if a node offers another one."""
-        for node, _, why in self._refused():
+        for node, _, why in unnamed.refused(self._offers, self._search):
             self._error = f"node {node} reports its newest snapshot, and {why}: nothing was copied"
             return []
         if not any(offer.files for offer in self._offers.values()):
@@ -181,63 +166,18 @@ class Spread:
         return [one for one in planned if self._node in one.lacking]
 
     def _unnamed(self) -> list[Copy]:
-        """Return what other nodes have written, of which this one has no file of that name, but an older copy at most."""
-        offers = self._usable_offers()
-        own, wanted, in_the_way = received.read(self._project), [], {}
-        for one in missing(offers, {node: peer.id for node, peer in self._peers.items()}):
-            if self._node not in one.lacking:
-                continue
-            obstacle = self._obstacle(one.file.path, own)
-            if obstacle:
-                in_the_way[one.file.path] = obstacle
-            else:
-                wanted.append(replace(one, lacking=(self._node,)))
-        if in_the_way:
-            obstacle = next(iter(in_the_way.values()))
-            self._note(
-                f"not copied to node {self._node}: {_listed(list(in_the_way))}; {obstacle} exists there"
+        """Return what this node lacks of what jobs wrote on the others."""
+        try:
+            plan = unnamed.plan(
+                self._project, self._search, self._node, self._request.gang.peers, self._offers
             )
-        size, free = sum(one.file.size for one in wanted), shutil.disk_usage(self._project).free
-        if size > free / 2:
-            names = _listed([one.file.path for one in wanted])
-            self._note(
-                f"not copied to node {self._node}: {names}, {size / 1e6:,.1f} MB; {free / 1e6:,.1f} MB are free there"
-            )
-            wanted = []
-        self._note_copies(wanted)
-        self._note_others(offers)
-        return wanted
-
-    def _usable_offers(self) -> dict[int, Offer]:
-        """Return the offers without the files that are not written here, which are noted."""
-        refused: dict[int, dict[str, str]] = {}
-        for node, file, why in self._refused():
-            refused.setdefault(node, {})[file.path] = why
-        for node, names in refused.items():
-            self._note(f"of node {node} not copied: {_listed(list(names))}; {next(iter(names.values()))}")
-        return {
-            node: replace(
-                offer, files=tuple([one for one in offer.files if one.path not in refused.get(node, ())])
-            )
-            for node, offer in self._offers.items()
-        }
-
-    def _refused(self) -> Iterator[tuple[int, Snapshot, str]]:
-        """Yield the files that are not written here, the nodes that offer them, and why."""
-        latest = (time.time() + LATEST) * 1e9
-        for node, offer in sorted(self._offers.items()):
-            for file in offer.files:
-                if why := refusal(file, self._search, latest):
-                    yield node, file, why
-
-    def _obstacle(self, name: str, own: Received) -> str:
-        """Return what is in the place of a file here, as a path in the project; '' for nothing but a copy."""
-        for parent in map(str, reversed(Path(name).parents)):
-            path = self._project / parent
-            if parent != "." and os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
-                return parent
-        path = self._project / name
-        return name if os.path.lexists(path) and not own.origin(name, os.lstat(path)) else ""
+        except OSError as error:
+            self._fail(f"nothing is copied to node {self._node}: {error}")
+            return []
+        for note in plan.notes:
+            self._note(note)
+        self._note_copies(plan.wanted)
+        return plan.wanted
 
     def _note_copies(self, planned: list[Copy]) -> None:
         """Note what is copied from this node, and to it, in one line for each pair of source and targets."""
@@ -249,34 +189,8 @@ class Spread:
             several = self._search.every or self._by_default
             what = "which only some nodes have" if several else "the newest snapshot"
             where = ", ".join(map(str, lacking))
-            names = _listed([one.path for one in files])
+            names = unnamed.listed([one.path for one in files])
             self._note(f"copying {names}, {size}, {what}, from node {source} to node {where}")
-
-    def _note_others(self, offers: dict[int, Offer]) -> None:
-        """Note what is not the same on all nodes although it is not copied."""
-        known = {node: {*offer.beyond, *(one.path for one in offer.files)} for node, offer in offers.items()}
-        if lacked := [
-            n for n in offers[self._node].beyond if not all(n in names for names in known.values())
-        ]:
-            self._note(
-                f"node {self._node}: not copied to other nodes: {_listed(lacked)}; all is more than [job] share_mb = "
-                f"{self._search.limit / 2**20:g}, or than {MAX_SHARED:,} files. Name what all ranks read in [job] share"
-            )
-        if self._node == min(offers) and (names := differing(offers)):
-            self._note(
-                f"each node keeps its own version: {_listed(names)}. If all ranks read the newest one, name it in [job] share"
-            )
-        nodes = {peer.id: node for node, peer in self._peers.items()}
-        for node in sorted(offers):
-            stale = [
-                one.path
-                for one in offers[self._node].files
-                if nodes.get(one.origin) == node and one.path not in known[node]
-            ]
-            if stale:
-                self._note(
-                    f"node {self._node} has copies of files that node {node} does not have any more: {_listed(stale)}"
-                )
 
     def _note(self, text: str) -> None:
         job_record.note(store.job_folder(self._request.job), text)
@@ -371,7 +285,12 @@ class Spread:
             self._note(f"node {source}: {file.path} is damaged, or has gone; it was not copied")
             return
         try:
-            snapshot.write(self._request.project, replace(file, digest=digest), link.receive)
+            snapshot.write(
+                self._request.project,
+                replace(file, digest=digest),
+                link.receive,
+                durable=not self._by_default,
+            )
         except SystemExit as error:
             if not self._by_default:
                 raise
@@ -394,8 +313,3 @@ class Spread:
                 if self._closed or time.monotonic() > deadline:
                     raise
             time.sleep(PAUSE)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - 1
-    return f"{names[0]} and {more} more file{'s' * (more > 1)}" if more else names[0]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, CommandLine, cannot, clean_environment
+from support.simlab import client_of
 
 from cloudddp.sim import control
 from cloudddp.sim.hosts import lab_namespaces
@@ -20,6 +22,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]
     home = tmp_path_factory.mktemp("lab")
     yield control.start(home, nodes="namespace", timeout=TIMEOUT)
     control.stop(home)
+
+
+@pytest.fixture
+def ec2(lab: control.Simulator) -> Any:
+    return client_of(lab, "ec2")
 
 
 @pytest.fixture

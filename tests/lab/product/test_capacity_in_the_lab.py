@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine
-from support.simlab import client_of
 from support.whole_job import train
-
-from cloudddp.sim import control
 
 BLOCK = "cr-0123456789abcdef0"
 ZONE = "us-east-1b"
-
-
-@pytest.fixture
-def ec2(lab: control.Simulator) -> Any:
-    return client_of(lab, "ec2")
 
 
 @pytest.mark.torch

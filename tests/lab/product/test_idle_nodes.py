@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, remaining, wait_for
-from support.simlab import client_of
 
 from cloudddp.sim import control
 
 SCALE = 0.05
 LIMIT = 5 * 60 * SCALE  # seconds: the shortest
-
-
-@pytest.fixture
-def ec2(lab: control.Simulator) -> Any:
-    return client_of(lab, "ec2")
 
 
 @pytest.fixture

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, interrupt, remaining, wait_for
-from support.simlab import client_of
-
-from cloudddp.sim import control
 
 SAVE = """
 import os, pathlib, signal, sys, time
@@ -26,11 +23,6 @@ signal.signal(signal.SIGTERM, save)
 print("began", rank, flush=True)
 while True: time.sleep(0.05)
 """
-
-
-@pytest.fixture
-def ec2(lab: control.Simulator) -> Any:
-    return client_of(lab, "ec2")
 
 
 @pytest.fixture

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, interrupt, no_capacity, remaining, wait_for
-from support.simlab import client_of
-
-from cloudddp.sim import control
 
 SCALE = 0.1
 MINUTE = 60 * SCALE  # seconds
@@ -31,11 +28,6 @@ while time.monotonic() < end:
     try: os.write(taken, bytes(4096))
     except OSError: time.sleep(0.0005)
 """
-
-
-@pytest.fixture
-def ec2(lab: control.Simulator) -> Any:
-    return client_of(lab, "ec2")
 
 
 @pytest.fixture

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, wait_for
-from support.simlab import client_of
-
-from cloudddp.sim import control
 
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n'
 # Runs until `enough` exists on its node.
@@ -22,11 +19,6 @@ while not os.path.exists('enough'): time.sleep(0.05)
 REBOOTED = re.compile(
     r"node [01] was rebooted while the job ran \(it started again at (\d\d:\d\d:\d\d) UTC\)"
 )
-
-
-@pytest.fixture
-def ec2(lab: control.Simulator) -> Any:
-    return client_of(lab, "ec2")
 
 
 @pytest.fixture

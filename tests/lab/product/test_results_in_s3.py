@@ -41,11 +41,6 @@ while True: time.sleep(0.05)
 """
 
 
-@pytest.fixture
-def ec2(lab: control.Simulator) -> Any:
-    return client_of(lab, "ec2")
-
-
 @pytest.fixture(scope="module")
 def s3(lab: control.Simulator) -> Iterator[Any]:
     client = client_of(lab, "s3")

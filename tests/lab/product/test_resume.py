@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, interrupt, remaining, wait_for
-from support.simlab import client_of
-
-from cloudddp.sim import control
 
 ROOT = Path(__file__).parents[3]
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n[job.env]\nOMP_NUM_THREADS = "1"\n'
@@ -23,11 +20,6 @@ print('began', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], os.environ.ge
 while not os.path.exists('enough'): time.sleep(0.05)
 print('ended', flush=True)
 """
-
-
-@pytest.fixture
-def ec2(lab: control.Simulator) -> Any:
-    return client_of(lab, "ec2")
 
 
 @pytest.fixture

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, interrupt, no_capacity, remaining, wait_for
-from support.simlab import client_of
-
-from cloudddp.sim import control
 
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\nscratch = ["enough"]\n'
 NODES = ("-n", "2", "-t", "g5.12xlarge")
@@ -24,11 +21,6 @@ while not os.path.exists('enough'): time.sleep(0.05)
 pathlib.Path('runs').mkdir(exist_ok=True)
 pathlib.Path('runs/done-' + os.environ['RANK']).touch()
 """
-
-
-@pytest.fixture
-def ec2(lab: control.Simulator) -> Any:
-    return client_of(lab, "ec2")
 
 
 @pytest.fixture
