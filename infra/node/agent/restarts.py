@@ -1,9 +1,9 @@
-"""Whether a job that has failed is started again, in place. Pure but for the clock."""
+"""Whether a job that has failed is started again, in place. Pure."""
 
 from __future__ import annotations
 
 import re
-import time
+from dataclasses import dataclass, replace
 from typing import Optional
 
 from cloudddp.agent.protocol.verdict import Cause, Verdict
@@ -23,40 +23,38 @@ USAGE = 2  # the exit code of argparse
 NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 
+@dataclass(frozen=True)
 class Budget:
-    """The restarts that are left: `retries` in an hour."""
+    """The restarts that are left: `retries` in an hour. `stalls`: a job that has stalled is started again, too."""
 
-    def __init__(self, retries: int, *, stalls: bool = False) -> None:
-        """`stalls`: a job that has stalled is started again, too."""
-        self._stalls = stalls
-        self._retries = retries
-        self._times: list[float] = []
-        self._failures: list[tuple[object, ...]] = []
+    retries: int
+    stalls: bool = False
+    times: tuple[float, ...] = ()  # of the restarts of the last hour, by the monotonic clock
+    failures: tuple[tuple[object, ...], ...] = ()  # so far
 
-    def refusal(self, verdict: Verdict, step: Optional[int]) -> Optional[str]:
-        """Return why a failed job is not started again; '' without words if nobody asked for it; None if it is."""
+    def spend(self, verdict: Verdict, step: Optional[int], now: float) -> tuple[Budget, Optional[str]]:
+        """Return what is left after a failure at this step, and why the job is not started again; '' without words if nobody
+        asked for it; None if it is."""
         first = verdict.first
-        if not self._retries:
-            return ""
+        if not self.retries:
+            return self, ""
         if first is None:
-            return "no rank has failed by itself"
-        if first.cause in FINAL or (first.cause is Cause.STALL and not self._stalls):
-            return ""
+            return self, "no rank has failed by itself"
+        if first.cause in FINAL or (first.cause is Cause.STALL and not self.stalls):
+            return self, ""
         last = verdict.last_lines[-1] if verdict.last_lines else ""
         if last.startswith(USERS_OWN) or (
             first.exit_code == USAGE and any(line.startswith("usage:") for line in verdict.last_lines)
         ):
-            return "the script itself is wrong"
+            return self, "the script itself is wrong"
         # Without steps, a number may be how far it got. The rank that is the first may be another one each time.
         error = last if step is None else NUMBER.sub("#", last)
         key = (first.cause, first.exit_code, first.signal, error, step)
-        self._failures.append(key)
-        if self._failures.count(key) >= SAME:
+        left = replace(self, failures=(*self.failures, key))
+        if left.failures.count(key) >= SAME:
             where = f" at step {step}" if step is not None else ""
-            return f"the same failure has occurred {SAME} times{where}"
-        now = time.monotonic()
-        self._times = [one for one in self._times if now - one < HOUR]
-        if len(self._times) >= self._retries:
-            return f"it has been started again {self._retries} times within an hour"
-        self._times.append(now)
-        return None
+            return left, f"the same failure has occurred {SAME} times{where}"
+        recent = tuple(one for one in self.times if now - one < HOUR)
+        if len(recent) >= self.retries:
+            return left, f"it has been started again {self.retries} times within an hour"
+        return replace(left, times=(*recent, now)), None
