@@ -9,7 +9,6 @@ from typing import Optional, Union
 from cloudddp.agent.protocol.gang import Facts, Message, Observed, Report, Unreachable
 from cloudddp.agent.protocol.verdict import Verdict
 
-
 NONE_MISSING = Unreachable({}, ())
 
 
@@ -45,8 +44,8 @@ class Turned:
     other node, in both directions; `missing`: the connections that this node never had."""
 
     heard: Mapping[int, float]
-    is_connected: bool = True
-    missing: Unreachable = NONE_MISSING
+    is_connected: bool
+    missing: Unreachable
 
 
 @dataclass(frozen=True)

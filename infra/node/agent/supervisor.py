@@ -172,8 +172,7 @@ class _Supervisor:
                 yield Closed(event.node)
             else:
                 yield Heard(event.node, event.message)
-        joined = self._state.is_joined
-        yield Turned(self._mesh.heard) if joined else Turned({}, self._mesh.complete, self._mesh.missing)
+        yield Turned(self._mesh.heard, self._mesh.complete, self._mesh.missing)
         if not self._state.is_joined:
             yield from self._while_joining()
         elif not self._state.is_ending:
@@ -185,7 +184,6 @@ class _Supervisor:
         if self._facts is not None and self._facts.found is not None:
             found, self._facts = self._facts.found, None
             yield FactsFound(found)
-            yield Turned({}, self._mesh.complete, self._mesh.missing)
         yield from self._asked()
 
     def _asked(self) -> Iterator[Event]:
