@@ -86,23 +86,14 @@ print('again', time.monotonic_ns(), flush=True)
     ("code", "restarts", "refusal"),
     [
         pytest.param("this is no Python", 0, "the script itself is wrong", id="SyntaxError"),
-        pytest.param("import no_such_module", 0, "the script itself is wrong", id="ModuleNotFoundError"),
         pytest.param(
-            "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--lr', required=True)\n"
-            "parser.parse_args()",
-            0, "the script itself is wrong", id="usage",
-        ),
-        pytest.param(
-            STATUS + "step(120)\nraise SystemExit(3)", 2, "the same failure has occurred 3 times at step 120",
+            STATUS + "step(120)\nraise SystemExit(3)",
+            2,
+            "the same failure has occurred 3 times at step 120",
             id="the same step",
         ),
-        pytest.param("raise SystemExit(3)", 2, "the same failure has occurred 3 times", id="no steps"),
-        pytest.param(
-            STATUS + "step(int(os.environ['CLOUDDDP_ATTEMPT']))\nraise SystemExit(3)", 4,
-            "it has been started again 4 times within an hour", id="it gets further each time",
-        ),
     ],
-)  # fmt: skip
+)
 def test_failure_that_would_come_again_is_not_repeated(
     gangs: Make, code: str, restarts: int, refusal: str
 ) -> None:
@@ -127,12 +118,3 @@ sys.exit(3)
     assert verdict.first is not None
     assert (verdict.restarts, verdict.first.exit_code, verdict.last_lines) == (1, 3, ())
     assert b"Connection closed by peer" in job.log(0, 0)
-
-
-def test_job_is_not_started_again_after_a_cancel(gangs: Make) -> None:
-    job = gangs(2)
-    job.start(COUNTED, COUNTED, retries=5)
-    job.pid(0, 0)
-    job[1].cancel(grace=1.0)
-    verdict = job.verdict()
-    assert (verdict.phase, verdict.restarts) == (JobPhase.CANCELLED, 0)

@@ -1,4 +1,4 @@
-"""A job on one node: the loop around gang_state.step. It waits for messages, looks at the ranks and at what watches them,
+"""A job on one node: the loop around gang_step.step. It waits for messages, looks at the ranks and at what watches them,
 and does what follows from that.
 
 One thread runs it; a second one ends processes, which may take as long as the ranks need to save.
@@ -20,6 +20,7 @@ from agent import (
     commands,
     crash,
     gang_state,
+    gang_step,
     job_record,
     kernel,
     launchers,
@@ -27,41 +28,11 @@ from agent import (
     phases,
     processes,
 )
+from agent import gang_events as events
 from agent import poweroff as power
 from agent.attempt import Attempt, Look
 from agent.facts import Collection
-from agent.gang_events import (
-    Action,
-    AnnounceStop,
-    AskedToEnd,
-    Closed,
-    Copied,
-    CopyFailed,
-    End,
-    EndRanks,
-    Event,
-    FactsFound,
-    FailRanks,
-    Heard,
-    Launch,
-    LeaveStall,
-    Looked,
-    Moment,
-    Note,
-    Noticed,
-    Pass,
-    RanksEnded,
-    RecordUnreachable,
-    Restart,
-    Send,
-    SendHeartbeat,
-    Stalled,
-    StartRanks,
-    StopMarked,
-    Turned,
-    WaitForRanks,
-)
-from agent.gang_state import FAILURE_GRACE as FAILURE_GRACE
+from agent.gang_step import FAILURE_GRACE as FAILURE_GRACE
 from agent.job_record import JobRecord
 from agent.mesh import Mesh
 from agent.notices import Watch as Notices
@@ -158,21 +129,23 @@ class _Supervisor:
     def _on_signal(self, number: int, _: Any) -> None:
         self._signal = number
 
-    def _apply(self, event: Event) -> None:
-        self._state, actions = gang_state.step(self._state, event, Moment(time.monotonic(), time.time()))
+    def _apply(self, event: events.Event) -> None:
+        self._state, actions = gang_step.step(
+            self._state, event, events.Moment(time.monotonic(), time.time())
+        )
         for action in actions:
             self._do(action)
 
     # -- events ------------------------------------------------------------------------------------------------
 
-    def _turn(self) -> Iterator[Event]:
+    def _turn(self) -> Iterator[events.Event]:
         """Yield what has happened, one by one: what is done about each may change what is looked at next."""
         for event in self._mesh.poll(PAUSE):
             if isinstance(event, mesh.Closed):
-                yield Closed(event.node)
+                yield events.Closed(event.node)
             else:
-                yield Heard(event.node, event.message)
-        yield Turned(self._mesh.heard, self._mesh.complete, self._mesh.missing)
+                yield events.Heard(event.node, event.message)
+        yield events.Turned(self._mesh.heard, self._mesh.complete, self._mesh.missing)
         if not self._state.is_joined:
             yield from self._while_joining()
         elif not self._state.is_ending:
@@ -180,31 +153,31 @@ class _Supervisor:
         elif self._attempt.is_over:
             yield from self._while_others_end()
 
-    def _while_joining(self) -> Iterator[Event]:
+    def _while_joining(self) -> Iterator[events.Event]:
         if self._facts is not None and self._facts.found is not None:
             found, self._facts = self._facts.found, None
-            yield FactsFound(found)
+            yield events.FactsFound(found)
         yield from self._asked()
 
-    def _asked(self) -> Iterator[Event]:
+    def _asked(self) -> Iterator[events.Event]:
         """Yield what this node was asked for: by `kill`, and by a signal."""
         if self._record.is_stopping:
-            yield StopMarked(self._record.is_cancelled)
+            yield events.StopMarked(self._record.is_cancelled)
         if self._signal:
-            yield AskedToEnd(self._why_asked())
+            yield events.AskedToEnd(self._why_asked())
 
     def _why_asked(self) -> str:
         if os.getppid() != self._guard:
             return "its parent was killed"
         return f"ended by {signal.Signals(self._signal).name}: the machine may be shutting down"
 
-    def _while_ranks_run(self) -> Iterator[Event]:
+    def _while_ranks_run(self) -> Iterator[events.Event]:
         """Look for what ends the job on this node: a cancel, a failure, a notice, or that all launchers have ended."""
         look = self._attempt.look() if self._state.is_launched else Look.RUNNING
         yield from self._asked()
-        yield Looked(look is Look.FAILED, look is Look.ENDED, self._attempt.succeeded)
+        yield events.Looked(look is Look.FAILED, look is Look.ENDED, self._attempt.succeeded)
         if look is Look.RUNNING and not self._state.is_ending and (notice := self._notices.due()) is not None:
-            yield Noticed(notice.detail, notice.grace(self._request.stop_grace))
+            yield events.Noticed(notice.detail, notice.grace(self._request.stop_grace))
         if self._state.is_ending:
             return
         if not self._state.is_launched:
@@ -215,51 +188,51 @@ class _Supervisor:
                 self._send(message)
             self._watches.note_isolated_ranks(self._attempt.running_ranks)
 
-    def _while_copying(self) -> Iterator[Event]:
+    def _while_copying(self) -> Iterator[events.Event]:
         for message in self._watches.copy():
             self._send(message)
         if self._watches.copy_error:
-            yield CopyFailed(self._watches.copy_error)
+            yield events.CopyFailed(self._watches.copy_error)
         elif self._watches.is_copied:
-            yield Copied()
+            yield events.Copied()
 
-    def _watch_stall(self) -> Iterator[Event]:
+    def _watch_stall(self) -> Iterator[events.Event]:
         state = self._state
         others = None if state.all_finished else state.left - {state.node}
         for message in self._watches.stall(is_first=state.is_first, others=others):
             self._send(message)
         if state.is_first and (found := self._watches.stalled(state.left)) is not None:
-            yield Stalled(found)
+            yield events.Stalled(found)
 
-    def _while_others_end(self) -> Iterator[Event]:
+    def _while_others_end(self) -> Iterator[events.Event]:
         """Report the end of this node's ranks. Where they have ended by themselves, watch those of the other nodes."""
         if not self._state.has_reported:
             cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
-            yield RanksEnded(self._attempt.report(cancelled))
+            yield events.RanksEnded(self._attempt.report(cancelled))
         if not self._state.is_stopping and self._state.is_ending:
             if self._record.is_stopping:
-                yield StopMarked(self._record.is_cancelled)
+                yield events.StopMarked(self._record.is_cancelled)
             else:
                 yield from self._watch_stall()
 
     # -- actions -----------------------------------------------------------------------------------------------
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: events.Action) -> None:
         handlers: dict[type[Any], Callable[[Any], object]] = {
-            Send: lambda one: self._mesh.send(one.message),
-            SendHeartbeat: lambda _: self._send_heartbeat(),
-            Pass: lambda one: self._watches.take(one.node, one.message),
-            Launch: lambda _: self._launch(),
-            StartRanks: lambda _: self._start_ranks(),
-            Restart: self._restart,
-            FailRanks: lambda one: self._attempt.fail(one.observed.failure, one.observed.last_lines),
-            EndRanks: self._end_ranks,
-            AnnounceStop: self._announce_stop,
-            WaitForRanks: lambda _: self._wait_for_ranks(),
-            Note: self._note,
-            LeaveStall: lambda one: self._send(self._watches.leave_stall(one.detail)),
-            RecordUnreachable: lambda one: self._record.unreachable(one.missing),
-            End: lambda one: self._record.end(one.verdict),
+            events.Send: lambda one: self._mesh.send(one.message),
+            events.SendHeartbeat: lambda _: self._send_heartbeat(),
+            events.Pass: lambda one: self._watches.take(one.node, one.message),
+            events.Launch: lambda _: self._launch(),
+            events.StartRanks: lambda _: self._start_ranks(),
+            events.Restart: self._restart,
+            events.FailRanks: lambda one: self._attempt.fail(one.observed.failure, one.observed.last_lines),
+            events.EndRanks: self._end_ranks,
+            events.AnnounceStop: self._announce_stop,
+            events.WaitForRanks: lambda _: self._wait_for_ranks(),
+            events.Note: self._note,
+            events.LeaveStall: lambda one: self._send(self._watches.leave_stall(one.detail)),
+            events.RecordUnreachable: lambda one: self._record.unreachable(one.missing),
+            events.End: lambda one: self._record.end(one.verdict),
         }
         handlers[type(action)](action)
 
@@ -286,19 +259,19 @@ class _Supervisor:
         elif not self._attempt.number:
             power.begin(self._request.job, self._request.poweroff)
 
-    def _restart(self, action: Restart) -> None:
+    def _restart(self, action: events.Restart) -> None:
         attempt.clear(self._record.folder)
         job_record.note(self._record.folder, action.note, launcher=True)
         self._begin(action.number)
 
-    def _end_ranks(self, action: EndRanks) -> None:
+    def _end_ranks(self, action: events.EndRanks) -> None:
         if action.cancelled and self._cancelled_at is None:
             self._cancelled_at = self._record.time_of_cancel()
         if not self._state.is_launched:
             self._watches.stop_copying()
         self._attempt.end(action.grace, saving=action.saving)
 
-    def _announce_stop(self, action: AnnounceStop) -> None:
+    def _announce_stop(self, action: events.AnnounceStop) -> None:
         self._record.mark_stop(cancelled=action.cancelled, token=action.token)
         token = phases.cancel_token(self._record.folder)
         self._send(Message(Kind.STOP, cancelled=action.cancelled, token=token, grace=action.grace))
@@ -308,6 +281,6 @@ class _Supervisor:
         self._pulse.beat(longest + self._request.gang.silence)
         self._attempt.join()
 
-    def _note(self, action: Note) -> None:
+    def _note(self, action: events.Note) -> None:
         job_record.note(self._record.folder, action.text)
         self._watches.noted()

@@ -42,18 +42,16 @@ from agent.gang_events import (
     Turned,
     WaitForRanks,
 )
-from agent.gang_state import (
+from agent.gang_state import GangState, Policy, initial
+from agent.gang_step import (
     EXIT_BARRIER,
     FAILURE_GRACE,
     FIRST_DECIDES,
     MAX_EARLY,
-    PATIENCE,
     STUCK,
-    GangState,
-    Policy,
-    initial,
     step,
 )
+from agent.joining import PATIENCE
 from agent.restarts import Budget
 from cloudddp.agent.protocol.gang import Facts, Kind, Message, Observed, Report, Unreachable
 from cloudddp.agent.protocol.phases import JobPhase
