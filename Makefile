@@ -50,7 +50,7 @@ coverage: test  ## the same, and which lines it ran; half as slow again
 
 $(LOWEST)/.installed: pyproject.toml $(VENV)/.installed
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(@D)
-	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --resolution lowest-direct -e '.[sim,fast,stacks]' \
+	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python --resolution lowest-direct -e '.[sim,stacks]' \
 	  'hypothesis>=6.100' 'pytest>=8.3,<9.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6'
 	@touch $@
 

@@ -16,7 +16,6 @@ Each module holds one topic, so that a step of the agent loads only what it need
     files     pack
     transfer  receive: the frames that bring the project's files
     sending   files -> frames
-    zstd      decompression for transfer
     peer      Peer
     phases    JobPhase
     jobs      JobState; jobs

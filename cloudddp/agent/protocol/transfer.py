@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
-from cloudddp.agent.protocol import zstd
 from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
     MAX_SIZE,
@@ -51,9 +50,7 @@ MAX_KEPT = 20  # names of that which are reported
 
 SEAL = 16  # bytes of an HMAC-SHA-256
 DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same ones
-PLAIN, ZLIB, ZSTD = range(3)  # codecs
-ALL_CODECS = (PLAIN, ZLIB, ZSTD)
-MAX_CODECS = 16
+PLAIN, ZLIB = range(2)  # codecs
 # Stages of a node: it waits for the listing, has it, has compared it with what is there, waits for its disk.
 WAITING, LISTED, COMPARED, WRITING = range(4)
 
@@ -86,11 +83,6 @@ Encoded = tuple[int, bytes]  # the codec of some data, and the data in it
 
 def plain(data: bytes) -> Encoded:
     return PLAIN, data
-
-
-def codecs() -> tuple[int, ...]:
-    """Return what this computer can decode."""
-    return ALL_CODECS if zstd.is_available() else (PLAIN, ZLIB)
 
 
 class Frame(NamedTuple):
@@ -236,8 +228,6 @@ def _decoded(data: bytes, codec: int, size: int) -> bytes:
         raise ProtocolError("a frame is too long")
     if codec == ZLIB:
         data = _inflated(data, size)
-    elif codec == ZSTD:
-        data = zstd.decompress(data, size)
     elif codec != PLAIN:
         raise ProtocolError("data has an unknown codec")
     if len(data) != size:
@@ -376,12 +366,11 @@ class ReceiveReply:
 
 @dataclass(frozen=True)
 class ReceiveEvent:
-    """A line of what a node reports meanwhile: the files that it lacks; the codecs that it can decode; its stage, what it
+    """A line of what a node reports meanwhile: the files that it lacks; its stage, what it
     has received, and what it has hashed or written besides; the files whose beginning on the node was wrong, to send them
     as a whole; why it needs the files from the laptop, and which nodes it could not use; the end."""
 
     wants: Optional[Wants] = None
-    codecs: tuple[int, ...] = ()
     stage: int = WAITING
     received: int = 0  # bytes
     worked: int = 0  # bytes
@@ -391,7 +380,6 @@ class ReceiveEvent:
     done: Optional[ReceiveReply] = None
 
     def __post_init__(self) -> None:
-        check_length("codecs", self.codecs, MAX_CODECS)
         check_range("stage", self.stage, WAITING, WRITING)
         check_range("received", self.received, 0, MAX_SIZE)
         check_range("worked", self.worked, 0, MAX_SIZE)

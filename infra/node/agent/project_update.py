@@ -76,13 +76,6 @@ class ProjectUpdate:
         everything = len(missing) == made.regular
         return Wants(everything, () if everything else tuple(missing), offsets, made.size, len(made.delete))
 
-    def report_codecs(self) -> None:
-        """Report what this node can decode, while the answer to its request is on the way: to find that out takes
-        milliseconds."""
-        is_receiver = bool(self.plan.wanted)
-        codecs = transfer.codecs() if is_receiver else transfer.ALL_CODECS
-        report(ReceiveEvent(codecs=codecs, stage=transfer.COMPARED))
-
     def missing(self) -> list[int]:
         return [index for index in self.plan.wanted if index not in self._records]
 

@@ -236,7 +236,7 @@ class Receiver:
                     project.begin(frame)
                 source.ask(project.wants())
                 is_asked = True
-                project.report_codecs()
+                report(ReceiveEvent(stage=transfer.COMPARED))
                 continue
             if frame.kind in (transfer.ALIVE, transfer.SOURCE):
                 continue
