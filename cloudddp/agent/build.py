@@ -15,7 +15,7 @@ from pathlib import Path
 from cloudddp import payload
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
-_BOOT = "boot.py"  # of the program: what Python runs first
+_MAIN = b"from agent.__main__ import run\n\nrun()\n"  # what Python runs first
 
 
 @functools.cache
@@ -27,7 +27,7 @@ def agent() -> bytes:
 def build(program: Path, protocol: Path) -> bytes:
     """Return a .pyz with the modules of the folders `program` (as `agent`) and `protocol`."""
     files = {
-        "__main__.py": (program / _BOOT).read_bytes(),
+        "__main__.py": _MAIN,
         "cloudddp/__init__.py": b"",
         "cloudddp/agent/__init__.py": b"",
         **dict(_modules(program, "agent")),

@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from types import ModuleType
 
-from agent import garbage, version
+from agent import version
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, encode, encode_utf8
 
@@ -51,7 +51,6 @@ def run(step: str, *given: bytes) -> int:
     if conflict is not None:
         sys.stderr.write(encode(conflict).decode() + "\n")
         return int(ExitCode.OTHER_VERSION)
-    garbage.collect()
     reply = module.step(request)
     if isinstance(reply, int):
         return reply
