@@ -44,5 +44,5 @@ def build(program: Path, protocol: Path) -> bytes:
 
 
 def _modules(folder: Path, package: str) -> Iterator[tuple[str, bytes]]:
-    for path in folder.glob("*.py"):
-        yield f"{package}/{path.name}", path.read_bytes()
+    for path in folder.rglob("*.py"):
+        yield f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes()

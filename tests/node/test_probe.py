@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.agentnode import FOREVER, Node
 
-from agent import machine
+from agent.node import machine
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 

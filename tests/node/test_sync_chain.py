@@ -17,8 +17,8 @@ import pytest
 from support.agentnode import until
 from support.localsync import LocalCluster
 
-from agent import relay
-from agent.link import Link
+from agent.node.link import Link
+from agent.sync import relay
 from cloudddp.agent.protocol.manifest import Entry
 from cloudddp.agent.protocol.transfer import (
     ALIVE,

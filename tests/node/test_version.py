@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.agentnode import FOREVER, Node, Refused, gang_of
 
-from agent.processes import born
+from agent.node.processes import born
 from cloudddp.agent.decode import decode
 from cloudddp.agent.protocol import TASK_VARIABLE, VERSION, ExitCode
 from cloudddp.agent.protocol.files import PackRequest

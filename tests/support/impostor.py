@@ -55,7 +55,7 @@ def drain() -> None:
 def serve_nothing(request: dict[str, object]) -> None:
     """Serve the next node of the chain with frames that say that this one is alive."""
     sys.path[:0] = [str(ROOT), str(ROOT / "infra" / "node")]
-    from agent.link import Link
+    from agent.node.link import Link
     from cloudddp.agent.protocol import transfer
 
     secret = str(request["secret"])

@@ -50,6 +50,8 @@ RESTART_NOTE = f"{NOTE}restart "  # that before the lines of the next attempt
 TASK_VARIABLE = "CLOUDDDP_TASK"  # marks every process of a job on a node; children inherit it
 ATTEMPT_VARIABLE = "CLOUDDDP_ATTEMPT"  # of every rank: how often the job was started again
 SUPERVISOR_VARIABLE = "CLOUDDDP_SUPERVISOR"  # of every rank: the process that ends it (kernel.name)
+NOT_STARTED = 127  # the exit code of a command that cannot be started, as in a shell
+
 STATUS_VARIABLE = "CLOUDDDP_STATUS_FILE"  # the file in which rank 0 may report its training status
 STEP_VARIABLE = "CLOUDDDP_STEP_FILE"  # the file in which each rank may report its steps
 

@@ -1,7 +1,7 @@
 """The gang: the agents of one job, which know each other; what they tell each other, and the verdict.
 
 Each agent connects to every other one over the private network, and sends on its own connection only: so every pair of
-nodes is connected in both directions before a rank starts. Messages are lines of JSON with an HMAC (mesh.py).
+nodes is connected in both directions before a rank starts. Messages are lines of JSON with an HMAC (agent/gang/mesh.py).
 """
 
 from __future__ import annotations

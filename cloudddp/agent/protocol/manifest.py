@@ -11,6 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import NamedTuple, Optional
 
 from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, check_length
@@ -61,8 +62,6 @@ def nested(manifest: Mapping[str, Entry]) -> dict[str, Folder]:
 
 def folder_digests(folders: Mapping[str, Folder]) -> dict[str, str]:
     """Return a digest for each folder's own files, equal where these are equal."""
-    from hashlib import sha256  # 2 ms: few steps need it
-
     return {
         folder: sha256(json.dumps(list(files.items())).encode()).hexdigest()[:FOLDER_DIGEST]
         for folder, files in folders.items()
@@ -71,8 +70,6 @@ def folder_digests(folders: Mapping[str, Folder]) -> dict[str, str]:
 
 def manifest_digest(folders: Mapping[str, str]) -> str:
     """Return the digest of a manifest from those of its folders."""
-    from hashlib import sha256
-
     return sha256(json.dumps(sorted(folders.items())).encode()).hexdigest()
 
 

@@ -12,20 +12,20 @@ def main() -> int:
     """Do what the arguments ask for; return the exit code. Each branch imports what only it needs."""
     command, arguments = sys.argv[1], sys.argv[2:]
     if command == "rank":
-        from agent import rank
+        from agent.ranks import rank
 
         return rank.main(*arguments)
     if command == "upload":
-        from agent import upload
+        from agent.s3 import upload
 
         return upload.main(*arguments)
     if command == "serve":
-        from agent import serve
+        from agent.steps import dispatch
 
-        return serve.main()
-    from agent import steps
+        return dispatch.serve()
+    from agent.steps import dispatch
 
-    return steps.main(command, *(word.encode() for word in arguments))
+    return dispatch.main(command, *(word.encode() for word in arguments))
 
 
 def run() -> NoReturn:
