@@ -76,7 +76,7 @@ check: lint types test  ## lint, types and tests, as in CI
 lint: $(VENV)/.installed  ## ruff, the import contracts, the Python version of what runs on nodes
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/lint-imports
+	@PYTHONPATH=infra/node $(BIN)/lint-imports
 	@$(BIN)/vermin --target=3.9- --violations --no-tips --quiet infra/node/agent cloudddp/agent/protocol examples
 
 types: $(VENV)/.installed  ## mypy --strict

@@ -53,9 +53,12 @@ def test_agent_holds_its_modules_and_the_protocol_only() -> None:
         names = archive.namelist()
         assert names == sorted(names)
         assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
-    assert {"__main__.py", "agent/__main__.py", "agent/ranks/rank.py", "cloudddp/agent/protocol/codec.py"} <= set(
-        names
-    )
+    assert {
+        "__main__.py",
+        "agent/__main__.py",
+        "agent/ranks/rank.py",
+        "cloudddp/agent/protocol/codec.py",
+    } <= set(names)
     folders = {Path(name).parent for name in names}
     packages = {path.relative_to(PROGRAM.parent).parent for path in PROGRAM.rglob("__init__.py")}
     assert folders == {*packages, *map(Path, (".", "cloudddp", "cloudddp/agent", "cloudddp/agent/protocol"))}

@@ -90,9 +90,14 @@ class Sender:
                     if not (self._tolerant or is_deleted):
                         raise UnreadableFile(wanted.path, error) from None
                     gone = Record(
-                        wanted.number, 0, 0, False, b"\0" * DIGEST,
-                        missing=self._tolerant, deleted=not self._tolerant,
-                    )  # fmt: skip
+                        wanted.number,
+                        0,
+                        0,
+                        False,
+                        b"\0" * DIGEST,
+                        missing=self._tolerant,
+                        deleted=not self._tolerant,
+                    )
                     records.append(gone)
                     continue
                 try:

@@ -22,8 +22,17 @@ from agent.files.tree import Found, LeftOut, Tree
 from agent.jobs import phases
 
 CACHES = frozenset(
-    ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", ".git", ".venv", "venv")
-)  # fmt: skip
+    (
+        "__pycache__",
+        ".pytest_cache",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".ipynb_checkpoints",
+        ".git",
+        ".venv",
+        "venv",
+    )
+)
 SCAN_SECONDS = 10.0  # the longest that the search may take
 
 
@@ -33,10 +42,17 @@ class Scan:
     what the instances in `present` wrote do not count."""
 
     def __init__(
-        self, folder: Path, outputs: Sequence[str], scratch: Sequence[str], since: int, *,
-        again: Optional[int] = None, seconds: float = SCAN_SECONDS, left_out: Optional[LeftOut] = None,
+        self,
+        folder: Path,
+        outputs: Sequence[str],
+        scratch: Sequence[str],
+        since: int,
+        *,
+        again: Optional[int] = None,
+        seconds: float = SCAN_SECONDS,
+        left_out: Optional[LeftOut] = None,
         present: Collection[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._copies = share_record.read(folder)
         self._present = frozenset(present)
         self.folder, self.since, self.again, self.seconds = folder, since, again, seconds

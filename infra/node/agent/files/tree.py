@@ -54,9 +54,14 @@ class Tree:
     """A walk of the paths `roots` in a folder. `since`: ctime (ns) of the oldest file behind a link that counts."""
 
     def __init__(
-        self, folder: str, roots: Sequence[str], left_out: LeftOut, *, since: int = 0,
+        self,
+        folder: str,
+        roots: Sequence[str],
+        left_out: LeftOut,
+        *,
+        since: int = 0,
         skip: Optional[Callable[[str], bool]] = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._folder, self._real = folder, os.path.realpath(folder)
         self._left_out, self._since, self._skip = left_out, since, skip
         self._project = _Base("", folder, roots)

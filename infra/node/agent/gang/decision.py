@@ -21,16 +21,26 @@ HOUR = 3600.0
 SAME = 3  # failures that are the same, at the same step: a further attempt would fail like them
 # Of these no further attempt can be made by the agents alone, or it would fail again.
 FINAL = (
-    Cause.START, Cause.AGENT, Cause.SILENT, Cause.UNREACHABLE, Cause.PREFLIGHT, Cause.DISK, Cause.NOTICE,
-)  # fmt: skip
+    Cause.START,
+    Cause.AGENT,
+    Cause.SILENT,
+    Cause.UNREACHABLE,
+    Cause.PREFLIGHT,
+    Cause.DISK,
+    Cause.NOTICE,
+)
 # The beginnings of a last line of Python that only a change of the code or of the installation helps against.
 USERS_OWN = (
-    "SyntaxError:", "IndentationError:", "TabError:", "ModuleNotFoundError:", "ImportError:", "NameError:",
-)  # fmt: skip
+    "SyntaxError:",
+    "IndentationError:",
+    "TabError:",
+    "ModuleNotFoundError:",
+    "ImportError:",
+    "NameError:",
+)
 USAGE = 2  # the exit code of argparse
 # Times, process ids and addresses in a last line are others each time.
 NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
-
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,10 @@ def run(request: StartRequest) -> None:
     wait = request.keep if _ends_the_node(folder, request) else request.poweroff
     if wait is not None:
         poweroff.after(
-            request.job, wait,
+            request.job,
+            wait,
             lambda: (copy is not None and copy.runs) or (transfer is not None and transfer.is_alive()),
-        )  # fmt: skip
+        )
     if copy is not None:  # of a node that another job has taken
         copy.join()
     if transfer is not None:

@@ -52,9 +52,14 @@ def facts(python: str, home: Path) -> Facts:
         versions = {str(key): str(value)[:MAX_FACT] for key, value in json.loads(asked() or "{}").items()}
     mark_start("preflight")
     return Facts(
-        gpus=gpus, driver=driver, python=versions.get("python", ""), torch=versions.get("torch", ""),
-        cuda=versions.get("cuda", ""), nccl=versions.get("nccl", ""), defects=defects,
-    )  # fmt: skip
+        gpus=gpus,
+        driver=driver,
+        python=versions.get("python", ""),
+        torch=versions.get("torch", ""),
+        cuda=versions.get("cuda", ""),
+        nccl=versions.get("nccl", ""),
+        defects=defects,
+    )
 
 
 def _gpus() -> tuple[str, str]:

@@ -31,11 +31,19 @@ class JobRecord:
     def __init__(self, request: StartRequest) -> None:
         self.folder = store.job_folder(request.job)
         self._state = phases.StateFile(
-            request.job, request.node, JobPhase.STARTING, pid=os.getpid(), born=processes.born(os.getpid()),
-            script=request.script, expected=request.ranks, max_restarts=request.max_restarts,
-            resumed_from=request.resumed_from, guard=os.getppid(), guard_born=processes.born(os.getppid()),
+            request.job,
+            request.node,
+            JobPhase.STARTING,
+            pid=os.getpid(),
+            born=processes.born(os.getpid()),
+            script=request.script,
+            expected=request.ranks,
+            max_restarts=request.max_restarts,
+            resumed_from=request.resumed_from,
+            guard=os.getppid(),
+            guard_born=processes.born(os.getppid()),
             boot=kernel.boot(),
-        )  # fmt: skip
+        )
 
     def starting(self) -> None:
         self._write()

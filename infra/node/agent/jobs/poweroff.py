@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Optional
 
 from agent.jobs import phases
 from agent.node import kernel, store
+from agent.node.commands import succeeds
 from cloudddp.agent.protocol.codec import MAX_TIME, check_job_id, check_range
 from cloudddp.agent.protocol.poweroff import MAX_WAIT, PowerOffReply
 
@@ -28,9 +28,11 @@ RETRY = 30.0  # seconds for a shutdown that has begun, until the next command is
 SECONDS = 20.0  # for a command
 UNIT = "cloudddp-deadline.service"  # the shutdown ends this process, and not that unit, which forces a poweroff that hangs
 COMMANDS = (
-    ["systemctl", "start", "--no-block", UNIT], ["systemctl", "poweroff"],
-    ["systemctl", "poweroff", "--force"], ["shutdown", "-P", "now"],
-)  # fmt: skip
+    ["systemctl", "start", "--no-block", UNIT],
+    ["systemctl", "poweroff"],
+    ["systemctl", "poweroff", "--force"],
+    ["shutdown", "-P", "now"],
+)
 
 
 @dataclass(frozen=True)
@@ -107,19 +109,10 @@ def after(job: str, seconds: float, busy: Callable[[], bool] = lambda: False) ->
             if countdown.is_taken():
                 return
             if time.monotonic() >= again and countdown.is_over and not phases.running_jobs():
-                again = time.monotonic() + (RETRY if _succeeds(["sudo", "-n", *next(commands)]) else PAUSE)
+                again = time.monotonic() + (
+                    RETRY if succeeds(["sudo", "-n", *next(commands)], SECONDS) else PAUSE
+                )
         time.sleep(PAUSE)
-
-
-def _succeeds(argv: list[str]) -> bool:
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            timeout=SECONDS, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
 
 
 class _Countdown:

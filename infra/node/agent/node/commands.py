@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Optional
 
 _running: list[Callable[[], None]] = []  # what kills each program that has not ended
 
@@ -40,6 +41,18 @@ def started(argv: list[str], timeout: float = 20.0, *, partly: bool = False) -> 
         return out.decode(errors="replace") if partly or process.returncode == 0 else ""
 
     return output
+
+
+def succeeds(argv: list[str], timeout: float, *, cwd: Optional[str] = None) -> bool:
+    """Run a program without input and output; return whether it exited with 0 in time."""
+    silent = subprocess.DEVNULL
+    try:
+        done = subprocess.run(
+            argv, stdin=silent, stdout=silent, stderr=silent, timeout=timeout, cwd=cwd, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 def kill_running() -> None:

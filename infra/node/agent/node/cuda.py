@@ -57,9 +57,14 @@ def _check(python: str, seconds: float) -> tuple[Optional[int], str]:
         return None, ""
     try:
         done = subprocess.run(
-            [python, "-c", _CHECK], cwd="/", env={**os.environ, GPU_CHECK_VARIABLE: "1"}, stdin=subprocess.DEVNULL,
-            capture_output=True, timeout=seconds, check=False,
-        )  # fmt: skip
+            [python, "-c", _CHECK],
+            cwd="/",
+            env={**os.environ, GPU_CHECK_VARIABLE: "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return 0, f"importing torch took longer than {seconds:.0f} s"
     except OSError as error:

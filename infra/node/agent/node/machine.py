@@ -8,11 +8,10 @@ import os
 import shutil
 import socket
 import struct
-import subprocess
 import time
 from pathlib import Path
 
-from agent.node.commands import program, run_quietly
+from agent.node.commands import program, run_quietly, succeeds
 
 SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B  # linux/sockios.h
 NVIDIA_SMI_SECONDS = 120.0  # the first call on a cold node loads the driver, which may take seconds per GPU
@@ -103,8 +102,4 @@ def free_ports() -> tuple[int, int]:
 
 def wait_for_boot(seconds: float) -> None:
     """Wait until cloud-init has finished: SSH answers before the deadline timer is armed."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(
-            ["cloud-init", "status", "--wait"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, timeout=seconds, check=False,
-        )  # fmt: skip
+    succeeds(["cloud-init", "status", "--wait"], seconds)

@@ -82,7 +82,5 @@ def start_seconds_ago() -> dict[str, float]:
     if _start_times is None:
         return {}
     now = time.monotonic()
-    found = {
-        part: _TIME.unpack_from(_start_times, k * _TIME.size)[0] for k, part in enumerate(START_PARTS)
-    }
+    found = {part: _TIME.unpack_from(_start_times, k * _TIME.size)[0] for k, part in enumerate(START_PARTS)}
     return {part: max(now - at, 0.0) for part, at in found.items() if at}

@@ -115,13 +115,14 @@ class Attempt:
             self._notice_launchers()  # before their ranks are ended
             self.stopped_at = time.monotonic()
             self._ending = threading.Thread(
-                target=processes.end, args=(self._task, grace, self._children),
+                target=processes.end,
+                args=(self._task, grace, self._children),
                 daemon=True,
                 kwargs={
                     "latest": lambda: self._latest,
                     "first": self._wrappers if saving and not self._request.max_restarts else tuple,
                 },
-            )  # fmt: skip
+            )
             self._ending.start()
 
     def running_ranks(self) -> list[int]:

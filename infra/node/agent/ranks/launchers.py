@@ -44,10 +44,15 @@ def launch(
     env[SUPERVISOR_VARIABLE] = kernel.name(os.getpid())
     with open(store.job_folder(request.job) / "launcher.log", "ab") as log:
         return subprocess.Popen(
-            argv, cwd=str(project), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            argv,
+            cwd=str(project),
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
             preexec_fn=kernel.death_signal(signal.SIGTERM),
-        )  # fmt: skip
+        )
 
 
 def flight_recorder(folder: Path, torch: str, given: Mapping[str, str]) -> dict[str, str]:

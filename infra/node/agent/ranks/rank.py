@@ -61,9 +61,14 @@ def _start(
 ) -> Union[subprocess.Popen[bytes], OSError]:
     try:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=env,
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=env,
             preexec_fn=kernel.death_signal(signal.SIGKILL),
-        )  # fmt: skip
+        )
     except OSError as error:
         return error
 

@@ -28,7 +28,9 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 HANDLED = (*FORWARDED, signal.SIGALRM)  # which no other thread than the main one may get
 INTERVAL = 1.0  # seconds between two looks
 PAUSE = 0.05  # seconds between two looks at what a rank has left behind
-SETTLE_PAUSE = 0.02  # seconds between two looks whether the launcher has ended a rank that has lost another one
+SETTLE_PAUSE = (
+    0.02  # seconds between two looks whether the launcher has ended a rank that has lost another one
+)
 LONGEST_GRACE = 910.0  # seconds: longer than any setting of stop_grace or save_minutes
 
 
@@ -120,10 +122,14 @@ def wait(job: str, rank: int, log: BinaryIO, child: subprocess.Popen[bytes], err
     code = child.wait()
     at = time.monotonic()
     ended = replace(
-        record, ended=time.time(), at=at, asked=bool(ending.forwarded), signal=-code if code < 0 else None,
+        record,
+        ended=time.time(),
+        at=at,
+        asked=bool(ending.forwarded),
+        signal=-code if code < 0 else None,
         exit_code=128 - code if code < 0 else code,
         error=causes.elastic_error(errors) if code else "",
-    )  # fmt: skip
+    )
     store.write(path, ended)
     keeper.finish()
     ending.finish()

@@ -163,10 +163,15 @@ class Copy:
         notes.lines += [f"{files[number].key}: {why}" for number, why in batch.for_good.items()]
         complete = not error and not batch.for_good and not notes.lost
         return replace(
-            record, phase=CopyPhase.COMPLETE if complete else CopyPhase.INCOMPLETE, files=len(batch.done), size=batch.size,
-            expected=len(files), left_out=notes.count, error=error[:MAX_NOTE],
+            record,
+            phase=CopyPhase.COMPLETE if complete else CopyPhase.INCOMPLETE,
+            files=len(batch.done),
+            size=batch.size,
+            expected=len(files),
+            left_out=notes.count,
+            error=error[:MAX_NOTE],
             notes=tuple(line[:MAX_NOTE] for line in notes.lines[:MAX_NOTES]),
-        )  # fmt: skip
+        )
 
 
 # -- which files -------------------------------------------------------------------------------------------
@@ -302,10 +307,14 @@ def _send(request: StartRequest, destination: Destination, batch: _Batch, ends: 
         one = batch.files[number]
         lines.append(json.dumps({"path": one.path, "key": one.key, "metadata": one.metadata}))
     process = subprocess.Popen(
-        [python, "-E", "-X", "utf8", os.path.abspath(sys.argv[0]), "upload"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env=_environment(), cwd="/", start_new_session=True,
+        [python, "-E", "-X", "utf8", os.path.abspath(sys.argv[0]), "upload"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=_environment(),
+        cwd="/",
+        start_new_session=True,
         preexec_fn=kernel.death_signal(signal.SIGKILL),
-    )  # fmt: skip
+    )
     try:
         threading.Thread(target=_feed, args=(process, "\n".join(lines) + "\n"), daemon=True).start()
         _follow(process, batch, numbers, ends, destination.patience)

@@ -27,11 +27,23 @@ LONGEST = 450  # characters of a reason
 # Errors after which no file can be uploaded. Any other answer of S3 concerns one file.
 FOR_ALL = frozenset(
     (
-        "AccessDenied", "AccountProblem", "AllAccessDisabled", "AuthorizationHeaderMalformed", "ExpiredToken", "InvalidAccessKeyId",
-        "InvalidBucketName", "InvalidToken", "NoSuchBucket", "NotSignedUp", "PermanentRedirect", "RequestTimeTooSkewed",
-        "SignatureDoesNotMatch", "KMS.DisabledException", "KMS.NotFoundException",
+        "AccessDenied",
+        "AccountProblem",
+        "AllAccessDisabled",
+        "AuthorizationHeaderMalformed",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidBucketName",
+        "InvalidToken",
+        "NoSuchBucket",
+        "NotSignedUp",
+        "PermanentRedirect",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "KMS.DisabledException",
+        "KMS.NotFoundException",
     )
-)  # fmt: skip
+)
 # Errors after which the same request may succeed, beyond botocore's own retries.
 TRANSIENT = (
     "RequestTimeout",
@@ -135,10 +147,15 @@ class _Uploader:
             if not stat.S_ISREG(before.st_mode):
                 raise OSError(0, "not a regular file")
             self._s3.upload_file(
-                f"/proc/self/fd/{descriptor}", self._bucket, file["key"], ExtraArgs={"Metadata": metadata},
+                f"/proc/self/fd/{descriptor}",
+                self._bucket,
+                file["key"],
+                ExtraArgs={"Metadata": metadata},
                 Callback=lambda _: self._sent(number),
-                Config=TransferConfig(multipart_threshold=PART, multipart_chunksize=PART, max_concurrency=CONNECTIONS),
-            )  # fmt: skip
+                Config=TransferConfig(
+                    multipart_threshold=PART, multipart_chunksize=PART, max_concurrency=CONNECTIONS
+                ),
+            )
             after = os.fstat(descriptor)
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
                 raise OSError(0, "it changed while it was copied")

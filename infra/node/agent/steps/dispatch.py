@@ -19,8 +19,19 @@ from cloudddp.agent.protocol.codec import MAX_REQUEST, ProtocolError, decode, en
 from cloudddp.agent.protocol.serve import HEAD, STDERR_END, stdout_end
 
 STEPS = (
-    "probe", "receive", "setup", "start", "follow", "kill", "jobs", "new_files", "pulled", "pack", "stacks",
-    "conclude", "poweroff",
+    "probe",
+    "receive",
+    "setup",
+    "start",
+    "follow",
+    "kill",
+    "jobs",
+    "new_files",
+    "pulled",
+    "pack",
+    "stacks",
+    "conclude",
+    "poweroff",
 )
 
 

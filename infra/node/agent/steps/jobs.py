@@ -26,16 +26,30 @@ def state_of(folder: Path) -> JobState:
     setup = None if job is not None else phases.setup_of(folder)
     if setup is not None:
         found = JobState(
-            folder.name, phases.phase_of(folder), node=setup.node, script=setup.script[:MAX_TEXT],
-            started=setup.started, ended=setup.ended, exit_code=setup.exit_code, setup=True,
-        )  # fmt: skip
+            folder.name,
+            phases.phase_of(folder),
+            node=setup.node,
+            script=setup.script[:MAX_TEXT],
+            started=setup.started,
+            ended=setup.ended,
+            exit_code=setup.exit_code,
+            setup=True,
+        )
     elif record is not None:
         found = JobState(
-            folder.name, record.state, node=record.node, exit_code=record.exit_code, started=record.started,
-            ended=record.ended, error=record.error[:MAX_TEXT], script=record.script[:MAX_TEXT],
-            expected=record.expected, max_restarts=record.max_restarts, restarts=record.restarts,
+            folder.name,
+            record.state,
+            node=record.node,
+            exit_code=record.exit_code,
+            started=record.started,
+            ended=record.ended,
+            error=record.error[:MAX_TEXT],
+            script=record.script[:MAX_TEXT],
+            expected=record.expected,
+            max_restarts=record.max_restarts,
+            restarts=record.restarts,
             resumed_from=record.resumed_from if has_job_id_format(record.resumed_from) else "",
-        )  # fmt: skip
+        )
     else:
         found = JobState(folder.name, JobPhase.LOST, exit_code=1)
     return replace(

@@ -61,9 +61,13 @@ def _end_job(folder: Path, job: phases.JobFile, request: KillRequest) -> KillRep
     if phases.cancel_token(folder) == request.token:  # another node may have told this one before
         alive |= {one.rank for one in rank_records.read(folder) if one.asked}
     return KillReply(
-        ended, left, len(alive), phase=phases.phase_of(folder), training=rank_records.training_status(folder),
+        ended,
+        left,
+        len(alive),
+        phase=phases.phase_of(folder),
+        training=rank_records.training_status(folder),
         started=bool(rank_records.read(folder)),
-    )  # fmt: skip
+    )
 
 
 def _runs(record: RankRecord) -> bool:

@@ -138,10 +138,15 @@ class Packer:
     def _new(self, selection: Selection) -> Iterator[Found]:
         """Yield what jobs have written and was not pulled, up to the limit, and what was written since a job began."""
         scan = Scan(
-            Path(self._folder), (), selection.scratch, phases.first_began(), seconds=math.inf,
-            again=phases.began_at(store.job_folder(selection.job)), left_out=self._notes.left_out,
+            Path(self._folder),
+            (),
+            selection.scratch,
+            phases.first_began(),
+            seconds=math.inf,
+            again=phases.began_at(store.job_folder(selection.job)),
+            left_out=self._notes.left_out,
             present=selection.present,
-        )  # fmt: skip
+        )
         new = []
         for one in scan:
             self._out.working(looked=1)

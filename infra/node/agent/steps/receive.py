@@ -271,5 +271,10 @@ class Receiver:
 def _is_own(error: BaseException) -> bool:
     """Whether an error is this node's own: no other source would help."""
     return isinstance(error, OSError) and error.errno in (
-        errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
-    )  # fmt: skip
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+    )

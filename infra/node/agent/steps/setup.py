@@ -61,9 +61,14 @@ def _set_up(request: SetupRequest, project: Path, stamp: Path) -> SetupReply:
     kernel.set_name(kernel.RUNS_A_JOB)
     kernel.adopt_orphans()
     own = phases.SetupFile(
-        request.job, request.node, request.script, time.time(), os.getpid(), processes.born(os.getpid()),
+        request.job,
+        request.node,
+        request.script,
+        time.time(),
+        os.getpid(),
+        processes.born(os.getpid()),
         boot=kernel.boot(),
-    )  # fmt: skip
+    )
     store.write(task.record, own)
     with _open_log(folder) as log:
         reply = _run_all(request, project, task.mark, folder, log)
@@ -154,9 +159,13 @@ def _run(command: str, project: Path, env: dict[str, str], folder: Path, copy: _
         if phases.is_stopping(folder):
             return CANCELLED, ""
         child = subprocess.Popen(
-            ["bash", "-c", command], cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=copy.log,
+            ["bash", "-c", command],
+            cwd=project,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=copy.log,
             stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        )
     code: Optional[int] = None
     while code is None:
         with contextlib.suppress(subprocess.TimeoutExpired):

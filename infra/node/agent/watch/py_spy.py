@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 from agent.node import store
+from agent.node.commands import succeeds
 from agent.watch import stack_dump
 from cloudddp.agent.protocol.stacks import MAX_TOOL, TOOLS
 
@@ -60,15 +61,27 @@ def install(python: str) -> str:
         return found
     folder = store.ROOT / INSTALLED
     command = [
-        python or "python3", "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--upgrade",
-        "--disable-pip-version-check", "--timeout", "5", "--retries", "0", "--target", str(folder), NAME,
-    ]  # fmt: skip
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        python or "python3",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--upgrade",
+        "--disable-pip-version-check",
+        "--timeout",
+        "5",
+        "--retries",
+        "0",
+        "--target",
+        str(folder),
+        NAME,
+    ]
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
-            timeout=INSTALL_SECONDS, cwd="/",
-        )  # fmt: skip
+        succeeds(command, INSTALL_SECONDS, cwd="/")
     return find(python)
 
 

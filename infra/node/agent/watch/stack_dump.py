@@ -72,9 +72,11 @@ def _frame(found: dict[str, Any]) -> Frame:
     line = found.get("line")
     file = str(found.get("filename") or "")
     return Frame(
-        str(found.get("name") or "")[:MAX_WORD], file[-MAX_WORD:], str(found.get("short_filename") or file)[-MAX_WORD:],
+        str(found.get("name") or "")[:MAX_WORD],
+        file[-MAX_WORD:],
+        str(found.get("short_filename") or file)[-MAX_WORD:],
         line if type(line) is int and 0 < line < MAX_COUNT else 0,
-    )  # fmt: skip
+    )
 
 
 def rank_stack(rank: int, threads: list[Thread]) -> RankStack:
@@ -98,9 +100,13 @@ def _position(rank: int, frames: list[Frame]) -> Position:
         waits = next((name for name in native if WAITS_FOR_GPU.search(name)), "")
     inside = f"{direct.name} ({direct.short}:{direct.line})" if direct else ""
     return Position(
-        rank, waits=waits, function=script.name if script else "", file=script.short if script else "",
-        line=script.line if script else 0, inside="" if waits else inside[:MAX_WORD],
-    )  # fmt: skip
+        rank,
+        waits=waits,
+        function=script.name if script else "",
+        file=script.short if script else "",
+        line=script.line if script else 0,
+        inside="" if waits else inside[:MAX_WORD],
+    )
 
 
 def _text(threads: list[Thread]) -> str:
