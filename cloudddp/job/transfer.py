@@ -22,15 +22,9 @@ from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.manifest import MAX_FILES, path_from_wire
 from cloudddp.agent.protocol.peer import Peer
+from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.sending import OnSent, Sender, UnreadableFile, Wanted, ignore
-from cloudddp.agent.protocol.transfer import (
-    LAPTOP,
-    Listing,
-    ReceiveEvent,
-    ReceiveReply,
-    ReceiveRequest,
-    Wants,
-)
+from cloudddp.agent.protocol.transfer import LAPTOP, Listing, Wants
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, Command, NodeError, Text
 from cloudddp.job.compression import Compression

@@ -40,6 +40,7 @@ from cloudddp.agent.protocol.manifest import (
 )
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.poweroff import PowerOffReply
+from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, NewFilesRequest, NewPath
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.protocol.training import TrainingState, TrainingStatus
@@ -47,9 +48,6 @@ from cloudddp.agent.protocol.transfer import (
     BATCH,
     ZLIB,
     Listing,
-    ReceiveEvent,
-    ReceiveReply,
-    ReceiveRequest,
     Record,
     Wants,
     batch,
@@ -57,9 +55,7 @@ from cloudddp.agent.protocol.transfer import (
     read_frame,
     read_listing,
 )
-from cloudddp.agent.protocol.transfer import (
-    Frame as TransferFrame,
-)
+from cloudddp.agent.protocol.transfer import Frame as TransferFrame
 from cloudddp.agent.protocol.transfer import frame as transfer_frame
 from cloudddp.agent.protocol.verdict import Cause, Failure, Verdict
 from cloudddp.agent.protocol.version import VersionConflict

@@ -21,9 +21,9 @@ from cloudddp.agent.protocol.kill import KillRequest
 from cloudddp.agent.protocol.machine import ProbeRequest
 from cloudddp.agent.protocol.peer import Peer
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.receive import ReceiveRequest
 from cloudddp.agent.protocol.results import NewFilesRequest, PulledRequest
 from cloudddp.agent.protocol.start import Process, SetupRequest, StartRequest
-from cloudddp.agent.protocol.transfer import ReceiveRequest
 from cloudddp.agent.protocol.version import VersionConflict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")

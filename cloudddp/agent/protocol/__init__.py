@@ -14,7 +14,8 @@ Each module holds one topic, so that a step of the agent loads only what it need
     machine   probe
     manifest  the files of a project
     files     pack
-    transfer  receive: the frames that bring the project's files
+    transfer  the frames that bring the project's files
+    receive   receive
     sending   files -> frames
     peer      Peer
     phases    JobPhase

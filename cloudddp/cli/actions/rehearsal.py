@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 from cloudddp.agent import client, commands
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.agent.protocol.receive import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
-from cloudddp.agent.protocol.transfer import DONE, ReceiveEvent, ReceiveReply, ReceiveRequest, Wants
+from cloudddp.agent.protocol.transfer import DONE, Wants
 from cloudddp.aws import instance_types, inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo

@@ -19,6 +19,7 @@ from agent.files.share_record import Received
 from agent.jobs import phases
 from agent.node import store
 from cloudddp.agent.protocol.codec import MAX_PATH
+from cloudddp.agent.protocol.receive import REPLACED
 from cloudddp.agent.protocol.snapshots import (
     MAX_BEYOND,
     MAX_OFFER,
@@ -28,7 +29,6 @@ from cloudddp.agent.protocol.snapshots import (
     Snapshot,
     SnapshotSearch,
 )
-from cloudddp.agent.protocol.transfer import REPLACED
 
 PIECE = 1 << 20  # bytes
 

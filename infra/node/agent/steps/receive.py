@@ -24,11 +24,8 @@ from agent.sync.update import ProjectUpdate
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import MAX_TEXT, ProtocolError
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.transfer import (
-    LAPTOP,
-    ReceiveEvent,
-    ReceiveRequest,
-)
+from cloudddp.agent.protocol.receive import COMPARED, LISTED, ReceiveEvent, ReceiveRequest
+from cloudddp.agent.protocol.transfer import LAPTOP
 
 REQUEST = ReceiveRequest
 CONNECT = 3.0  # seconds to connect to another node
@@ -234,11 +231,11 @@ class Receiver:
             frame = source.read()
             if frame.kind == transfer.LISTING and not is_asked:
                 if not project.is_planned:
-                    report(ReceiveEvent(stage=transfer.LISTED))
+                    report(ReceiveEvent(stage=LISTED))
                     project.begin(frame)
                 source.ask(project.wants())
                 is_asked = True
-                report(ReceiveEvent(stage=transfer.COMPARED))
+                report(ReceiveEvent(stage=COMPARED))
                 continue
             if frame.kind in (transfer.ALIVE, transfer.SOURCE):
                 continue

@@ -19,7 +19,8 @@ from agent.files import pull_record
 from agent.files.scan import CACHES
 from agent.jobs import phases
 from cloudddp.agent.protocol.manifest import path_to_wire
-from cloudddp.agent.protocol.transfer import DIGEST, MAX_KEPT, REPLACED, Kept
+from cloudddp.agent.protocol.receive import MAX_KEPT, REPLACED, Kept
+from cloudddp.agent.protocol.transfer import DIGEST
 from cloudddp.agent.protocol.transfer import Record as FileRecord
 
 PIECE = 1 << 20  # bytes

@@ -20,7 +20,8 @@ from agent.sync.relay import LargeFile, Relay
 from agent.sync.sources import SourceLost, report
 from agent.sync.writer import Partial, Partials, ProjectWriter
 from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.transfer import Frame, ReceiveEvent, ReceiveReply, Record, Wants
+from cloudddp.agent.protocol.receive import WRITING, ReceiveEvent, ReceiveReply
+from cloudddp.agent.protocol.transfer import Frame, Record, Wants
 
 MAX_BEGUN = 16  # files that come in parts: each source begins one after the other
 DISK_RESERVE = 64 << 20  # bytes that stay free
@@ -183,7 +184,7 @@ class ProjectUpdate:
         """Record the manifest that the project has now."""
         made = self.plan
         if self._is_changed:
-            report(ReceiveEvent(received=self.received, stage=transfer.WRITING))
+            report(ReceiveEvent(received=self.received, stage=WRITING))
             if self._writer is not None:
                 self._writer.to_disk()
             made.take(self._records)
